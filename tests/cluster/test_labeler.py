@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from muster import vocabulary
+from muster.cli import registry
 from muster.kubernetes import api as kubernetes_api
 from muster.local import layout, nats, processes
 from muster.nats import bus
 from muster_labeler import model
-from muster_labeler.cli import commands
 from muster_labeler.naming import schemes
 from muster_labeler.service import node_conditions
 from tests.worlds import api_server
@@ -103,7 +103,7 @@ class Real:
         """Call a command of ours."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = commands.main([*words, "--kubeconfig", kubeconfig or self.kubeconfig])
+            code = registry.call(*words, "--kubeconfig", kubeconfig or self.kubeconfig)
         return code, out.getvalue(), err.getvalue()
 
     def account(

@@ -656,7 +656,7 @@ def test_text_says_each_finding_in_a_line_and_then_what_mends_it(here: Cluster) 
     assert code == 1
     assert lines[0] == "ERROR    GPU002   a: labelled l4, and has t4 (set by kubectl)"
     assert lines[2:5] == [
-        "To mend:",
+        "To fix:",
         "  # GPU002",
         f"  {mended} --node a --context muster --kubeconfig {here.kubeconfig}",
     ]

@@ -46,7 +46,7 @@ def test_without_apply_it_shows_and_writes_nothing(here: Cluster) -> None:
             "2 to write",
         ],
     )
-    assert told == "muster label-gpus: 2 nodes would be written; --apply does it\n"
+    assert told == "muster label-gpus: 2 nodes would be written; --apply writes them\n"
     assert KEY not in here.labels("a")
 
 
@@ -82,7 +82,7 @@ def test_where_there_is_no_terminal_nobody_is_asked_and_nothing_written(
     with pathlib.Path("/dev/null").open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         code, _, told = here.run("label-gpus", "--apply")
-    assert (code, told) == (2, "muster label-gpus: 1 nodes: this is no terminal; say --yes\n")
+    assert (code, told) == (2, "muster label-gpus: 1 nodes: stdin is no terminal; use --yes\n")
     assert KEY not in here.labels("a")
 
 
@@ -96,7 +96,7 @@ def test_on_a_terminal_a_person_is_asked(
         terminal.write(answer)
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "muster_labeler.cli.commands", "label-gpus", "--apply"),
+                *(sys.executable, "-m", "muster.cli", "label-gpus", "--apply"),
                 *("--kubeconfig", here.kubeconfig),
             ],
             stdin=stdin,
@@ -113,7 +113,7 @@ def test_who_interrupts_the_question_is_not_kept_waiting(here: Cluster) -> None:
     with open(ours, "r+b", buffering=0), open(theirs, "rb", buffering=0) as stdin:  # noqa: PTH123  # descriptors
         asked = subprocess.Popen(
             [
-                *(sys.executable, "-m", "muster_labeler.cli.commands", "label-gpus", "--apply"),
+                *(sys.executable, "-m", "muster.cli", "label-gpus", "--apply"),
                 *("--kubeconfig", here.kubeconfig),
             ],
             stdin=stdin,
@@ -329,8 +329,10 @@ def test_who_may_know_better_and_was_not_heard_keeps_it_from_writing(here: Clust
     here.put(node("a", labels=DO))
     limited = here.user(("*", "resourceslices"), ("*", "configmaps"))
     code, _, told = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
-    assert (code, KEY in here.labels("a"), told.count("not seen: ")) == (1, False, 2)
-    assert told.endswith("nothing is written: who knows best could not be heard; --unheard\n")
+    assert (code, KEY in here.labels("a"), told.count("not read: ")) == (1, False, 2)
+    assert told.endswith(
+        "nothing is written: what knows the GPUs best could not be read; --unheard\n"
+    )
     assert here.run("label-gpus", "--apply", "--yes", "--unheard", kubeconfig=limited)[0] == 0
     assert here.labels("a")[KEY] == "h100"
 
@@ -420,9 +422,29 @@ def test_gpu_name_says_what_a_product_would_be_called(
     words: list[str], text: str, out: str, code: int
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "muster_labeler.cli.commands", "gpu-name", *words],
+        [sys.executable, "-m", "muster.cli", "gpu-name", *words],
         input=text.encode(),
         capture_output=True,
         check=False,
     )
     assert (done.returncode, done.stdout.decode()) == (code, out)
+
+
+def test_a_program_reads_what_is_planned_and_what_was_written_as_json(here: Cluster) -> None:
+    here.put(node("a", labels=T4), node("b", labels={**L4, KEY: "l4"}))
+    planned = {
+        "node": "a",
+        "gpu": f"{GFD}=Tesla-T4",
+        "source": "GPU feature discovery",
+        "current": None,
+        "new": "t4",
+        "step": "write",
+        "reason": "exact",
+    }
+    for words, written in ((), 0), (("--apply", "--yes"), 1):
+        code, out, _ = here.run("label-gpus", "--json", *words)
+        result = orjson.loads(out)
+        assert (code, result["nodes"][0], result["nodes"][1]["step"]) == (0, planned, "keep")
+        assert (result["written"], result["failed"]) == (written, {})
+    code, out, _ = here.run("unlabel-gpus", "--json", "--yes")
+    assert (code, orjson.loads(out)["written"], here.labels("a").get(KEY)) == (0, 1, None)

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Self
 
+import cyclopts
 import orjson
 
+from muster.cli import output, registry
 from muster.local import kubernetes
-from muster_labeler.cli import commands
 from muster_labeler.kubernetes import projection
 from muster_labeler.naming import node_labels, schemes, sources
 
@@ -112,13 +113,14 @@ class Cluster:
     def run(self, *words: str, kubeconfig: str | None = None) -> tuple[int, str, str]:
         """Call a command; return its exit code, what it printed and what it told on stderr."""
         file = self.kubeconfig if kubeconfig is None else kubeconfig
-        given = ["--kubeconfig", file] if file and words[0] != "gpu-name" else []
+        has_cluster = words[0] != "gpu-name" and "--kubeconfig" not in words
+        options = ["--kubeconfig", file] if file and has_cluster else []
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                code = commands.main([words[0], *given, *words[1:]])
-            except SystemExit as exit_:
-                code = int(exit_.code or 0)
+                code = registry.call(words[0], *options, *words[1:])
+            except cyclopts.CycloptsError as error:
+                code = output.fail(words[0], str(error))
         return code, out.getvalue(), err.getvalue()
 
     def check(self, *words: str, kubeconfig: str | None = None) -> tuple[int, dict[str, Any]]:

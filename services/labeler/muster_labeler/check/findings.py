@@ -230,3 +230,8 @@ class ClusterView:
     autoscaler: ClusterAutoscaler | None = None
     karpenter: Karpenter | None = None
     unread: Sequence[Unread] = field(default_factory=tuple)
+
+
+def plain(text: str) -> str:
+    """Return a text, which anybody may have written, without what would control a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

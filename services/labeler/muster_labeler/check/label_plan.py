@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_labeler import model
-from muster_labeler.check import report
+from muster_labeler.check import findings
 from muster_labeler.naming import accelerators, node_labels, schemes
 from muster_labeler.naming.accelerators import Reason
 from muster_labeler.naming.node_labels import LabelState, LabelStatus
@@ -219,6 +219,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         new = row.new or "-"
     cells = (row.node, row.gpu, row.source, row.current or "-", new, row.reason)
     return tuple(
-        report.plain(cell)[: 200 if i == len(cells) - 1 else _CELL_MAX]
+        findings.plain(cell)[: 200 if i == len(cells) - 1 else _CELL_MAX]
         for i, cell in enumerate(cells)
     )

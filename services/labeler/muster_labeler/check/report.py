@@ -34,32 +34,27 @@ def render(report: Report, output: Output) -> str:
             return "\n".join(_junit(report)) + "\n"
 
 
-def plain(text: str) -> str:
-    """Return a text without what could command a terminal: the cluster is not ours alone."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
 def _text(report: Report) -> Iterable[str]:
     shown: Counter[str] = Counter()
     totals = Counter(finding.id for finding in report.findings)
     for finding in report.findings:
         shown[finding.id] += 1
         if shown[finding.id] <= _LINES_MAX:
-            yield plain(
+            yield findings.plain(
                 f"{finding.severity.upper():<8} {finding.id:<8} {finding.object}: {finding.message}"
             )
         elif shown[finding.id] == totals[finding.id]:
             more = totals[finding.id] - _LINES_MAX
             yield f"{'':<8} {finding.id:<8} and {more} more; --output json tells all"
     for note in report.notes:
-        yield plain(f"{'NOTE':<8} {note}")
+        yield findings.plain(f"{'NOTE':<8} {note}")
     commands = _commands(report.findings)
     if commands:
         yield ""
-        yield "To mend:"
+        yield "To fix:"
         for command, ids in commands.items():
             yield f"  # {', '.join(ids)}"
-            yield plain(f"  {command}")
+            yield findings.plain(f"  {command}")
     summary = ", ".join(
         f"{count} {severity}" for severity, count in report.summary.items() if count
     )
@@ -99,7 +94,9 @@ def _junit(report: Report) -> Iterable[str]:
     for finding in report.findings:
         head = f"  <testcase classname={_quoted(finding.id)} name={_quoted(finding.object)}"
         body = _quoted(finding.message)
-        details = saxutils.escape(plain("; ".join((*finding.evidence, finding.fix.command))))
+        details = saxutils.escape(
+            findings.plain("; ".join((*finding.evidence, finding.fix.command)))
+        )
         match finding.severity:
             case Severity.ERROR | Severity.WARN:
                 yield f"{head}><failure type={_quoted(finding.severity)} message={body}>{details}"
@@ -107,13 +104,14 @@ def _junit(report: Report) -> Iterable[str]:
             case Severity.UNKNOWN:
                 yield f"{head}><skipped message={body}/></testcase>"
             case Severity.SUGGEST | Severity.INFO:
-                yield f"{head}><system-out>{saxutils.escape(plain(finding.message))}</system-out>"
+                text = saxutils.escape(findings.plain(finding.message))
+                yield f"{head}><system-out>{text}</system-out>"
                 yield "  </testcase>"
     yield "</testsuite>"
 
 
 def _quoted(text: str) -> str:
-    return saxutils.quoteattr(plain(text))
+    return saxutils.quoteattr(findings.plain(text))
 
 
 class Topic(enum.StrEnum):

@@ -1,4 +1,5 @@
 """The commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
 
-`commands` has the options and the read-only commands; `label_gpus` those that write.
+`commands` declares them, `options` has what they share; `check`, `label_gpus` and `gpu_name` run
+them.
 """

@@ -1,252 +1,251 @@
-"""Adapter: people: `muster label-gpus` and `muster unlabel-gpus`: show, ask, write, read back."""
+"""Adapter: the command line: `muster label-gpus` and `unlabel-gpus` plan, ask and write."""
 
-import argparse
 import asyncio
 import contextlib
 import os
-import pathlib
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 import muster
-from muster.commands import user_name
-from muster.kubernetes import api
+from muster import commands
+from muster.cli import output
+from muster.kubernetes import api as kubernetes_api
 from muster_labeler import model
-from muster_labeler.check import cluster_reader, findings, label_plan, report
+from muster_labeler.check import cluster_reader, findings, label_plan
 from muster_labeler.check.findings import Exit
 from muster_labeler.check.label_plan import Row, Step
-from muster_labeler.cli import commands
+from muster_labeler.cli import options
 from muster_labeler.kubernetes import cluster_api, pace
 from muster_labeler.naming import node_labels, schemes, sources
 from muster_labeler.naming.node_labels import LabelSet
 
 _WRITERS: Final = 32
 _RATE_MAX: Final = 1000.0
-_ONE_TIMEOUT_S: Final = 10.0
-_RIGHTS: Final = (
-    cluster_api.Permission("list", "nodes"),
+_WRITE_TIMEOUT_S: Final = 10.0
+_READING: Final = (cluster_api.Permission("list", "nodes"),)
+_WRITING: Final = (
+    *_READING,
     cluster_api.Permission("get", "nodes"),
     cluster_api.Permission("patch", "nodes"),
 )
 _FAILURES_SHOWN_MAX: Final = 20
+_NAMES_SHOWN_MAX: Final = 5
+_FEATURES: Final = (LabelSet.SKYPILOT, LabelSet.MUSTER)
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Label or unlabel what was chosen; return the exit code."""
-    if not 0 < chosen.rate <= _RATE_MAX:
-        return commands.usage_error(
-            chosen.command, f"--rate: more than 0 and at most {_RATE_MAX:g}"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to do: label nodes as `label` allows, or remove labels where it is None."""
+
+    command: str
+    cluster: options.ClusterOptions
+    write: options.WriteOptions
+    is_writing: bool
+    label: options.LabelOptions | None = None
+    features: str | None = None
+    has_objects: bool = False
+
+
+class _Node(msgspec.Struct, frozen=True):
+    node: str
+    gpu: str
+    source: str
+    current: str | None
+    new: str | None
+    step: Step
+    reason: str
+
+
+class _Result(msgspec.Struct, frozen=True):
+    nodes: list[_Node]
+    written: int
+    failed: dict[str, str]
+
+
+def run(request: Request) -> int:
+    """Label or unlabel nodes; return the exit code. Raises UsageError."""
+    if not 0 < request.write.rate <= _RATE_MAX:
+        raise options.UsageError(f"--rate: more than 0 and at most {_RATE_MAX:g}")
+    if request.features and (request.is_writing or len(request.write.node) != 1):
+        raise options.UsageError("--features: name one --node, and do not --apply")
+    aliases = options.aliases(request.cluster.aliases)
     try:
-        known = commands.aliases(chosen.aliases)
-        return asyncio.run(_run(chosen, known))
-    except (commands.BadAliases, commands.UsageError) as error:
-        return commands.usage_error(chosen.command, str(error))
-    except (api.NoCluster, cluster_reader.Unreachable) as error:
-        commands.print_error(chosen.command, str(error))
-        return Exit.UNREACHABLE
+        return asyncio.run(_run(request, aliases))
+    except (kubernetes_api.NoCluster, cluster_reader.Unreachable) as error:
+        return output.fail(request.command, str(error), code=Exit.UNREACHABLE)
 
 
-async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
-    is_writing = chosen.command == "unlabel-gpus" and not chosen.dry_run
-    is_writing = is_writing or (chosen.command == "label-gpus" and chosen.apply)
-    if chosen.command == "label-gpus" and chosen.features and (is_writing or not chosen.node):
-        raise commands.UsageError("--features: name one --node, and do not --apply")
-    async with await commands.connect(chosen) as api:
-        read = cluster_reader.ClusterReader(
-            api, timeout_s=chosen.timeout, progress=commands.progress_printer()
+async def _run(request: Request, aliases: dict[str, str]) -> int:
+    command = request.command
+    async with await options.connect(request.cluster) as api:
+        reader = cluster_reader.ClusterReader(
+            api, timeout_s=request.cluster.timeout, progress=options.progress_printer()
         )
-        await read.check_access(_RIGHTS if is_writing else _RIGHTS[:1])
-        forbidden = [one.why for one in read.unread if one.is_forbidden]
+        await reader.check_access(_WRITING if request.is_writing else _READING)
+        forbidden = [entry.why for entry in reader.unread if entry.is_forbidden]
         if forbidden:
-            commands.print_error(chosen.command, "; ".join(forbidden))
-            return Exit.NO_RIGHTS
-        found = await read.nodes()
-        if found is None:
-            commands.print_error(chosen.command, "; ".join(one.why for one in read.unread))
-            is_forbidden = any(one.is_forbidden for one in read.unread)
-            return Exit.NO_RIGHTS if is_forbidden else Exit.UNREACHABLE
-        unknown = sorted(set(chosen.node or ()) - {node.name for node in found})
+            return output.fail(command, "; ".join(forbidden), code=Exit.NO_RIGHTS)
+        nodes = await reader.nodes()
+        if nodes is None:
+            is_forbidden = any(entry.is_forbidden for entry in reader.unread)
+            code = Exit.NO_RIGHTS if is_forbidden else Exit.UNREACHABLE
+            return output.fail(command, "; ".join(e.why for e in reader.unread), code=code)
+        unknown = sorted(set(request.write.node) - {node.name for node in nodes})
         if unknown:
-            raise commands.UsageError(f"no such node: {', '.join(unknown)}")
-        if chosen.command == "unlabel-gpus":
-            rows, objection = label_plan.removals(found, only=chosen.node or ()), None
+            raise options.UsageError(f"no such node: {', '.join(unknown)}")
+        objection, evidence = None, sources.NO_EVIDENCE
+        if request.label is None:
+            rows = label_plan.removals(nodes, only=request.write.node)
         else:
-            rows, objection, views = await _planned(chosen, aliases, read, found)
-        commands.progress_printer()("")
-        if chosen.command == "label-gpus" and chosen.features:
-            objection = _unheard(chosen, read.unread) or objection
-            return write(chosen, rows, views, objection=objection)
-        sys.stdout.write(label_plan.table(rows))
-        if objection is None and is_writing:
-            objection = _unheard(chosen, read.unread)
-        elif read.unread:
-            _unheard(chosen, read.unread)
+            evidence, simulated = await _evidence(request, aliases, reader)
+            rows, objection = _planned(request, request.label, nodes, evidence, simulated)
+        options.progress_printer()("")
+        if request.features:
+            objection = _unread(request, reader.unread) or objection
+            return _write_features(request, rows, evidence, objection=objection)
+        if not request.write.json:
+            sys.stdout.write(label_plan.table(rows))
+        unread = _unread(request, reader.unread)
+        if request.is_writing:
+            objection = objection or unread
         if objection is not None:
-            commands.print_error(chosen.command, f"nothing is written: {objection}")
-            is_unread = any(not one.is_forbidden for one in read.unread)
-            return Exit.UNREACHABLE if is_unread else Exit.PROBLEMS
-        judged = [node.name for node in found if node.has_condition]
-        return await _carry_out(chosen, api, rows, is_writing=is_writing, judged=judged)
+            _print_result(request, rows, [], {})
+            is_unread = any(not entry.is_forbidden for entry in reader.unread)
+            code = Exit.UNREACHABLE if is_unread else Exit.PROBLEMS
+            return output.fail(command, f"nothing is written: {objection}", code=code)
+        with_condition = [node.name for node in nodes if node.has_condition]
+        return await _carry_out(request, api, rows, with_condition=with_condition)
 
 
-async def _planned(
-    chosen: argparse.Namespace,
-    aliases: dict[str, str],
-    read: cluster_reader.ClusterReader,
-    found: Sequence[model.Node],
-) -> tuple[list[Row], str | None, sources.Evidence]:
-    slices = await read.slices()
-    agents, simulated = await read.reports(chosen.muster_namespace)
-    views = sources.Evidence(
+async def _evidence(
+    request: Request, aliases: dict[str, str], reader: cluster_reader.ClusterReader
+) -> tuple[sources.Evidence, frozenset[str]]:
+    """Return what is known about the GPUs, and which nodes are simulated."""
+    slices = await reader.slices()
+    agents, simulated = await reader.reports(request.cluster.muster_namespace)
+    evidence = sources.Evidence(
         agents,
         cluster_reader.gpus_by_node(slices),
         aliases,
-        may_use_instance_type=chosen.from_instance_type,
+        may_use_instance_type=request.label is not None and request.label.from_instance_type,
     )
-    fleet = node_labels.label_statuses(found, views)
+    return evidence, simulated
+
+
+def _planned(
+    request: Request,
+    label: options.LabelOptions,
+    nodes: Sequence[model.Node],
+    evidence: sources.Evidence,
+    simulated: frozenset[str],
+) -> tuple[list[Row], str | None]:
+    """Return what would be done, and why it must not be."""
     allowed = label_plan.Allowed(
-        unknown=chosen.allow_unknown,
-        ambiguous=chosen.force_ambiguous,
-        instance_type=chosen.from_instance_type,
-        overwrite=chosen.overwrite,
-        partial=chosen.partial,
-        simulated=chosen.simulated,
+        unknown=label.allow_unknown,
+        ambiguous=label.force_ambiguous,
+        instance_type=label.from_instance_type,
+        overwrite=label.overwrite,
+        partial=label.partial,
+        simulated=label.simulated,
     )
-    # every node writes its own file of features: together they are all
-    only = () if chosen.features else chosen.node or ()
-    rows = label_plan.plan(fleet, allowed, simulated=simulated, only=only)
-    covering = node_labels.covering_scheme(fleet)
+    statuses = node_labels.label_statuses(nodes, evidence)
+    # every node writes its own file of features: together they label all nodes
+    only = () if request.features else request.write.node
+    rows = label_plan.plan(statuses, allowed, simulated=simulated, only=only)
+    covering = node_labels.covering_scheme(statuses)
     objection = label_plan.objection(rows, allowed, covering=covering)
-    return rows, f"{objection}; --partial" if objection else None, views
+    return rows, f"{objection}; --partial" if objection else None
 
 
-def _unheard(chosen: argparse.Namespace, unread: Sequence[findings.Unread]) -> str | None:
-    """Tell what could not be seen; return why nothing may be written then."""
-    for one in unread:
-        commands.print_error(chosen.command, f"not seen: {one.why}")
-    if not unread or (chosen.command == "label-gpus" and chosen.unheard):
+def _unread(request: Request, unread: Sequence[findings.Unread]) -> str | None:
+    """Print what could not be read; return why nothing may be written then."""
+    for entry in unread:
+        output.warn(request.command, f"not read: {entry.why}")
+    if not unread or (request.label and request.label.unheard):
         return None
-    return "who knows best could not be heard; --unheard"
+    return "what knows the GPUs best could not be read; --unheard"
 
 
 async def _carry_out(
-    chosen: argparse.Namespace,
-    api: api.Api,
+    request: Request,
+    api: kubernetes_api.Api,
     rows: Sequence[Row],
     *,
-    is_writing: bool,
-    judged: Sequence[str],
+    with_condition: Sequence[str],
 ) -> int:
-    """Do it; `judged` are the nodes with our condition."""
+    """Write what is planned; `with_condition` are the nodes with our condition."""
     work = [row for row in rows if row.step in {Step.WRITE, Step.REMOVE}]
-    refused = [row for row in rows if row.step is Step.REFUSE]
-    is_unlabelling = chosen.command == "unlabel-gpus"
+    is_refused = any(row.step is Step.REFUSE for row in rows)
+    is_unlabelling = request.label is None
     hidden = label_plan.unlabelled_after(rows) if is_unlabelling else []
     if work and hidden and len(hidden) < len(rows):
-        commands.print_error(
-            chosen.command, f"without the label SkyPilot does not see {_few(hidden)}"
-        )
-    is_emptying = is_unlabelling and chosen.objects
-    if not work and not is_emptying:
-        return Exit.PROBLEMS if refused else Exit.FINE
-    if not is_writing:
-        how = "without --dry-run it is done" if is_unlabelling else "--apply does it"
-        commands.print_error(chosen.command, f"{len(work)} nodes would be written; {how}")
+        output.warn(request.command, f"without the label SkyPilot does not see {_few(hidden)}")
+    if not work and not request.has_objects:
+        _print_result(request, rows, [], {})
+        return Exit.PROBLEMS if is_refused else Exit.FINE
+    if not request.is_writing:
+        how = "run it without --dry-run" if is_unlabelling else "--apply writes them"
+        output.warn(request.command, f"{len(work)} nodes would be written; {how}")
+        _print_result(request, rows, [], {})
         return Exit.FINE
-    if not chosen.yes and not await _agreed(chosen, api, len(work)):
+    if not request.write.yes and not await _is_confirmed(request, api, len(work)):
         return Exit.USAGE if not sys.stdin.isatty() else Exit.PROBLEMS
-    turns = pace.WritePace(chosen.rate)
-    door = cluster_api.NodeApi(api, turns, timeout_s=_ONE_TIMEOUT_S)
-    failures = await _written(chosen, door, work)
-    done = len(work) - len(failures)
-    for node, failure in failures[:_FAILURES_SHOWN_MAX]:
-        what = "gone meanwhile" if failure.is_gone else failure.text
-        commands.print_error(chosen.command, f"{node}: {what}")
-    if len(failures) > _FAILURES_SHOWN_MAX:
-        commands.print_error(chosen.command, f"and {len(failures) - _FAILURES_SHOWN_MAX} more")
-    sys.stdout.write(f"{done} of {len(work)} nodes written and read back\n")
-    broken = [failure.text for _, failure in failures if not failure.is_gone]
-    if is_emptying:
+    write_pace = pace.WritePace(request.write.rate)
+    node_api = cluster_api.NodeApi(api, write_pace, timeout_s=_WRITE_TIMEOUT_S)
+    failures = await _write(request, node_api, work)
+    texts = {n: "gone meanwhile" if f.is_gone else f.text for n, f in failures.items()}
+    for node in list(texts)[:_FAILURES_SHOWN_MAX]:
+        output.warn(request.command, f"{node}: {texts[node]}")
+    if len(texts) > _FAILURES_SHOWN_MAX:
+        output.warn(request.command, f"and {len(texts) - _FAILURES_SHOWN_MAX} more")
+    _print_result(request, rows, work, texts)
+    is_failed = any(not failure.is_gone for failure in failures.values())
+    if request.has_objects:
         left = await cluster_api.remove_objects(
             api,
-            turns,
-            nodes=judged,
-            namespace=chosen.muster_namespace,
-            timeout_s=_ONE_TIMEOUT_S,
+            write_pace,
+            nodes=with_condition,
+            namespace=request.cluster.muster_namespace,
+            timeout_s=_WRITE_TIMEOUT_S,
         )
         for text in left:
-            commands.print_error(chosen.command, text)
-        broken.extend(left)
-    return Exit.PROBLEMS if broken or refused else Exit.FINE
+            output.warn(request.command, text)
+        is_failed = is_failed or bool(left)
+    return Exit.PROBLEMS if is_failed or is_refused else Exit.FINE
 
 
-async def _agreed(chosen: argparse.Namespace, api: api.Api, count: int) -> bool:
-    """Ask a person; nobody is asked where there is no terminal."""
+def _print_result(
+    request: Request, rows: Sequence[Row], work: Sequence[Row], failed: dict[str, str]
+) -> None:
+    written = len(work) - len(failed)
+    if request.write.json:
+        nodes = [_Node(r.node, r.gpu, r.source, r.current, r.new, r.step, r.reason) for r in rows]
+        output.print_json(_Result(nodes, written, failed), indent=2)
+    elif work or (request.has_objects and request.is_writing):
+        sys.stdout.write(f"{written} of {len(work)} nodes written and read back\n")
+
+
+async def _is_confirmed(request: Request, api: kubernetes_api.Api, count: int) -> bool:
+    """Ask a person, if there is a terminal."""
     if not sys.stdin.isatty():
-        commands.print_error(chosen.command, f"{count} nodes: this is no terminal; say --yes")
+        output.warn(request.command, f"{count} nodes: stdin is no terminal; use --yes")
         return False
-    where = f"{api.server} (context {api.context})" if api.context else api.server
-    do = "Remove our labels from" if chosen.command == "unlabel-gpus" else "Label"
-    return await agreed(report.plain(f"{do} {count} nodes of {where}?"))
+    cluster = f"{api.server} (context {api.context})" if api.context else api.server
+    action = "Remove our labels from" if request.label is None else "Label"
+    return await _ask(output.plain(f"{action} {count} nodes of {cluster}?"))
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004
+async def _ask(question: str) -> bool:
+    """Ask for one line; only `y` or `yes` is yes.
 
-
-async def _written(
-    chosen: argparse.Namespace, door: cluster_api.NodeApi, work: Sequence[Row]
-) -> list[tuple[str, cluster_api.Failure]]:
-    """Write every node, several at a time and no faster than allowed; return what failed."""
-    queue = list(reversed(work))
-    failures: list[tuple[str, cluster_api.Failure]] = []
-    say = commands.progress_printer()
-    actor = f"{user_name()} with muster {chosen.command}"
-
-    async def write() -> None:
-        while queue:
-            row = queue.pop()
-            done = await _one(chosen, door, row, actor)
-            if isinstance(done, cluster_api.Failure):
-                failures.append((row.node, done))
-            say(f"{len(work) - len(queue)} of {len(work)} nodes")
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(min(_WRITERS, len(work))):
-            tasks.create_task(write())
-    say("")
-    return sorted(failures, key=lambda failed: failed[0])
-
-
-async def _one(
-    chosen: argparse.Namespace, door: cluster_api.NodeApi, row: Row, actor: str
-) -> model.Node | cluster_api.Failure:
-    if row.step is Step.REMOVE:
-        return await door.unlabel(row.status.node)
-    assert row.new is not None, "what is written has a value"
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    written = node_labels.provenance(
-        row.status, row.new, actor=actor, version=muster.__version__, at=at
-    )
-    force = chosen.overwrite and bool(row.status.other_owners)
-    return await door.label(
-        row.status.node,
-        {schemes.SKYPILOT: row.new},
-        provenance=msgspec.json.encode(written).decode(),
-        force=force,
-    )
-
-
-async def agreed(question: str) -> bool:
-    """Ask until a line comes; only `y` or `yes` is yes.
-
-    By the loop and not in a thread: who interrupts the question would wait for that thread.
+    Read by the loop and not in a thread, so that Ctrl-C ends it at once.
     """
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
@@ -264,48 +263,97 @@ async def agreed(question: str) -> bool:
         loop.remove_reader(file)
 
 
-_SETS: Final = (LabelSet.SKYPILOT, LabelSet.MUSTER)
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN_MAX
+    return ", ".join(names[:_NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def write(
-    chosen: argparse.Namespace,
+async def _write(
+    request: Request, node_api: cluster_api.NodeApi, work: Sequence[Row]
+) -> dict[str, cluster_api.Failure]:
+    """Write every node, several at a time and no faster than allowed; return the failures."""
+    queue = list(reversed(work))
+    failures: dict[str, cluster_api.Failure] = {}
+    progress = options.progress_printer()
+    actor = f"{commands.user_name()} with muster {request.command}"
+
+    async def write() -> None:
+        while queue:
+            row = queue.pop()
+            result = await _write_node(request, node_api, row, actor)
+            if isinstance(result, cluster_api.Failure):
+                failures[row.node] = result
+            progress(f"{len(work) - len(queue)} of {len(work)} nodes")
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(min(_WRITERS, len(work))):
+            tasks.create_task(write())
+    progress("")
+    return dict(sorted(failures.items()))
+
+
+async def _write_node(
+    request: Request, node_api: cluster_api.NodeApi, row: Row, actor: str
+) -> model.Node | cluster_api.Failure:
+    if request.label is None:
+        return await node_api.unlabel(row.status.node)
+    assert row.new is not None, "a label that is written has a value"
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    provenance = node_labels.provenance(
+        row.status, row.new, actor=actor, version=muster.__version__, at=at
+    )
+    return await node_api.label(
+        row.status.node,
+        {schemes.SKYPILOT: row.new},
+        provenance=msgspec.json.encode(provenance).decode(),
+        force=request.label.overwrite and bool(row.status.other_owners),
+    )
+
+
+def _write_features(
+    request: Request,
     rows: Sequence[Row],
-    views: sources.Evidence,
+    evidence: sources.Evidence,
     *,
     objection: str | None,
 ) -> int:
-    """Write the labels of the one node that was named; none where it must have none."""
-    (name,) = chosen.node
+    """Write the labels of one node for node-feature-discovery, whose master sets them.
+
+    Its worker reads the folder features.d on its node (NFD docs, customization guide: local feature
+    source), so that an agent on a node needs no permission but to read nodes.
+    """
+    assert request.features is not None, "a file was named"
+    (name,) = request.write.node
     row = next((row for row in rows if row.node == name), None)
     refusal = objection or (row.reason if row is not None and row.step is Step.REFUSE else None)
     labels = {}
     if row is not None and row.new is not None and refusal is None:
-        kinds = views.agents.get(name, {})
-        labels = node_labels.wanted_labels(_SETS, row.new, kinds=kinds, gpus=None)
+        kinds = evidence.agents.get(name, {})
+        labels = node_labels.wanted_labels(_FEATURES, row.new, kinds=kinds, gpus=None)
     text = node_labels.feature_file(labels)
-    if chosen.features == "-":
+    if request.features == "-":
         sys.stdout.write(text)
     else:
-        _replace(pathlib.Path(chosen.features), text)
+        _replace(Path(request.features), text)
     if refusal is not None:
-        commands.print_error(chosen.command, f"{name}: no label: {refusal}")
+        output.warn(request.command, f"{name}: no label: {refusal}")
     return Exit.PROBLEMS if refusal else Exit.FINE
 
 
-def _replace(file: pathlib.Path, text: str) -> None:
-    """Write a file that nobody can read half of: NFD leaves out names that begin with a dot."""
+def _replace(file: Path, text: str) -> None:
+    """Replace a file at once; NFD ignores names that begin with a dot. Raises UsageError."""
     try:
         if file.exists() and file.read_text("utf-8") == text:
             return
-        half, name = tempfile.mkstemp(dir=file.parent, prefix=".muster-")
+        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".muster-")
         try:
-            with os.fdopen(half, "w", encoding="utf-8") as opened:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
                 opened.write(text)
-            pathlib.Path(name).chmod(0o644)
-            pathlib.Path(name).replace(file)
+            Path(name).chmod(0o644)
+            Path(name).replace(file)
         except OSError:
             with contextlib.suppress(OSError):
-                pathlib.Path(name).unlink()
+                Path(name).unlink()
             raise
     except OSError as error:
-        raise commands.UsageError(f"{file}: {error.strerror or error}") from None
+        raise options.UsageError(f"{file}: {error.strerror or error}") from None

@@ -1,0 +1,188 @@
+"""Adapter: the command line: the options and the cluster that the labeler's commands share."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import yaml
+from cyclopts import Parameter
+
+from muster.cli import output
+
+if TYPE_CHECKING:
+    # the commands import it when they are called
+    from muster.kubernetes import api as kubernetes_api
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+_DURATION: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m)?")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
+_ATTEMPTS: Final = 4
+_KUBECONFIG: Final = "~/.kube/config"
+_FILE_BYTES_MAX: Final = 1024 * 1024
+
+
+class UsageError(Exception):
+    """What was asked for is not possible; the text says why."""
+
+
+def _seconds(_: object, tokens: Sequence[Any]) -> float:
+    return seconds(tokens[0].value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Which cluster, and what to know about it.
+
+    Parameters
+    ----------
+    context
+        Context of the kubeconfig; by default its current one.
+    kubeconfig
+        By default $KUBECONFIG, else ~/.kube/config, else the cluster this runs in.
+    timeout
+        How long reading may take in all: `20s`, `500ms`, `2m`.
+    aliases
+        Reviewed names: a YAML file with lines of `product: name`.
+    muster_namespace
+        Where muster is installed, if it is: its agents know the GPUs best.
+
+    """
+
+    context: str | None = None
+    kubeconfig: str | None = None
+    timeout: Annotated[float, Parameter(converter=_seconds)] = 20.0
+    aliases: Path | None = None
+    muster_namespace: str = "muster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """Which nodes to write, and how.
+
+    Parameters
+    ----------
+    node
+        Only this node; can be given several times.
+    yes
+        Do not ask for confirmation.
+    rate
+        Write at most so many nodes a second.
+    json
+        Print one JSON object.
+
+    """
+
+    node: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    yes: Flag = False
+    rate: float = 100.0
+    json: output.Json = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelOptions:
+    """Which labels to write that would otherwise be refused.
+
+    Parameters
+    ----------
+    allow_unknown
+        Also names that are guessed from an unknown product.
+    force_ambiguous
+        Also names that depend on a memory size that is unknown.
+    from_instance_type
+        Also names that are concluded from the instance type.
+    overwrite
+        Also where somebody else owns the label; the old value is recorded.
+    partial
+        Also if some GPU nodes remain without a label.
+    unheard
+        Also if what agents or DRA report could not be read.
+    simulated
+        Also nodes whose GPUs are simulated.
+
+    """
+
+    allow_unknown: Flag = False
+    force_ambiguous: Flag = False
+    from_instance_type: Flag = False
+    overwrite: Flag = False
+    partial: Flag = False
+    unheard: Flag = False
+    simulated: Flag = False
+
+
+Cluster = Annotated[ClusterOptions, Parameter(name="*")]
+Write = Annotated[WriteOptions, Parameter(name="*")]
+Label = Annotated[LabelOptions, Parameter(name="*")]
+CLUSTER: Final = ClusterOptions()
+WRITE: Final = WriteOptions()
+LABEL: Final = LabelOptions()
+
+
+async def connect(options: ClusterOptions) -> "kubernetes_api.Api":
+    """Return the cluster that was chosen. Raises api.NoCluster."""
+    from muster.kubernetes import api as kubernetes_api  # noqa: PLC0415  # a command imports what it needs when it is called
+
+    return await kubernetes_api.find(
+        kubeconfig=kubeconfig(options.kubeconfig, os.environ),
+        context=options.context,
+        attempts=_ATTEMPTS,
+        timeout_s=options.timeout,
+    )
+
+
+def kubeconfig(named: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return the kubeconfig that kubectl would use; None for the cluster this runs in."""
+    chosen = named or environment.get("KUBECONFIG")
+    if chosen:
+        return chosen
+    default = Path(_KUBECONFIG).expanduser()
+    if default.exists() or "KUBERNETES_SERVICE_HOST" not in environment:
+        return str(default)
+    return None
+
+
+def seconds(text: str) -> float:
+    """Return `20s`, `500ms`, `2m` or a number of seconds as seconds. Raises ValueError."""
+    match = _DURATION.fullmatch(text)
+    value = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    if value <= 0:
+        raise ValueError(f"{text!r} is no duration such as 20s")
+    return value
+
+
+def aliases(file: Path | None) -> dict[str, str]:
+    """Return the reviewed names in a YAML file of `product: name`. Raises UsageError."""
+    from muster_labeler.naming import accelerators  # noqa: PLC0415  # a command imports what it needs when it is called
+
+    if file is None:
+        return {}
+    try:
+        with file.open("rb") as opened:
+            names = yaml.safe_load(opened.read(_FILE_BYTES_MAX).decode())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{file}: {' '.join(str(error).split())}") from None
+    if names is None:
+        return {}
+    if not isinstance(names, dict):
+        raise UsageError(f"{file}: not a mapping of products to names")
+    for product, name in names.items():
+        if not (isinstance(product, str) and isinstance(name, str) and accelerators.is_name(name)):
+            raise UsageError(f"{file}: {product!r}: {name!r} is no accelerator name")
+    return names
+
+
+def progress_printer() -> Callable[[str], None]:
+    """Return what shows progress on one line of a terminal; elsewhere it does nothing."""
+    if not sys.stderr.isatty():
+        return lambda _: None
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}" if text else "\r\x1b[K")
+        sys.stderr.flush()
+
+    return show
