@@ -8,6 +8,7 @@ check therefore compares descriptors, which no generator version changes.
 """
 
 import argparse
+import inspect
 import re
 import subprocess
 import sys
@@ -119,7 +120,22 @@ def _envelope() -> dict[str, Any]:
 
 
 def _pretty(tree: dict[str, Any]) -> bytes:
+    tree = _dedented(tree)
     return msgspec.json.format(msgspec.json.encode(tree, order="deterministic"), indent=2) + b"\n"
+
+
+def _dedented(tree: Any) -> Any:
+    """Return the tree with every description dedented, which Python 3.13 does by itself."""
+    if isinstance(tree, list):
+        return [_dedented(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        key: inspect.cleandoc(value)
+        if key == "description" and isinstance(value, str)
+        else _dedented(value)
+        for key, value in tree.items()
+    }
 
 
 def stale_stubs() -> list[str]:
