@@ -12,7 +12,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up demo test lint types contracts unit generate bench manifests test-compose lock sbom clean
+.PHONY: help up demo test lint types contracts unit generate bench manifests test-compose test-newest lock sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench: $(STAMP) ## every benchmark, in half an hour; writes docs/performance.md
 manifests: $(STAMP) ## renew what is generated of the manifests, then render and validate them all
 	@$(BIN)/python scripts/manifests.py
 	@$(BIN)/pytest -q -n 0 $(addprefix tests/pure/test_,$(addsuffix .py,manifests chart rights pod_security upgrade))
+
+test-newest: ## the tests on the newest Python that Debian has, as root
+	@scripts/test-newest
 
 test-compose: $(STAMP) ## build the image, bring compose.yaml up, play the demo on it, break it, take it down
 	@scripts/test-compose
