@@ -16,7 +16,7 @@ import yaml
 
 from muster import vocabulary
 from muster.local import layout
-from muster.nats.auth import accounts_conf, permissions
+from muster.nats.auth import permissions
 from scripts import dashboard
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -187,7 +187,7 @@ def _accounts() -> dict[Path, bytes]:
     central = permissions.central()
     nodes = [permissions.plugin(vocabulary.node_token(node.name)) for node in layout.NODES]
     return {
-        Path(place, "accounts.conf"): accounts_conf.configuration([*central, *plugins]).encode()
+        Path(place, "accounts.conf"): permissions.accounts_conf([*central, *plugins]).encode()
         for place, plugins in (("k8s/base/nats", [permissions.any_plugin()]), ("compose", nodes))
     }
 

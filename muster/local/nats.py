@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from muster.nats.auth import accounts_conf
+from muster.nats.auth import permissions
 
 DEFAULT_PORT: Final = 4222
 _START_TIMEOUT_S: Final = 10.0
@@ -29,11 +29,11 @@ system_account: SYS
 no_auth_user: muster
 accounts {{
   SYS {{
-{accounts_conf.EXPORTS}  }}
+{permissions.EXPORTS}  }}
   MUSTER {{
     jetstream: enabled
     users: [{{user: muster}}]
-{accounts_conf.IMPORTS}  }}
+{permissions.IMPORTS}  }}
 }}
 """
 

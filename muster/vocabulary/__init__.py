@@ -1,8 +1,8 @@
 """Every fact that crosses the bus, and its subject; the closed set is `EVENTS`.
 
-`facts` has what all share (names, subjects, node and time), `plugin` what a plugin reports,
-`heartbeat` its sign of life, `conclusions` what the central services publish. Plugins publish on
-`muster.heartbeat`, `muster.event` and answer on `muster.rpc`; the central services on
+`facts` has what all share (names, subjects, node and time), `plugin` what a plugin publishes,
+`conclusions` what the central services publish. Plugins publish on `muster.heartbeat` and
+`muster.event` and answer on `muster.rpc`; the central services on
 `muster.verdict`, `muster.alert`, `muster.label` and `muster.notification`; `muster.sys` is about
 muster itself. Import this package, not its modules: `from muster import vocabulary`.
 """
@@ -49,11 +49,6 @@ from muster.vocabulary.facts import (
     node_token,
     rpc_subject,
 )
-from muster.vocabulary.heartbeat import (
-    Heartbeat,
-    Phase,
-    ResourceBeat,
-)
 from muster.vocabulary.plugin import (
     AllocationObserved,
     Condition,
@@ -69,8 +64,10 @@ from muster.vocabulary.plugin import (
     GpuNode,
     GpuResource,
     Health,
+    Heartbeat,
     InventoryReported,
     MigDevice,
+    Phase,
     PluginDeregistered,
     PluginEvent,
     PluginRegistered,
@@ -78,6 +75,7 @@ from muster.vocabulary.plugin import (
     PluginStopping,
     ProblemChanged,
     RegistrationReason,
+    ResourceBeat,
     StopReason,
 )
 
