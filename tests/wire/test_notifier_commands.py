@@ -6,14 +6,14 @@ import io
 import pathlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import orjson
+import pytest
 
 from muster.cli.__main__ import app
 from muster.local import nats, webhook
 from muster.nats import buckets, bus, streams
-from muster_notifier import cli
 
 
 async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
@@ -21,21 +21,39 @@ async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
     out, errors = io.StringIO(), io.StringIO()
 
     def run() -> int:
-        if arguments[0] == "notify":
-            return cli.main(arguments[1:])
-        given = [*arguments, "--url", url]
-        return int(app(given, result_action="return_int_as_exit_code_else_zero") or 0)
+        # the commands of the notifier read where NATS is from its settings
+        where = [] if arguments[0] == "notify" else ["--url", url]
+        return int(app([*arguments, *where]) or 0)
 
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         code = await asyncio.to_thread(run)
     return code, out.getvalue(), errors.getvalue()
 
 
-def test_the_command_hands_over_to_the_notifier() -> None:
+def test_without_a_command_its_help_is_printed() -> None:
     program = (sys.executable, "-m", "muster.cli", "notify")
     done = subprocess.run(program, check=False, capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stdout.startswith("usage: muster notify")
+    assert done.stdout.startswith("Usage: muster notify COMMAND")
+    assert {"test", "explain", "import"} <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("test",), "muster notify test: "),
+        (("explain", "--config", "x"), "muster notify explain: "),
+        (("test", "ops", "--config", "x", "--config-format", "none"), "muster notify test: "),
+        (("import", "/none"), "muster notify: /none: No such file or directory"),
+        (("test", "ops", "--config", "/none"), "muster notify: /none: "),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: Sequence[str], problem: str) -> None:
+    program = (sys.executable, "-m", "muster.cli", "notify", *arguments)
+    done = subprocess.run(program, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(problem)
 
 
 @contextlib.asynccontextmanager
@@ -114,6 +132,10 @@ def test_a_receiver_is_tested_and_what_it_answered_is_printed(tmp_path: pathlib.
             hook.behave(webhook.Behaviour(status=401))
             code, out, _ = await muster("", *test)
             assert (code, out.splitlines()[-1]) == (1, "answered: refused (unauthorized): HTTP 401")
+            hook.behave(webhook.Behaviour(status=401))
+            code, out, _ = await muster("", *test, "--json")
+            (attempt,) = orjson.loads(out)
+            assert (code, attempt["kind"], attempt["outcome"]) == (1, "refused", "unauthorized")
         code, _, errors = await muster("", "notify", "test", "x", "--config", str(file))
         assert (code, errors) == (2, "muster notify: no receiver is called x; there are: ops\n")
 
@@ -162,11 +184,15 @@ def test_what_an_alert_would_meet_is_explained(tmp_path: pathlib.Path) -> None:
                 'route      {}/{severity="critical"}',
                 '  group    {kind="stuck",node="node-a"}',
                 "  times    first after 30 s, changes every 300 s, reminders every 14400 s",
-                "  told     pager",
+                "  notifies pager",
             ]
-            assert last.startswith("quiet      silenced: ")
+            assert last.startswith("muted      silenced: ")
+            code, out, _ = await muster(url, *explain, "--json")
+            explanation = orjson.loads(out)
+            assert (code, explanation["routes"][0]["receivers"]) == (0, ["pager"])
+            assert explanation["muted"]["cause"] == "silenced"
             code, out, _ = await muster(url, *explain, "--offline")
-            assert out.splitlines()[-1] == "quiet      no: it is told"
+            assert out.splitlines()[-1] == "muted      no: its receivers are notified"
 
     asyncio.run(story())
 

@@ -3,18 +3,19 @@
 Exit codes: 0 it worked, 1 the receiver did not take it, 2 the input cannot be used.
 """
 
-import argparse
 import asyncio
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Literal
 
+import cyclopts
 import msgspec
+from cyclopts import Parameter
 
 from muster import codec, matchers, silences, vocabulary
+from muster.cli import output
 from muster.nats import buckets, bus, consumers, streams
 from muster.service import settings
 from muster_notifier.config import files, schema
@@ -23,127 +24,168 @@ from muster_notifier.receivers import endpoint, factory, message, result
 from muster_notifier.routing import muting, notifications, routes
 
 _BUS_S: Final = 5.0
+_NAME: Final = "notify"
+
+_Config = Annotated[Path, Parameter(name="--config", help="The notifier's settings.")]
+_Format = Annotated[
+    Literal["muster", "alertmanager"],
+    Parameter(name="--config-format", help="Whose settings these are."),
+]
+
+app = cyclopts.App(
+    name=_NAME,
+    help="Test receivers, explain routes, import an Alertmanager's settings.",
+    version_flags=[],
+)
 
 
-def explain(
-    settings: schema.Settings,
-    given: Mapping[str, str],
-    muted_by: muting.Muting,
+@app.command(name="test")
+def run_test(
+    receiver: str,
+    /,
     *,
-    at: datetime,
-) -> list[str]:
-    """Return the lines."""
-    lines = [f"alert      {routes.format_labels(given)}"]
-    for name in sorted(given):
-        why = silences.doubt(matchers.Matcher(name, matchers.Operator.EQUAL, given[name]))
-        lines += [f"note       {why}"] if why else []
-    muted = muted_by.muted_by(given, at)
-    for route in schema.route_tree(settings).find(given):
-        lines.append(f"route      {route.key}")
-        lines.append(
-            f"  group    {routes.format_labels(routes.select_labels(given, route.group_by))}"
-        )
-        timing = route.timing
-        lines.append(
-            f"  times    first after {timing.group_wait_s:g} s, changes every "
-            f"{timing.group_interval_s:g} s, reminders every {timing.repeat_interval_s:g} s"
-        )
-        lines.append(f"  told     {', '.join(route.receivers) or 'nobody'}")
-        by_time = muted_by.route_muted_by(route, at)
-        if by_time is not None:
-            lines.append(f"  quiet    {by_time.cause}: {by_time.by}")
-    if settings.owners.receivers:
-        group = routes.format_labels(routes.select_labels(given, settings.owners.group_by))
-        who = ", ".join(settings.owners.receivers)
-        lines.append(f"owners     of its pods may name {who}; group {group}")
-    lines.append(f"quiet      {muted.cause}: {muted.by}" if muted else "quiet      no: it is told")
-    return lines
+    config: _Config,
+    config_format: _Format = "muster",
+    json: output.Json = False,
+) -> int:
+    """Send a test message, marked as such, to a receiver; print requests and results.
 
+    Parameters
+    ----------
+    receiver
+        Its name in the settings.
+    config
+        The notifier's settings.
+    config_format
+        Whose settings these are.
+    json
+        Print one JSON object.
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit code."""
-    chosen = _parser().parse_args(argv)
+    """
     try:
-        if chosen.command == "import":
-            return _import(chosen.file)
-        found = files.read(chosen.config, written_for=chosen.config_format, environment=os.environ)
-        if chosen.command == "test":
-            return asyncio.run(_test(found, chosen.receiver))
-        return asyncio.run(_explain(found, chosen.labels, offline=chosen.offline))
+        configured = _read(config, config_format)
+        return asyncio.run(_test(configured, receiver, as_json=json))
     except settings.BadSettings as error:
-        for problem in error.problems:
-            _tell(problem)
+        return output.fail(_NAME, "\n".join(error.problems))
     except (factory.Unusable, ValueError) as error:
-        _tell(str(error))
-    return 2
+        return output.fail(_NAME, str(error))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="muster notify", description="Test receivers, explain routes, import settings."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    text = "send a marked test message to a receiver; print what was sent and answered"
-    test = commands.add_parser("test", help=text, description=text)
-    test.add_argument("receiver", help="its name in the settings")
-    text = "print which routes, groups, inhibitions and silences an alert would meet"
-    explain = commands.add_parser("explain", help=text, description=text)
-    explain.add_argument("--labels", required=True, help="such as kind=stuck,node=node-a")
-    explain.add_argument(
-        "--offline", action="store_true", help="ask no NATS: no silences, no alerts"
-    )
-    for command in (test, explain):
-        command.add_argument("--config", type=Path, required=True, metavar="FILE")
-        command.add_argument(
-            "--config-format", choices=["muster", *files.FORMATS], default="muster"
-        )
-    text = "print an Alertmanager's configuration as muster's; what is left out goes to stderr"
-    command = commands.add_parser("import", help=text, description=text)
-    command.add_argument("file", type=Path)
-    return parser
+@app.command(name="explain")
+def run_explain(
+    *,
+    labels: str,
+    config: _Config,
+    config_format: _Format = "muster",
+    offline: output.Flag = False,
+    json: output.Json = False,
+) -> int:
+    """Print which routes, groups, inhibitions and silences an alert would match.
 
+    Parameters
+    ----------
+    labels
+        Those of the alert, such as kind=stuck,node=node-a.
+    config
+        The notifier's settings.
+    config_format
+        Whose settings these are.
+    offline
+        Do not ask NATS for silences and alerts.
+    json
+        Print one JSON object.
 
-def _import(file: Path) -> int:
+    """
     try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise settings.BadSettings([f"{file}: {error.strerror}"]) from None
-    found, left_out = files.translate(text, str(file))
-    settings.validate(schema.Settings, found, source=str(file))
-    sys.stdout.buffer.write(msgspec.yaml.encode(found))
-    for line in left_out:
-        _tell(line)
+        explanation = asyncio.run(
+            _explain(_read(config, config_format), _parse_labels(labels), offline=offline)
+        )
+    except settings.BadSettings as error:
+        return output.fail(_NAME, "\n".join(error.problems))
+    except ValueError as error:
+        return output.fail(_NAME, str(error))
+    if json:
+        output.print_json(explanation)
+    else:
+        print("\n".join(explanation.lines()))
     return 0
 
 
-async def _test(found: schema.Settings, name: str) -> int:
-    receivers = {receiver.name: receiver for receiver in found.receivers}
+@app.command(name="import")
+def run_import(file: Path, /) -> int:
+    """Print an Alertmanager's settings as muster's; what is left out goes to stderr.
+
+    Parameters
+    ----------
+    file
+        The Alertmanager's configuration file.
+
+    """
+    try:
+        tree, left_out = files.translate(file.read_bytes(), str(file))
+        settings.validate(schema.Settings, tree, source=str(file))
+    except OSError as error:
+        return output.fail(_NAME, f"{file}: {error.strerror}")
+    except settings.BadSettings as error:
+        return output.fail(_NAME, "\n".join(error.problems))
+    print(msgspec.yaml.encode(tree).decode(), end="")
+    for line in left_out:
+        output.warn(_NAME, line)
+    return 0
+
+
+def _read(file: Path, config_format: str) -> schema.Settings:
+    return files.read(file, written_for=config_format, environment=os.environ)
+
+
+class _Attempt(msgspec.Struct, frozen=True):
+    """One message of a test: what was sent, and what it came to."""
+
+    requests: list[str]
+    kind: result.Kind
+    outcome: result.Outcome
+    detail: str
+    retry_after_s: float | None
+
+    def lines(self) -> list[str]:
+        retry = f"; retry after {self.retry_after_s:g} s" if self.retry_after_s else ""
+        outcome = "" if self.kind is result.Kind.TAKEN else f" ({self.outcome})"
+        return ["sent:", *self.requests, f"answered: {self.kind}{outcome}: {self.detail}{retry}"]
+
+
+async def _test(configured: schema.Settings, name: str, *, as_json: bool) -> int:
+    receivers = {receiver.name: receiver for receiver in configured.receivers}
     if name not in receivers:
         raise ValueError(f"no receiver is called {name}; there are: {', '.join(receivers)}")
-    sender = factory.make(receivers[name], found)
+    receiver = receivers[name]
+    sender = factory.make(receiver, configured)
     for problem in sender.problems:
-        _tell(f"template: {problem}")
-    told = _example(name, at=datetime.now(UTC))
-    asked: list[str] = []
-    endpoint.RECORDED.set(asked)
-    answer = await sender.send(told, {})
-    _show(answer, asked or [message.compose(told, receivers[name].templates).text], sender)
-    if answer.kind is not result.Kind.TAKEN:
-        return 1
-    if receivers[name].pagerduty is not None or receivers[name].alertmanager is not None:
-        # a test must leave nothing open
-        ended = dead_letters.as_of_now(told, fires=frozenset(), notified=())
-        assert ended is not None, "an example fires"
-        asked.clear()
-        _show(await sender.send(ended, answer.data), asked, sender)
-    return 0
-
-
-def _show(answer: result.Result, asked: list[str], sender: factory.Sender) -> None:
-    print("sent:", *map(sender.mask, asked), sep="\n")  # noqa: T201  # a command prints
-    retry = f"; asks us to wait {answer.retry_after_s:g} s" if answer.retry_after_s else ""
-    known = "" if answer.kind is result.Kind.TAKEN else f" ({answer.outcome})"
-    print(f"answered: {answer.kind}{known}: {answer.detail}{retry}")  # noqa: T201  # a command prints
+        output.warn(_NAME, f"template: {problem}")
+    notification: notifications.Notification | None = _example(name, at=datetime.now(UTC))
+    attempts: list[_Attempt] = []
+    data: Mapping[str, str] = {}
+    while notification is not None:
+        requests: list[str] = []
+        endpoint.RECORDED.set(requests)
+        came_to = await sender.send(notification, data)
+        data = came_to.data
+        if not requests:
+            requests.append(message.compose(notification, receiver.templates).text)
+        shown = [sender.mask(request) for request in requests]
+        attempts.append(
+            _Attempt(shown, came_to.kind, came_to.outcome, came_to.detail, came_to.retry_after_s)
+        )
+        # a test must leave no incident open
+        is_kept_open = receiver.pagerduty is not None or receiver.alertmanager is not None
+        is_over = len(attempts) > 1 or came_to.kind is not result.Kind.TAKEN or not is_kept_open
+        notification = (
+            None if is_over else dead_letters.as_of_now(notification, fires=set(), notified=())
+        )
+    if as_json:
+        output.print_json(attempts)
+    else:
+        print("\n".join(line for attempt in attempts for line in attempt.lines()))
+    return 0 if attempts[0].kind is result.Kind.TAKEN else 1
 
 
 def _example(receiver: str, *, at: datetime) -> notifications.Notification:
@@ -157,9 +199,9 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
         fingerprint="0" * 16,
         summary="this is a test by muster notify test",
         starts_at=at,
-        evidence=(vocabulary.Evidence(source="muster", observed="somebody asked for a test"),),
+        evidence=(vocabulary.Evidence(source="muster", observed="somebody requested a test"),),
     )
-    found = notifications.create(
+    notification = notifications.create(
         after=at.isoformat(),
         receiver=receiver,
         group='{}:{kind="test"}',
@@ -170,37 +212,104 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
         send_resolved=True,
         at=at,
     )
-    return msgspec.structs.replace(found, is_test=True)
+    return msgspec.structs.replace(notification, is_test=True)
 
 
-async def _explain(found: schema.Settings, text: str, *, offline: bool) -> int:
-    given = _labels(text)
-    muted_by = schema.initial_muting(found)
+class _Matched(msgspec.Struct, frozen=True):
+    """One route that an alert matches."""
+
+    route: str
+    group: str
+    timing: routes.Timing
+    receivers: tuple[str, ...]
+    muted: muting.Muted | None
+
+    def lines(self) -> list[str]:
+        timing = self.timing
+        times = (
+            f"first after {timing.group_wait_s:g} s, changes every {timing.group_interval_s:g} s, "
+            f"reminders every {timing.repeat_interval_s:g} s"
+        )
+        lines = [
+            f"route      {self.route}",
+            f"  group    {self.group}",
+            f"  times    {times}",
+            f"  notifies {', '.join(self.receivers) or 'nobody'}",
+        ]
+        return [*lines, f"  muted    {_muted(self.muted)}"] if self.muted else lines
+
+
+class _Explanation(msgspec.Struct, frozen=True):
+    """What would happen to an alert; `owners` may be named by annotations of its pods."""
+
+    alert: str
+    notes: list[str]
+    routes: list[_Matched]
+    owners: tuple[str, ...]
+    owners_group: str
+    muted: muting.Muted | None
+
+    def lines(self) -> list[str]:
+        lines = [f"alert      {self.alert}", *(f"note       {note}" for note in self.notes)]
+        lines += [line for route in self.routes for line in route.lines()]
+        if self.owners:
+            names = ", ".join(self.owners)
+            lines.append(f"owners     of its pods may name {names}; group {self.owners_group}")
+        muted = _muted(self.muted) if self.muted else "no: its receivers are notified"
+        return [*lines, f"muted      {muted}"]
+
+
+def _muted(muted: muting.Muted) -> str:
+    return f"{muted.cause}: {muted.by}"
+
+
+async def _explain(
+    configured: schema.Settings, labels: Mapping[str, str], *, offline: bool
+) -> _Explanation:
+    mutes = schema.initial_muting(configured)
     if not offline:
         try:
             async with asyncio.timeout(_BUS_S):
-                await _learn(found, muted_by)
+                await _read_bus(configured, mutes)
         except TimeoutError:
-            _tell(f"NATS at {found.bus.url} is away: no silences, no alerts that inhibit")
-    for line in explain(found, given, muted_by, at=datetime.now(UTC)):
-        print(line)  # noqa: T201  # a command prints
-    return 0
+            problem = "does not answer: without silences and alerts that inhibit"
+            output.warn(_NAME, f"NATS at {configured.bus.url} {problem}")
+    at = datetime.now(UTC)
+    equal = matchers.Operator.EQUAL
+    conditions = [matchers.Matcher(name, equal, labels[name]) for name in sorted(labels)]
+    return _Explanation(
+        alert=routes.format_labels(labels),
+        notes=[doubt for doubt in map(silences.doubt, conditions) if doubt],
+        routes=[
+            _Matched(
+                route=route.key,
+                group=routes.format_labels(routes.select_labels(labels, route.group_by)),
+                timing=route.timing,
+                receivers=route.receivers,
+                muted=mutes.route_muted_by(route, at),
+            )
+            for route in schema.route_tree(configured).find(labels)
+        ],
+        owners=configured.owners.receivers,
+        owners_group=routes.format_labels(routes.select_labels(labels, configured.owners.group_by)),
+        muted=mutes.muted_by(labels, at),
+    )
 
 
-def _labels(text: str) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for one in matchers.parse(text):
-        if one.operator is not matchers.Operator.EQUAL:
-            raise ValueError(f"--labels: {one}: only name=value")
-        given[one.name] = one.value
+def _parse_labels(text: str) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for matcher in matchers.parse(text):
+        if matcher.operator is not matchers.Operator.EQUAL:
+            raise ValueError(f"--labels: {matcher}: only name=value")
+        labels[matcher.name] = matcher.value
     # an alert has both, and they are the same
-    both = given.get("kind") or given.get("alertname")
-    return given | ({"kind": both, "alertname": both} if both else {})
+    kind = labels.get("kind") or labels.get("alertname")
+    return labels | ({"kind": kind, "alertname": kind} if kind else {})
 
 
-async def _learn(found: schema.Settings, muted_by: muting.Muting) -> None:
-    """Take the silences, the planned work and the alerts of now."""
-    async with bus.Bus(found.bus.url, producer="clients/notify", name="notify") as connected:
+async def _read_bus(configured: schema.Settings, mutes: muting.Muting) -> None:
+    """Add the present silences, maintenance and alerts to what mutes."""
+    async with bus.Bus(configured.bus.url, producer="clients/notify", name="notify") as connected:
         async for change in buckets.follow(connected.link, streams.SILENCES):
             if change is None:
                 break
@@ -208,26 +317,18 @@ async def _learn(found: schema.Settings, muted_by: muting.Muting) -> None:
             if not value:
                 continue
             try:
-                muted_by.observe_silence(muting.SilenceChanged(key, silences.decode(value)))
+                mutes.observe_silence(muting.SilenceChanged(key, silences.decode(value)))
             except silences.MalformedSilence as error:
-                _tell(f"silence {key} cannot be read: {error}")
+                output.warn(_NAME, f"silence {key} cannot be read: {error}")
         newest: dict[str, codec.CloudEvent] = {}
         for event in await consumers.newest(connected.link, streams.ALERTS, "muster.alert.>"):
             assert isinstance(event.data, vocabulary.AlertChanged), "the filter says so"
             newest[event.data.fingerprint] = event
         for event in newest.values():
             assert isinstance(event.data, vocabulary.AlertChanged), "as above"
-            muted_by.observe_alert(event.data, routes.labels_of(event.data))
+            mutes.observe_alert(event.data, routes.labels_of(event.data))
         for event in await consumers.newest(
             connected.link, streams.ALERTS, "muster.verdict.*.*.verdict.changed"
         ):
             assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
-            muted_by.observe_verdict(event.data)
-
-
-def _tell(problem: str) -> None:
-    sys.stderr.write(f"muster notify: {problem}\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            mutes.observe_verdict(event.data)
