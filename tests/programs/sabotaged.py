@@ -30,9 +30,8 @@ import threading
 import time
 from typing import Any, Final, NoReturn
 
-from muster import lean
 from muster_plugin import __main__ as plugin
-from muster_plugin import bus_reporter, node
+from muster_plugin import lean, node
 from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
 from muster_plugin.kubelet import (
@@ -146,12 +145,8 @@ def main() -> None:
         shorten()
     prepare()
     plugin.serve = serve  # type: ignore[assignment]
-    lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
-    lean.load("prometheus_client", hollow=bus_reporter._HTTP)
-    from muster import codec  # noqa: F401, PLC0415  # after nats, as the plugin does
-    from muster.nats import bus  # noqa: F401, PLC0415  # after nats, as the plugin does
-    from muster.service import probes  # noqa: F401, PLC0415  # after nats, as the plugin does
-    from muster_plugin import metrics  # noqa: F401, PLC0415
+    lean.import_bus()
+    from muster_plugin import bus_reporter  # noqa: F401, PLC0415  # as the plugin does
 
     # whose end nobody asks us about
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -670,7 +670,6 @@ WHO = heartbeats.Identity(
     instance="i",
     boot="b",
     version="1",
-    config_hash="c",
     interval_s=5.0,
     started_at=90.0,
 )
@@ -681,6 +680,7 @@ VITALS = heartbeats.ProcessStatus(
     checked_at={"sockets": 109.5},
     lag_s=0.0012,
     reconnects=1,
+    config_hash="c",
 )
 
 

@@ -1,27 +1,7 @@
-"""Adapter: the plugin's packages. Speaks the kubelet's API on one node, and reports to the bus.
+"""The node's agent: serves devices to the kubelet and reports to the bus.
 
-The heavy packages are loaded here because this runs before every module of the room: whoever
-imports structlog first decides what it drags in.
+`__main__` is the process, `node` its wiring, `preflight` what is checked before it serves, `reload`
+the settings while it runs, `bus_reporter` and `metrics` what it reports, `lean` how it stays small.
+Packages, top to bottom: `cli`, `publishing`, `kubelet`, `inventory`, `gpu`, `discovery`, `config`,
+`model`.
 """
-
-from google.protobuf.internal import api_implementation
-
-from muster import lean
-
-lean.begin()
-# of use where there are GPUs
-for _seldom in (
-    "gpu.health_state",
-    "gpu.replicas",
-    "gpu.nvml.observer",
-    "gpu.policy_files",
-    "gpu.simulated",
-):
-    lean.later(f"muster_plugin.{_seldom}")
-lean.load("grpc.aio", hollow=["typing_extensions"])
-if api_implementation.Type() != "python":
-    lean.load(
-        "google.protobuf.internal.builder", hollow=["google.protobuf.internal.python_message"]
-    )
-lean.load("muster.service.entry")
-lean.load("muster.vocabulary")

@@ -4,6 +4,8 @@ Sockets and registration come first, because they make devices usable. The bus a
 are imported and connected afterwards; the bus may stay unreachable for ever.
 """
 
+from muster_plugin import lean  # isort: skip  # before everything else
+
 import asyncio
 import sys
 from collections.abc import Mapping
@@ -14,13 +16,15 @@ import msgspec
 
 from muster import machine
 from muster.service import entry, logs, runtime, settings
-from muster_plugin import bus_reporter, preflight, reload
 from muster_plugin import node as node_door
-from muster_plugin.config import document
+from muster_plugin import preflight, reload
+from muster_plugin.config import document, files
 from muster_plugin.config import settings as config_settings
 from muster_plugin.gpu import health_state, policy_files, simulated, source
 from muster_plugin.gpu.nvml import observer
 from muster_plugin.kubelet import socket_directory
+
+lean.end_imports()
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -41,13 +45,12 @@ async def serve(
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
     try:
         node = _node(chosen)
-        reporter = bus_reporter.BusReporter(chosen, node)
-        reloader = reload.Reloader(chosen, source, node, reporter.set_config_hash)
+        reloader = reload.Reloader(chosen, source, node)
         try:
             # SIGTERM may come while it waits for another plugin to end
             await runtime.run(
                 *node.tasks(lambda: _acquire_resources(chosen, node)),
-                reporter.run(),
+                _report(chosen, node),
                 *([reloader.run()] if source.file else []),
                 stop=node.stopping,
             )
@@ -57,6 +60,15 @@ async def serve(
         raise entry.CannotStart(str(error)) from None
 
 
+async def _report(chosen: config_settings.Settings, node: node_door.Node) -> None:
+    """Report to the bus as soon as the resources are registered."""
+    await node.resource_plugins.wait_for_first_answers()
+    lean.import_bus()
+    from muster_plugin import bus_reporter  # noqa: PLC0415  # see `lean`
+
+    await bus_reporter.BusReporter(chosen, node).run()
+
+
 def _resolved(chosen: config_settings.Settings) -> object:
     """Return the settings as they apply to this node. Raises CannotStart as `serve` does."""
     try:
@@ -64,8 +76,6 @@ def _resolved(chosen: config_settings.Settings) -> object:
         preflight.check(chosen)
         here = chosen.at(name)
         if here.gpus is not None:
-            from muster_plugin.gpu import policy_files  # noqa: PLC0415  # GPUs only
-
             policy_files.read(here.gpus.health)
     except preflight.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
@@ -154,8 +164,6 @@ def _formats() -> Mapping[str, settings.Foreign]:
 
 def _foreign(text: bytes, source: str, peer: str) -> dict[str, object]:
     """Return the settings tree of another plugin's file. Raises BadSettings."""
-    from muster_plugin.config import files  # noqa: PLC0415  # most never need it
-
     imported = files.import_peer(text, source=source, peer=files.Format(peer))
     tree: dict[str, object] = msgspec.to_builtins(imported.rules)
     return tree

@@ -1,31 +1,27 @@
 """Adapter: reports the node's state to the bus, to Kubernetes' probes and to Prometheus.
 
-All of it is imported and connected after the registration. The bus may stay unreachable for ever.
+This module is imported after the registration, see `lean`. The bus may stay unreachable for ever.
 """
 
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 import muster
-from muster import lean, vocabulary
-from muster.service import logs
+from muster import codec, vocabulary
+from muster.nats import bus
+from muster.service import logs, probes
+from muster_plugin import metrics, preflight
 from muster_plugin import node as node_door
-from muster_plugin import preflight
 from muster_plugin.config import settings
 from muster_plugin.kubelet import resource_status, self_probe
 from muster_plugin.publishing import heartbeats
 
-if TYPE_CHECKING:
-    from muster.nats import bus
-
 _STOP_FLUSH_S: Final = 0.5
 _HEARTBEATS_MISSED_MAX: Final = 3
-_HTTP: Final = ("http.server", "ssl", "urllib.request", "wsgiref", "wsgiref.simple_server")
-"""What prometheus-client serves and pushes with; our probes do the serving."""
 
 
 class BusReporter:
@@ -40,32 +36,19 @@ class BusReporter:
             instance="unconnected",
             boot=preflight.boot(),
             version=muster.__version__,
-            config_hash=chosen.hash_for(node.name),
             interval_s=chosen.heartbeat.interval_s,
-            started_at=time.monotonic(),
+            started_at=node.started_at,
         )
         self._heartbeat_at = self._identity.started_at
         self._lag_s = 0.0
         self._sequence = 0
         self._is_draining = False
 
-    def set_config_hash(self, config_hash: str) -> None:
-        """Report this configuration as applied from now on."""
-        self._identity = msgspec.structs.replace(self._identity, config_hash=config_hash)
-
     async def run(self) -> None:
         """Connect, and report until cancelled.
 
         `plugin.stopping` is published only at an intended end: a crash must look like one.
         """
-        await self._node.resource_plugins.wait_for_first_answers()
-        lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
-        lean.load("prometheus_client", hollow=_HTTP)
-        from muster import codec  # noqa: PLC0415  # 60 ms, after the registration
-        from muster.nats import bus  # noqa: PLC0415  # 60 ms, after the registration
-        from muster.service import probes  # noqa: PLC0415  # 60 ms, after the registration
-        from muster_plugin import metrics  # noqa: PLC0415  # the same
-
         metrics.register(self._node, self._heartbeat_age_s)
         http, identity = self._settings.http, self._identity
         async with (
@@ -94,7 +77,7 @@ class BusReporter:
                 if self._node.stopping.is_set():
                     await self._publish_stopping(connected)
 
-    async def _send_heartbeats(self, connected: "bus.Bus") -> None:
+    async def _send_heartbeats(self, connected: bus.Bus) -> None:
         """Send heartbeats on the interval, and at once when a problem begins or ends."""
         clock = asyncio.get_running_loop().time
         interval_s = self._settings.heartbeat.interval_s
@@ -112,7 +95,7 @@ class BusReporter:
             self._sequence += 1
             await connected.send_heartbeat(self._heartbeat(connected))
 
-    async def _resync(self, connected: "bus.Bus") -> None:
+    async def _resync(self, connected: bus.Bus) -> None:
         """Publish everything again after each (re)connect: changes alone would drift."""
         async for is_connected in connected.link.changes():
             if not is_connected:
@@ -124,26 +107,24 @@ class BusReporter:
                     at=datetime.now(UTC),
                     version=muster.__version__,
                     instance=connected.instance,
-                    config_hash=self._identity.config_hash,
+                    config_hash=self._node.config_hash,
                     resources=self._node.inventory.resources,
                 )
             )
             self._node.event_log.publish_to(connected.enqueue)
             self._publish_snapshot(connected)
 
-    async def _publish_snapshots(self, connected: "bus.Bus") -> None:
+    async def _publish_snapshots(self, connected: bus.Bus) -> None:
         while True:
             await asyncio.sleep(self._settings.snapshot_period_s)
             if connected.link.is_connected:
                 self._publish_snapshot(connected)
 
-    def _publish_snapshot(self, connected: "bus.Bus") -> None:
-        from muster import codec  # noqa: PLC0415  # loaded with the bus
-
+    def _publish_snapshot(self, connected: bus.Bus) -> None:
         at = datetime.now(UTC)
         connected.enqueue(self._node.snapshot(at, bytes_max=codec.EVENT_BYTES_MAX))
 
-    async def _publish_stopping(self, connected: "bus.Bus") -> None:
+    async def _publish_stopping(self, connected: bus.Bus) -> None:
         self._is_draining = True
         connected.enqueue(
             vocabulary.PluginStopping(
@@ -156,9 +137,7 @@ class BusReporter:
         if connected.link.is_connected and not await connected.flush(_STOP_FLUSH_S):
             logs.logger().warning("plugin_stopping_not_delivered")
 
-    def _heartbeat(self, connected: "bus.Bus") -> vocabulary.Heartbeat:
-        from muster import codec  # noqa: PLC0415  # loaded with the bus
-
+    def _heartbeat(self, connected: bus.Bus) -> vocabulary.Heartbeat:
         process = heartbeats.ProcessStatus(
             seq=self._sequence,
             phase=self._phase,
@@ -167,6 +146,7 @@ class BusReporter:
             lag_s=self._lag_s,
             reconnects=max(0, connected.link.epoch - 1),
             problems=self._node.event_log.current_problems,
+            config_hash=self._node.config_hash,
         )
         now = time.monotonic()
         return heartbeats.heartbeat(

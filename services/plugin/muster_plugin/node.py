@@ -63,6 +63,9 @@ class Node:
     ) -> None:
         self.name = name
         self.plugin = settings.name
+        self.started_at = time.monotonic()
+        self.config_hash = settings.hash_for(name)
+        """Of the configuration that was applied last."""
         self.inventory = inventory.Inventory(node=name, plugin=settings.name)
         self.stopping = asyncio.Event()
         """Set when the process must end: only a new one can use a new GPU driver."""
@@ -223,6 +226,7 @@ class Node:
         self, rules: document.NodeConfiguration, *, config_hash: str, restart: tuple[str, ...]
     ) -> None:
         """Apply changed rules; resources that did not change stay registered."""
+        self.config_hash = config_hash
         before = dict(self.resource_plugins)
         self._planner.configure(rules)
         reason, self._reason = self._reason, _Reason.CONFIGURATION_CHANGED

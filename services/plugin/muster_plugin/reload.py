@@ -33,19 +33,17 @@ class Source(Protocol):
 
 
 class Reloader:
-    """Applies changed settings to the node; `on_applied` gets the hash of each."""
+    """Applies changed settings to the node."""
 
     def __init__(
         self,
         chosen: settings.Settings,
         source: Source,
         node: node_door.Node,
-        on_applied: Callable[[str], None],
     ) -> None:
         self._chosen = chosen
         self._source = source
         self._node = node
-        self._on_applied = on_applied
         self._active = chosen
         self._read_requested = asyncio.Event()
         self._files = blocking.Lane()
@@ -111,7 +109,6 @@ class Reloader:
         if here.gpus is not None and not self._node.watches_gpus:
             restart = (*restart, "gpus")
         self._active = new
-        self._on_applied(config_hash)
         await self._node.configure(here, config_hash=config_hash, restart=restart)
 
     async def _reload_gpu_policy(self, here: document.NodeConfiguration) -> None:

@@ -23,7 +23,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     boot: str
     version: str
-    config_hash: str
     interval_s: float
     started_at: float
 
@@ -37,6 +36,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     checked_at: Mapping[str, float]
     lag_s: float
     reconnects: int
+    config_hash: str
     problems: tuple[str, ...] = ()
 
 
@@ -83,7 +83,7 @@ def _heartbeat(
         instance=identity.instance,
         boot=identity.boot,
         version=identity.version,
-        config_hash=identity.config_hash,
+        config_hash=process.config_hash,
         seq=process.seq,
         interval_s=identity.interval_s,
         uptime_s=_age(identity.started_at, now),

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from muster import lean
 from muster_plugin.config import gpus
 from muster_plugin.gpu.nvml import decode
 from muster_plugin.model import gpu
@@ -41,7 +40,6 @@ def initialise(rules: gpus.Gpus) -> Binding:
     Each call needs a `shut_down`, with no other call in flight.
     """
     _load(rules.library, rules.given.driver_root)
-    lean.load("pynvml")
     import pynvml  # noqa: PLC0415  # too heavy for nodes without a driver
 
     try:
