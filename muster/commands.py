@@ -14,7 +14,7 @@ _NEEDS: Final = {
     "local": ("aiohttp", "google.protobuf", "grpc"),
     "plugin": ("google.protobuf", "grpc"),
 }
-"""Modules by extra; `pyproject.toml` says which distributions bring them."""
+"""Modules by extra; pyproject.toml has the distributions that bring them."""
 
 
 def muster() -> int:

@@ -1,7 +1,7 @@
-"""Adapter: OpenSSL: an authority of one's own, and a certificate for NATS from it.
+"""Adapter: OpenSSL: a certificate authority of our own, and a certificate for NATS.
 
-For a laptop, and for a cluster that has nobody to issue certificates. The authority signs for NATS
-and nobody else; its key stays beside the certificate, and is for no machine of the cluster.
+For a laptop, and for a cluster without an issuer of certificates. The authority signs for NATS
+only; its key stays beside the certificate, and belongs on no machine of the cluster.
 """
 
 import ipaddress
@@ -32,7 +32,7 @@ def make(directory: Path, hosts: Sequence[str], *, at: datetime, lasts: timedelt
     names = [_name(host) for host in hosts]
     keyfiles.own(directory)
     for name in ("ca.crt", "ca.key", "tls.crt", "tls.key"):
-        # clients believe it, and would believe no other
+        # clients trust it, and would trust no other
         if (directory / name).exists():
             raise keyfiles.BadDirectory(
                 f"{directory}: has {name} already; `--renew` makes a new certificate"

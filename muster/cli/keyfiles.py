@@ -1,7 +1,7 @@
-"""Adapter: a directory of keys: the operator's, the accounts', each role's, and what follows.
+"""Adapter: a directory of keys: the operator's, the accounts', each role's, and derived files.
 
-A `.seed` file holds one seed a line, the newest first: while a key is changed both are good. All
-else is made of the seeds: accounts.conf for nats-server, credentials, and what the gate signs with.
+A `.seed` file has one seed a line, the newest first: while a key is changed both are valid. All
+else is derived from the seeds: accounts.conf for nats-server, credentials, the gate's keys.
 """
 
 import os
@@ -32,14 +32,14 @@ _OTHERS_WRITE: Final = 0o022
 
 
 class BadDirectory(Exception):
-    """The directory is not what it should be; the text says in what."""
+    """The directory cannot be used; the text says why."""
 
 
 def make(directory: Path, *, at: float) -> list[str]:
-    """Make all keys and what follows of them; return the files' names. Raises BadDirectory."""
+    """Make all keys and the derived files; return the files' names. Raises BadDirectory."""
     try:
         own(directory)
-        # who makes keys anew by mistake locks everybody out
+        # new keys, made by mistake, would lock everybody out
         if any(directory.glob("*.seed")):
             raise BadDirectory(
                 f"{directory}: has keys already; change one with `muster auth rotate`"
@@ -52,7 +52,7 @@ def make(directory: Path, *, at: float) -> list[str]:
 
 
 def own(directory: Path) -> None:
-    """Make a directory that is ours alone. Raises BadDirectory, OSError."""
+    """Make a directory that only we can write to. Raises BadDirectory, OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if stat.S_IMODE(directory.stat().st_mode) & _OTHERS_WRITE:
         raise BadDirectory(f"{directory}: others can write into it: chmod 700 it, or name another")
@@ -66,7 +66,7 @@ def derive(directory: Path, *, at: float) -> list[str]:
     Raises BadDirectory.
     """
     auth, gate, plugins = (_newest(directory, name) for name in ("auth", "gate", "plugins"))
-    held = accounts.Keys(
+    keys = accounts.Keys(
         operator=_newest(directory, "operator"),
         system=_newest(directory, "system"),
         auth=auth,
@@ -84,7 +84,7 @@ def derive(directory: Path, *, at: float) -> list[str]:
     }
     gate_jwt = nkeys.encode_jwt(accounts.gate_user(gate.public), auth, at=at)
     made = {
-        "accounts.conf": accounts.configuration(held, _new(nkeys.Kind.USER).public, at=at),
+        "accounts.conf": accounts.configuration(keys, _new(nkeys.Kind.USER).public, at=at),
         "gate.json": msgspec.json.encode(signing).decode() + "\n",
         "gate.creds": nkeys.write_creds(gate_jwt, gate),
     }
@@ -110,7 +110,7 @@ def user(
 
 
 def rotate(directory: Path, name: str, *, at: float) -> list[str]:
-    """Sign with a new key from now on, and keep the old one good; return the files' names.
+    """Sign with a new key from now on, and keep the old one valid; return the files' names.
 
     Raises BadDirectory.
     """
@@ -120,7 +120,7 @@ def rotate(directory: Path, name: str, *, at: float) -> list[str]:
 
 
 def drop(directory: Path, name: str, *, at: float) -> list[str]:
-    """Let only the newest key be good; return the files' names. Raises BadDirectory."""
+    """Drop all but the newest key; return the files' names. Raises BadDirectory."""
     _put(directory, name, [_newest(directory, name).seed])
     return derive(directory, at=at)
 
@@ -152,7 +152,7 @@ def _keys(directory: Path, name: str) -> list[nkeys.Key]:
     file = directory / f"{name}.seed"
     try:
         seeds = file.read_text("ascii").split()
-        found = [nkeys.Key.from_seed(seed, _KINDS[name]) for seed in seeds]
+        keys = [nkeys.Key.from_seed(seed, _KINDS[name]) for seed in seeds]
     except FileNotFoundError:
         raise BadDirectory(
             f"{file}: not there; make all keys with `muster auth init {directory}`"
@@ -161,9 +161,9 @@ def _keys(directory: Path, name: str) -> list[nkeys.Key]:
         raise BadDirectory(f"{file}: {error.strerror or error}") from None
     except ValueError as error:
         raise BadDirectory(f"{file}: {error}") from None
-    if not found:
+    if not keys:
         raise BadDirectory(f"{file}: empty")
-    return found
+    return keys
 
 
 def _new(kind: nkeys.Kind) -> nkeys.Key:

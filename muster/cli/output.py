@@ -36,10 +36,10 @@ class Unwritable(Exception):
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Within this, a failure to write to standard output is raised as Unwritable, whoever writes.
+    """Raise Unwritable for every failure to write to standard output inside the block.
 
     An OSError would look like a failure of what the command works with, such as NATS or a file.
-    What is still to be written is flushed at the end. After a failure nothing more is written.
+    Output is flushed at the end. After a failure nothing more is written.
     """
     given: TextIO | None = sys.stdout
     if given is None:

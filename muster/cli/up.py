@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(slots=True)
 class Fleet:
-    """The present state of a fleet, as its messages tell it; those of one node come in order."""
+    """The present state of a fleet, made from its messages; those of one node come in order."""
 
     verdicts: dict[tuple[str, str], vocabulary.VerdictChanged] = field(default_factory=dict)
     heartbeats: dict[tuple[str, str], vocabulary.Heartbeat] = field(default_factory=dict)

@@ -1,19 +1,21 @@
-"""Adapter: HTTP. What the stand-ins that are web servers share: listen, end on a signal, say no."""
+"""Adapter: HTTP: what the stand-ins share: listen, answer in JSON, log, stop on a signal."""
 
 import argparse
 import asyncio
 import contextlib
 import dataclasses
+import datetime as dt
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import NoReturn
 
+import msgspec
 import orjson
 from aiohttp import web
 
 SHUTDOWN_S = 1.0
-"""How long open requests may take to end after SIGTERM; two seconds are allowed in all."""
+"""How long open requests may take after SIGTERM; a stand-in has two seconds in all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,25 +33,25 @@ class Address:
 LOCAL = Address("127.0.0.1", 0)
 
 
-class MistakeError(Exception):
-    """A mistake of whoever started us: one line on stderr, exit code 2."""
+class UsageError(Exception):
+    """The program cannot run with these options: one line on stderr, exit code 2."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that complains in one line."""
+    """An argument parser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """End with the one line and exit code 2."""
+        """Exit with one line on stderr and code 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def address(written: str) -> Address:
-    """Return the address that `host:port` spells; raises what argparse expects of a type."""
-    host, colon, port = written.rpartition(":")
+def address(text: str) -> Address:
+    """Parse `host:port`. Raises ArgumentTypeError."""
+    host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     port_max = 65_535
     if not (host and colon and port.isascii() and port.isdigit() and int(port[:6]) <= port_max):
-        raise argparse.ArgumentTypeError(f"{written!r} is not host:port, such as 127.0.0.1:0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not host:port, such as 127.0.0.1:0")
     return Address(host, int(port))
 
 
@@ -62,7 +64,7 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
     runner = web.AppRunner(
         application,
         access_log=None,
-        # a body that does not unpack would end in 500; nobody we stand in for unpacks any
+        # a body that cannot be decompressed would end in 500; the real servers decompress none
         auto_decompress=False,
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_S,
@@ -74,7 +76,7 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
             await site.start()
         except OSError as error:
             why = error.strerror or error
-            raise MistakeError(f"cannot listen on {at}: {why}") from error
+            raise UsageError(f"cannot listen on {at}: {why}") from error
         port: int = runner.addresses[0][1]
         yield f"http://{Address(at.host, port)}"
     finally:
@@ -84,7 +86,7 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
 def stop_on_signals() -> asyncio.Event:
     """Return an event that SIGTERM and SIGINT set, from now on.
 
-    To be called before anybody is told that we listen: who has read that may send the signal.
+    Call this before the program prints that it listens: the reader may then send a signal.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -93,14 +95,29 @@ def stop_on_signals() -> asyncio.Event:
     return stopped
 
 
-def say_listening(service: str, url: str) -> None:
-    """Print the one line that tells where we listen."""
-    line = {"event": "listening", "service": service, "http": url}
-    sys.stdout.buffer.write(orjson.dumps(line) + b"\n")
+def log(event: str, **facts: object) -> None:
+    """Print a log line, as JSON."""
+    sys.stdout.buffer.write(orjson.dumps({"event": event, **facts}, default=str) + b"\n")
     sys.stdout.buffer.flush()
 
 
-def complain(program: str, mistake: MistakeError) -> int:
-    """Tell the one line on stderr; return the exit code."""
-    sys.stderr.write(f"{program}: {mistake}\n")
-    return 2
+def run(program: str, work: Coroutine[object, object, None]) -> int:
+    """Run a stand-in until it ends; return the exit code."""
+    try:
+        asyncio.run(work)
+    except UsageError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return 2
+    return 0
+
+
+def json_response(body: object, *, status: int = 200) -> web.Response:
+    """Return an answer in JSON."""
+    encoded = msgspec.json.encode(body)
+    return web.Response(body=encoded, status=status, content_type="application/json")
+
+
+def timestamp(*, fraction: bool = False) -> str:
+    """Return the present time as the Kubernetes API writes it."""
+    pattern = "%Y-%m-%dT%H:%M:%S.%fZ" if fraction else "%Y-%m-%dT%H:%M:%SZ"
+    return dt.datetime.now(dt.UTC).strftime(pattern)

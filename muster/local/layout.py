@@ -1,8 +1,8 @@
-"""Pure: What runs on a laptop: three simulated nodes, and the settings of everything on them.
+"""Pure: what runs on a laptop: three simulated nodes, and the settings of everything on them.
 
-One node offers this machine's own `/dev/fuse` beside simulated GPUs; the others GPUs only. Beats
-come every second and groups wait half of one, so that a fault is seen in seconds; in a cluster the
-defaults are slower.
+One node offers this machine's own `/dev/fuse` besides simulated GPUs; the others GPUs only.
+Heartbeats come every second and `group_wait` is half a second, so that a fault is reported in
+seconds; the defaults, for a cluster, are slower.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Node:
 
     @property
     def capacity(self) -> dict[str, int]:
-        """What the node offers by resource name once everything is registered."""
+        """The node's devices by resource name once everything is registered."""
         return {GPU: self.gpus} | ({FUSE: 1} if self.fuse else {})
 
 
@@ -50,7 +50,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, http: str) -> "Program":
-        """Return the same, but serving HTTP where it did before, `http://host:port`."""
+        """Return the program with its HTTP address set to `http://host:port`."""
         address = http.removeprefix("http://")
         if self.module.startswith("muster.local."):
             return replace(self, arguments=(*self.arguments, "--http", address))
@@ -71,7 +71,7 @@ def webhook() -> Program:
 
 
 def kubelet(node: Node, *, directory: str, api: str) -> Program:
-    """Return the stand-in for a node's kubelet; it tells the API of changes every half second."""
+    """Return the stand-in for a node's kubelet; it writes the node status every half second."""
     return Program(
         f"kubelet-{node.name}",
         "muster.local.kubelet",
@@ -83,9 +83,9 @@ def kubelet(node: Node, *, directory: str, api: str) -> Program:
 
 
 def service(name: str, file: str) -> Program:
-    """Return one of the four services, by its settings file."""
-    room = name.partition("-")[0]
-    return Program(name, f"muster_{room}", ("--config", file))
+    """Return one of the services, with its settings file."""
+    package = f"muster_{name.partition('-')[0]}"
+    return Program(name, package, ("--config", file))
 
 
 def plugin_settings(
@@ -111,7 +111,7 @@ def plugin_settings(
 
 
 def health_settings(*, nats: str, kubeconfig: str) -> Settings:
-    """Return the settings of health: here nobody is silent but because somebody wants it so."""
+    """Return the settings of health; `patience_s` is 0, as silence here is always a fault."""
     return {
         "bus": {"url": nats},
         "detection": {"patience_s": 0},
@@ -123,12 +123,12 @@ def health_settings(*, nats: str, kubeconfig: str) -> Settings:
 
 
 def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:
-    """Return the settings of the labeler: it suggests."""
+    """Return the settings of the labeler, which only suggests."""
     return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": {"kubeconfig": kubeconfig}}
 
 
 def notifier_settings(*, nats: str, webhook_url: str, reach: str = "loopback") -> Settings:
-    """Return the settings of the notifier: to the console and to the stand-in receiver."""
+    """Return the settings of the notifier, which notifies the console and the webhook stand-in."""
     return {
         "bus": {"url": nats},
         "group_wait_s": 0.5,

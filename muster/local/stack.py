@@ -1,4 +1,4 @@
-"""Adapter: processes: starts the whole of muster here, in order, and ends it without trace.
+"""Adapter: processes: starts all of muster on this machine, and ends it without a trace.
 
 NATS, a Kubernetes API, a webhook receiver, three nodes with a kubelet and a plugin each, and the
 three central services; all real processes. The sockets, settings and logs are in one directory.
@@ -46,7 +46,7 @@ class Stack:
         self._show = show
         self._restart = restart
         self._nats_port = nats_port
-        self._watching: list[asyncio.Task[None]] = []
+        self._restarters: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         """Start everything. Raises ProgramFailed or NatsUnavailable, after ending what ran."""
@@ -70,7 +70,7 @@ class Stack:
 
     @property
     def kubeconfig(self) -> Path:
-        """How the Kubernetes API is reached."""
+        """The kubeconfig of the Kubernetes API."""
         return self.directory / "kubeconfig"
 
     def http(self, name: str) -> str:
@@ -78,9 +78,9 @@ class Stack:
         return self.processes[name].addresses["http"]
 
     def pids(self) -> set[int]:
-        """Return the process ids of everything that was started and is not known to have ended."""
-        found = {process.pid for process in self.processes.values() if process.is_running}
-        return found | ({self.nats.pid} if self.nats else set())
+        """Return the process ids of everything that runs."""
+        pids = {process.pid for process in self.processes.values() if process.is_running}
+        return pids | ({self.nats.pid} if self.nats else set())
 
     def faults(self, node: str) -> Path:
         """Return the fault script of a node's simulated GPUs."""
@@ -90,7 +90,7 @@ class Stack:
         if not self.nats_url:
             self.nats = await self._start_nats()
             self.nats_url = self.nats.url
-            self._watch("nats-server", self.nats)
+            self._restart_on_exit("nats-server", self.nats)
         self._show_address("NATS", self.nats_url)
         await self._run(layout.kubernetes(str(self.kubeconfig)), layout.webhook())
         self._show_address("Kubernetes API", f"{self.http('kubernetes')}  (stand-in)")
@@ -108,7 +108,7 @@ class Stack:
             self._show_address(f"plugin {node.name}", f"{self.http(f'plugin-{node.name}')}/metrics")
 
     async def _start_nats(self) -> nats.NatsServer:
-        """Start NATS where subscribers look for it, or on a free port if somebody is there."""
+        """Start NATS on its usual port, or on a free one if that is taken."""
         directory, die = self.directory / "nats", processes.die_with_parent()
         server = nats.NatsServer(directory, port=self._nats_port, before_exec=die)
         try:
@@ -141,18 +141,18 @@ class Stack:
         programs = []
         for node in layout.NODES:
             self.faults(node.name).touch()
-            found = layout.plugin_settings(
+            settings = layout.plugin_settings(
                 node,
                 nats=self.nats_url,
                 directory=str(self.directory / node.name),
                 fuse_path=str(fuse),
                 faults=str(self.faults(node.name)),
             )
-            programs.append(self._service(f"plugin-{node.name}", found))
+            programs.append(self._service(f"plugin-{node.name}", settings))
         return programs
 
     def _fuse(self) -> Path:
-        """Return this machine's /dev/fuse, or a stand-in for it where there is none."""
+        """Return this machine's /dev/fuse, or a link to /dev/null where there is none."""
         real = Path("/dev/fuse")
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(real.stat().st_mode):
@@ -163,13 +163,13 @@ class Stack:
         simulated.symlink_to(os.devnull)
         return simulated
 
-    def _service(self, name: str, found: layout.Settings) -> layout.Program:
+    def _service(self, name: str, settings: layout.Settings) -> layout.Program:
         file = self.directory / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(dict(found)), "utf-8")
+        file.write_text(yaml.safe_dump(dict(settings)), "utf-8")
         return layout.service(name, str(file))
 
     async def _run(self, *programs: layout.Program) -> None:
-        """Start programs side by side; none is still starting when one of them fails."""
+        """Start programs concurrently; all have started or failed when an error is raised."""
         starting = []
         for program in programs:
             process = processes.Process(program, self.directory / f"{program.name}.log")
@@ -179,27 +179,27 @@ class Stack:
             if isinstance(end, BaseException):
                 raise end
         for program in programs:
-            self._watch(program.name, self.processes[program.name])
+            self._restart_on_exit(program.name, self.processes[program.name])
 
     async def _keep_running(self, name: str, process: processes.Process | nats.NatsServer) -> None:
         delay_s, longest_s = _RESTART_S
         while True:
             code = await process.wait()
-            self._show(f"{name} ended with {code}; again in {delay_s:g} s")
+            self._show(f"{name} ended with {code}; restarting in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             delay_s = min(longest_s, delay_s * 2)
             with contextlib.suppress(processes.ProgramFailed, nats.NatsUnavailable):
                 await process.start()
 
-    def _watch(self, name: str, process: processes.Process | nats.NatsServer) -> None:
+    def _restart_on_exit(self, name: str, process: processes.Process | nats.NatsServer) -> None:
         if self._restart:
-            self._watching.append(asyncio.create_task(self._keep_running(name, process)))
+            self._restarters.append(asyncio.create_task(self._keep_running(name, process)))
 
     async def _end(self) -> None:
-        """End the plugins first, so that they say goodbye, and NATS last."""
-        for task in self._watching:
+        """End the plugins first, so that they can publish it, and NATS last."""
+        for task in self._restarters:
             task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        await asyncio.gather(*self._restarters, return_exceptions=True)
         order = ("plugin-", "notifier", "health", "labeler", "kubelet-", "")
         left = dict(self.processes)
         for prefix in order:

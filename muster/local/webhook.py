@@ -1,6 +1,6 @@
-"""Adapter: HTTP. A webhook receiver that keeps what it was sent, and fails when told to.
+"""Adapter: HTTP: a webhook receiver that keeps what it was sent, and fails on request.
 
-POST to any path is kept; GET /received returns what was; POST /behave makes the next answers
+A POST to any path is kept; GET /received returns those kept; POST /behave makes the next answers
 slow or bad.
 """
 
@@ -28,9 +28,9 @@ DELAY_S_MAX = 60.0
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """One POST: `index` counts from 0, `status` is what it was answered, header names are lower.
+    """One POST: `index` counts from 0, `status` was the answer, header names are lower case.
 
-    `body` is the text as it came, bytes that are no UTF-8 replaced.
+    `body` is the text as received; bytes that are no UTF-8 are replaced.
     """
 
     index: int
@@ -41,7 +41,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     status: int
 
     def json(self) -> object:
-        """Return what the body says, if it is JSON."""
+        """Return the decoded body, if it is JSON."""
         parsed: object = orjson.loads(self.body)
         return parsed
 
@@ -55,7 +55,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     headers: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done (msgspec turns it into its own error, with the path)."""
+        """Refuse values out of range (msgspec adds the path)."""
         status_min, status_max = 200, 599
         if not status_min <= self.status <= status_max:
             raise ValueError(f"status: {self.status} is not from {status_min} to {status_max}")
@@ -93,12 +93,12 @@ class WebhookReceiver:
         application.router.add_post("/behave", self._behave)
         application.router.add_post("/{path:.*}", self._receive)
         for probe in ("/healthz", "/readyz"):
-            application.router.add_get(probe, _well)
+            application.router.add_get(probe, _ok)
         if self._file is not None:
             try:
                 self._written = self._open.enter_context(self._file.open("ab", buffering=0))
             except OSError as error:
-                raise httpd.MistakeError(f"cannot write {self._file}: {error.strerror}") from error
+                raise httpd.UsageError(f"cannot write {self._file}: {error.strerror}") from error
         try:
             listening = httpd.listening(application, self._address)
             self.url = await self._open.enter_async_context(listening)
@@ -114,19 +114,19 @@ class WebhookReceiver:
         await self._open.aclose()
 
     def behave(self, behaviour: Behaviour) -> None:
-        """Answer the next POSTs like this; it replaces what was asked for before."""
+        """Answer the next POSTs like this, instead of as requested before."""
         self._behaviour = behaviour
 
     def received(self, since: int = 0) -> list[Received]:
-        """Return what is kept, from index `since` on."""
+        """Return the POSTs that are kept, from index `since` on."""
         return [received for received in self._kept if received.index >= since]
 
     async def wait_for(
-        self, wanted: Callable[[Sequence[Received]], bool], *, timeout_s: float
+        self, matches: Callable[[Sequence[Received]], bool], *, timeout_s: float
     ) -> list[Received]:
-        """Return everything kept as soon as it is as `wanted`; raises TimeoutError."""
+        """Return all that are kept as soon as they match. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._changed:
-            await self._changed.wait_for(lambda: wanted(self.received()))
+            await self._changed.wait_for(lambda: matches(self.received()))
             return self.received()
 
     async def _receive(self, request: web.Request) -> web.Response:
@@ -145,7 +145,7 @@ class WebhookReceiver:
         )
         self._kept.append(received)
         if self._written is not None:
-            self._written.write(orjson.dumps(_told(received)) + b"\n")
+            self._written.write(orjson.dumps(_as_json(received)) + b"\n")
         async with self._changed:
             self._changed.notify_all()
         await asyncio.sleep(behaviour.delay_s)
@@ -160,8 +160,7 @@ class WebhookReceiver:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(max(0.0, wait_s), WAIT_S_MAX)), self._changed:
                 await self._changed.wait_for(lambda: self._closing or self.received(since))
-        told = [_told(received) for received in self.received(since)]
-        return web.Response(body=orjson.dumps(told), content_type="application/json")
+        return httpd.json_response([_as_json(received) for received in self.received(since)])
 
     async def _behave(self, request: web.Request) -> web.Response:
         try:
@@ -171,12 +170,12 @@ class WebhookReceiver:
         return web.Response(status=204)
 
 
-def _told(received: Received) -> dict[str, object]:
+def _as_json(received: Received) -> dict[str, object]:
     """Return the JSON of a POST: its body as JSON where it is JSON, else as text."""
-    told: dict[str, object] = msgspec.to_builtins(received)
+    fields: dict[str, object] = msgspec.to_builtins(received)
     with contextlib.suppress(orjson.JSONDecodeError):
-        told["body"] = received.json()
-    return told
+        fields["body"] = received.json()
+    return fields
 
 
 def _clean(header: str) -> str:
@@ -184,14 +183,14 @@ def _clean(header: str) -> str:
     return header.encode(errors="replace").decode()
 
 
-async def _well(_: web.Request) -> web.Response:
+async def _ok(_: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 
 async def _serve(options: argparse.Namespace) -> None:
     stopped = httpd.stop_on_signals()
     async with WebhookReceiver(http=options.http, file=options.file) as receiver:
-        httpd.say_listening("webhook", receiver.url)
+        httpd.log("listening", service="webhook", http=receiver.url)
         await stopped.wait()
 
 
@@ -200,12 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = httpd.Parser(prog="muster.local.webhook", description=__doc__)
     parser.add_argument("--http", type=httpd.address, default=httpd.LOCAL, metavar="HOST:PORT")
     parser.add_argument("--file", type=pathlib.Path, metavar="PATH")
-    options = parser.parse_args(arguments)
-    try:
-        asyncio.run(_serve(options))
-    except httpd.MistakeError as mistake:
-        return httpd.complain(parser.prog, mistake)
-    return 0
+    return httpd.run(parser.prog, _serve(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_what_was_denied_is_refused_by_name_and_a_review_says_so_before() -> Non
 def test_a_token_that_nobody_gave_out_is_a_strangers() -> None:
     users = access.Users()
     users.add("dev")
-    users.refuse_stranger("")
-    users.refuse_stranger("dev")
+    users.refuse_unknown("")
+    users.refuse_unknown("dev")
     with pytest.raises(refusals.RequestError, match="Unauthorized"):
-        users.refuse_stranger("eve")
+        users.refuse_unknown("eve")

@@ -35,7 +35,7 @@ def write(place: resources.Place, manager: str = "tester") -> writes.Write:
 
 
 def add(store: objects.Store, place: resources.Place, **body: trees.Json) -> trees.Tree:
-    metadata = {**trees.branch(body, "metadata"), "name": place.name}
+    metadata = {**trees.object_at(body, "metadata"), "name": place.name}
     return store.create({**body, "metadata": metadata}, write(dataclasses.replace(place, name="")))
 
 
@@ -54,15 +54,15 @@ def refused(code: int, text: str | None = None) -> pytest.RaisesExc[refusals.Req
 def names(page: trees.Tree) -> list[str]:
     items = page["items"]
     assert isinstance(items, list)
-    return [trees.text(item, "metadata", "name") for item in items if isinstance(item, dict)]
+    return [trees.string_at(item, "metadata", "name") for item in items if isinstance(item, dict)]
 
 
 def told(events: list[trees.Tree]) -> list[tuple[str, str, str]]:
     return [
         (
-            trees.text(event, "type"),
-            trees.text(event, "object", "metadata", "name"),
-            trees.text(event, "object", "metadata", "resourceVersion"),
+            trees.string_at(event, "type"),
+            trees.string_at(event, "object", "metadata", "name"),
+            trees.string_at(event, "object", "metadata", "resourceVersion"),
         )
         for event in events
     ]
@@ -101,7 +101,7 @@ def test_a_new_object_gets_what_only_the_server_can_give() -> None:
 def test_a_generated_name_gets_a_suffix() -> None:
     body: trees.Tree = {"metadata": {"generateName": "gpu-"}, "involvedObject": {}}
     shown = new_store().create(body, write(at(resources.EVENTS, namespace="default")))
-    assert trees.text(shown, "metadata", "name") == "gpu-x7k2p"
+    assert trees.string_at(shown, "metadata", "name") == "gpu-x7k2p"
 
 
 def test_a_patch_that_changes_nothing_keeps_the_version() -> None:
@@ -161,7 +161,7 @@ def test_the_main_resource_and_its_status_are_kept_apart() -> None:
         {"phase": "Running"},
     )
     shown = change(store, status, metadata=labels(seen="yes"))
-    assert trees.look(shown, "metadata", "labels") == {"seen": "yes"}
+    assert trees.value_at(shown, "metadata", "labels") == {"seen": "yes"}
 
 
 def test_an_apply_creates_what_is_not_there_and_each_part_is_its_own_share() -> None:
@@ -177,7 +177,7 @@ def test_an_apply_creates_what_is_not_there_and_each_part_is_its_own_share() -> 
         gpu = {"status": {"conditions": [{"type": "Gpu", "status": "False"}]}}
         store.patch(gpu, APPLY, write(status, "ann"))
     shown, _ = store.patch({"metadata": {}}, APPLY, write(NODE, "ann"))
-    assert "labels" not in trees.branch(shown, "metadata")
+    assert "labels" not in trees.object_at(shown, "metadata")
     with refused(404):
         store.patch({}, APPLY, write(at(resources.NODES, "none", subresource="status")))
 
@@ -186,7 +186,7 @@ def test_the_fields_of_an_object_are_let_go_when_asked() -> None:
     store = new_store()
     add(store, NODE, metadata=labels(a="1"))
     shown = change(store, NODE, metadata={"managedFields": []})
-    assert "managedFields" not in trees.branch(shown, "metadata")
+    assert "managedFields" not in trees.object_at(shown, "metadata")
 
 
 def test_both_kinds_of_event_are_one() -> None:
@@ -264,7 +264,7 @@ def test_a_dry_run_answers_and_changes_nothing() -> None:
     before = add(store, NODE)
     dry = dataclasses.replace(write(NODE), dry_run=True)
     shown, _ = store.patch({"metadata": labels(a="1")}, MERGE, dry)
-    assert trees.look(shown, "metadata", "labels") == {"a": "1"}
+    assert trees.value_at(shown, "metadata", "labels") == {"a": "1"}
     store.delete(NODE, None, dry_run=True)
     assert (store.get(NODE), store.version) == (before, 105)
 
@@ -284,13 +284,18 @@ def test_pages_show_the_objects_as_they_were_when_the_first_was_made() -> None:
     for name in "abcde":
         add(store, at(resources.NODES, name))
     first = store.page(NODES, limit=2)
-    assert (names(first), trees.look(first, "metadata", "remainingItemCount")) == (["a", "b"], 3)
+    assert (names(first), trees.value_at(first, "metadata", "remainingItemCount")) == (
+        ["a", "b"],
+        3,
+    )
     store.delete(at(resources.NODES, "c"), None, dry_run=False)
     add(store, at(resources.NODES, "cc"))
-    token = trees.text(first, "metadata", "continue")
+    token = trees.string_at(first, "metadata", "continue")
     rest = store.page(NODES, limit=9, token=token)
     assert names(rest) == ["c", "d", "e"]
-    assert rest["metadata"] == {"resourceVersion": trees.text(first, "metadata", "resourceVersion")}
+    assert rest["metadata"] == {
+        "resourceVersion": trees.string_at(first, "metadata", "resourceVersion")
+    }
     assert names(store.page(NODES)) == ["a", "b", "cc", "d", "e"]
     store.compact()
     with refused(410):
@@ -327,7 +332,7 @@ def test_an_object_that_leaves_a_selector_is_told_as_deleted() -> None:
         ("MODIFIED", "node-a", "107"),
         ("DELETED", "node-a", "108"),
     ]
-    assert trees.look(events[-1], "object", "metadata", "labels") == {"gpu": "h200"}
+    assert trees.value_at(events[-1], "object", "metadata", "labels") == {"gpu": "h200"}
     assert store.initial(gpus) == []
 
 
@@ -426,8 +431,8 @@ def take(store: objects.Store, place: resources.Place, what: str, value: str) ->
 def replayed(known: Mapping[str, trees.Tree], events: list[trees.Tree]) -> dict[str, trees.Tree]:
     now = dict(known)
     for event in events:
-        stored = trees.pruned(trees.branch(event, "object"), "kind", "apiVersion")
-        name = trees.text(stored, "metadata", "name")
+        stored = trees.without(trees.object_at(event, "object"), "kind", "apiVersion")
+        name = trees.string_at(stored, "metadata", "name")
         if event["type"] == "DELETED":
             del now[name]
         else:

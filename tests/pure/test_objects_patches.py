@@ -221,7 +221,7 @@ def applies(
 
 
 def edits(live: trees.Tree, **labels: str) -> trees.Tree:
-    new = trees.planted(live, dict(labels), "metadata", "labels")
+    new = trees.with_value(live, dict(labels), "metadata", "labels")
     return ownership.recorded(live, new, EDITOR, at="now", named=None)
 
 
@@ -238,7 +238,7 @@ def shares(tree: trees.Tree) -> dict[str, list[str]]:
 
 
 def told(tree: trees.Tree) -> Any:
-    return trees.pruned(trees.branch(tree, "metadata"), "managedFields")
+    return trees.without(trees.object_at(tree, "metadata"), "managedFields")
 
 
 def test_what_an_applier_no_longer_names_goes_and_what_others_wrote_stays() -> None:

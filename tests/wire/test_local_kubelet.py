@@ -526,7 +526,7 @@ def test_a_stopped_endpoint_is_an_answer_for_a_pod_not_a_hang(root: pathlib.Path
 def test_a_second_kubelet_in_the_same_directory_is_refused(root: pathlib.Path) -> None:
     async def story() -> None:
         async with kubelet.Kubelet(directory=root, node="n") as first:
-            with pytest.raises(httpd.MistakeError, match="another kubelet serves"):
+            with pytest.raises(httpd.UsageError, match="another kubelet serves"):
                 async with kubelet.Kubelet(directory=root, node="m"):
                     pass
             assert sockets(first.plugins_directory) == {"kubelet.sock"}

@@ -370,13 +370,13 @@ def test_a_bad_request_is_answered_with_a_status_and_never_with_500() -> None:
 )
 def test_yaml_that_json_cannot_say_is_refused(body: bytes) -> None:
     with pytest.raises(refusals.RequestError) as refused:
-        server.decoded(body, "application/yaml")
+        server.decode_object(body, "application/yaml")
     assert refused.value.code == 400
 
 
 def test_a_date_in_yaml_stays_a_string() -> None:
     body = b"at: 2026-11-01T10:00:00Z"
-    assert server.decoded(body, "application/yaml") == {"at": "2026-11-01T10:00:00Z"}
+    assert server.decode_object(body, "application/yaml") == {"at": "2026-11-01T10:00:00Z"}
 
 
 POD_YAML = """

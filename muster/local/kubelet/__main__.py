@@ -1,12 +1,10 @@
 """Adapter: the command line and the HTTP control surface of `python -m muster.local.kubelet`."""
 
 import argparse
-import asyncio
 import pathlib
 import sys
 
 import msgspec
-import orjson
 from aiohttp import web
 from google.protobuf import json_format
 
@@ -19,12 +17,7 @@ _BODY_BYTES_MAX = 64 * 1024
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one kubelet until SIGTERM or SIGINT."""
-    options = _parser().parse_args(arguments)
-    try:
-        asyncio.run(_run(options))
-    except httpd.MistakeError as mistake:
-        return httpd.complain(PROGRAM, mistake)
-    return 0
+    return httpd.run(PROGRAM, _run(_parser().parse_args(arguments)))
 
 
 async def _run(options: argparse.Namespace) -> None:
@@ -35,14 +28,16 @@ async def _run(options: argparse.Namespace) -> None:
         status_period_s=options.status_period,
         stop_grace_s=options.stop_grace,
         plugin_watcher=options.plugin_watcher,
-        log=_log,
+        log=httpd.log,
     )
     stopped = httpd.stop_on_signals()
     async with (
         stand_in,
         httpd.listening(application(stand_in), options.http) as url,
     ):
-        _log("listening", service="kubelet", node=options.node, http=url, socket=stand_in.socket)
+        httpd.log(
+            "listening", service="kubelet", node=options.node, http=url, socket=stand_in.socket
+        )
         await stopped.wait()
 
 
@@ -86,12 +81,6 @@ def _seconds(written: str) -> float:
     return seconds
 
 
-def _log(event: str, **facts: object) -> None:
-    line = orjson.dumps({"event": event, **facts}, default=str)
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
-
-
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /pods."""
 
@@ -101,15 +90,15 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def application(stand_in: server.Kubelet) -> web.Application:
-    """Serve the control surface of one kubelet; GET / lists it."""
-    surface = _Surface(stand_in)
+    """Return the control surface of one kubelet; GET / lists it."""
+    control = _Control(stand_in)
     routes = {
-        ("GET", "/state"): surface.state,
-        ("POST", "/drop-stream"): surface.drop_stream,
-        ("POST", "/restart"): surface.restart,
-        ("POST", "/registration"): surface.registration,
-        ("POST", "/pods"): surface.add_pod,
-        ("DELETE", "/pods/{namespace}/{name}"): surface.delete_pod,
+        ("GET", "/state"): control.state,
+        ("POST", "/drop-stream"): control.drop_stream,
+        ("POST", "/restart"): control.restart,
+        ("POST", "/registration"): control.registration,
+        ("POST", "/pods"): control.add_pod,
+        ("DELETE", "/pods/{namespace}/{name}"): control.delete_pod,
     }
 
     async def index(_request: web.Request) -> web.Response:
@@ -122,44 +111,52 @@ def application(stand_in: server.Kubelet) -> web.Application:
     return served
 
 
-class _Surface:
+class _Control:
     def __init__(self, stand_in: server.Kubelet) -> None:
         self._kubelet = stand_in
 
     async def state(self, _request: web.Request) -> web.Response:
-        return _answer(200, self._kubelet.state())
+        return httpd.json_response(self._kubelet.state())
 
     async def drop_stream(self, request: web.Request) -> web.Response:
         resource = request.query.get("resource", "")
         if not resource:
-            return _answer(400, {"error": "which? /drop-stream?resource=vendor.example/name"})
+            return httpd.json_response(
+                {"error": "which? /drop-stream?resource=vendor.example/name"}, status=400
+            )
         if not await self._kubelet.drop_stream(resource):
-            return _answer(404, {"error": f"no plugin is connected for {resource}"})
-        return _answer(200, {"dropped": resource})
+            return httpd.json_response(
+                {"error": f"no plugin is connected for {resource}"}, status=404
+            )
+        return httpd.json_response({"dropped": resource})
 
     async def restart(self, _request: web.Request) -> web.Response:
         await self._kubelet.restart()
-        return _answer(200, {"restarts": self._kubelet.state().restarts})
+        return httpd.json_response({"restarts": self._kubelet.state().restarts})
 
     async def registration(self, request: web.Request) -> web.Response:
         accept = request.query.get("accept")
         if accept not in {"true", "false"}:
-            return _answer(400, {"error": f"accept={accept}: either true or false"})
+            return httpd.json_response(
+                {"error": f"accept={accept}: either true or false"}, status=400
+            )
         self._kubelet.accept_registrations(accept == "true")
-        return _answer(200, {"accept": accept == "true"})
+        return httpd.json_response({"accept": accept == "true"})
 
     async def add_pod(self, request: web.Request) -> web.Response:
         try:
             pod = msgspec.json.decode(await request.read(), type=PodRequest)
         except msgspec.MsgspecError as error:
-            return _answer(400, {"error": str(error)})
+            return httpd.json_response({"error": str(error)}, status=400)
         try:
             allocated = await self._kubelet.allocate(
                 name=pod.name, namespace=pod.namespace, resources=pod.resources
             )
         except device_manager.AllocationError as refused:
             text = rules.admission_error(str(refused))
-            return _answer(409, {"reason": "UnexpectedAdmissionError", "error": text})
+            return httpd.json_response(
+                {"reason": "UnexpectedAdmissionError", "error": text}, status=409
+            )
         containers = [
             {
                 "container": part.container,
@@ -169,19 +166,13 @@ class _Surface:
             }
             for part in allocated
         ]
-        return _answer(201, {"allocated": containers})
+        return httpd.json_response({"allocated": containers}, status=201)
 
     async def delete_pod(self, request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         if not self._kubelet.release(namespace=namespace, name=name):
-            return _answer(404, {"error": f"no pod {namespace}/{name} here"})
-        return _answer(200, {"released": f"{namespace}/{name}"})
-
-
-def _answer(status: int, body: object) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(body), content_type="application/json"
-    )
+            return httpd.json_response({"error": f"no pod {namespace}/{name} here"}, status=404)
+        return httpd.json_response({"released": f"{namespace}/{name}"})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Pure: The kubelet's device manager as 1.36.2 keeps it, its surprises included.
+"""Pure: the kubelet's device manager, as version 1.36.2 behaves, surprises included.
 
-Three memories: the client of each resource name (who registered last), the endpoint (may it still
-be called), and the lists (what it advertised). They are kept apart because the kubelet keeps them
-apart, and that is what users run into: a client is found by name only, so the end of any stream
-disconnects the newest registration (k/k#121994); a list that arrives over an orphaned stream
-counts, although the endpoint stays stopped.
+It has three maps: the client of each resource name (the last registration), the endpoint (can it
+still be called), and the lists (what it advertised). The kubelet keeps them separate, with effects
+that users meet: a client is looked up by name only, so the end of any stream disconnects the newest
+registration (k/k#121994); a list that arrives over an orphaned stream counts, although the endpoint
+stays stopped.
 
 Without NUMA alignment: the kubelet's default topology policy is `none`.
 Source: pkg/kubelet/cm/devicemanager/manager.go and plugin/v1beta1/{server,handler,client}.go.
@@ -37,7 +37,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """One registration of a resource; `number` tells it from every other."""
+    """One registration of a resource; `number` is unique."""
 
     resource: str
     socket: str
@@ -45,7 +45,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers for a resource; after a kubelet restart nobody (`client` is None)."""
+    """What answers for a resource; nothing after a kubelet restart (`client` is None)."""
 
     client: Client | None
     options: Options
@@ -53,7 +53,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lists(msgspec.Struct, frozen=True, kw_only=True):
-    """The last message of a resource. An id sent with both healths stands in both sets."""
+    """The last message of a resource. An id sent with both healths is in both sets."""
 
     healthy: frozenset[str] = frozenset()
     unhealthy: frozenset[str] = frozenset()
@@ -135,7 +135,7 @@ class DeviceManager:
     def restored(
         cls, checkpoint: Checkpoint, now: float, *, stop_grace_s: float = STOP_GRACE_S
     ) -> "DeviceManager":
-        """Start as a kubelet does that finds a checkpoint.
+        """Start from a checkpoint, as a restarted kubelet does.
 
         Resources are known and empty, so the node shows 0 until their plugins register; their
         endpoints count as stopped from `now` on.
@@ -150,7 +150,7 @@ class DeviceManager:
         return manager
 
     def checkpoint(self) -> Checkpoint:
-        """Keep what `restored` needs after a restart."""
+        """Return what `restored` needs after a restart."""
         return Checkpoint(
             grants=tuple(self._grants.values()),
             healthy={
@@ -161,14 +161,14 @@ class DeviceManager:
     # Registrations and streams
 
     def connecting(self, resource: str, socket: str) -> Client:
-        """Make the registration the client of its resource, before it is even dialled."""
+        """Make the registration the client of its resource, before it is dialled."""
         self._registrations += 1
         client = Client(resource=resource, socket=socket, number=self._registrations)
         self._clients[resource] = client
         return client
 
     def not_connected(self, resource: str) -> None:
-        """Forget the client of the name, also if that is an older one whose stream is open."""
+        """Forget the client of the name, even an older one whose stream is open."""
         self._clients.pop(resource, None)
 
     def connected(self, client: Client, options: Options) -> None:
@@ -188,9 +188,9 @@ class DeviceManager:
         )
 
     def stream_ended(self, resource: str, now: float) -> Client | None:
-        """Disconnect the client of the name and say which, so that its connection is closed.
+        """Disconnect the client of the name and return it, so that its connection is closed.
 
-        After an overlap that is not the one whose stream ended. None: the name has no client any
+        After an overlap it is not the one whose stream ended. None: the name has no client any
         more, and nothing changes, whatever the lists say.
         """
         client = self._clients.pop(resource, None)
@@ -234,25 +234,25 @@ class DeviceManager:
         return dict.fromkeys(self._gone, 0) | listed
 
     def lists(self) -> Mapping[str, Lists]:
-        """Show the last list of each resource."""
+        """Return the last list of each resource."""
         return self._lists
 
     def endpoint(self, resource: str) -> Endpoint | None:
-        """Who answers for the resource, stopped or not."""
+        """Return the endpoint of a resource, stopped or not."""
         return self._endpoints.get(resource)
 
     def client(self, resource: str) -> Client | None:
-        """Find the newest registration of the name, unless its connection was closed."""
+        """Return the newest registration of the name, unless its connection was closed."""
         return self._clients.get(resource)
 
     def grants(self) -> Collection[Grant]:
-        """Every device a pod holds, also ids that are in no list any more."""
+        """Return all grants, also of ids that are in no list any more."""
         return self._grants.values()
 
     # Allocation: offer, take, then grant or abandon; one request at a time
 
     def offer(self, request: Request, *, reusable: Collection[str] = frozenset()) -> Offer | None:
-        """Find what the request can be served from; None if there is nothing to do.
+        """Return the ids that can serve the request; None if there is nothing to do.
 
         Health and registration are checked before the count and before the cache, because pods
         may be admitted again before the plugin is back (manager.go, devicesToAllocate).
@@ -284,7 +284,7 @@ class DeviceManager:
         return Offer(request=request, reused=reused, available=available)
 
     def wants_preference(self, offer: Offer) -> bool:
-        """Whether the plugin is to be asked which ids it prefers; AllocationError if it cannot."""
+        """Return whether to ask the plugin for its preferred ids. Raises AllocationError."""
         if offer.needed == 0:
             return False
         resource = offer.request.resource
@@ -308,7 +308,7 @@ class DeviceManager:
         return chosen
 
     def callee(self, resource: str) -> Client:
-        """Whom to send Allocate; AllocationError if nobody can be asked."""
+        """Return where to send Allocate. Raises AllocationError if there is no live plugin."""
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
             raise AllocationError(f"unknown Device Plugin {resource}")
@@ -335,7 +335,7 @@ class DeviceManager:
         return grant
 
     def abandon(self, resource: str) -> None:
-        """Free what `take` reserved, because the plugin did not answer well."""
+        """Free what `take` reserved, because the plugin's answer was no good."""
         self._reserved.pop(resource, None)
 
     def release(self, pod: str) -> None:

@@ -1,4 +1,4 @@
-"""Adapter: the kubelet's directories: its own sockets, everybody's sockets, its checkpoint file."""
+"""Adapter: the kubelet's directories: its own sockets, those of plugins, its checkpoint file."""
 
 import contextlib
 import os
@@ -21,22 +21,22 @@ _PATH_BYTES_MAX = 107
 
 
 def prepare(directory: pathlib.Path, *, own_socket: str) -> None:
-    """Make the directory; MistakeError if we could not serve `own_socket` in it.
+    """Make the directory. Raises UsageError if `own_socket` cannot be served in it.
 
-    A living server there is somebody's kubelet. The real one would take its socket away without
-    asking; a stand-in that was started with the wrong directory must not.
+    A live server there is another kubelet. The real one would replace its socket without asking; a
+    stand-in that was started with the wrong directory must not.
     """
     path = directory / own_socket
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
-        raise httpd.MistakeError(f"{path}: longer than {_PATH_BYTES_MAX} bytes, no socket fits")
+        raise httpd.UsageError(f"{path}: longer than {_PATH_BYTES_MAX} bytes, no socket fits")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise httpd.MistakeError(f"cannot make {directory}: {error.strerror}") from error
+        raise httpd.UsageError(f"cannot make {directory}: {error.strerror}") from error
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise httpd.MistakeError(f"no permission to write in {directory}")
+        raise httpd.UsageError(f"no permission to write in {directory}")
     if _is_served(path):
-        raise httpd.MistakeError(f"another kubelet serves {path}")
+        raise httpd.UsageError(f"another kubelet serves {path}")
 
 
 def wipe(directory: pathlib.Path) -> None:
@@ -55,7 +55,7 @@ async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncI
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:
-        raise httpd.MistakeError(f"cannot serve on {path}: {error}") from error
+        raise httpd.UsageError(f"cannot serve on {path}: {error}") from error
     await server.start()
     try:
         yield
@@ -71,14 +71,14 @@ def write_checkpoint(directory: pathlib.Path, checkpoint: device_manager.Checkpo
 
 
 def read_checkpoint(directory: pathlib.Path) -> device_manager.Checkpoint:
-    """Read what the kubelet before us left; MistakeError if it cannot be understood."""
+    """Read what an earlier kubelet left. Raises UsageError."""
     path = directory / CHECKPOINT
     try:
         return msgspec.json.decode(path.read_bytes(), type=device_manager.Checkpoint)
     except FileNotFoundError:
         return device_manager.Checkpoint()
     except (OSError, msgspec.MsgspecError) as error:
-        raise httpd.MistakeError(f"cannot read checkpoint {path}: {error}") from error
+        raise httpd.UsageError(f"cannot read checkpoint {path}: {error}") from error
 
 
 def _is_served(path: pathlib.Path) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 import os
 import platform
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,6 +11,7 @@ import aiohttp
 import msgspec
 import orjson
 
+from muster.local import httpd
 from muster.local.kubelet import device_manager, rules
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -21,7 +21,6 @@ _REQUEST_TIMEOUT_S = 10.0
 _WATCH_TIMEOUT_S = 60
 _BODY_BYTES_MAX = 4 * 1024 * 1024
 LEASE_DURATION_S = 40
-# JSON as the API speaks it.
 Json = dict[str, object]
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_PERIOD_S = 10.0
@@ -31,8 +30,8 @@ _NOT_FOUND = 404
 _CONFLICT = 409
 
 
-class ApiAway(Exception):
-    """The API did not answer, or not as it should; try again later."""
+class ApiUnavailable(Exception):
+    """The API gave no answer, or not the expected one; try again later."""
 
 
 class Gone(Exception):
@@ -76,7 +75,7 @@ class Api:
         return await self._send("DELETE", path, body=body)
 
     async def watch(self, path: str, params: Mapping[str, str]) -> AsyncIterator[object]:
-        """Yield watch events until the server ends the watch; Gone on 410, ApiAway on trouble."""
+        """Yield watch events until the server ends the watch. Raises Gone, ApiUnavailable."""
         query = {**params, "watch": "1", "timeoutSeconds": str(_WATCH_TIMEOUT_S)}
         limit = aiohttp.ClientTimeout(total=_WATCH_TIMEOUT_S + _REQUEST_TIMEOUT_S)
         try:
@@ -84,12 +83,12 @@ class Api:
                 if answer.status == 410:  # noqa: PLR2004 (HTTP's Gone)
                     raise Gone
                 if answer.status >= 400:  # noqa: PLR2004 (HTTP's errors)
-                    raise ApiAway(f"GET {path}: {answer.status}")
+                    raise ApiUnavailable(f"GET {path}: {answer.status}")
                 async for line in answer.content:
                     if line.strip():
                         yield orjson.loads(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ApiAway(f"watch {path}: {error!r}") from error
+            raise ApiUnavailable(f"watch {path}: {error!r}") from error
 
     async def _send(
         self,
@@ -108,17 +107,11 @@ class Api:
             ) as answer:
                 return answer.status, orjson.loads(await answer.read() or b"null")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ApiAway(f"{method} {path}: {error!r}") from error
-
-
-def now(*, fraction: bool = False) -> str:
-    """Write the present moment as the API does."""
-    pattern = "%Y-%m-%dT%H:%M:%S.%fZ" if fraction else "%Y-%m-%dT%H:%M:%SZ"
-    return dt.datetime.now(dt.UTC).strftime(pattern)
+            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine has beside devices; in the API's own notation."""
+    """What a machine has besides devices, in the API's notation."""
 
     cpu: str
     memory: str
@@ -127,7 +120,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_object(name: str, usage: Usage) -> Json:
-    """Write the Node that a kubelet creates when it finds none."""
+    """Return the Node that a kubelet creates where there is none."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -145,7 +138,7 @@ def node_object(name: str, usage: Usage) -> Json:
 def node_status(
     status: device_manager.Status, usage: Usage, *, started: str, now: str, zero: frozenset[str]
 ) -> Json:
-    """Write one node status update; resources in `zero` are shown at 0."""
+    """Return a node status update; resources in `zero` are shown as 0."""
     base = {"cpu": usage.cpu, "memory": usage.memory, "pods": "110"}
     none = dict.fromkeys(zero, "0")
     return {
@@ -175,13 +168,13 @@ def node_status(
 
 
 def extended_resources(node: object) -> frozenset[str]:
-    """Name the device resources that a Node object shows, from a kubelet before us."""
-    found = msgspec.convert(node, _Node).status.capacity
-    return frozenset(name for name in found if rules.is_extended_resource(name))
+    """Return the device resources of a Node object, which an earlier kubelet wrote."""
+    capacity = msgspec.convert(node, _Node).status.capacity
+    return frozenset(name for name in capacity if rules.is_extended_resource(name))
 
 
 def new_lease(node: str, now: str) -> Json:
-    """Write the node's Lease, renewed now."""
+    """Return the node's Lease, renewed now."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -207,34 +200,36 @@ def _quantities(counts: dict[str, int]) -> dict[str, str]:
 
 
 class Node:
-    """The Node and the Lease of one kubelet; every call raises ApiAway if the API is away."""
+    """The Node and the Lease of one kubelet; every call may raise ApiUnavailable."""
 
     def __init__(self, api: Api, name: str) -> None:
         self._api = api
         self._name = name
         self._path = f"/api/v1/nodes/{name}"
         self._usage = _usage()
-        self._started = now()
+        self._started = httpd.timestamp()
         self._is_registered = False
         self._zero: frozenset[str] = frozenset()
 
     async def report(self, status: device_manager.Status) -> None:
-        """Write the node status; makes the Node if there is none.
+        """Write the node status; create the Node if there is none.
 
-        A resource that was removed is written as 0 until that has been said once.
+        A removed resource is written as 0 until one write has succeeded.
         """
         self._zero = (self._zero | status.removed) - status.capacity.keys()
         if not self._is_registered:
             await self._register()
-        body = node_status(status, self._usage, started=self._started, now=now(), zero=self._zero)
+        body = node_status(
+            status, self._usage, started=self._started, now=httpd.timestamp(), zero=self._zero
+        )
         code, answer = await self._api.patch(f"{self._path}/status", body, kind=STRATEGIC_PATCH)
         self._is_registered = code != _NOT_FOUND
         _expect_success(code, answer, f"patch {self._path}/status")
         self._zero = frozenset()
 
     async def renew(self) -> None:
-        """Renew the node's Lease; makes it if there is none."""
-        lease = new_lease(self._name, now(fraction=True))
+        """Renew the node's Lease; create it if there is none."""
+        lease = new_lease(self._name, httpd.timestamp(fraction=True))
         path = f"{_LEASES}/{self._name}"
         code, answer = await self._api.patch(path, lease, kind=MERGE_PATCH)
         if code == _NOT_FOUND:
@@ -242,9 +237,9 @@ class Node:
         _expect_success(code, answer, f"renew {path}")
 
     async def renew_forever(self, period_s: float) -> None:
-        """Renew the Lease on its period; the status loop tells when the API is away."""
+        """Renew the Lease on its period; the status loop logs when the API is unavailable."""
         while True:
-            with contextlib.suppress(ApiAway):
+            with contextlib.suppress(ApiUnavailable):
                 await self.renew()
             await asyncio.sleep(period_s)
 
@@ -254,7 +249,7 @@ class Node:
             body = node_object(self._name, self._usage)
             code, node = await self._api.post("/api/v1/nodes", body)
             if code == _CONFLICT:
-                raise ApiAway(f"{self._path} was made by somebody else just now")
+                raise ApiUnavailable(f"{self._path} was created by somebody else just now")
         _expect_success(code, node, f"register {self._path}")
         # A kubelet that registers takes over the Node with its device resources at 0
         # (kubelet_node_status.go, zero extended resources).
@@ -264,7 +259,7 @@ class Node:
 class Report:
     """The status loop: not after every change of a device, but on its period, as in the kubelet.
 
-    Computing a status is also what lets devices of a stopped plugin be forgotten, so the loop runs
+    Computing a status also forgets the devices of a plugin that stopped long ago, so the loop runs
     without a node too.
     """
 
@@ -274,28 +269,28 @@ class Report:
         self._status = status
         self._period_s = period_s
         self._log = log
-        self._is_away = False
+        self._is_unavailable = False
 
     async def run(self, node: Node | None) -> None:
-        """Report for ever; an absent API is told once and tried again every period."""
+        """Report for ever; a failure is logged once, and each period is another attempt."""
         await asyncio.sleep(_FIRST_STATUS_S)
         while True:
             status = self._status()
             if node is not None:
-                await self._tell(node, status)
+                await self._write(node, status)
             await asyncio.sleep(self._period_s)
 
-    async def _tell(self, node: Node, status: device_manager.Status) -> None:
+    async def _write(self, node: Node, status: device_manager.Status) -> None:
         try:
             await node.report(status)
-        except ApiAway as error:
-            if not self._is_away:
+        except ApiUnavailable as error:
+            if not self._is_unavailable:
                 self._log("node status not written", error=str(error))
-            self._is_away = True
+            self._is_unavailable = True
         else:
-            if self._is_away:
+            if self._is_unavailable:
                 self._log("node status written again")
-            self._is_away = False
+            self._is_unavailable = False
 
 
 def _usage() -> Usage:
@@ -311,4 +306,4 @@ def _usage() -> Usage:
 
 def _expect_success(code: int, answer: object, what: str) -> None:
     if code >= 400:  # noqa: PLR2004 (HTTP's errors)
-        raise ApiAway(f"{what}: {code} {answer}")
+        raise ApiUnavailable(f"{what}: {code} {answer}")

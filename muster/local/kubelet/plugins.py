@@ -1,4 +1,4 @@
-"""Adapter: device plugins: dials them, follows their lists, asks them for a container's devices.
+"""Adapter: device plugins: dials them, follows their lists, calls them for allocations.
 
 One connection and one ListAndWatch stream per registration, never dialled again. What an end of a
 stream means is the device manager's business; here its answer (which connection to close) is

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from muster.local import httpd
 from muster.local.kubelet import device_manager, node_status, pods
 
 _BACKOFF_S = 0.2
@@ -34,8 +35,8 @@ class _Event(msgspec.Struct):
 class PodLoop:
     """Follows the pods bound to a node.
 
-    `admit` gets a pod its devices (AllocationError if it cannot), `adopt` takes in one that runs
-    already, `release` frees those of a pod that has ended; `known` are all pods with a uid.
+    `admit` gets a pod its devices (or raises AllocationError), `adopt` keeps one that runs already,
+    `release` frees the devices of a pod that has ended; `current_pods` returns all by uid.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class PodLoop:
         admit: Callable[[pods.Pod], Awaitable[object]],
         adopt: Callable[[pods.Pod], None],
         release: Callable[[str], None],
-        known: Callable[[], Mapping[str, pods.Pod]],
+        current_pods: Callable[[], Mapping[str, pods.Pod]],
         log: node_status.Log,
     ) -> None:
         self._api = api
@@ -54,39 +55,39 @@ class PodLoop:
         self._admit = admit
         self._adopt = adopt
         self._release = release
-        self._known = known
+        self._current_pods = current_pods
         self._log = log
 
     async def run(self) -> None:
-        """List and watch for ever; an absent API is told once and tried again."""
+        """List and watch for ever; a failure is logged once and tried again."""
         delay_s = _BACKOFF_S
-        is_away = False
+        is_unavailable = False
         while True:
             try:
                 version = await self._list()
-                if is_away:
+                if is_unavailable:
                     self._log("pods followed again", node=self._node)
-                is_away, delay_s = False, _BACKOFF_S
+                is_unavailable, delay_s = False, _BACKOFF_S
                 await self._watch(version)
             except node_status.Gone:
                 continue
-            except (node_status.ApiAway, msgspec.ValidationError) as error:
-                if not is_away:
+            except (node_status.ApiUnavailable, msgspec.ValidationError) as error:
+                if not is_unavailable:
                     self._log("pods not followed", node=self._node, error=str(error))
-                is_away = True
+                is_unavailable = True
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
 
     async def _list(self) -> str:
         code, answer = await self._api.get(_PODS, self._selector())
         if code >= 400:  # noqa: PLR2004 (HTTP's errors)
-            raise node_status.ApiAway(f"list {_PODS}: {code} {answer}")
-        found = msgspec.convert(answer, _List)
-        uids = {uid for item in found.items if (uid := await self._see(item)) is not None}
-        for uid in [*self._known()]:
+            raise node_status.ApiUnavailable(f"list {_PODS}: {code} {answer}")
+        listed = msgspec.convert(answer, _List)
+        uids = {uid for item in listed.items if (uid := await self._reconcile(item)) is not None}
+        for uid in [*self._current_pods()]:
             if uid not in uids and not pods.is_local(uid):
                 self._release(uid)
-        return found.metadata.resource_version
+        return listed.metadata.resource_version
 
     async def _watch(self, version: str) -> None:
         while True:
@@ -95,13 +96,13 @@ class PodLoop:
                 event = msgspec.convert(raw, _Event)
                 if event.type == "ERROR":
                     raise node_status.Gone
-                seen = msgspec.convert(event.object, _Versioned)
-                version = seen.metadata.resource_version or version
+                versioned = msgspec.convert(event.object, _Versioned)
+                version = versioned.metadata.resource_version or version
                 if event.type != "BOOKMARK":
-                    await self._see(event.object, is_deleted=event.type == "DELETED")
+                    await self._reconcile(event.object, is_deleted=event.type == "DELETED")
 
-    async def _see(self, raw: dict[str, object], *, is_deleted: bool = False) -> str | None:
-        """Bring one pod to where it belongs; its uid, or None if it cannot be read."""
+    async def _reconcile(self, raw: dict[str, object], *, is_deleted: bool = False) -> str | None:
+        """Admit, adopt or release one pod; return its uid, or None if it cannot be read."""
         try:
             pod = pods.read_pod(raw)
         except (msgspec.ValidationError, ValueError) as error:
@@ -119,7 +120,7 @@ class PodLoop:
         return pod.uid
 
     async def _start(self, pod: pods.Pod) -> None:
-        now = node_status.now()
+        now = httpd.timestamp()
         try:
             await self._admit(pod)
         except device_manager.AllocationError as refused:
@@ -136,7 +137,7 @@ class PodLoop:
         )
         # A pod that is gone by now is freed by its DELETED event.
         if code >= 400 and code != 404:  # noqa: PLR2004 (HTTP's errors)
-            raise node_status.ApiAway(f"patch {_path(pod)}/status: {code} {answer}")
+            raise node_status.ApiUnavailable(f"patch {_path(pod)}/status: {code} {answer}")
 
     def _selector(self) -> dict[str, str]:
         return {"fieldSelector": f"spec.nodeName={self._node}"}

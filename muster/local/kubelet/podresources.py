@@ -1,4 +1,4 @@
-"""Adapter: the podresources clients: which pod holds which device, and what could be held."""
+"""Adapter: podresources clients: which pod has which devices, and which are allocatable."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ _TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
 
 
 class PodResources:
-    """Answers from the memory of one life of the kubelet; `pods` are by uid."""
+    """Answers from the state of one life of the kubelet; `pods` are by uid."""
 
     def __init__(self, manager: device_manager.DeviceManager, pods: Mapping[str, pods.Pod]) -> None:
         self._manager = manager
@@ -63,13 +63,13 @@ class PodResources:
         if not self._has_token():
             await context.abort(*_TOO_OFTEN)
         key = request.pod_namespace, request.pod_name
-        found = [pod for pod in self._pods.values() if (pod.namespace, pod.name) == key]
-        if not found:
+        matching = [pod for pod in self._pods.values() if (pod.namespace, pod.name) == key]
+        if not matching:
             await context.abort(
                 grpc.StatusCode.UNKNOWN,
                 f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
             )
-        return podres.GetPodResourcesResponse(pod_resources=self._of(found[0]))
+        return podres.GetPodResourcesResponse(pod_resources=self._of(matching[0]))
 
     def _has_token(self) -> bool:
         now = asyncio.get_running_loop().time()

@@ -9,12 +9,11 @@ from muster.local.kubelet import device_manager, rules
 
 _LOCAL_SEPARATOR = "/"
 
-# JSON as the API speaks it.
 Json = dict[str, object]
 
 
 class Role(enum.StrEnum):
-    """What happens to a container's devices after it has them."""
+    """What happens to a container's devices after their allocation."""
 
     INIT = "init"  # ends, and leaves its devices to the next
     SIDECAR = "sidecar"  # a restartable init container, keeps them
@@ -42,7 +41,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether its devices are free."""
+        """Return whether its devices are free."""
         return self.phase in {"Succeeded", "Failed"}
 
 
@@ -80,7 +79,7 @@ class _Pod(msgspec.Struct):
 
 
 def read_pod(raw: object) -> Pod:
-    """Read a Pod object; msgspec.ValidationError if it is none."""
+    """Read a Pod object. Raises msgspec.ValidationError."""
     parsed = msgspec.convert(raw, _Pod)
     return Pod(
         uid=parsed.metadata.uid,
@@ -96,7 +95,7 @@ def read_pod(raw: object) -> Pod:
 
 
 def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
-    """Make a pod of one container that no API knows; its uid carries its name over a restart."""
+    """Return a pod of one container that is in no API; its uid has its name, for a restart."""
     return Pod(
         uid=f"{namespace}{_LOCAL_SEPARATOR}{name}",
         namespace=namespace,
@@ -107,12 +106,12 @@ def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
 
 
 def is_local(uid: str) -> bool:
-    """Whether the pod is of `local_pod`; the API's uids have no slash."""
+    """Return whether the pod is of `local_pod`; the API's uids have no slash."""
     return _LOCAL_SEPARATOR in uid
 
 
 def restored_pods(grants: Iterable[device_manager.Grant]) -> dict[str, Pod]:
-    """Make the pods of grants that a checkpoint brought back; the API tells the rest later."""
+    """Return the pods of grants from a checkpoint; the API has the rest later."""
     containers: dict[str, dict[str, Container]] = {}
     for grant in grants:
         container = Container(name=grant.container, limits={})
@@ -131,7 +130,7 @@ def restored_pods(grants: Iterable[device_manager.Grant]) -> dict[str, Pod]:
 
 
 def pod_running(admitted: Pod, now: str) -> Json:
-    """Write the status of a pod whose containers all run."""
+    """Return the status of a pod whose containers all run."""
     apps = [c for c in admitted.containers if c.role is Role.APP]
     inits = [c for c in admitted.containers if c.role is not Role.APP]
     return {
@@ -149,7 +148,7 @@ def pod_running(admitted: Pod, now: str) -> Json:
 
 
 def pod_failed(reason: str) -> Json:
-    """Write the status of a pod that was refused its devices.
+    """Return the status of a pod whose allocation failed.
 
     Source: pkg/kubelet/kubelet.go, rejectPod.
     """
@@ -163,7 +162,7 @@ def pod_failed(reason: str) -> Json:
 
 
 def admission_event(refused: Pod, reason: str, *, node: str, now: str, suffix: str) -> Json:
-    """Write the Event that `kubectl describe pod` shows for `pod_failed`."""
+    """Return the Event that `kubectl describe pod` shows for `pod_failed`."""
     return {
         "apiVersion": "v1",
         "kind": "Event",

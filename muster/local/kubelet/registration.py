@@ -22,12 +22,12 @@ _INFO_TIMEOUT_S = 1.0
 _NOTIFY_TIMEOUT_S = 5.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 122.0
-# Tells a socket from another one that was made later under the same name.
+# Differs for a socket that was made later under the same name.
 _Stamp = tuple[int, int]
 
 
 class Registration:
-    """The registration service of one life; `connect(resource, socket)` dials and asks."""
+    """The registration service of one life; `connect(resource, socket)` dials the plugin."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Registration:
     async def register(
         self, request: dp.RegisterRequest, context: rpc.Context[dp.RegisterRequest, dp.Empty]
     ) -> dp.Empty:
-        """Take the plugin in. The caller's deadline counts for the dial and the options too."""
+        """Register a plugin. The caller's deadline includes the dial and the options."""
         if not self._accepts():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "registrations are switched off")
         refusal = rules.refusal(request.version, request.resource_name)
@@ -61,11 +61,11 @@ class Registration:
 
 
 class _Refused(Exception):
-    """What the plugin is told in NotifyRegistrationStatus."""
+    """The error that the plugin gets in NotifyRegistrationStatus."""
 
 
 class Watcher:
-    """Registers what lies in the directory, and deregisters what leaves it.
+    """Registers the sockets in the directory, and deregisters those that leave it.
 
     `connect(resource, socket)` and `drop(resource)` are the kubelet's.
     """
@@ -95,12 +95,12 @@ class Watcher:
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _reconcile(self, found: dict[str, _Stamp]) -> None:
+    async def _reconcile(self, stamps: dict[str, _Stamp]) -> None:
         for path, stamp in [*self._stamps.items()]:
-            if found.get(path) != stamp:
+            if stamps.get(path) != stamp:
                 await self._forget(path)
-        for path in found.keys() - self._stamps.keys():
-            self._stamps[path] = found[path]
+        for path in stamps.keys() - self._stamps.keys():
+            self._stamps[path] = stamps[path]
             self._tasks[path] = asyncio.create_task(self._register(path), name=f"register {path}")
 
     async def _forget(self, path: str) -> None:
@@ -125,7 +125,7 @@ class Watcher:
             delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
 
     async def _introduce(self, path: str, channel: grpc.aio.Channel) -> bool:
-        """Ask, take in, and tell the plugin; whether it is registered now."""
+        """Get the plugin's info, register it, send it the result; return whether it succeeded."""
         async with asyncio.timeout(_DIAL_TIMEOUT_S):
             await channel.channel_ready()
         stub = rpc.PluginWatcherClient(channel)
@@ -163,13 +163,13 @@ class Watcher:
 
 
 def _sockets(directory: pathlib.Path) -> dict[str, _Stamp]:
-    found: dict[str, _Stamp] = {}
+    stamps: dict[str, _Stamp] = {}
     for folder, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             path = os.path.join(folder, name)  # noqa: PTH118 (a Path per file and poll is wasted)
             with contextlib.suppress(FileNotFoundError):
-                facts = os.lstat(path)
-                if stat.S_ISSOCK(facts.st_mode) and not name.startswith("."):
-                    found[path] = (facts.st_ino, facts.st_mtime_ns)
-    return found
+                status = os.lstat(path)
+                if stat.S_ISSOCK(status.st_mode) and not name.startswith("."):
+                    stamps[path] = (status.st_ino, status.st_mtime_ns)
+    return stamps

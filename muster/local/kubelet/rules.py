@@ -1,4 +1,4 @@
-"""Pure: The kubelet's rules that need no memory: names, quantities, and the words of its errors.
+"""Pure: the kubelet's stateless rules: names, quantities, and the texts of its errors.
 
 Read in kubernetes v1.36.2; each function names its file.
 """
@@ -18,7 +18,7 @@ _SUFFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def refusal(version: str, resource_name: str) -> str | None:
-    """Why the kubelet refuses this Register call; None if it goes on to dial.
+    """Return why the kubelet refuses this Register call; None if it goes on to dial.
 
     Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register.
     """
@@ -33,7 +33,7 @@ def refusal(version: str, resource_name: str) -> str | None:
 
 
 def watcher_refusal(resource_name: str, versions: list[str]) -> str | None:
-    """Why the plugin watcher refuses the plugin behind a socket; None if it goes on to dial.
+    """Return why the plugin watcher refuses a plugin; None if it goes on to dial.
 
     Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, ValidatePlugin.
     """
@@ -50,7 +50,7 @@ def watcher_refusal(resource_name: str, versions: list[str]) -> str | None:
 
 
 def is_extended_resource(name: str) -> bool:
-    """Whether a plugin may register this name.
+    """Return whether a plugin may register this name.
 
     The name must also fit behind the prefix of a quota, which costs the domain 9 of its 253
     characters. Source: pkg/apis/core/v1/helper/helpers.go, IsExtendedResourceName.
@@ -88,7 +88,7 @@ def count(text: str) -> int:
 
 
 def rpc_error(code_name: str, details: str) -> str:
-    """Print a gRPC status as Go does: `rpc error: code = ResourceExhausted desc = ...`.
+    """Format a gRPC status as Go does: `rpc error: code = ResourceExhausted desc = ...`.
 
     `code_name` is spelled as in Python, RESOURCE_EXHAUSTED.
     """
@@ -97,7 +97,7 @@ def rpc_error(code_name: str, details: str) -> str:
 
 
 def admission_error(reason: str) -> str:
-    """Phrase what failed an allocation as the pod's event tells it.
+    """Return the text of the pod's event about a failed allocation.
 
     Source: pkg/kubelet/cm/admission/errors.go, GetPodAdmitResult.
     """

@@ -1,7 +1,7 @@
-"""Adapter: device plugins, podresources clients and the Kubernetes API: a kubelet sans containers.
+"""Adapter: device plugins, podresources clients, the Kubernetes API: a kubelet without containers.
 
-What it decides stands in `device_manager`; here are its lives (a restart is the end of one and the
-start of the next) and its pods. `python -m muster.local.kubelet --help` runs it as a process.
+What it decides is in `device_manager`; here are its lives (a restart ends one and starts the next)
+and its pods. `python -m muster.local.kubelet --help` runs it as a process.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Allocated(msgspec.Struct, frozen=True, kw_only=True):
     answer: dp.ContainerAllocateResponse
 
 
-def _say_nothing(event: str, **facts: object) -> None:
+def _no_log(event: str, **facts: object) -> None:
     pass
 
 
@@ -62,7 +62,7 @@ class Kubelet:
         stop_grace_s: float = device_manager.STOP_GRACE_S,
         dial_timeout_s: float = plugins.DIAL_TIMEOUT_S,
         plugin_watcher: bool = False,
-        log: node_status.Log = _say_nothing,
+        log: node_status.Log = _no_log,
     ) -> None:
         self.node = node
         self.plugins_directory = directory.absolute() / "device-plugins"
@@ -108,10 +108,10 @@ class Kubelet:
         is_ours = isinstance(error, asyncio.CancelledError)
         await self._tasks.__aexit__(*((kind, error, trace) if is_ours else (None, None, None)))
 
-    # What tests, the HTTP surface and the pod loop do to it
+    # What tests, the control surface and the pod loop do to it
 
     def state(self) -> snapshot.State:
-        """Draw the kubelet as it is now."""
+        """Return the state of the kubelet now."""
         return snapshot.State(
             node=self.node,
             uptime_s=self._now() - self._began_s,
@@ -127,7 +127,7 @@ class Kubelet:
         )
 
     async def until(self, holds: Callable[[snapshot.State], bool]) -> snapshot.State:
-        """Wait for a state that holds what is asked for; the caller sets the limit."""
+        """Return the first state for which `holds`; the caller sets a time limit."""
         while not holds(state := self.state()):
             await self._change.wait()
         return state
@@ -137,7 +137,7 @@ class Kubelet:
         self._accepts = accepts
 
     def miscount(self, resource: str, by: int) -> None:
-        """Offer so many more of a resource than there are, as a device manager with a bug would."""
+        """Advertise so many more of a resource than there are, as a kubelet with a bug would."""
         self._miscounts[resource] = by
 
     async def drop_stream(self, resource: str) -> bool:
@@ -217,7 +217,7 @@ class Kubelet:
             admit=self._admit,
             adopt=self._adopt,
             release=self._release,
-            known=lambda: self._pods,
+            current_pods=lambda: self._pods,
             log=self._log,
         )
         self._spawn(life, report.run(node))
@@ -281,11 +281,11 @@ class Kubelet:
 
     def _changed(self) -> None:
         directories.write_checkpoint(self.plugins_directory, self._manager.checkpoint())
-        self._tell_counts()
+        self._log_counts()
         change, self._change = self._change, asyncio.Event()
         change.set()
 
-    def _tell_counts(self) -> None:
+    def _log_counts(self) -> None:
         capacity, allocatable = self._manager.capacity(), self._manager.allocatable()
         counts = {name: (capacity[name], allocatable[name]) for name in capacity}
         for name, (total, healthy) in counts.items():

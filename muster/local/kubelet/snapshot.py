@@ -1,4 +1,4 @@
-"""Pure: One picture of a kubelet stand-in: for tests, for its HTTP surface, for curious people."""
+"""Pure: the state of the kubelet stand-in, for its control surface and for tests."""
 
 from collections.abc import Mapping
 
@@ -48,16 +48,16 @@ def resources(
     streams_open: Mapping[str, int],
     pods: Mapping[str, pods.Pod],
 ) -> dict[str, Resource]:
-    """Draw every resource that was ever registered, listed or allocated; sorted by name."""
+    """Return every resource that was ever registered, listed or allocated, by name."""
     capacity, allocatable = manager.capacity(), manager.allocatable()
     grants: dict[str, list[device_manager.Grant]] = {}
     for grant in manager.grants():
         grants.setdefault(grant.resource, []).append(grant)
-    drawn: dict[str, Resource] = {}
+    by_name: dict[str, Resource] = {}
     for name in sorted({*capacity, *registered, *grants}):
         endpoint = manager.endpoint(name)
         client = endpoint.client if endpoint else None
-        drawn[name] = Resource(
+        by_name[name] = Resource(
             registered=registered.get(name, 0),
             endpoint=client.socket.rpartition("/")[2] if client else None,
             socket=client.socket if client else None,
@@ -68,7 +68,7 @@ def resources(
             devices=_healths(manager.lists().get(name, device_manager.Lists())),
             allocations=tuple(_allocation(grant, pods) for grant in grants.get(name, ())),
         )
-    return drawn
+    return by_name
 
 
 def _healths(lists: device_manager.Lists) -> dict[str, str]:

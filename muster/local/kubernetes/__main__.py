@@ -1,7 +1,6 @@
 """Adapter: the command line of `python -m muster.local.kubernetes`."""
 
 import argparse
-import asyncio
 import pathlib
 import sys
 
@@ -18,10 +17,10 @@ async def _serve(options: argparse.Namespace) -> None:
             try:
                 api.write_kubeconfig(options.kubeconfig)
             except OSError as error:
-                raise httpd.MistakeError(
+                raise httpd.UsageError(
                     f"cannot write the kubeconfig {options.kubeconfig}: {error.strerror}"
                 ) from error
-        httpd.say_listening("kubernetes", api.url)
+        httpd.log("listening", service="kubernetes", http=api.url)
         await stopped.wait()
 
 
@@ -32,12 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kubeconfig", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--audit-log-path", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--namespace", action="append", default=[], metavar="NAME")
-    options = parser.parse_args(arguments)
-    try:
-        asyncio.run(_serve(options))
-    except httpd.MistakeError as mistake:
-        return httpd.complain(parser.prog, mistake)
-    return 0
+    return httpd.run(parser.prog, _serve(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

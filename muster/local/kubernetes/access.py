@@ -1,6 +1,6 @@
-"""Pure: Who may do what at the API stand-in: everybody everything, but for what was denied.
+"""Pure: the rights of users at the API stand-in: everything except what was denied.
 
-A user is a bearer token; no token is the administrator. The words are those of the real API server
+A user is a bearer token; no token is the administrator. The texts are those of the real API server
 (apiserver `pkg/endpoints/handlers/responsewriters/errors.go`, `pkg/authorization`).
 """
 
@@ -14,30 +14,30 @@ _VERBS: Mapping[str, str] = {"POST": "create", "PUT": "update", "PATCH": "patch"
 
 
 class Users:
-    """The tokens that are known, and what each was denied: verb and plural, `*` for any."""
+    """The valid tokens, and what each was denied: verb and plural, `*` for any."""
 
     def __init__(self) -> None:
         self._denied: dict[str, set[tuple[str, str]]] = {}
 
     def add(self, token: str) -> None:
-        """Know a user."""
+        """Add a user."""
         self._denied.setdefault(token, set())
 
     def deny(self, token: str, verb: str, plural: str) -> None:
-        """Take a right away."""
+        """Deny a right."""
         self._denied.setdefault(token, set()).add((verb, plural))
 
     def grant(self, token: str, verb: str, plural: str) -> None:
-        """Give back what was taken by the same words."""
+        """Grant what was denied with the same arguments."""
         self._denied[token].discard((verb, plural))
 
-    def refuse_stranger(self, token: str) -> None:
-        """Raise 401 for a token that nobody gave out."""
+    def refuse_unknown(self, token: str) -> None:
+        """Raise 401 for an unknown token."""
         if token and token not in self._denied:
             raise refusals.RequestError(refusals.Reason.UNAUTHORIZED, "Unauthorized")
 
     def refuse_forbidden(self, token: str, verb: str, place: resources.Place) -> None:
-        """Raise 403 for what was denied, and name it."""
+        """Raise 403 for what was denied."""
         if self._may(token, verb, place.resource.plural):
             return
         where = f' in the namespace "{place.namespace}"' if place.namespace else ""
@@ -49,10 +49,10 @@ class Users:
 
     def review(self, token: str, body: trees.Json) -> trees.Tree:
         """Answer a SelfSubjectAccessReview."""
-        asked = body if isinstance(body, dict) else {}
-        verb = trees.text(asked, "spec", "resourceAttributes", "verb")
-        plural = trees.text(asked, "spec", "resourceAttributes", "resource")
-        return {**asked, "status": {"allowed": self._may(token, verb, plural)}}
+        review = body if isinstance(body, dict) else {}
+        verb = trees.string_at(review, "spec", "resourceAttributes", "verb")
+        plural = trees.string_at(review, "spec", "resourceAttributes", "resource")
+        return {**review, "status": {"allowed": self._may(token, verb, plural)}}
 
     def _may(self, token: str, verb: str, plural: str) -> bool:
         denied = self._denied.get(token, set())

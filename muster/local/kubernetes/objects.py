@@ -1,4 +1,4 @@
-"""Pure: The store behind the API stand-in: objects, one version counter, and the log of changes.
+"""Pure: the store behind the API stand-in: objects, one version counter, and the log of changes.
 
 Every write that changes something takes the next version and one entry of the log, so that a
 watch from a version, a list at a version and `410 Expired` are all one lookup. Objects are never
@@ -18,7 +18,7 @@ import orjson
 from muster.local.kubernetes import refusals, resources, selectors, trees, writes
 
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-"""Namespaces that every cluster begins with."""
+"""Namespaces that every cluster has from the start."""
 
 Key = tuple[str, str]
 """Namespace (empty for cluster-scoped objects) and name; lists are in this order."""
@@ -32,13 +32,13 @@ class Limits:
     object_bytes_max: int = 1_572_864
     """etcd's own limit for one value."""
     events_max: int = 2_000
-    """The oldest event makes room: stands for the hour that a real cluster keeps them."""
+    """Beyond it the oldest is removed: stands for the hour that a real cluster keeps them."""
     log_max: int = 5_000
     log_drop: int = 1_000
 
 
 class WatchType(enum.StrEnum):
-    """What a watch says happened."""
+    """What happened to an object."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -47,16 +47,16 @@ class WatchType(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which objects a list or a watch is about."""
+    """The objects of a list or a watch."""
 
     place: resources.Place
     labels: selectors.Selector = selectors.EVERYTHING
     fields: selectors.Selector = selectors.EVERYTHING
 
     def accepts(self, stored: trees.Tree) -> bool:
-        """Tell whether a stored object is meant."""
+        """Return whether a stored object is selected."""
         resource, namespace = self.place.resource, self.place.namespace
-        if namespace and trees.text(stored, "metadata", "namespace") != namespace:
+        if namespace and trees.string_at(stored, "metadata", "namespace") != namespace:
             return False
         if not self.labels.accepts(_labels(stored)):
             return False
@@ -75,7 +75,7 @@ class _Change:
 
 
 class Store:
-    """All objects. `version` is where the counter begins, `more` are namespaces that are there.
+    """All objects. `version` is where the counter begins, `more` are further namespaces.
 
     Methods raise `RequestError` only.
     """
@@ -123,21 +123,21 @@ class Store:
             "apiVersion": resource.api_version,
             "metadata": metadata,
             # like the real one, items of a list do not repeat their kind
-            "items": [trees.pruned(resource.view(bucket[k]), "kind", "apiVersion") for k in keys],
+            "items": [trees.without(resource.view(bucket[k]), "kind", "apiVersion") for k in keys],
         }
 
     def create(self, body: trees.Json, write: writes.Write) -> trees.Tree:
         """Store a new object; 409 AlreadyExists if there is one of the name."""
         new = writes.created(body, write)
         self._refuse_missing_namespace(write.place)
-        place = dataclasses.replace(write.place, name=trees.text(new, "metadata", "name"))
+        place = dataclasses.replace(write.place, name=trees.string_at(new, "metadata", "name"))
         if self._find(place) is not None:
             raise place.refusal(refusals.Reason.ALREADY_EXISTS, "already exists")
-        self._make_room(write)
+        self._evict(write)
         return self._commit(place, None, new, dry_run=write.dry_run)
 
     def update(self, body: trees.Json, write: writes.Write) -> tuple[trees.Tree, bool]:
-        """Replace an object; also tell whether it was created (leases and events can be)."""
+        """Replace an object; also return whether it was created (leases and events can be)."""
         place = write.place
         if self._find(place) is None and place.resource.creates_on_update:
             return self.create(body, write), True
@@ -149,13 +149,13 @@ class Store:
     def patch(
         self, patch: trees.Json, patch_format: writes.PatchFormat, write: writes.Write
     ) -> tuple[trees.Tree, bool]:
-        """Patch an object; also tell whether it was created (by an apply)."""
+        """Patch an object; also return whether it was created (by an apply)."""
         place = write.place
         applies = patch_format is writes.PatchFormat.APPLY
         if applies and not place.subresource and self._find(place) is None:
             self._refuse_missing_namespace(place)
             new = writes.first_applied(patch, write)
-            self._make_room(write)
+            self._evict(write)
             return self._commit(place, None, new, dry_run=write.dry_run), True
         old = self._existing(place)
         new = writes.patched(old, patch, patch_format, write)
@@ -165,8 +165,8 @@ class Store:
         """Remove an object at once; 409 if the preconditions in the options do not hold."""
         old = self._existing(place)
         if isinstance(options, dict):
-            for field, wanted in trees.branch(options, "preconditions").items():
-                if wanted is not None and wanted != trees.look(old, "metadata", field):
+            for field, wanted in trees.object_at(options, "preconditions").items():
+                if wanted is not None and wanted != trees.value_at(old, "metadata", field):
                     raise place.refusal(
                         refusals.Reason.CONFLICT, f"precondition failed: {field} is not {wanted}"
                     )
@@ -190,9 +190,9 @@ class Store:
         return [_event(WatchType.ADDED, selection.place.resource, stored) for stored in accepted]
 
     def since(self, selection: Selection, version: int) -> list[trees.Tree]:
-        """Return the watch events after `version`; 410 if the log does not know it (any more).
+        """Return the watch events after `version`; 410 if the log does not have it (any more).
 
-        An object that begins or ceases to be selected is told as ADDED or DELETED.
+        An object that begins or ceases to be selected is ADDED or DELETED.
         """
         events = []
         for change in self._log_after(version):
@@ -200,12 +200,12 @@ class Store:
                 continue
             was = change.old is not None and selection.accepts(change.old)
             stays = change.new is not None and selection.accepts(change.new)
-            shown, told = change.new, WatchType.MODIFIED if was else WatchType.ADDED
+            shown, kind = change.new, WatchType.MODIFIED if was else WatchType.ADDED
             if was and not stays:
-                # the last state that was selected, at the version that took it away
-                shown, told = _versioned(change.old or {}, change.version), WatchType.DELETED
+                # the last state that was selected, at the version that changed it
+                shown, kind = _versioned(change.old or {}, change.version), WatchType.DELETED
             if (was or stays) and shown is not None:
-                events.append(_event(told, selection.place.resource, shown))
+                events.append(_event(kind, selection.place.resource, shown))
         return events
 
     def compact(self) -> None:
@@ -248,10 +248,10 @@ class Store:
         return self._buckets[place.resource.bucket].get((place.namespace, place.name))
 
     def _existing(self, place: resources.Place) -> trees.Tree:
-        found = self._find(place)
-        if found is None:
+        stored = self._find(place)
+        if stored is None:
             raise place.refusal(refusals.Reason.NOT_FOUND, "not found")
-        return found
+        return stored
 
     def _log_after(self, version: int) -> list[_Change]:
         floor = self.version - len(self._log)
@@ -295,7 +295,7 @@ class Store:
                 f"has {size_bytes} bytes, more than {self._limits.object_bytes_max}",
             )
 
-    def _make_room(self, write: writes.Write) -> None:
+    def _evict(self, write: writes.Write) -> None:
         resource = write.place.resource
         bucket = self._buckets[resource.bucket]
         if resource.bucket == resources.EVENTS.bucket and len(bucket) >= self._limits.events_max:
@@ -329,13 +329,13 @@ def _read_token(token: str) -> tuple[int, Key]:
 
 
 def _labels(stored: trees.Tree) -> dict[str, str]:
-    labels = trees.branch(stored, "metadata", "labels")
+    labels = trees.object_at(stored, "metadata", "labels")
     return {key: value for key, value in labels.items() if isinstance(value, str)}
 
 
 def _versioned(stored: trees.Tree, version: int) -> trees.Tree:
-    return trees.planted(stored, str(version), "metadata", "resourceVersion")
+    return trees.with_value(stored, str(version), "metadata", "resourceVersion")
 
 
-def _event(told: WatchType, resource: resources.Resource, stored: trees.Tree) -> trees.Tree:
-    return {"type": told.value, "object": resource.view(stored)}
+def _event(kind: WatchType, resource: resources.Resource, stored: trees.Tree) -> trees.Tree:
+    return {"type": kind.value, "object": resource.view(stored)}

@@ -1,4 +1,4 @@
-"""Pure: Server-side apply: who owns which field, who may change it, what goes when it is let go.
+"""Pure: server-side apply: who owns a field, who may change it, what is removed with its owner.
 
 A field is the path of a leaf, in the notation of `FieldsV1` (`f:labels`, `k:{"type":"Ready"}`), as
 in structured-merge-diff `fieldpath/serialize-pe.go`. Items of lists with a merge key are owned one
@@ -17,12 +17,12 @@ Path = tuple[str, ...]
 Fields = frozenset[Path]
 
 _SYSTEM = ("name", "generateName", "namespace", "uid", "resourceVersion", "creationTimestamp")
-"""Metadata that nobody owns."""
+"""Metadata without owners."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Writer:
-    """Who writes, and how: each combination owns for itself."""
+    """Who writes, and how: each combination has fields of its own."""
 
     manager: str
     applies: bool
@@ -90,16 +90,16 @@ def recorded(
 
 def read(tree: trees.Tree) -> list[Entry]:
     """Return the entries of `metadata.managedFields`."""
-    found = trees.look(tree, "metadata", "managedFields")
-    if not isinstance(found, list):
+    entries = trees.value_at(tree, "metadata", "managedFields")
+    if not isinstance(entries, list):
         return []
-    return [_entry(item) for item in found if isinstance(item, dict)]
+    return [_entry(item) for item in entries if isinstance(item, dict)]
 
 
 def leaves(tree: trees.Tree) -> dict[Path, trees.Json]:
     """Return every field of an object that somebody can own, with its value."""
-    owned = trees.pruned(tree, "kind", "apiVersion", "metadata")
-    metadata = trees.pruned(trees.branch(tree, "metadata"), "managedFields", *_SYSTEM)
+    owned = trees.without(tree, "kind", "apiVersion", "metadata")
+    metadata = trees.without(trees.object_at(tree, "metadata"), "managedFields", *_SYSTEM)
     return dict(_walk((), {**owned, "metadata": metadata}))
 
 
@@ -154,12 +154,12 @@ def _refuse_conflicts(taken: Mapping[Writer, Fields], live: trees.Tree) -> None:
     )
     if not causes:
         return
-    told = "; ".join(f"{cause.message}: {cause.field}" for cause in causes)
+    conflicts = "; ".join(f"{cause.message}: {cause.field}" for cause in causes)
     plural = "s" if len(causes) > 1 else ""
     raise refusals.RequestError(
         refusals.Reason.CONFLICT,
-        f"Apply failed with {len(causes)} conflict{plural}: {told}",
-        name=trees.text(live, "metadata", "name"),
+        f"Apply failed with {len(causes)} conflict{plural}: {conflicts}",
+        name=trees.string_at(live, "metadata", "name"),
         causes=causes,
     )
 
@@ -182,23 +182,23 @@ def _dotted(path: Path) -> str:
 
 
 def _removal_order(path: Path) -> tuple[int, bool]:
-    """Sort what is inside an item before the item itself."""
+    """Return a sort key that puts the inside of an item before the item."""
     return -len(path), path[-1] == "."
 
 
 def _without(tree: trees.Tree, path: Path) -> trees.Tree:
-    """Return `tree` without the field; objects left empty by it go too."""
+    """Return `tree` without the field, and without objects that this leaves empty."""
     step, rest = path[0][2:], path[1:]
     child = tree.get(step)
     if not rest:
-        return trees.pruned(tree, step)
+        return trees.without(tree, step)
     if isinstance(child, dict):
         left: trees.Json = _without(child, rest)
     elif isinstance(child, list):
         left = _without_item(child, trees.MERGE_KEYS[step], rest)
     else:
         return tree
-    return {**tree, step: left} if left else trees.pruned(tree, step)
+    return {**tree, step: left} if left else trees.without(tree, step)
 
 
 def _without_item(items: list[trees.Json], merge_key: str, path: Path) -> list[trees.Json]:
@@ -207,7 +207,7 @@ def _without_item(items: list[trees.Json], merge_key: str, path: Path) -> list[t
         if not isinstance(item, dict) or _item_step(merge_key, item) != path[0]:
             left.append(item)
         elif path[1] == ".":
-            # what others put into the item keeps it alive
+            # what others wrote into the item keeps it
             left.extend([item] if len(item) > 1 else [])
         elif path[1] == f"f:{merge_key}":
             left.append(item)
@@ -217,7 +217,7 @@ def _without_item(items: list[trees.Json], merge_key: str, path: Path) -> list[t
 
 
 def _with_entries(tree: trees.Tree, entries: list[Entry]) -> trees.Tree:
-    metadata = trees.pruned(trees.branch(tree, "metadata"), "managedFields")
+    metadata = trees.without(trees.object_at(tree, "metadata"), "managedFields")
     if entries:
         metadata["managedFields"] = [_shown(entry) for entry in entries]
     return {**tree, "metadata": metadata}
@@ -247,13 +247,13 @@ def _shown(entry: Entry) -> trees.Tree:
 def _entry(item: trees.Tree) -> Entry:
     return Entry(
         writer=Writer(
-            manager=trees.text(item, "manager"),
+            manager=trees.string_at(item, "manager"),
             applies=item.get("operation") == "Apply",
-            api_version=trees.text(item, "apiVersion"),
-            subresource=trees.text(item, "subresource"),
+            api_version=trees.string_at(item, "apiVersion"),
+            subresource=trees.string_at(item, "subresource"),
         ),
-        fields=frozenset(_paths((), trees.branch(item, "fieldsV1"))),
-        time=trees.text(item, "time"),
+        fields=frozenset(_paths((), trees.object_at(item, "fieldsV1"))),
+        time=trees.string_at(item, "time"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Pure: How the Kubernetes API says no: one exception, told to clients as a `Status` object.
+"""Pure: how the Kubernetes API refuses: one exception, which clients get as a `Status` object.
 
 Reasons and codes are those of apimachinery `pkg/apis/meta/v1/types.go` and `pkg/api/errors`.
 """
@@ -29,7 +29,7 @@ class Reason(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cause:
-    """One field that is to blame."""
+    """One invalid field."""
 
     field: str
     message: str
@@ -37,7 +37,7 @@ class Cause:
 
 
 class RequestError(Exception):
-    """A request that cannot be granted; `status()` is the answer it gets."""
+    """A request that is refused; `status()` is the answer."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ def bad_request(message: str) -> RequestError:
 
 def invalid(kind: str, name: str, *causes: Cause) -> RequestError:
     """Return the refusal of an object whose fields break a rule."""
-    told = ", ".join(f"{cause.field}: {cause.message}" for cause in causes)
-    message = f'{kind} "{name}" is invalid: {told}'
+    problems = ", ".join(f"{cause.field}: {cause.message}" for cause in causes)
+    message = f'{kind} "{name}" is invalid: {problems}'
     return RequestError(Reason.INVALID, message, kind=kind, name=name, causes=causes)
 
 

@@ -1,4 +1,4 @@
-"""Pure: What the API stand-in serves: the table of resources, and what a path names.
+"""Pure: what the API stand-in serves: its resources, its discovery documents, its paths.
 
 Which fields can be selected, which resources a PUT may create and which insist on a
 resourceVersion is taken from kubernetes `pkg/registry/<group>/<resource>/strategy.go` (v1.36).
@@ -29,9 +29,9 @@ class Resource:
     creates_on_update: bool = False
     updates_unconditionally: bool = True
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Fields that can be selected, besides name and namespace, and what an absent one counts as."""
+    """Fields that can be selected, besides name and namespace, and the value of an absent one."""
     renames: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """How this version calls top-level fields that are stored under another name."""
+    """This version's names of top-level fields that are stored under other names."""
 
     @property
     def api_version(self) -> str:
@@ -50,7 +50,7 @@ class Resource:
 
     @property
     def bucket(self) -> str:
-        """Return where the store keeps its objects: both kinds of Event are one and the same."""
+        """Return the store's name for its objects: both kinds of Event are stored as one."""
         return self.plural
 
     def view(self, stored: trees.Tree) -> trees.Tree:
@@ -61,19 +61,19 @@ class Resource:
     def stored(self, shown: trees.Tree) -> trees.Tree:
         """Return an object of this version as the store keeps it."""
         back = {new: old for old, new in self.renames.items()}
-        kept = trees.pruned(shown, "kind", "apiVersion")
+        kept = trees.without(shown, "kind", "apiVersion")
         return {back.get(key, key): value for key, value in kept.items()}
 
     def selectable(self, shown: trees.Tree) -> dict[str, str]:
-        """Return the fields of an object that a field selector can ask about."""
+        """Return the fields of an object that a field selector can name."""
         return {
-            field: _written(trees.look(shown, *field.split(".")), default)
+            field: _written(trees.value_at(shown, *field.split(".")), default)
             for field, default in self._all_fields().items()
         }
 
-    def refuse_unknown_fields(self, asked: Iterable[str]) -> None:
+    def refuse_unknown_fields(self, fields: Iterable[str]) -> None:
         """Refuse a field selector that the real API server would refuse."""
-        for field in sorted(set(asked) - self._all_fields().keys()):
+        for field in sorted(set(fields) - self._all_fields().keys()):
             raise refusals.bad_request(
                 f'Unable to find "{self.api_version}, Resource={self.plural}" that match field '
                 f"selector: field label not supported: {field}"
@@ -288,21 +288,21 @@ def documents() -> dict[str, trees.Tree]:
     it sends an object, and would validate against a schema of its own making otherwise.
     """
     versions: trees.Tree = {"kind": "APIVersions", "versions": ["v1"]}
-    found: dict[str, trees.Tree] = {"/api": versions}
+    by_path: dict[str, trees.Tree] = {"/api": versions}
     groups: list[trees.Json] = []
     openapi: trees.Tree = {}
     for root in dict.fromkeys(resource.root for resource in RESOURCES):
         here = [resource for resource in RESOURCES if resource.root == root]
-        found[root] = _resource_list(here)
+        by_path[root] = _resource_list(here)
         openapi[root[1:]] = {"serverRelativeURL": f"/openapi/v3{root}?hash=0"}
-        found[f"/openapi/v3{root}"] = _openapi(here)
+        by_path[f"/openapi/v3{root}"] = _openapi(here)
         if here[0].group:
             group = _group(here[0])
             groups.append(group)
-            found[f"/apis/{here[0].group}"] = {"kind": "APIGroup", "apiVersion": "v1", **group}
-    found["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    found["/openapi/v3"] = {"paths": openapi}
-    return found
+            by_path[f"/apis/{here[0].group}"] = {"kind": "APIGroup", "apiVersion": "v1", **group}
+    by_path["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+    by_path["/openapi/v3"] = {"paths": openapi}
+    return by_path
 
 
 def _group(resource: Resource) -> trees.Tree:

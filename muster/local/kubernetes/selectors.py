@@ -1,4 +1,4 @@
-"""Pure: Label and field selectors, as `kubectl -l` and `--field-selector` write them.
+"""Pure: label and field selectors, as `kubectl -l` and `--field-selector` write them.
 
 Grammar and meaning: apimachinery `pkg/labels/selector.go`, `pkg/fields/selector.go`. An object
 without the key passes `!=` and `notin`.
@@ -14,7 +14,7 @@ from muster.local.kubernetes import refusals
 
 
 class Operator(enum.StrEnum):
-    """What a requirement asks of a key."""
+    """What a requirement demands of a key."""
 
     IN = "in"
     NOT_IN = "notin"
@@ -33,7 +33,7 @@ class Requirement:
     values: frozenset[str] = frozenset()
 
     def accepts(self, values: Mapping[str, str]) -> bool:
-        """Tell whether a set of labels or fields meets this term."""
+        """Return whether labels or fields meet this term."""
         value = values.get(self.key)
         match self.operator:
             case Operator.IN:
@@ -64,25 +64,25 @@ class Selector:
     requirements: tuple[Requirement, ...] = ()
 
     def accepts(self, values: Mapping[str, str]) -> bool:
-        """Tell whether every term accepts these labels or fields."""
+        """Return whether every term accepts these labels or fields."""
         return all(requirement.accepts(values) for requirement in self.requirements)
 
     def keys(self) -> frozenset[str]:
-        """Return every key that the selector asks about."""
+        """Return every key of the selector."""
         return frozenset(requirement.key for requirement in self.requirements)
 
 
 EVERYTHING = Selector()
 
 
-def labels(written: str) -> Selector:
-    """Return the label selector that is `written`."""
-    return Selector(tuple(_label_term(term) for term in _terms(written)))
+def labels(text: str) -> Selector:
+    """Parse a label selector."""
+    return Selector(tuple(_label_term(term) for term in _terms(text)))
 
 
-def fields(written: str) -> Selector:
-    """Return the field selector that is `written`: `=`, `==` and `!=` only."""
-    return Selector(tuple(_field_term(term) for term in _terms(written)))
+def fields(text: str) -> Selector:
+    """Parse a field selector: `=`, `==` and `!=` only."""
+    return Selector(tuple(_field_term(term) for term in _terms(text)))
 
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
@@ -96,24 +96,24 @@ _INTEGER = re.compile(r"-?\d{1,18}")
 _COMMA = re.compile(r",(?![^(]*\))")
 
 
-def _terms(written: str) -> list[str]:
-    if not written.strip():
+def _terms(text: str) -> list[str]:
+    if not text.strip():
         return []
-    return [term.strip() for term in _COMMA.split(written)]
+    return [term.strip() for term in _COMMA.split(text)]
 
 
 def _label_term(term: str) -> Requirement:
-    if found := _SET.fullmatch(term):
-        values = frozenset(value.strip() for value in found["values"].split(","))
+    if parsed := _SET.fullmatch(term):
+        values = frozenset(value.strip() for value in parsed["values"].split(","))
         if all(re.fullmatch(_VALUE, value) for value in values):
             return Requirement(
-                key=found["key"], operator=Operator(found["operator"]), values=values
+                key=parsed["key"], operator=Operator(parsed["operator"]), values=values
             )
-    elif found := _COMPARISON.fullmatch(term):
-        return _comparison(found["key"], found["operator"], found["value"])
-    elif found := _PRESENCE.fullmatch(term):
-        operator = Operator.ABSENT if found["operator"] else Operator.EXISTS
-        return Requirement(key=found["key"], operator=operator)
+    elif parsed := _COMPARISON.fullmatch(term):
+        return _comparison(parsed["key"], parsed["operator"], parsed["value"])
+    elif parsed := _PRESENCE.fullmatch(term):
+        operator = Operator.ABSENT if parsed["operator"] else Operator.EXISTS
+        return Requirement(key=parsed["key"], operator=operator)
     raise refusals.bad_request(f'unable to parse requirement: "{term}"')
 
 
@@ -131,6 +131,6 @@ def _comparison(key: str, operator: str, value: str) -> Requirement:
 
 
 def _field_term(term: str) -> Requirement:
-    if found := _FIELD.fullmatch(term):
-        return _comparison(found["key"], found["operator"], found["value"])
+    if parsed := _FIELD.fullmatch(term):
+        return _comparison(parsed["key"], parsed["operator"], parsed["value"])
     raise refusals.bad_request(f'invalid selector: "{term}"; can\'t understand it')

@@ -9,7 +9,6 @@ overloaded server; `fieldValidation` is ignored.
 
 import asyncio
 import contextlib
-import datetime as dt
 import json
 import os
 import pathlib
@@ -30,12 +29,10 @@ from muster.local.kubernetes import selectors as selecting
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 YAML_BYTES_MAX = 256 * 1024
-"""The YAML reader takes seconds for a megabyte, and everybody else would wait."""
-
+"""The YAML reader takes seconds for a megabyte, and blocks all other requests."""
 
 BODY_BYTES_MAX = 3 * 1024 * 1024
 """The API server's own limit for a request's body."""
-
 
 MANAGER_LENGTH_MAX = 128
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.0+muster", "platform": "linux/amd64"}
@@ -44,15 +41,19 @@ _PLAIN = {"/readyz": "ok", "/healthz": "ok", "/livez": "ok"}
 
 
 @contextlib.contextmanager
-def recording(path: pathlib.Path) -> Iterator[typedefs.Middleware]:
-    """Give a middleware that writes each change that is asked for into a file, at once."""
+def auditing(path: pathlib.Path) -> Iterator[typedefs.Middleware]:
+    """Give a middleware that writes an audit log: a line of JSON for each request to change.
+
+    The lines have those fields of an `audit.k8s.io/v1` Event by which requests can be counted
+    (level Metadata, stage RequestReceived).
+    """
     with path.open("ab", buffering=0) as log:
 
         @web.middleware
         async def record(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
             verb = _VERBS.get(request.method)
             if verb is not None:
-                at = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                at = httpd.timestamp(fraction=True)
                 line = {"verb": verb, "requestURI": request.path_qs, "requestReceivedTimestamp": at}
                 log.write(orjson.dumps(line) + b"\n")
             return await handler(request)
@@ -60,9 +61,9 @@ def recording(path: pathlib.Path) -> Iterator[typedefs.Middleware]:
         yield record
 
 
-def decoded(body: bytes, media_type: str) -> trees.Json:
-    """Return the tree that a body is: of an object, or of the options of a DELETE."""
-    # aiohttp says octet-stream where the client said nothing; the API server then takes JSON
+def decode_object(body: bytes, media_type: str) -> trees.Json:
+    """Decode a body: an object, or the options of a DELETE."""
+    # aiohttp's octet-stream stands for no media type; the API server then expects JSON
     if media_type in {"application/json", "application/octet-stream"}:
         return trees.from_json(body)
     if media_type in {"application/yaml", "application/x-yaml"}:
@@ -70,19 +71,19 @@ def decoded(body: bytes, media_type: str) -> trees.Json:
     raise _unsupported(media_type, ["application/json", "application/yaml"])
 
 
-def patch(body: bytes, media_type: str) -> tuple[trees.Json, writes.PatchFormat]:
-    """Return the tree that a patch is, and how it is to be read."""
+def decode_patch(body: bytes, media_type: str) -> tuple[trees.Json, writes.PatchFormat]:
+    """Decode a patch; also return its format."""
     try:
-        found = writes.PatchFormat(media_type)
+        patch_format = writes.PatchFormat(media_type)
     except ValueError as error:
         raise _unsupported(media_type, list(writes.PatchFormat)) from error
-    if found is writes.PatchFormat.APPLY:
-        return _from_yaml(body), found
-    return trees.from_json(body), found
+    if patch_format is writes.PatchFormat.APPLY:
+        return _from_yaml(body), patch_format
+    return trees.from_json(body), patch_format
 
 
 def _from_yaml(body: bytes) -> trees.Json:
-    """Return the tree that the YAML (or JSON) text `body` spells, with no types but JSON's."""
+    """Decode YAML (or JSON) with no types but JSON's."""
     with contextlib.suppress(orjson.JSONDecodeError):
         value: trees.Json = orjson.loads(body)
         trees.refuse_depth(value)
@@ -111,19 +112,19 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _unsupported(media_type: str, known: list[str]) -> refusals.RequestError:
+def _unsupported(media_type: str, supported: list[str]) -> refusals.RequestError:
     return refusals.RequestError(
         refusals.Reason.UNSUPPORTED_MEDIA_TYPE,
         f"the body of the request was in an unknown format ({media_type}) - accepted media types "
-        f"include: {', '.join(known)}",
+        f"include: {', '.join(supported)}",
     )
 
 
 class KubernetesApi:
     """The API as an asynchronous context manager: `async with KubernetesApi() as api: api.url`.
 
-    `bookmark_period_s` is how often a watch that asked for bookmarks gets one; `audit_log` a file;
-    `namespaces` are there beside those of every cluster.
+    A watch with bookmarks gets one every `bookmark_period_s`; `audit_log` is a file; `namespaces`
+    exist besides those of every cluster.
     """
 
     def __init__(
@@ -136,9 +137,11 @@ class KubernetesApi:
         namespaces: Sequence[str] = (),
     ) -> None:
         self.url = ""
-        # after a restart every version of the former life is older than the log: 410, and relist
+        # after a restart every older version is before the log: 410, and clients list again
         version = int(time.time() * 1000)
-        self._store = objects.Store(at=_now(), version=version, limits=limits, more=namespaces)
+        self._store = objects.Store(
+            at=httpd.timestamp(), version=version, limits=limits, more=namespaces
+        )
         self._address = http
         self._audit_log = audit_log
         self._refused: dict[str, refusals.Reason] = {}
@@ -156,7 +159,7 @@ class KubernetesApi:
     async def __aenter__(self) -> Self:
         middlewares: list[typedefs.Middleware] = [_statuses]
         if self._audit_log is not None:
-            middlewares.insert(0, self._open.enter_context(recording(self._audit_log)))
+            middlewares.insert(0, self._open.enter_context(auditing(self._audit_log)))
         application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
         application.router.add_route("*", "/{path:.*}", self._answer)
         listening = httpd.listening(application, self._address)
@@ -169,30 +172,30 @@ class KubernetesApi:
         await self._open.aclose()
 
     def write_kubeconfig(self, path: pathlib.Path, *, token: str = "") -> None:
-        """Write a kubeconfig file that leads here, for the administrator or another user."""
+        """Write a kubeconfig file for this server, of the administrator or another user."""
         if token:
             self._users.add(token)
         config = access.kubeconfig(self.url, token)
-        # JSON is YAML, and nobody reads half a file
-        half = path.with_name(f".{path.name}.{os.getpid()}")
-        half.write_text(json.dumps(config, indent=2) + "\n")
-        half.replace(path)
+        # JSON is YAML; the rename prevents a reader from seeing half a file
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(config, indent=2) + "\n")
+        partial.replace(path)
 
     def refuse(self, path: str, reason: refusals.Reason) -> None:
-        """Refuse every request below a path, from now on, and end the watches that run."""
+        """Refuse every request below a path from now on, and end all watches."""
         self._refused[path] = reason
         self._watches.end()
 
     def allow(self, path: str) -> None:
-        """Refuse no more what `refuse` named."""
+        """End what `refuse` began."""
         del self._refused[path]
 
     def deny(self, token: str, verb: str, plural: str) -> None:
-        """Take a right from a user, such as `patch` `nodes`; `*` is any verb or all resources."""
+        """Deny a user a right, such as `patch` `nodes`; `*` is any verb or all resources."""
         self._users.deny(token, verb, plural)
 
     def grant(self, token: str, verb: str, plural: str) -> None:
-        """Give a right back that `deny` took."""
+        """Grant a right that `deny` denied."""
         self._users.grant(token, verb, plural)
 
     def compact(self) -> None:
@@ -205,15 +208,15 @@ class KubernetesApi:
         if path in _PLAIN:
             return web.Response(text=_PLAIN[path])
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        self._users.refuse_stranger(token)
+        self._users.refuse_unknown(token)
         if path in self._documents:
             return web.Response(body=self._documents[path], content_type="application/json")
         for refused, reason in self._refused.items():
             if path.startswith(refused):
                 raise refusals.RequestError(reason, f"{request.method} {path}: not now")
         if path == access.REVIEWS and request.method == "POST":
-            asked = decoded(await request.read(), request.content_type)
-            return _json(self._users.review(token, asked), status=201)
+            review = decode_object(await request.read(), request.content_type)
+            return httpd.json_response(self._users.review(token, review), status=201)
         raw = request.rel_url.raw_path.strip("/").split("/")
         place = resources.place([urllib.parse.unquote(segment) for segment in raw])
         verb = access.verb(request.method, place, is_watch=_flag(request, "watch"))
@@ -225,7 +228,7 @@ class KubernetesApi:
             case "GET" if not place.name:
                 return await self._many(request, place)
             case "GET":
-                return _json(self._store.get(place))
+                return httpd.json_response(self._store.get(place))
             case "POST" | "PUT" | "PATCH":
                 return await self._write(request, place)
             case "DELETE" if not place.subresource:
@@ -238,7 +241,7 @@ class KubernetesApi:
         if _flag(request, "watch"):
             return await self._watches.serve(request, selection)
         limit = watches.number(request, "limit") or 0
-        return _json(
+        return httpd.json_response(
             self._store.page(selection, limit=limit, token=request.query.get("continue", ""))
         )
 
@@ -249,24 +252,24 @@ class KubernetesApi:
         match request.method:
             case "POST" if not place.name:
                 shown, created = (
-                    self._store.create(decoded(body, media_type), write),
+                    self._store.create(decode_object(body, media_type), write),
                     True,
                 )
             case "PUT" if place.name:
-                shown, created = self._store.update(decoded(body, media_type), write)
+                shown, created = self._store.update(decode_object(body, media_type), write)
             case "PATCH" if place.name:
-                tree, patch_format = patch(body, media_type)
+                tree, patch_format = decode_patch(body, media_type)
                 if patch_format is writes.PatchFormat.APPLY:
                     _refuse_nameless(request)
                 shown, created = self._store.patch(tree, patch_format, write)
             case _:
                 raise _wrong_method(request)
         self._watches.wake()
-        return _json(shown, status=201 if created else 200)
+        return httpd.json_response(shown, status=201 if created else 200)
 
     async def _delete(self, request: web.Request, place: resources.Place) -> web.Response:
         body = await request.read()
-        options = decoded(body, request.content_type) if body else None
+        options = decode_object(body, request.content_type) if body else None
         dry_run = _dry_run(request) or (isinstance(options, dict) and bool(options.get("dryRun")))
         if place.name:
             gone = self._store.delete(place, options, dry_run=dry_run)
@@ -275,11 +278,11 @@ class KubernetesApi:
         self._watches.wake()
         # pods and collections are returned, of other objects only that they are gone
         if not place.name or place.resource == resources.PODS:
-            return _json(gone)
+            return httpd.json_response(gone)
         details = {"name": place.name, "kind": place.resource.plural}
-        details["uid"] = trees.text(gone, "metadata", "uid")
+        details["uid"] = trees.string_at(gone, "metadata", "uid")
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-        return _json({**status, "details": details})
+        return httpd.json_response({**status, "details": details})
 
 
 @web.middleware
@@ -290,18 +293,14 @@ async def _statuses(
     try:
         return await handler(request)
     except refusals.RequestError as error:
-        return _json(error.status(), status=error.code)
+        return httpd.json_response(error.status(), status=error.code)
     except web.HTTPRequestEntityTooLarge as error:
         refusal = refusals.RequestError(refusals.Reason.TOO_LARGE, error.text or error.reason)
-        return _json(refusal.status(), status=refusal.code)
-
-
-def _json(tree: object, *, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(tree), status=status, content_type="application/json")
+        return httpd.json_response(refusal.status(), status=refusal.code)
 
 
 def _write(request: web.Request, place: resources.Place) -> writes.Write:
-    # the API server names a writer that does not say who it is after its program
+    # the API server names a writer without a fieldManager after its program
     program = request.headers.get("User-Agent", "").partition("/")[0]
     manager = request.query.get("fieldManager") or program.encode("ascii", "replace").decode()
     if len(manager) > MANAGER_LENGTH_MAX or not manager.isprintable():
@@ -309,7 +308,7 @@ def _write(request: web.Request, place: resources.Place) -> writes.Write:
     return writes.Write(
         place=place,
         manager=manager or "unknown",
-        at=_now(),
+        at=httpd.timestamp(),
         uid=str(uuid.uuid4()),
         suffix="".join(random.choices(_SUFFIX_LETTERS, k=5)),  # noqa: S311 - no secret
         force=_flag(request, "force"),
@@ -329,10 +328,10 @@ def _flag(request: web.Request, name: str) -> bool:
 
 
 def _dry_run(request: web.Request) -> bool:
-    written = request.query.get("dryRun", "")
-    if written not in {"", "All"}:
-        raise refusals.bad_request(f"dryRun: {written!r} is not All")
-    return written == "All"
+    value = request.query.get("dryRun", "")
+    if value not in {"", "All"}:
+        raise refusals.bad_request(f"dryRun: {value!r} is not All")
+    return value == "All"
 
 
 def _refuse_nameless(request: web.Request) -> None:
@@ -350,7 +349,3 @@ def _wrong_method(request: web.Request) -> refusals.RequestError:
         refusals.Reason.METHOD_NOT_ALLOWED,
         f"{request.method} is not allowed on {request.path}",
     )
-
-
-def _now() -> str:
-    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

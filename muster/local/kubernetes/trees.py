@@ -1,6 +1,6 @@
-"""Pure: JSON trees: reading a request's body, and walking it without trusting its shape.
+"""Pure: JSON trees of unknown shape: decode, read, change and patch them.
 
-Trees are never changed in place: whoever holds one (the watch log, a page of a list) may keep it.
+Trees are never changed in place: the watch log or a page of a list may share them.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ Tree: TypeAlias = dict[str, Json]
 
 DEPTH_MAX = 100
 """Deeper trees are refused: everything that walks a tree recurses."""
-
 
 MERGE_KEYS = {
     "conditions": "type",
@@ -37,12 +36,10 @@ MERGE_KEYS = {
     "schedulingGates": "name",
     "topologySpreadConstraints": "topologyKey",
 }
-"""Lists whose items are told apart by one of their fields."""
-
+"""Lists whose items are identified by one of their fields."""
 
 PRIMITIVE_SETS = ("finalizers", "podCIDRs")
 """Lists of strings that a strategic patch adds to."""
-
 
 OPERATIONS_MAX = 1000
 _DELETE_FROM = "$deleteFromPrimitiveList/"
@@ -50,7 +47,7 @@ _ORDER = "$setElementOrder/"
 
 
 def from_json(body: bytes) -> Json:
-    """Return the tree that the JSON text `body` spells."""
+    """Decode JSON."""
     try:
         value: Json = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -60,7 +57,7 @@ def from_json(body: bytes) -> Json:
 
 
 def refuse_depth(value: Json) -> None:
-    """Refuse a tree that is nested too deep to be walked."""
+    """Refuse a tree that is nested too deep to be walked recursively."""
     level: list[Json] = [value]
     for _ in range(DEPTH_MAX):
         level = [child for node in level for child in _children(node)]
@@ -69,28 +66,28 @@ def refuse_depth(value: Json) -> None:
     raise refusals.bad_request(f"the object is nested deeper than {DEPTH_MAX} levels")
 
 
-def branch(tree: Tree, *path: str) -> Tree:
+def object_at(tree: Tree, *path: str) -> Tree:
     """Return the object at `path`, empty if there is none."""
-    found = look(tree, *path)
-    if found is None:
+    value = value_at(tree, *path)
+    if value is None:
         return {}
-    if not isinstance(found, dict):
-        raise refusals.bad_request(f"{'.'.join(path)}: expected an object, got {kind(found)}")
-    return found
+    if not isinstance(value, dict):
+        raise refusals.bad_request(f"{'.'.join(path)}: expected an object, got {kind(value)}")
+    return value
 
 
-def text(tree: Tree, *path: str) -> str:
+def string_at(tree: Tree, *path: str) -> str:
     """Return the string at `path`, empty if there is none."""
-    found = look(tree, *path)
-    if found is None:
+    value = value_at(tree, *path)
+    if value is None:
         return ""
-    if not isinstance(found, str):
-        raise refusals.bad_request(f"{'.'.join(path)}: expected a string, got {kind(found)}")
-    return found
+    if not isinstance(value, str):
+        raise refusals.bad_request(f"{'.'.join(path)}: expected a string, got {kind(value)}")
+    return value
 
 
-def look(tree: Tree, *path: str) -> Json:
-    """Return whatever lies at `path`, or None."""
+def value_at(tree: Tree, *path: str) -> Json:
+    """Return the value at `path`, or None."""
     here: Json = tree
     for step in path:
         if not isinstance(here, dict):
@@ -99,35 +96,35 @@ def look(tree: Tree, *path: str) -> Json:
     return here
 
 
-def planted(tree: Tree, value: Json, *path: str) -> Tree:
+def with_value(tree: Tree, value: Json, *path: str) -> Tree:
     """Return a copy of `tree` with `value` at `path`; objects on the way are made."""
     head, *rest = path
     if not rest:
         return {**tree, head: value}
-    return {**tree, head: planted(branch(tree, head), value, *rest)}
+    return {**tree, head: with_value(object_at(tree, head), value, *rest)}
 
 
-def pruned(tree: Tree, *names: str) -> Tree:
+def without(tree: Tree, *names: str) -> Tree:
     """Return a copy of `tree` without these top-level names."""
     return {key: value for key, value in tree.items() if key not in names}
 
 
-def dense(value: Json) -> Json:
+def without_nulls(value: Json) -> Json:
     """Return the tree without null members: decoding into a Go type drops them, too."""
     if isinstance(value, dict):
-        return {key: dense(item) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [dense(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value
 
 
-def same(one: Json, other: Json) -> bool:
-    """Tell whether two trees are the same JSON (in Python alone, 1 equals True)."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
+def same(left: Json, right: Json) -> bool:
+    """Return whether two trees are the same JSON (in Python alone, 1 equals True)."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return isinstance(left, bool) == isinstance(right, bool) and left == right
 
 
 def kind(value: Json) -> str:
@@ -180,7 +177,7 @@ def strategic(target: Tree, patch: Tree) -> Tree:
         case None | "merge":
             merged = _retained(target, patch.get("$retainKeys"))
         case "replace":
-            return _without_directives(pruned(patch, "$patch"))
+            return _without_directives(without(patch, "$patch"))
         case "delete":
             return {}
         case other:
@@ -293,22 +290,22 @@ def _operated(target: Json, operation: Tree) -> Json:
         case "remove":
             return _removed(target, path)
         case "test":
-            if not same(_found(target, path), _value(operation)):
+            if not same(_resolved(target, path), _value(operation)):
                 raise _failed(f"testing value {operation['path']} failed")
             return target
         case "move":
             origin = _pointer(operation, "from")
-            moved = _found(target, origin)
+            moved = _resolved(target, origin)
             return _put(_removed(target, origin), path, moved, insert=True)
         case other:
             raise refusals.bad_request(f"Unexpected kind: {other}")
 
 
 def _pointer(operation: Tree, member: str) -> list[str]:
-    written = operation.get(member)
-    if not isinstance(written, str) or (written and not written.startswith("/")):
+    pointer = operation.get(member)
+    if not isinstance(pointer, str) or (pointer and not pointer.startswith("/")):
         raise refusals.bad_request(f"a JSON patch needs a JSON pointer as {member}")
-    steps = written.split("/")[1:]
+    steps = pointer.split("/")[1:]
     if len(steps) > DEPTH_MAX:
         raise refusals.bad_request(f"{member} is deeper than {DEPTH_MAX} levels")
     return [step.replace("~1", "/").replace("~0", "~") for step in steps]
@@ -343,7 +340,7 @@ def _removed(target: Json, path: list[str]) -> Json:
     step, rest = path[0], path[1:]
     if isinstance(target, dict) and step in target:
         if not rest:
-            return pruned(target, step)
+            return without(target, step)
         return {**target, step: _removed(target[step], rest)}
     if isinstance(target, list):
         at = _index(step, len(target))
@@ -352,7 +349,7 @@ def _removed(target: Json, path: list[str]) -> Json:
     raise _failed(f"Unable to remove nonexistent key: {step}")
 
 
-def _found(target: Json, path: list[str]) -> Json:
+def _resolved(target: Json, path: list[str]) -> Json:
     for step in path:
         if isinstance(target, dict):
             target = target.get(step)

@@ -1,7 +1,7 @@
-"""Adapter: HTTP. Watches: long answers that tell each change, bookmarks, and the end of history.
+"""Adapter: HTTP: watches: long answers with each change, bookmarks, and `410 Expired`.
 
-A watch holds a version, not a queue: it reads the store's log from there on. One that falls
-behind by more than the log is told 410 and lists again, as with the real API server.
+A watch has a version, not a queue: it reads the store's log from there on. One that falls behind by
+more than the log gets 410 and must list again, as with the real API server.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from aiohttp import web
 from muster.local.kubernetes import objects, refusals, trees
 
 DEFAULT_TIMEOUT_S = 1800
-"""The lower end of what the API server picks when a client does not say."""
+"""The lower end of what the API server picks where the client names none."""
 
 WATCHES_MAX = 1000
 _ENDED = "k8s.io/initial-events-end"
@@ -34,17 +34,17 @@ class Watches:
         self._ends = 0
 
     def wake(self) -> None:
-        """Let every watch look into the log."""
+        """Have every watch read the log."""
         self._written.set()
         self._written = asyncio.Event()
 
     def end(self) -> None:
-        """End every open watch, as a server does that is started again."""
+        """End every open watch, as a server that restarts does."""
         self._ends += 1
         self.wake()
 
     async def serve(self, request: web.Request, selection: objects.Selection) -> web.StreamResponse:
-        """Answer a request with a watch, until its timeout, our end, or its client's."""
+        """Answer a request with a watch, until its timeout, or until server or client end."""
         version = number(request, "resourceVersion")
         timeout_s = number(request, "timeoutSeconds") or DEFAULT_TIMEOUT_S
         bookmarks = request.query.get("allowWatchBookmarks") in {"true", "1"}
@@ -59,15 +59,15 @@ class Watches:
         self._open += 1
         try:
             await response.prepare(request)
-            await self._tell(response, watch, events, time.monotonic() + timeout_s)
+            await self._send(response, watch, events, time.monotonic() + timeout_s)
             await response.write_eof()
         except ConnectionResetError:
-            pass  # the client has gone, in the middle of a line
+            pass  # the client has disconnected in the middle of a line
         finally:
             self._open -= 1
         return response
 
-    async def _tell(
+    async def _send(
         self,
         response: web.StreamResponse,
         watch: "_Watch",
@@ -86,7 +86,7 @@ class Watches:
                 await response.write(orjson.dumps(watch.bookmark()) + b"\n")
                 bookmark_at = now + self._bookmark_period_s
             written = self._written
-            events = watch.news()
+            events = watch.changes()
             if not events:
                 wake_at = min(until, bookmark_at) if watch.bookmarks else until
                 with contextlib.suppress(TimeoutError):
@@ -114,15 +114,15 @@ class _Watch:
         `wants_initial` is the streaming list of client-go: what exists, then a marked bookmark.
         """
         if wants_initial:
-            marked = trees.planted(self.bookmark(), {_ENDED: "true"}, *_ANNOTATIONS)
+            marked = trees.with_value(self.bookmark(), {_ENDED: "true"}, *_ANNOTATIONS)
             return [*self._store.initial(self._selection), marked]
         if not version:
             return self._store.initial(self._selection)
         self._version = version
-        return self.news()
+        return self.changes()
 
-    def news(self) -> list[trees.Tree]:
-        """Return what happened since the last time; an ERROR if that cannot be told any more."""
+    def changes(self) -> list[trees.Tree]:
+        """Return what happened since the last call; an ERROR if the log has lost a part of it."""
         try:
             events = self._store.since(self._selection, self._version)
         except refusals.RequestError as error:
@@ -132,7 +132,7 @@ class _Watch:
         return events
 
     def bookmark(self) -> trees.Tree:
-        """Return the event that tells a client how far it has read."""
+        """Return the event with the version up to which a client has read."""
         resource = self._selection.place.resource
         metadata: trees.Tree = {"resourceVersion": str(self._version), "creationTimestamp": None}
         bookmark = resource.view({"metadata": metadata})
@@ -144,9 +144,9 @@ _ANNOTATIONS = ("object", "metadata", "annotations")
 
 def number(request: web.Request, name: str) -> int | None:
     """Return a parameter that must be a whole number, or None where it is absent."""
-    written = request.query.get(name, "")
-    if not written:
+    value = request.query.get(name, "")
+    if not value:
         return None
-    if not (written.isascii() and written.isdigit() and len(written) < len(str(2**63))):
-        raise refusals.bad_request(f"Invalid value: {written!r}: {name} must be a whole number")
-    return int(written)
+    if not (value.isascii() and value.isdigit() and len(value) < len(str(2**63))):
+        raise refusals.bad_request(f"Invalid value: {value!r}: {name} must be a whole number")
+    return int(value)

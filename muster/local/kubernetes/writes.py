@@ -1,4 +1,4 @@
-"""Pure: What an object becomes when somebody creates, replaces, patches or applies it.
+"""Pure: what an object becomes by a create, an update, a patch or an apply.
 
 The main resource and `/status` are kept apart as the API server's strategies do: the main resource
 never changes the status, `/status` changes the status and the metadata (the kubelet relies on it:
@@ -33,7 +33,7 @@ class PatchFormat(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Write:
-    """All there is to a write besides the object: where, who, and what only a door can make up."""
+    """A write without its object: where, by whom, and what the adapter makes up."""
 
     place: resources.Place
     manager: str
@@ -94,7 +94,7 @@ def patched(
 def first_applied(patch: trees.Json, write: Write) -> trees.Tree:
     """Return the object that an apply creates where there is none."""
     wanted = _wanted(patch, write)
-    uid = trees.text(wanted, "metadata", "uid")
+    uid = trees.string_at(wanted, "metadata", "uid")
     if uid:
         # apiserver pkg/registry/generic/registry/store.go, Update
         raise write.place.refusal(
@@ -113,24 +113,24 @@ def _applied(old: trees.Tree, wanted: trees.Tree, write: Write) -> trees.Tree:
 
 def _wanted(patch: trees.Json, write: Write) -> trees.Tree:
     """Return what an apply names, less what it may not touch."""
-    if isinstance(patch, dict) and trees.look(patch, "metadata", "managedFields"):
+    if isinstance(patch, dict) and trees.value_at(patch, "metadata", "managedFields"):
         raise refusals.bad_request("metadata.managedFields must be nil")
     wanted = _object(patch, write.place)
     if write.place.subresource:
         return {key: wanted[key] for key in ("metadata", "status") if key in wanted}
-    return trees.pruned(wanted, "status") if write.place.resource.has_status else wanted
+    return trees.without(wanted, "status") if write.place.resource.has_status else wanted
 
 
 def _created(new: trees.Tree, write: Write, *, named: ownership.Fields | None) -> trees.Tree:
     place = write.place
-    metadata = trees.pruned(
-        trees.branch(new, "metadata"),
+    metadata = trees.without(
+        trees.object_at(new, "metadata"),
         "managedFields",
         "resourceVersion",
         "selfLink",
         "deletionTimestamp",
     )
-    generated = trees.text(metadata, "generateName")
+    generated = trees.string_at(metadata, "generateName")
     if not metadata.get("name") and generated:
         metadata["name"] = generated + write.suffix
     if place.resource.namespaced:
@@ -151,23 +151,23 @@ def _replaced(
     _refuse_stale(old, new, place)
     kept = {
         key: value
-        for key, value in trees.branch(old, "metadata").items()
+        for key, value in trees.object_at(old, "metadata").items()
         if key in {"name", "namespace", "uid", "creationTimestamp", "generateName"}
     }
-    metadata = {**trees.branch(new, "metadata"), **kept}
+    metadata = {**trees.object_at(new, "metadata"), **kept}
     base = old
     if metadata.get("managedFields") in ([], [{}]):
-        base = trees.planted(old, None, "metadata", "managedFields")
+        base = trees.with_value(old, None, "metadata", "managedFields")
     if place.subresource:
-        new = {**trees.pruned(old, "status"), **_only(new, "status"), "metadata": metadata}
+        new = {**trees.without(old, "status"), **_only(new, "status"), "metadata": metadata}
     elif place.resource.has_status:
-        new = {**trees.pruned(new, "status"), **_only(old, "status"), "metadata": metadata}
+        new = {**trees.without(new, "status"), **_only(old, "status"), "metadata": metadata}
     else:
         new = {**new, "metadata": metadata}
     refuse_invalid(place.resource, new)
     writer = write.writer(applies=named is not None)
     new = ownership.recorded(base, new, writer, at=write.at, named=named)
-    return trees.planted(new, _version(old), "metadata", "resourceVersion")
+    return trees.with_value(new, _version(old), "metadata", "resourceVersion")
 
 
 def _refuse_stale(old: trees.Tree, new: trees.Tree, place: resources.Place) -> None:
@@ -177,7 +177,7 @@ def _refuse_stale(old: trees.Tree, new: trees.Tree, place: resources.Place) -> N
             "the object has been modified; please apply your changes to the latest version and "
             "try again"
         )
-    uids = [trees.text(tree, "metadata", "uid") for tree in (new, old)]
+    uids = [trees.string_at(tree, "metadata", "uid") for tree in (new, old)]
     if uids[0] and uids[0] != uids[1]:
         why = f"Precondition failed: UID in precondition: {uids[0]}, UID in object meta: {uids[1]}"
     if why:
@@ -191,22 +191,22 @@ def _refuse_stale(old: trees.Tree, new: trees.Tree, place: resources.Place) -> N
 
 def _object(body: trees.Json, place: resources.Place) -> trees.Tree:
     """Return the body as it is stored, if it is an object of the kind that lives at `place`."""
-    dense = trees.dense(_tree(body))
+    dense = trees.without_nulls(_tree(body))
     assert isinstance(dense, dict), "a tree stays a tree"
     resource = place.resource
     for field, expected in (("kind", resource.kind), ("apiVersion", resource.api_version)):
-        if trees.text(dense, field) not in {"", expected}:
+        if trees.string_at(dense, field) not in {"", expected}:
             raise refusals.bad_request(
                 f"the {field} in the data ({dense[field]}) does not match the path's ({expected})"
             )
     for field, expected in (("name", place.name), ("namespace", place.namespace)):
-        written = trees.text(dense, "metadata", field)
+        written = trees.string_at(dense, "metadata", field)
         if written and expected and written != expected:
             raise refusals.bad_request(
                 f"the {field} of the object ({written}) does not match the {field} on the URL "
                 f"({expected})"
             )
-    metadata = trees.branch(dense, "metadata")
+    metadata = trees.object_at(dense, "metadata")
     if place.name:
         metadata = {**metadata, "name": place.name}
     return resource.stored({**dense, "metadata": metadata})
@@ -223,25 +223,25 @@ def _only(tree: trees.Tree, name: str) -> trees.Tree:
 
 
 def _version(tree: trees.Tree) -> str:
-    return trees.text(tree, "metadata", "resourceVersion")
+    return trees.string_at(tree, "metadata", "resourceVersion")
 
 
 def refuse_invalid(resource: resources.Resource, stored: trees.Tree) -> None:
     """Raise 422 Invalid with every field that breaks a rule."""
     causes = tuple(_causes(resource, stored))
     if causes:
-        raise refusals.invalid(resource.kind, trees.text(stored, "metadata", "name"), *causes)
+        raise refusals.invalid(resource.kind, trees.string_at(stored, "metadata", "name"), *causes)
 
 
 def _causes(resource: resources.Resource, stored: trees.Tree) -> Iterator[refusals.Cause]:
-    name = trees.text(stored, "metadata", "name")
+    name = trees.string_at(stored, "metadata", "name")
     if not name:
         yield _cause("metadata.name", "Required value: name or generateName is required")
     elif not _is_name(name, LABEL_VALUE_MAX if resource == resources.NAMESPACES else NAME_MAX):
         yield _cause("metadata.name", f'Invalid value: "{name}": must be a DNS-1123 name')
-    yield from _labels(trees.branch(stored, "metadata", "labels"))
-    yield from _annotations(trees.branch(stored, "metadata", "annotations"))
-    if resource == resources.PODS and not trees.look(stored, "spec", "containers"):
+    yield from _labels(trees.object_at(stored, "metadata", "labels"))
+    yield from _annotations(trees.object_at(stored, "metadata", "annotations"))
+    if resource == resources.PODS and not trees.value_at(stored, "spec", "containers"):
         yield _cause("spec.containers", "Required value")
     if resource.bucket == resources.EVENTS.bucket:
         yield from _event(stored)
@@ -289,8 +289,8 @@ def _is_key(key: str) -> bool:
 
 
 def _event(stored: trees.Tree) -> Iterator[refusals.Cause]:
-    namespace = trees.text(stored, "metadata", "namespace")
-    about = trees.text(stored, "involvedObject", "namespace")
+    namespace = trees.string_at(stored, "metadata", "namespace")
+    about = trees.string_at(stored, "involvedObject", "namespace")
     if about != namespace and (about or namespace not in _CLUSTER_EVENTS):
         yield _cause(
             "involvedObject.namespace",
