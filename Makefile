@@ -12,7 +12,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up demo test lint types contracts unit generate bench manifests test-compose test-newest lock sbom clean
+.PHONY: help up demo test lint types contracts unit coverage generate bench manifests test-compose test-newest lock sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,13 @@ unit: $(STAMP)
 
 test: $(STAMP) ## lint, types, contracts and every test
 	@$(MAKE) --no-print-directory lint types contracts unit
+
+coverage: $(STAMP) ## which lines and branches the tests reach, by package
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(BIN)/coverage run -m pytest -q -n 4 --dist worksteal || true
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage json --quiet -o build/coverage.json
+	@$(BIN)/python scripts/coverage_table.py build/coverage.json
 
 generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schemas, AsyncAPI
 	@$(BIN)/python scripts/generate.py
