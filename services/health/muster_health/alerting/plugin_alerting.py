@@ -4,14 +4,20 @@ It follows from what stands now and from what was published before. The caller s
 pending before it is published, so that a crash repeats it under the same id, or loses nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
-from muster_health.alerting import alert_lifecycle, evidence, plugin_alert
+from muster_health.alerting import (
+    alert_lifecycle,
+    device_alerts,
+    device_faults,
+    evidence,
+    plugin_alert,
+)
 from muster_health.model import alerts, config, facts, signals, snapshot, steps
 
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
@@ -19,11 +25,13 @@ _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MIS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
-    """The plugin's alerts that follow from no verdict, why they end, and when to look again."""
+class Observed:
+    """What alerts follow from beside the verdict; `due` is when its clock is to be looked at."""
 
-    wanted: list[alerts.Alert]
-    why_ended: alert_lifecycle.WhyEnded
+    faults: device_faults.DeviceFaults
+    short: Mapping[str, str]
+    clock_text: str
+    is_clock_skewed: bool
     due: float | None
 
 
@@ -31,11 +39,11 @@ class PluginAlerting:
     """What was published about one plugin. `since` is when its verdict was reached."""
 
     __slots__ = (
-        "_alert",
         "_context",
         "_node",
         "_plugin",
         "_reached_at",
+        "alert",
         "evidence",
         "inhibited",
         "is_dirty",
@@ -59,7 +67,7 @@ class PluginAlerting:
         self.published_verdict: Verdict | None = None
         self.pending_verdict: vocabulary.VerdictChanged | None = None
         self._node, self._plugin, self._context = node, plugin, context
-        self._alert: plugin_alert.PluginAlert | None = None
+        self.alert: plugin_alert.PluginAlert | None = None
         self._reached_at: float | None = None
 
     def load(self, before: snapshot.Snapshot) -> None:
@@ -79,8 +87,8 @@ class PluginAlerting:
         """Go on where a former process stopped."""
         self.since, self.rule, self.evidence = before.since, before.rule, before.evidence
         self._follow(standing)
-        if self._alert is not None:
-            self._alert.restore(before.firing, pause_due=pause_due, repair_due=repair_due)
+        if self.alert is not None:
+            self.alert.restore(before.firing, pause_due=pause_due, repair_due=repair_due)
 
     def reset_published(self) -> None:
         """Forget what we published: it was dropped when we stopped leading."""
@@ -95,39 +103,33 @@ class PluginAlerting:
             case steps.VerdictReached():
                 self._reached_at = now
                 self.rule, self.evidence = decision.rule.value, decision.evidence
-                if self._alert is not None:
-                    self._alert.concluded(decision.verdict, now)
+                if self.alert is not None:
+                    self.alert.concluded(decision.verdict, now)
             case steps.VerdictConfirmed():
                 self.rule, self.evidence = decision.rule.value, decision.evidence
             case steps.ReturnOverdue():
-                assert self._alert is not None, "a plugin that is overdue has stopped"
-                self._alert.overdue = decision.evidence
+                assert self.alert is not None, "a plugin that is overdue has stopped"
+                self.alert.overdue = decision.evidence
             case _:
                 assert_never(decision)
 
     def cluster_answered(self, answer: facts.Facts | None, number: int, now: float) -> None:
         """Record Kubernetes' answer, if it is about the pods that the alert names."""
-        if self._alert is not None:
-            self.is_dirty |= self._alert.cluster_answered(answer, number, now)
+        if self.alert is not None:
+            self.is_dirty |= self.alert.cluster_answered(answer, number, now)
 
     def clock_stalled(self, seconds: float) -> None:
         """Extend the wait for an answer by the time that our own process was suspended."""
-        if self._alert is not None:
-            self._alert.clock_stalled(seconds)
+        if self.alert is not None:
+            self.alert.clock_stalled(seconds)
 
     def touch(self, now: float) -> None:
         """Evaluate again at that time."""
         self.is_dirty, self.look_due = True, now
 
-    def is_due(self, standing: Callable[[], steps.Standing], now: float) -> bool:
-        """Return whether `update` is needed."""
-        if self.is_dirty or (self._alert is not None and self._alert.has_news(standing(), now)):
-            return True
-        return self.look_due is not None and self.look_due <= now
-
     def is_repairable(self, standing: steps.Standing, now: float) -> bool:
         """Return whether the verdict stands, is published, and a restart may repair it."""
-        verdict, alert = standing.verdict, self._alert
+        verdict, alert = standing.verdict, self.alert
         if alert is None or verdict not in _REPAIRABLE:
             return False
         if verdict is Verdict.DEREGISTERED and now < alert.repair_due:
@@ -145,13 +147,13 @@ class PluginAlerting:
         """Record that nothing is published: another replica leads."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
-        if self._alert is not None:
-            self._alert.forget()
+        if self.alert is not None:
+            self.alert.forget()
 
     def update(
         self,
         standing: steps.Standing,
-        others: Others,
+        observed: Observed,
         *,
         now: float,
         at: datetime,
@@ -162,7 +164,7 @@ class PluginAlerting:
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         self._follow_verdict(standing, at)
-        own = self._alert
+        own = self.alert
         # an alert that another process published stays until it is known how the plugin is
         is_known = standing.verdict is not None or not self.lifecycle.published
         if not is_known or self.inhibited:
@@ -170,17 +172,17 @@ class PluginAlerting:
                 own.forget()
             return [], []
         questions: list[signals.Output] = []
-        wanted, may = others.wanted, may_open
+        wanted, may = self._other_alerts(observed, at), may_open
         if own is not None:
             if own.prepare(standing, self.evidence, now, at, may_open):
                 questions = [self._pods_query(own, standing, new_number(), now)]
             own_wanted = own.wanted(standing, self.evidence, now, at)
-            wanted = [*own_wanted, *others.wanted]
+            wanted = [*own_wanted, *wanted]
             may = own.may_open(may_open)
         look_due, held = self.lifecycle.follow(
-            wanted, now=now, at=at, may_open=may, why_ended=self._why_ended(others)
+            wanted, now=now, at=at, may_open=may, why_ended=self._why_ended(observed)
         )
-        dues = [due for due in (look_due, others.due) if due is not None]
+        dues = [due for due in (look_due, observed.due) if due is not None]
         if own is not None:
             dues += own.followed(standing, own_wanted, now)
         self.look_due = min(dues, default=None)
@@ -234,9 +236,9 @@ class PluginAlerting:
     def _follow(self, standing: steps.Standing) -> None:
         """Have an alert of the plugin itself, if its verdict may call for one."""
         if standing.verdict in {None, Verdict.HEALTHY}:
-            self._alert = None
-        elif self._alert is None:
-            self._alert = plugin_alert.PluginAlert(
+            self.alert = None
+        elif self.alert is None:
+            self.alert = plugin_alert.PluginAlert(
                 self._node, self._plugin, self.lifecycle, self._context
             )
 
@@ -268,8 +270,26 @@ class PluginAlerting:
             resources=own.ask(standing, number, now),
         )
 
-    def _why_ended(self, others: Others) -> alert_lifecycle.WhyEnded:
+    def _other_alerts(self, observed: Observed, at: datetime) -> list[alerts.Alert]:
+        faults, short = observed.faults, observed.short
+        wanted = list(device_alerts.of(faults, node=self._node, at=at, missed=short))
+        if not observed.is_clock_skewed:
+            return wanted
+        skewed = alerts.Alert(
+            kind=AlertKind.CLOCK_SKEW,
+            summary=f"the clock of node {self._node} is apart from ours",
+            evidence=(evidence.seen("heartbeat", observed.clock_text),),
+            starts_at=at,
+            told_at=at,
+        )
+        return [skewed, *wanted]
+
+    def _why_ended(self, observed: Observed) -> alert_lifecycle.WhyEnded:
         def why(key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
-            return self.evidence if plugin_alert.is_of_plugin(key) else others.why_ended(key)
+            if plugin_alert.is_of_plugin(key):
+                return self.evidence
+            if key[0] == AlertKind.CLOCK_SKEW:
+                return (evidence.seen("heartbeat", observed.clock_text),)
+            return device_alerts.ended(observed.faults, key)
 
         return why

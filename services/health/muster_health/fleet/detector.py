@@ -74,6 +74,7 @@ class Detector:
         )
         self._clocks = clock_skew.FleetClocks(self._context, self._registry.plugins)
         self._remediator = remediation.Remediator(restarts or config.Remediation())
+        self._may_restart = self._remediator.is_on
         self._startup = startup_rate_limit.StartupRateLimit()
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
@@ -113,12 +114,12 @@ class Detector:
     @property
     def suspects(self) -> int:
         """Return how many plugins are suspect."""
-        return self._mass_failures.suspects
+        return len(self._mass_failures.suspects)
 
     @property
     def held(self) -> int:
         """Return how many plugins have an alert that waits for the rate limit."""
-        return len(self._fleet.held())
+        return len(self._fleet.held)
 
     @property
     def leader(self) -> int | None:
@@ -206,7 +207,8 @@ class Detector:
 
     def _event(self, reported: signals.FromPlugin, now: float) -> list[signals.Output]:
         event = reported.event
-        if self._fleet.has_position(reported.position):
+        if reported.position > self._fleet.position:
+            self._fleet.position = reported.position
             self._timers.set(_POSITION_DUE, now + _POSITION_S)
         if not isinstance(event, vocabulary.PluginEvent):
             return []
@@ -299,7 +301,7 @@ class Detector:
         if is_decided:
             self._evaluate_soon(self._registry.inhibit(plugin), now)
         outs += self._publish(plugin, now)
-        if self._remediator.is_on:
+        if self._may_restart:
             outs += self._remediate(plugin, now)
         self._reschedule(plugin)
         return outs
@@ -313,6 +315,8 @@ class Detector:
 
     def _is_suspended(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
         """Return whether a plugin gets no verdict, because many are suspect at once."""
+        if plugin.key not in self._mass_failures.suspects and not plugin.is_suspect(now):
+            return False
         is_suspended, due = self._mass_failures.suspends(plugin, now)
         self._timers.set(_FLEET_DUE, due)
         return is_suspended
@@ -351,7 +355,7 @@ class Detector:
             return self._registry.spend(plugin.node, now)
 
         outs, held = plugin.publish(now, self._self_check.at(now), may_open)
-        if self._fleet.hold(plugin.key, held):
+        if (held or plugin.key in self._fleet.held) and self._fleet.hold(plugin.key, held):
             outs += [signals.Noted(note=signals.Note.HELD) for _ in held]
             self._timers.set(_FLEET_DUE, now + mass_failure.SOON_S)
         return outs
@@ -401,7 +405,7 @@ class Detector:
         outs: list[signals.Output] = []
         for plugin in self._mass_failures.resumed(now):
             outs += self._act(plugin, plugin.receive(steps.Resume(), now), now)
-        for key in self._fleet.held():
+        for key in self._fleet.held_keys():
             if not self._registry.may_open(now):
                 break
             self._registry.plugins[key].touch(now)
@@ -410,7 +414,7 @@ class Detector:
         at = self._self_check.at(now)
         published, due = self._fleet.commit(self._mass_failures.counts, plugins, now, at)
         dues = [due, *self._mass_failures.dues(now)]
-        if self._fleet.held():
+        if self._fleet.held:
             dues.append(max(self._registry.next_open_at(now), now + _FLEET_S))
         for each in dues:
             self._timers.set(_FLEET_DUE, each)

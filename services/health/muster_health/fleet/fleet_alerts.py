@@ -29,7 +29,7 @@ class FleetAlerts:
         self.position = 0
         self.telling = alert_lifecycle.AlertLifecycle(around.settings, around.bounds)
         self._around = around
-        self._held: dict[str, tuple[int, str]] = {}
+        self.held: dict[str, tuple[int, str]] = {}
         self.clock_skew = ""
         """How the clocks of most nodes are apart from ours, in words."""
         self._servers: dict[str, tuple[str, float]] = {}
@@ -44,13 +44,6 @@ class FleetAlerts:
         self.position = max(self.position, known.position)
         self._remembered = known.position
 
-    def has_position(self, position: int) -> bool:
-        """Record that an event is processed; return whether it is the newest."""
-        if position <= self.position:
-            return False
-        self.position = position
-        return True
-
     def server(self, name: str, what: str, now: float) -> None:
         """Take what happened to a server of the bus."""
         name = liveness.short_server(name)
@@ -63,14 +56,14 @@ class FleetAlerts:
         """Take which alerts of a plugin wait for their turn; return whether that is news."""
         waiting = sorted((_urgency(alert), alert.summary) for alert in held)
         if not waiting:
-            return self._held.pop(key, None) is not None
-        is_news = key not in self._held
-        self._held[key] = waiting[0]
+            return self.held.pop(key, None) is not None
+        is_news = key not in self.held
+        self.held[key] = waiting[0]
         return is_news
 
-    def held(self) -> list[str]:
+    def held_keys(self) -> list[str]:
         """Return whose alerts wait, the most urgent first, of these the longest."""
-        return sorted(self._held, key=lambda key: self._held[key][0])
+        return sorted(self.held, key=lambda key: self.held[key][0])
 
     def ended(self, over: mass_failure.Ended, now: float) -> None:
         """Take that a storm is over."""
@@ -170,12 +163,12 @@ class FleetAlerts:
         return cause
 
     def _more(self, at: datetime) -> Iterable[alerts.Alert]:
-        if not self._held:
+        if not self.held:
             return
-        shown = [self._held[key][1] for key in self.held()[:_SHOWN_MAX]]
+        shown = [self.held[key][1] for key in self.held_keys()[:_SHOWN_MAX]]
         yield alerts.Alert(
             kind=AlertKind.MORE_ALERTS,
-            summary=f"{len(self._held)} more plugins need a person; their alerts follow",
+            summary=f"{len(self.held)} more plugins need a person; their alerts follow",
             evidence=tuple(evidence.seen("health", text) for text in shown),
             starts_at=at,
             told_at=at,

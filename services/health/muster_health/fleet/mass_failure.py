@@ -50,24 +50,19 @@ class SuspectCounts:
     def __init__(self, settings: config.Detection) -> None:
         self.active: dict[str, MassFailure] = {}
         self._settings = settings
-        self._suspects: dict[str, tuple[str, ...]] = {}
+        self.suspects: dict[str, tuple[str, ...]] = {}
         self._recent: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
         self._troubled: set[str] = set()
-
-    @property
-    def suspects(self) -> int:
-        """Return how many are suspect."""
-        return len(self._suspects)
 
     def suspected(
         self, key: str, causes: tuple[str, ...], now: float, *, silent: bool = True
     ) -> None:
         """Take that a plugin became suspect: it is silent, or it tells of trouble."""
         (self._troubled.discard if silent else self._troubled.add)(key)
-        if key in self._suspects:
+        if key in self.suspects:
             return
-        self._suspects[key] = causes
+        self.suspects[key] = causes
         self._recent[key] = now
         self._counts.update(causes)
         for found in self.active.values():
@@ -77,7 +72,7 @@ class SuspectCounts:
     def cleared(self, key: str) -> None:
         """Take that it is suspect no longer."""
         self._troubled.discard(key)
-        causes = self._suspects.pop(key, None)
+        causes = self.suspects.pop(key, None)
         if causes is None:
             return
         self._age(key, causes)
@@ -96,7 +91,7 @@ class SuspectCounts:
         """Return what nearly all of them share, in words; empty if nothing."""
         if found.cause != FLEET:
             return found.cause
-        counts = Counter(cause for key in found.members for cause in self._suspects.get(key, ()))
+        counts = Counter(cause for key in found.members for cause in self.suspects.get(key, ()))
         best = counts.most_common(1)
         if best and best[0][1] >= _COMMON_SHARE * max(1, len(found.members)):
             return best[0][0]
@@ -115,7 +110,7 @@ class SuspectCounts:
             key, at = next(iter(self._recent.items()))
             if now - at <= self._settings.storm_window_s:
                 break
-            self._age(key, self._suspects[key])
+            self._age(key, self.suspects[key])
         causes = self._causes_over(fleet)
         began = [self._begin(cause, now) for cause in causes if self._is_new(cause)]
         over = [found for found in self.active.values() if self._is_over(found, now)]
@@ -132,7 +127,7 @@ class SuspectCounts:
     def clear(self) -> Mapping[str, MassFailure]:
         """Forget all suspicions; return the storms there were."""
         were, self.active = self.active, {}
-        self._suspects.clear()
+        self.suspects.clear()
         self._troubled.clear()
         self._recent.clear()
         self._counts.clear()
@@ -155,7 +150,7 @@ class SuspectCounts:
             self._settings.reconnect_s + self._settings.suspicion_beats * self._settings.interval_s
         )
         found = MassFailure(cause, now, now + lasts_s, set())
-        for key, causes in self._suspects.items():
+        for key, causes in self.suspects.items():
             if cause == FLEET or cause in causes:
                 self._join(found, key, now)
         self.active[cause] = found
@@ -201,6 +196,8 @@ class MassFailures:
         over: Callable[[Ended, float], None],
     ) -> None:
         self.counts = SuspectCounts(settings)
+        self.suspects: Mapping[str, tuple[str, ...]] = self.counts.suspects
+        """The plugins that are suspect, with what they may fail in common with others."""
         self._plugins = plugins
         self._over = over
         self._leftover: dict[str, None] = {}
@@ -210,11 +207,6 @@ class MassFailures:
     def active(self) -> Mapping[str, MassFailure]:
         """Return the mass failures that last, by cause."""
         return self.counts.active
-
-    @property
-    def suspects(self) -> int:
-        """Return how many plugins are suspect."""
-        return self.counts.suspects
 
     def suspends(
         self, plugin: tracked_plugin.TrackedPlugin, now: float

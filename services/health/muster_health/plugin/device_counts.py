@@ -41,13 +41,13 @@ class DeviceCounts:
 
     __slots__ = (
         "_configuration",
-        "_had",
         "_is_calm",
         "_newer",
         "_newer_at",
         "_removed_at",
         "_since",
         "changes",
+        "had",
         "has",
         "short",
     )
@@ -59,17 +59,13 @@ class DeviceCounts:
         """Which resources have fewer than they are to have, for long enough, in words."""
         self.changes = 0
         """How often what is to be remembered changed."""
-        self._had: Mapping[str, int] = _NOTHING
+        self.had: Mapping[str, int] = _NOTHING
+        """How many there are to be."""
         self._configuration = self._newer = ""
         self._newer_at = 0.0
         self._removed_at = _LONG_AGO
         self._since: Mapping[str, float] = _NO_TIMES
         self._is_calm = False
-
-    @property
-    def had(self) -> Mapping[str, int]:
-        """Return how many there are to be."""
-        return self._had
 
     @property
     def configuration(self) -> str:
@@ -80,20 +76,20 @@ class DeviceCounts:
         self, had: Iterable[tuple[str, int]], configuration: str, told: Mapping[str, str]
     ) -> None:
         """Go on where a former process stopped; of what is in `told` people know already."""
-        self._had, self._configuration = _shared(tuple(had)), _same(configuration)
+        self.had, self._configuration = _shared(tuple(had)), _same(configuration)
         self._since, self.short = dict.fromkeys(told, _LONG_AGO), dict(told)
         self._is_calm = False
 
     def lacks(self, resource: str) -> bool:
         """Tell whether there are fewer than there are to be, for however short a time."""
-        return self.has.get(resource, 0) < self._had.get(resource, 0)
+        return self.has.get(resource, 0) < self.had.get(resource, 0)
 
     def removed(self, resource: str, count: int, now: float) -> None:
         """Take that the plugin saw devices leave, and lived on: they were unplugged."""
-        known = self._had.get(resource, 0)
+        known = self.had.get(resource, 0)
         if not known:
             return
-        left = {**self._had, resource: known - count}
+        left = {**self.had, resource: known - count}
         self._remember({name: n for name, n in left.items() if n > 0}, self._configuration)
         self._removed_at, self._is_calm = now, False
 
@@ -112,7 +108,7 @@ class DeviceCounts:
             return False
         self._count(well, now)
         before, self.short = self.short, self._words(now)
-        is_counted = all(well[name] <= self._had.get(name, 0) for name in well)
+        is_counted = all(well[name] <= self.had.get(name, 0) for name in well)
         self._is_calm = is_counted and not (self._since or self._newer)
         return before != self.short
 
@@ -123,7 +119,7 @@ class DeviceCounts:
         for each in beat.resources:
             if self.has.get(each.name) != each.devices:
                 return False
-            if each.healthy > self._had.get(each.name, 0):
+            if each.healthy > self.had.get(each.name, 0):
                 return False
         return True
 
@@ -133,7 +129,7 @@ class DeviceCounts:
             self._newer = ""
             return False
         if not self._configuration:
-            self._remember(self._had, configuration)
+            self._remember(self.had, configuration)
             return False
         if configuration != self._newer:
             if self._newer and now - self._newer_at >= _WAIT_S:
@@ -142,24 +138,24 @@ class DeviceCounts:
             self._newer, self._newer_at = configuration, now
         if now - self._newer_at < _WAIT_S:
             return True
-        if any(self.has.values()) or not any(self._had.get(name) for name in self.has):
+        if any(self.has.values()) or not any(self.had.get(name) for name in self.has):
             self._remember(well, configuration)
             self._newer = ""
         return False
 
     def _count(self, well: Mapping[str, int], now: float) -> None:
-        gained = {name for name, count in well.items() if count > self._had.get(name, 0)}
-        lost = {name for name in self._had if self.lacks(name)}
+        gained = {name for name, count in well.items() if count > self.had.get(name, 0)}
+        lost = {name for name in self.had if self.lacks(name)}
         if _is_divided(gained, lost):
             self._remember(well, self._configuration)
         elif gained and now - self._removed_at >= _IN_FLIGHT_S:
             more = {name: well[name] for name in gained}
-            self._remember({**self._had, **more}, self._configuration)
+            self._remember({**self.had, **more}, self._configuration)
 
     def _words(self, now: float) -> Mapping[str, str]:
         is_newer = bool(self._newer)
         lacking = [
-            name for name in self._had if self.lacks(name) and (not is_newer or name in self.has)
+            name for name in self.had if self.lacks(name) and (not is_newer or name in self.has)
         ]
         if not lacking:
             self._since = _NO_TIMES
@@ -168,14 +164,14 @@ class DeviceCounts:
         self._since = {name: self._since.get(name, first) for name in lacking}
         after = " before its configuration changed" if is_newer else ""
         return {
-            name: f"{self.has.get(name, 0)} of the {self._had[name]} devices that it had{after}"
+            name: f"{self.has.get(name, 0)} of the {self.had[name]} devices that it had{after}"
             for name in lacking
             if now - self._since[name] >= _WAIT_S
         }
 
     def _remember(self, had: Mapping[str, int], configuration: str) -> None:
-        if had != self._had or configuration != self._configuration:
-            self._had = _shared(tuple(sorted(had.items())[:_RESOURCES_MAX]))
+        if had != self.had or configuration != self._configuration:
+            self.had = _shared(tuple(sorted(had.items())[:_RESOURCES_MAX]))
             self._configuration = _same(configuration)
             self.changes += 1
 

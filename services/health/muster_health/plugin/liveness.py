@@ -33,6 +33,7 @@ _PACE_WEIGHT: Final = 0.3
 _PACE_MAX: Final = 2.5
 """What is longer is a silence, and the end of one must not pass for a slow pace."""
 _OPEN_MAX: Final = 8
+_INSTANCES_MAX: Final = 4
 _CLOSED_BY_SERVER: Final = ("stale", "authentication", "authorization", "slow consumer")
 """In the server's reasons for closing a connection itself
 (nats-server server/client.go, ClosedState)."""
@@ -158,6 +159,28 @@ class HeartbeatOrder:
         return quiet_s - made_s <= _LATE_INTERVALS * interval_s
 
 
+class EventOrder:
+    """The place of one plugin's events in order: by instance, the last sequence; newest last."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: tuple[tuple[str, int], ...] = ()
+
+    def is_next(self, instance: str, sequence: int) -> bool:
+        """Record an event's place in order; return False if it is older than what is known.
+
+        After a restart of ours, the server delivers again what we had not acknowledged, and later
+        than what followed it.
+        """
+        last = dict(self.last)
+        if sequence <= last.pop(instance, -1):
+            return False
+        # a former instance may be the one that stays: an update rolled back, a second one stopped
+        self.last = (*last.items(), (instance, sequence))[-_INSTANCES_MAX:]
+        return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
     """A plugin's last connection was closed; `at` by our clock."""
@@ -260,6 +283,7 @@ class Liveness:
         "_window_s",
         "clock",
         "connections",
+        "events",
         "is_due_sooner",
         "is_expected",
         "is_known",
@@ -270,6 +294,7 @@ class Liveness:
 
     def __init__(self, context: config.Context, now: float) -> None:
         self.order = HeartbeatOrder(context.settings.interval_s)
+        self.events = EventOrder()
         self.connections = Connections()
         self.clock = ClockOffset()
         self.last_heard_at: float | None = None

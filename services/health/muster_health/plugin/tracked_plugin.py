@@ -18,105 +18,21 @@ alerts may open at once.
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, assert_never
+from typing import assert_never
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
-from muster_health.alerting import (
-    alert_lifecycle,
-    device_alerts,
-    device_faults,
-    evidence,
-    plugin_alert,
-    plugin_alerting,
-)
-from muster_health.model import alerts, config, facts, signals, snapshot, steps
+from muster_health.alerting import alert_lifecycle, plugin_alerting
+from muster_health.model import alerts, facts, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
-from muster_health.plugin import (
-    device_counts,
-    investigation,
-    liveness,
-    self_reported,
-    standing_verdict,
-    verdict,
-)
-
-_INSTANCES_MAX: Final = 4
-_DAY_S: Final = 86_400.0
-_NOT_EXPECTED: Final = "it left, and is not to be there any more: the node is to have no plugin"
-_FORGOTTEN: Final = {
-    True: "it left as planned a day ago, and nothing says that it is to come back",
-    False: "it has been silent for a week, and nothing says that it is to be there",
-}
+from muster_health.plugin import liveness, parts
 
 
-class TrackedPlugin:
+class TrackedPlugin(parts.Parts):
     """One plugin on one node; `now` is the receiver's monotonic time in seconds."""
 
-    __slots__ = (
-        "_context",
-        "_event_order",
-        "_forget_due",
-        "_has_counts_to_store",
-        "_has_no_pod",
-        "_is_unsaved",
-        "_restarts",
-        "_was_dropped",
-        "alerting",
-        "alive",
-        "causes",
-        "counts",
-        "faults",
-        "is_restored",
-        "key",
-        "node",
-        "plugin",
-        "pods",
-        "problems",
-        "reported",
-        "restart_decided_for",
-        "verdict",
-    )
-
-    def __init__(self, node: str, plugin: str, context: config.Context, *, now: float) -> None:
-        settings = context.settings
-        self.node, self.plugin = node, plugin
-        self.key = snapshot.key_of(node, plugin)
-        self.alive = liveness.Liveness(context, now)
-        self.reported = self_reported.SelfReported(settings, now)
-        self.verdict = verdict.VerdictMachine(
-            context=context,
-            alive=self.alive,
-            reported=self.reported,
-            standing=standing_verdict.StandingVerdict(settings),
-            recovery=standing_verdict.Recovery(settings),
-            investigation=investigation.Investigation(settings, has_cluster=context.has_cluster),
-        )
-        self.alerting = plugin_alerting.PluginAlerting(node, plugin, context)
-        self.faults = device_faults.DeviceFaults(context.bounds.devices_per_plugin)
-        self.counts = device_counts.DeviceCounts()
-        self.causes: tuple[str, ...] = ()
-        """What it may fail in common with others: its zone, its revision."""
-        self.problems: tuple[str, ...] = ()
-        """Problems with its configuration, for instance; nobody is alerted of those."""
-        self.pods: tuple[facts.Pod, ...] = ()
-        self.is_restored = False
-        """The former leader had stored it."""
-        self.restart_decided_for: datetime | None = None
-        """Since when the verdict stood for which a restart was last decided, or refused."""
-        self._context = context
-        self._restarts: tuple[datetime, ...] = ()
-        self._has_no_pod = False
-        """Kubernetes answered last that the node has no pod of the plugin."""
-        self._was_dropped = False
-        """It was expected here once, and is no longer."""
-        self._event_order: tuple[tuple[str, int], ...] = ()
-        self._forget_due: float | None = None
-        self._is_unsaved = False
-        """An event changed what is stored, and nothing is published of it."""
-        self._has_counts_to_store = False
-        """How many devices there are to be changed, which may wait to be stored."""
+    __slots__ = ()
 
     def receive(self, event: steps.Event, now: float) -> list[steps.Effect]:  # noqa: C901, PLR0912
         """Handle one event."""
@@ -144,7 +60,7 @@ class TrackedPlugin:
                 if self.alive.connections.ended(*closed, now):
                     taken = self.verdict.disconnected(now)
             case signals.Restored():
-                self._restore(event.state, now)
+                self.restore(event.state, now)
             case signals.NodeOffers():
                 self.reported.offers = event.offers
                 if self.verdict.may_have_problem:
@@ -152,7 +68,7 @@ class TrackedPlugin:
             case facts.Expected():
                 self._expected(event, now)
             case steps.NotExpected():
-                self.alive.is_expected, self._was_dropped = False, True
+                self.alive.is_expected, self.removal.was_dropped = False, True
             case steps.Suspend():
                 self.verdict.suspend()
             case steps.Resume():
@@ -177,8 +93,10 @@ class TrackedPlugin:
     def next_deadline(self) -> float | None:
         """Return when `tick`, or `publish`, is next needed."""
         due, look_due = self.verdict.next_deadline(), self.alerting.look_due
-        if self._forget_due is not None and self._may_be_removed:
-            due = self._forget_due if due is None else min(due, self._forget_due)
+        if self.removal.due is not None:
+            is_expected = self.alive.is_expected
+            forget_due = self.removal.next_due(self.verdict.state, is_expected=is_expected)
+            due = forget_due if due is None else min(due, forget_due or due)
         if look_due is None or due is None:
             return due if look_due is None else look_due
         return min(due, look_due)
@@ -212,6 +130,8 @@ class TrackedPlugin:
 
     def is_suspect(self, now: float) -> bool:
         """Return whether it is silent, or has a problem that many may share."""
+        if self.verdict.state is State.HEALTHY and self.reported.problem is None:
+            return False
         return self.verdict.is_suspect(now)
 
     @property
@@ -248,7 +168,7 @@ class TrackedPlugin:
         """Record, once for a verdict, that its pod is restarted; None is a refusal."""
         self.restart_decided_for = self.alerting.since
         if acted_at is not None:
-            self._restarts = (*self._restarts, acted_at)[-snapshot.REMEDIES_MAX :]
+            self.restarts = (*self.restarts, acted_at)[-snapshot.REMEDIES_MAX :]
         return self._store(leader)
 
     def removal_reason(self, now: float, *, is_placed: bool) -> str:
@@ -256,16 +176,12 @@ class TrackedPlugin:
 
         `is_placed` means that Kubernetes says where this plugin should be.
         """
-        if not self._may_be_removed:
+        if self.is_alive:
             return ""
-        if self.verdict.standing.rule is Rule.NODE_GONE:
-            return "the node is not in the cluster any more"
-        has_left = self.verdict.state is State.MAINTENANCE
-        if is_placed and (has_left or self._was_dropped or self._has_no_pod):
-            return _NOT_EXPECTED
-        if self._forget_due is not None and now >= self._forget_due:
-            return _FORGOTTEN[has_left]
-        return ""
+        stands, is_expected = self.verdict.standing, self.alive.is_expected
+        return self.removal.reason(
+            self.verdict.state, stands.rule, now, is_expected=is_expected, is_placed=is_placed
+        )
 
     def touch(self, now: float) -> None:
         """Publish anew at that time, if anything is different."""
@@ -275,27 +191,21 @@ class TrackedPlugin:
         """Forget what was published: it was dropped when we stopped leading."""
         self.alerting.reset_published()
 
-    def standing(self) -> steps.Standing:
-        """Return the verdict that stands."""
-        stands = self.verdict.standing
-        return steps.Standing(
-            state=self.verdict.state,
-            verdict=stands.verdict,
-            rule=stands.rule,
-            resources=stands.resources,
-            actual=stands.actual,
-            failed_at=stands.failed_at,
-        )
-
     # what is published
 
     def has_news(self, now: float) -> bool:
         """Return whether `publish` is needed."""
-        return self._has_counts_to_store or self.alerting.is_due(self.standing, now)
+        return self.has_counts_to_store or self._is_publish_due(now)
 
     def may_wait(self, now: float) -> bool:
         """Return whether nobody waits for the news: a first good verdict, or what is stored."""
-        return self._is_new or not self.alerting.is_due(self.standing, now)
+        return self._is_new or not self._is_publish_due(now)
+
+    def _is_publish_due(self, now: float) -> bool:
+        alerting = self.alerting
+        if alerting.is_dirty or (alerting.look_due is not None and alerting.look_due <= now):
+            return True
+        return alerting.alert is not None and alerting.alert.has_news(self.standing(), now)
 
     def publish(
         self, now: float, at: datetime, may_open: alert_lifecycle.MayOpen
@@ -304,14 +214,14 @@ class TrackedPlugin:
 
         While another replica leads nothing is published: a new leader looks at every plugin.
         """
-        leader = self._context.leader
+        leader = self.context.leader
         if leader is None:
-            self._has_counts_to_store = False
+            self.has_counts_to_store = False
             self.alerting.skip(now, at)
             return [], []
         questions, held = self.alerting.update(
             self.standing(),
-            self._other_alerts(now, at),
+            self._observed(now),
             now=now,
             at=at,
             may_open=may_open,
@@ -321,7 +231,7 @@ class TrackedPlugin:
 
     def end(self, now: float, at: datetime, why: str) -> list[signals.Output]:
         """Resolve all that is open, and remove what is stored."""
-        leader = self._context.leader
+        leader = self.context.leader
         if leader is None:
             return []
         self.alerting.end_all(self.standing(), now, at, why)
@@ -377,7 +287,7 @@ class TrackedPlugin:
     def _observe_devices(self, heartbeat: vocabulary.Heartbeat, now: float) -> None:
         changes = self.counts.changes
         has_changed = self.counts.observe(heartbeat, now)
-        self._has_counts_to_store |= changes != self.counts.changes
+        self.has_counts_to_store |= changes != self.counts.changes
         if self.faults.has_any or _reports_faults(heartbeat):
             has_changed |= self.faults.observe(heartbeat)
             has_changed |= self.faults.settle(self.counts.lacks)
@@ -385,7 +295,7 @@ class TrackedPlugin:
             self.alerting.is_dirty = True
 
     def _event(self, reported: signals.FromPlugin, now: float) -> list[steps.Effect]:
-        if not self._is_next(reported.instance, reported.sequence):
+        if not self.alive.events.is_next(reported.instance, reported.sequence):
             return [signals.Noted(note=signals.Note.EVENT_STALE)]
         event = reported.event
         self.alive.is_known = True
@@ -401,7 +311,7 @@ class TrackedPlugin:
             case vocabulary.PluginStarted() if self.verdict.planned.instance:
                 # even the instance that announced its stop may be back
                 self.verdict.planned.instance = ""
-                self._is_unsaved = True
+                self.is_unsaved = True
             case vocabulary.PluginStopping():
                 taken += self.verdict.stopping(event, reported.instance, now)
             case vocabulary.PluginDeregistered():
@@ -409,73 +319,22 @@ class TrackedPlugin:
                     self.reported.registration_lost(event, self.alive.order.interval_s, now)
             case _:
                 pass
-        self._is_unsaved |= changes != (self.faults.changes, self.counts.changes)
+        self.is_unsaved |= changes != (self.faults.changes, self.counts.changes)
         return self._effects(taken, now)
-
-    def _is_next(self, instance: str, sequence: int) -> bool:
-        """Record an event's place in order; return False if it is older than what is known.
-
-        After a restart of ours, the server delivers again what we had not acknowledged, and later
-        than what followed it.
-        """
-        order = dict(self._event_order)
-        if sequence <= order.pop(instance, -1):
-            return False
-        # a former instance may be the one that stays: an update rolled back, a second one stopped
-        self._event_order = (*order.items(), (instance, sequence))[-_INSTANCES_MAX:]
-        return True
 
     def _cluster_answered(
         self, answer: facts.Facts | None, number: int, now: float
     ) -> list[steps.Step]:
         if answer is not None and answer.pods is not None:
-            self.pods, self._has_no_pod = answer.pods, not answer.pods
+            self.pods, self.removal.has_no_pod = answer.pods, not answer.pods
         taken = self.verdict.cluster_answered(answer, number, now)
         self.alerting.cluster_answered(answer, number, now)
         return taken
 
     def _expected(self, expected: facts.Expected, now: float) -> None:
         revision = (f"revision={expected.revision}",) if expected.revision else ()
-        self.causes, self._was_dropped = (*expected.causes, *revision), False
+        self.causes, self.removal.was_dropped = (*expected.causes, *revision), False
         self.alive.expect(expected.age_s, now)
-
-    def _restore(self, before: snapshot.Snapshot, now: float) -> None:
-        """Take over what was published; and, if nothing is known yet, what was known."""
-        self.is_restored = True
-        self.alerting.load(before)
-        self.restart_decided_for, self._restarts = before.remedied, before.remedies
-        self.alerting.touch(now)
-        if self.verdict.standing.verdict is not None:
-            self._has_counts_to_store |= dict(before.had) != self.counts.had
-            return
-        firing = {(alert.kind, alert.resource): alert for alert in before.firing}
-        # one that is restored often must not wait from the beginning each time
-        wall = self._context.wall_zero + now
-        waited_s = 0.0 if before.since is None else max(0.0, wall - before.since.timestamp())
-        alive = self.alive
-        alive.restore(before.instance, before.seq, before.interval_s, now=now)
-        # one that never came is stored as well
-        alive.is_known = bool(before.instance or before.order)
-        self.reported.resources = before.resources
-        is_overdue = (AlertKind.MAINTENANCE_OVERDUE, "") in firing
-        self.verdict.restore(before, now, waited_s=waited_s, is_overdue=is_overdue)
-        self.alerting.restore(
-            before,
-            self.standing(),
-            pause_due=now + alive.remaining_s(self._context.settings.patience_s, waited_s),
-            repair_due=now + alive.remaining_s(plugin_alert.SELF_REPAIR_S, waited_s),
-        )
-        if (AlertKind.CLOCK_SKEW, "") in firing:
-            alive.clock.restore()
-        self.faults.restore(before.bad)
-        short = {
-            alert.resource: alert.evidence[0].observed
-            for alert in before.firing
-            if alert.kind is AlertKind.DEVICES_SHORT
-        }
-        self.counts.restore(before.had, before.configuration, short)
-        self._event_order = before.order
-        self._forget_due = now + alive.remaining_s(self._forget_s, waited_s)
 
     def _effects(self, taken: Iterable[steps.Step], now: float) -> list[steps.Effect]:
         effects: list[steps.Effect] = []
@@ -490,30 +349,22 @@ class TrackedPlugin:
                 case steps.VerdictReached() | steps.VerdictConfirmed() | steps.ReturnOverdue():
                     self.alerting.decided(step, self.standing(), now)
                     if isinstance(step, steps.VerdictReached):
-                        self._forget_due = now + self._forget_s if self._may_be_removed else None
+                        is_expected = self.alive.is_expected
+                        self.removal.restart(self.verdict.state, now, is_expected=is_expected)
                     effects.append(step)
                 case _:
                     assert_never(step)
         return effects or [steps.CHANGED]
 
     def _probe(self, number: int) -> signals.Probe:
-        timeout_s = self._context.settings.probe_timeout_s
+        timeout_s = self.context.settings.probe_timeout_s
         return signals.Probe(node=self.node, plugin=self.plugin, number=number, timeout_s=timeout_s)
 
     def _question(self, number: int) -> signals.AskCluster:
-        timeout_s = self._context.settings.probe_timeout_s
+        timeout_s = self.context.settings.probe_timeout_s
         return signals.AskCluster(
             node=self.node, plugin=self.plugin, number=number, timeout_s=timeout_s
         )
-
-    @property
-    def _may_be_removed(self) -> bool:
-        is_gone = self.verdict.state in {State.MAINTENANCE, State.LOST}
-        return is_gone and not self.alive.is_expected
-
-    @property
-    def _forget_s(self) -> float:
-        return _DAY_S if self.verdict.state is State.MAINTENANCE else 7 * _DAY_S
 
     # what is stored
 
@@ -524,45 +375,30 @@ class TrackedPlugin:
         return (
             self.alerting.published_verdict is None
             and self.verdict.standing.verdict is Verdict.HEALTHY
-            and not (self._is_unsaved or self.faults.bad or self.alive.clock.is_skewed)
+            and not (self.is_unsaved or self.faults.bad or self.alive.clock.is_skewed)
             and not (lifecycle.published or lifecycle.pending)
         )
 
-    def _other_alerts(self, now: float, at: datetime) -> plugin_alerting.Others:
-        clock, due = self.alive.clock, None
-        wanted: list[alerts.Alert] = []
+    def _observed(self, now: float) -> plugin_alerting.Observed:
+        clock, clock_text, due = self.alive.clock, self.alive.clock.text(), None
         if clock.is_skewed:
             # until then it is not known whether most nodes' clocks differ, or only this one
-            known_at = clock.since + self._context.settings.storm_window_s
+            known_at = clock.since + self.context.settings.storm_window_s
             due = known_at if now < known_at else None
-            if due is None and not self._context.is_our_clock_skewed:
-                wanted.append(self._clock_alert(at))
-        short = self.counts.short
-        return plugin_alerting.Others(
-            wanted=[*wanted, *device_alerts.of(self.faults, node=self.node, at=at, missed=short)],
-            why_ended=self._why_ended,
+        is_skewed = clock.is_skewed and due is None and not self.context.is_our_clock_skewed
+        return plugin_alerting.Observed(
+            faults=self.faults,
+            short=self.counts.short,
+            clock_text=clock_text,
+            is_clock_skewed=is_skewed,
             due=due,
         )
-
-    def _clock_alert(self, at: datetime) -> alerts.Alert:
-        return alerts.Alert(
-            kind=AlertKind.CLOCK_SKEW,
-            summary=f"the clock of node {self.node} is apart from ours",
-            evidence=(evidence.seen("heartbeat", self.alive.clock.text()),),
-            starts_at=at,
-            told_at=at,
-        )
-
-    def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
-        if key[0] == AlertKind.CLOCK_SKEW:
-            return (evidence.seen("heartbeat", self.alive.clock.text()),)
-        return device_alerts.ended(self.faults, key)
 
     def _publish_pending(self, leader: int) -> list[signals.Output]:
         events = self.alerting.pending()
         if not events:
             # the event is acknowledged after this, and does not come again
-            is_due = self._is_unsaved or self._has_counts_to_store
+            is_due = self.is_unsaved or self.has_counts_to_store
             return [self._store(leader)] if is_due else []
         # a first verdict that is published once more after a crash is no news to anybody
         before = [] if self.alerting.is_first_verdict else [self._store(leader)]
@@ -570,35 +406,8 @@ class TrackedPlugin:
         return [*before, *events, self._store(leader)]
 
     def _store(self, leader: int) -> signals.Remember:
-        self._is_unsaved = self._has_counts_to_store = False
-        machine, alerting, order = self.verdict, self.alerting, self.alive.order
-        stored = snapshot.Snapshot(
-            node=self.node,
-            plugin=self.plugin,
-            state=machine.settled,
-            interval_s=order.interval_s,
-            verdict=alerting.published_verdict,
-            since=alerting.since,
-            rule=alerting.rule,
-            evidence=alerting.evidence,
-            resources=self.reported.resources,
-            accused=machine.standing.resources,
-            instance=order.instance,
-            seq=order.seq,
-            leaving=machine.planned.instance,
-            return_s=machine.planned.return_s,
-            falls=machine.standing.damping.level,
-            order=self._event_order,
-            bad=self.faults.known(),
-            had=tuple(self.counts.had.items()),
-            configuration=self.counts.configuration,
-            firing=tuple(alerting.lifecycle.published.values()),
-            untold_verdict=alerting.pending_verdict,
-            untold_alerts=alerting.lifecycle.pending,
-            remedied=self.restart_decided_for,
-            remedies=self._restarts,
-            leader=leader,
-        )
+        self.is_unsaved = self.has_counts_to_store = False
+        stored = self.stored(leader)
         return signals.Remember(key=self.key, value=snapshot.encode(stored), revision=leader)
 
 

@@ -1,4 +1,4 @@
-"""Pure: All that is known about one plugin, to be shown."""
+"""Pure: what `/state` shows of one plugin."""
 
 from datetime import datetime
 

@@ -1,0 +1,160 @@
+"""Pure: the parts of one tracked plugin, and what is stored of them across a restart.
+
+No part knows of this, nor of `tracked_plugin`, which adds what they do with events.
+"""
+
+from datetime import datetime
+
+from muster.vocabulary import AlertKind
+from muster_health.alerting import device_faults, plugin_alert, plugin_alerting
+from muster_health.model import config, facts, snapshot, steps
+from muster_health.plugin import (
+    device_counts,
+    investigation,
+    liveness,
+    removal,
+    self_reported,
+    standing_verdict,
+    verdict,
+)
+
+
+class Parts:
+    """One plugin on one node; `now` is the receiver's monotonic time in seconds."""
+
+    __slots__ = (
+        "alerting",
+        "alive",
+        "causes",
+        "context",
+        "counts",
+        "faults",
+        "has_counts_to_store",
+        "is_restored",
+        "is_unsaved",
+        "key",
+        "node",
+        "plugin",
+        "pods",
+        "problems",
+        "removal",
+        "reported",
+        "restart_decided_for",
+        "restarts",
+        "verdict",
+    )
+
+    def __init__(self, node: str, plugin: str, context: config.Context, *, now: float) -> None:
+        settings = context.settings
+        self.node, self.plugin = node, plugin
+        self.key = snapshot.key_of(node, plugin)
+        self.alive = liveness.Liveness(context, now)
+        self.reported = self_reported.SelfReported(settings, now)
+        self.verdict = verdict.VerdictMachine(
+            context=context,
+            alive=self.alive,
+            reported=self.reported,
+            standing=standing_verdict.StandingVerdict(settings),
+            recovery=standing_verdict.Recovery(settings),
+            investigation=investigation.Investigation(settings, has_cluster=context.has_cluster),
+        )
+        self.alerting = plugin_alerting.PluginAlerting(node, plugin, context)
+        self.faults = device_faults.DeviceFaults(context.bounds.devices_per_plugin)
+        self.counts = device_counts.DeviceCounts()
+        self.removal = removal.Removal()
+        self.causes: tuple[str, ...] = ()
+        """What it may fail in common with others: its zone, its revision."""
+        self.problems: tuple[str, ...] = ()
+        """Problems with its configuration, for instance; nobody is alerted of those."""
+        self.pods: tuple[facts.Pod, ...] = ()
+        self.is_restored = False
+        """The former leader had stored it."""
+        self.restart_decided_for: datetime | None = None
+        """Since when the verdict stood for which a restart was last decided, or refused."""
+        self.context = context
+        self.restarts: tuple[datetime, ...] = ()
+        self.is_unsaved = False
+        """An event changed what is stored, and nothing is published of it."""
+        self.has_counts_to_store = False
+        """How many devices there are to be changed, which may wait to be stored."""
+
+    def standing(self) -> steps.Standing:
+        """Return the verdict that stands."""
+        stands = self.verdict.standing
+        return steps.Standing(
+            state=self.verdict.state,
+            verdict=stands.verdict,
+            rule=stands.rule,
+            resources=stands.resources,
+            actual=stands.actual,
+            failed_at=stands.failed_at,
+        )
+
+    def restore(self, before: snapshot.Snapshot, now: float) -> None:
+        """Take over what was published; and, if nothing is known yet, what was known."""
+        alive, machine = self.alive, self.verdict
+        self.is_restored = True
+        self.alerting.load(before)
+        self.restart_decided_for, self.restarts = before.remedied, before.remedies
+        self.alerting.touch(now)
+        if machine.standing.verdict is not None:
+            self.has_counts_to_store |= dict(before.had) != self.counts.had
+            return
+        firing = {(alert.kind, alert.resource): alert for alert in before.firing}
+        # one that is restored often must not wait from the beginning each time
+        wall = self.context.wall_zero + now
+        waited_s = 0.0 if before.since is None else max(0.0, wall - before.since.timestamp())
+        alive.restore(before.instance, before.seq, before.interval_s, now=now)
+        # one that never came is stored as well
+        alive.is_known = bool(before.instance or before.order)
+        alive.events.last = before.order
+        self.reported.resources = before.resources
+        is_overdue = (AlertKind.MAINTENANCE_OVERDUE, "") in firing
+        machine.restore(before, now, waited_s=waited_s, is_overdue=is_overdue)
+        self.alerting.restore(
+            before,
+            self.standing(),
+            pause_due=now + alive.remaining_s(self.context.settings.patience_s, waited_s),
+            repair_due=now + alive.remaining_s(plugin_alert.SELF_REPAIR_S, waited_s),
+        )
+        if (AlertKind.CLOCK_SKEW, "") in firing:
+            alive.clock.restore()
+        self.faults.restore(before.bad)
+        short = {
+            resource: alert.evidence[0].observed
+            for (kind, resource), alert in firing.items()
+            if kind is AlertKind.DEVICES_SHORT
+        }
+        self.counts.restore(before.had, before.configuration, short)
+        self.removal.due = now + alive.remaining_s(removal.wait_s(machine.state), waited_s)
+
+    def stored(self, leader: int) -> snapshot.Snapshot:
+        """Return what is stored of a self."""
+        machine, alerting, order = self.verdict, self.alerting, self.alive.order
+        return snapshot.Snapshot(
+            node=self.node,
+            plugin=self.plugin,
+            state=machine.settled,
+            interval_s=order.interval_s,
+            verdict=alerting.published_verdict,
+            since=alerting.since,
+            rule=alerting.rule,
+            evidence=alerting.evidence,
+            resources=self.reported.resources,
+            accused=machine.standing.resources,
+            instance=order.instance,
+            seq=order.seq,
+            leaving=machine.planned.instance,
+            return_s=machine.planned.return_s,
+            falls=machine.standing.damping.level,
+            order=self.alive.events.last,
+            bad=self.faults.known(),
+            had=tuple(self.counts.had.items()),
+            configuration=self.counts.configuration,
+            firing=tuple(alerting.lifecycle.published.values()),
+            untold_verdict=alerting.pending_verdict,
+            untold_alerts=alerting.lifecycle.pending,
+            remedied=self.restart_decided_for,
+            remedies=self.restarts,
+            leader=leader,
+        )
