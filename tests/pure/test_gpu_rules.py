@@ -95,13 +95,13 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         {"resources": [{"name": "gpu"}, {"name": "a.example/_", "mig": "mig-1g.5gb"}]},
         [
             "gpus.resources[0].name: 'gpu' has no domain; write it as nvidia.com/gpu",
-            "gpus.resources[0]: give product (of GPUs) or mig (a profile), one of the two",
+            "gpus.resources[0]: give either product (of GPUs) or mig (a profile)",
             (
                 "gpus.resources[1].name: '_' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and "
                 "end with a letter or digit"
             ),
             (
-                "gpus.resources[1].mig: 'mig-1g.5gb' is no profile; write it as 1g.10gb or "
+                "gpus.resources[1].mig: 'mig-1g.5gb' is not a profile; write it as 1g.10gb or "
                 "1g.10gb+me, with * for anything"
             ),
         ],
@@ -118,11 +118,11 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         },
         [
             (
-                "gpus.resources[1]: resources[0] takes all that 'NVIDIA A100-SXM4-40GB' "
-                "matches; write the narrower one first"
+                "gpus.resources[1]: resources[0] matches all that 'NVIDIA A100-SXM4-40GB' "
+                "does; write the narrower one first"
             ),
             (
-                "gpus.resources[3]: resources[2] takes all that '1g.5gb' matches; write the "
+                "gpus.resources[3]: resources[2] matches all that '1g.5gb' does; write the "
                 "narrower one first"
             ),
         ],
@@ -136,13 +136,13 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
                 'write 0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>, or the name '
                 "of a product with * for anything"
             ),
-            "gpus.resources[0].mig: with migStrategy none only whole GPUs are handed out",
+            "gpus.resources[0].mig: with migStrategy none only whole GPUs are advertised",
         ],
     ),
     (
         {"sharing": {"resources": [{"name": "nvidia.com/gpu"}, {"name": "x", "replicas": 1}]}},
         [
-            "gpus.sharing.resources[0]: give replicas, or perGb: true, one of the two",
+            "gpus.sharing.resources[0]: give either replicas or perGb: true",
             "gpus.sharing.resources[1].replicas: expected a whole number of at least 2, found 1",
         ],
     ),
@@ -159,7 +159,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
             }
         },
         [
-            "gpus.sharing.resources[4].devices: none is given; leave the key out to share all",
+            "gpus.sharing.resources[4].devices: it is empty; leave the key out to share all",
         ],
     ),
     (
@@ -215,7 +215,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"given": {"deviceList": ["envvar", "envvar"], "devRoot": "/a/../b"}},
         [
-            "gpus.given.deviceList: envvar stands there twice",
+            "gpus.given.deviceList: envvar is listed twice",
             "gpus.given.devRoot: '/a/../b' is not the shortest form of this path",
         ],
     ),

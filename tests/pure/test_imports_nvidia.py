@@ -213,7 +213,7 @@ def test_mps_is_refused_with_what_to_do(mps: str) -> None:
     assert gpus(imported("sharing: {mps: null}")) == {}
 
 
-LABELER: Final = "labels are the labeler's, which needs no such setting"
+LABELER: Final = "the labeler sets the labels, and needs no such setting"
 FLAGS: list[tuple[str, Any, list[str]]] = [
     ("{}", {}, []),
     ("{gfd: {}}", {}, []),
@@ -240,9 +240,8 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
         {},
         [
             (
-                "flags.deviceDiscoveryStrategy: 'tegra': muster finds GPUs by NVML alone; "
-                "neither Tegra"
-                " nor VFIO devices are found"
+                "flags.deviceDiscoveryStrategy: 'tegra': muster finds GPUs through NVML only; "
+                "it finds neither Tegra nor VFIO devices"
             )
         ],
     ),
@@ -253,7 +252,7 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
             (
                 "flags.plugin.sharedDevicesAllocationPolicy: GPUs that are not shared are packed "
                 "too; "
-                "NVIDIA's are aligned all the same"
+                "with NVIDIA they stay aligned"
             )
         ],
     ),
@@ -263,9 +262,8 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
         {},
         [
             (
-                "flags.failOnInitError: true: without a driver muster says so, advertises 0 and "
-                "comes "
-                "up when there is one"
+                "flags.failOnInitError: true: without a driver muster reports that, "
+                "advertises 0 and starts once there is one"
             )
         ],
     ),
@@ -275,7 +273,7 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
         [
             "flags.migStrategi: NVIDIA ignores this key; did you mean migStrategy?",
             (
-                "flags.deviceIDStrategy: taken, as the iktos fork does; NVIDIA reads it in "
+                "flags.deviceIDStrategy: imported, as the iktos fork reads it; NVIDIA reads it in "
                 "flags.plugin"
             ),
         ],
@@ -327,21 +325,22 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
             {"name": "nvidia.com/small", "mig": "1g.10gb"},
         ],
     }
-    drops = "NVIDIA drops it with a warning; here it works; what no pattern matches keeps its usual"
-    assert differences(found) == [f"resources.{key}: {drops} name" for key in ("gpus", "mig")]
+    drops = "NVIDIA drops it with a warning; here it works; "
+    drops += "a device that no pattern matches keeps its default name"
+    assert differences(found) == [f"resources.{key}: {drops}" for key in ("gpus", "mig")]
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("version: v2", "version: unknown version: 'v2'; it is v1"),
-        ("flagz: 1", "has none of the keys of NVIDIA's file: version, flags, resources, sharing, "),
-        ("[]", "a mapping is expected, found []"),
-        ("7", "a mapping is expected, found 7"),
-        ("flags: 1", "flags: a mapping is expected, found 1"),
-        ("flags: {plugin: 1}", "flags.plugin: a mapping is expected, found 1"),
+        ("flagz: 1", "has no key of NVIDIA's file: version, flags, resources, sharing, "),
+        ("[]", "expected a mapping of keys, found []"),
+        ("7", "expected a mapping of keys, found 7"),
+        ("flags: 1", "flags: expected a mapping of keys, found 1"),
+        ("flags: {plugin: 1}", "flags.plugin: expected a mapping of keys, found 1"),
         ("flags: {migStrategy: all}", "flags.migStrategy: unknown MIG strategy: 'all'"),
-        ("flags: {gdsEnabled: 1}", "flags.gdsEnabled: true or false is expected, found 1"),
+        ("flags: {gdsEnabled: 1}", "flags.gdsEnabled: expected true or false, found 1"),
         (
             "flags: {plugin: {deviceListStrategy: [envvar, x]}}",
             "flags.plugin.deviceListStrategy: invalid --device-list-strategy option: 'x'",
@@ -430,8 +429,8 @@ def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
         "health": {"disable": "xids"},
     }
     assert differences(found) == [
-        "MIG_STRATEGY: --mig-strategy goes before it, with 'mixed'",
-        "flags.migStrategy: --mig-strategy goes before it, with 'mixed'",
+        "MIG_STRATEGY: --mig-strategy takes precedence, with 'mixed'",
+        "flags.migStrategy: --mig-strategy takes precedence, with 'mixed'",
     ]
 
 
@@ -439,16 +438,14 @@ def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
 def test_a_switch_is_read_as_go_reads_it(text: str, expected: Any) -> None:
     found = gpus(nvidia.read(None, arguments=[f"--mofed-enabled={text}"]))
     assert found.get("given", {}).get("mofed") == expected
-    with pytest.raises(
-        peer_file.ImportRejected, match="--mofed-enabled: true or false is expected"
-    ):
+    with pytest.raises(peer_file.ImportRejected, match="--mofed-enabled: expected true or false"):
         nvidia.read(None, arguments=["--mofed-enabled=yes"])
 
 
 def test_a_flag_has_one_dash_or_two_and_an_unknown_one_is_told() -> None:
     found = nvidia.read(None, arguments=["-mig-strategy=single", "--kubeconfig", "/x", "-v=4"])
     assert gpus(found) == {"migStrategy": "single"}
-    assert differences(found) == ["'--kubeconfig': no setting of GPUs is called so; left out"]
+    assert differences(found) == ["'--kubeconfig': not a setting of GPUs; left out"]
 
 
 MANIFESTS: Final = """
@@ -497,8 +494,8 @@ def test_a_variable_whose_value_stands_elsewhere_is_not_taken_and_named() -> Non
     found = imported(ELSEWHERE)
     assert gpus(found) == {}
     assert differences(found) == [
-        "MIG_STRATEGY: its value stands elsewhere (valueFrom); not taken",
-        "envFrom: its variables stand elsewhere; not taken",
+        "MIG_STRATEGY: its value is elsewhere (valueFrom); not imported",
+        "envFrom: its variables are elsewhere; not imported",
     ]
 
 
@@ -510,10 +507,7 @@ def test_a_daemonset_is_read_with_its_configmap() -> None:
         "given": {"deviceList": ["envvar", "cdi-cri"]},
     }
     assert differences(found) == [
-        (
-            "--config-file: '/config/config.yaml': import that file too; what stands here goes "
-            "before it"
-        )
+        ("--config-file: '/config/config.yaml': import that file too; this one takes precedence")
     ]
     daemonset, configmap = MANIFESTS.split("---")
     assert gpus(imported(daemonset)).keys() == {"migStrategy", "given"}
@@ -537,7 +531,7 @@ FORK: list[tuple[str, Any]] = [
     ("gpu:a:-2", "nvidia.com/gpu: -2 replicas; it is -1, or 1 to 1000"),
     ("gpu:a:4294967295", "gpu:a:4294967295': replica must be an integer"),
     ("gpu:a:2,gpu:b:3", "nvidia.com/gpu is named twice"),
-    ("gpus:a:1", "nvidia.com/gpus: no GPU or MIG device is called so, so none is renamed"),
+    ("gpus:a:1", "nvidia.com/gpus: no GPU or MIG device has this name, so none can be renamed"),
     ("gpu:_:2", "name"),
 ]
 
@@ -555,9 +549,12 @@ def test_the_iktos_fork_shares_as_its_readme_says(text: str, expected: Any) -> N
     ):
         assert gpus(found) == expected
         assert [told.partition(": ")[2] for told in differences(found)] == [
-            "a resource that is not listed keeps its name and its devices; the fork gives it none",
+            "a resource that is not listed keeps its devices; with the fork it has none",
             "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
-            "a new name holds for MIG devices in migStrategy mixed too; the fork ignores it there",
+            (
+                "a new name also applies to MIG devices in migStrategy mixed; "
+                "the fork ignores it there"
+            ),
         ]
 
 
@@ -573,9 +570,7 @@ def test_the_iktos_fork_renames_mig_devices_too() -> None:
 
 def test_two_ways_of_sharing_at_once_are_refused() -> None:
     file = {"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}}
-    with pytest.raises(
-        peer_file.ImportRejected, match="the iktos fork's resource config says what is"
-    ):
+    with pytest.raises(peer_file.ImportRejected, match="the iktos fork's resource config sets the"):
         nvidia.read(file, arguments=["--resource-config=gpu:a:2"])
 
 

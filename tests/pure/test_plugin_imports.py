@@ -109,7 +109,7 @@ def test_a_config_map_of_smarter_is_read_as_it_is() -> None:
     )
     assert resources(text, Format.SMARTER) == (each("^vcsm.*$", 20),)
     assert differences(text, Format.SMARTER) == [
-        "[1]: Jetson GPUs (/sys/devices/gpu.N) are no device nodes; left out"
+        "[1]: Jetson GPUs (/sys/devices/gpu.N) are not device nodes; left out"
     ]
 
 
@@ -123,11 +123,11 @@ def test_what_smarter_does_without_a_word_is_said() -> None:
     assert resources(text, Format.SMARTER) == (each("video", 2), each("^kvm$", 3))
     assert differences(text, Format.SMARTER) == [
         (
-            "[0]: devicematch 'video' is not anchored: it takes every path below /dev that has such"
-            " a part, with smarter and here; ^ and $ would make it exact"
+            "[0]: devicematch 'video' is not anchored: it matches any part of a path "
+            "below /dev, with smarter and here; ^ and $ make it exact"
         ),
         "[2].nummaxdevice: smarter ignores this key; did you mean nummaxdevices?",
-        "[2]: devicematch '^kvm$' stands here twice; the later one is kept, as the kubelet does",
+        "[2]: devicematch '^kvm$' is listed twice; the later one is kept, as the kubelet does",
         "[3]: '^rtc$' has nummaxdevices 0, so no device; left out",
     ]
 
@@ -142,12 +142,12 @@ def test_every_problem_of_a_file_of_smarter_is_told_at_once() -> None:
     """
     found = problems(text, Format.SMARTER)
     assert [line[:70] for line in found] == [
-        "FILE: [0].devicematch: a text is expected; write 7 in quotes",
-        "FILE: [0].nummaxdevices: a whole number of at least 0 is expected, fou",
+        "FILE: [0].devicematch: expected a text; write 7 in quotes",
+        "FILE: [0].nummaxdevices: expected a whole number of at least 0, found ",
         "FILE: [1].devicematch: '(' is not a regular expression: missing ): (",
-        "FILE: [2].nummaxdevices: a whole number of at least 0 is expected, fou",
+        "FILE: [2].nummaxdevices: expected a whole number of at least 0, found ",
         "FILE: [3].nummaxdevices: expected a whole number of at most 10000, fou",
-        "FILE: [4]: a mapping is expected, found 'fuse'",
+        "FILE: [4]: expected a mapping of keys, found 'fuse'",
     ]
 
 
@@ -230,8 +230,8 @@ def test_the_published_manifest_of_generic_means_the_same_here(form: str) -> Non
     )
     assert differences(text, Format.GENERIC) == [
         (
-            "domain: not given; squat.ai is taken, which generic 0.1 takes; from 0.2.0 it takes"
-            " devic.es"
+            "domain: missing; squat.ai is used, the default of generic 0.1; "
+            "since 0.2.0 it is devic.es"
         ),
     ]
 
@@ -321,21 +321,21 @@ def test_usb_devices_mean_the_same_here_but_two_sticks_are_two_units() -> None:
     )
     assert differences(text, Format.GENERIC) == [
         (
-            "usb: two identical USB devices are two units here, each for a container of its own;"
-            " generic gives one container all that match"
+            "usb: two identical USB devices are two units here, each for its own container; "
+            "generic gives all matching ones to one container"
         )
     ]
 
 
 def test_a_usb_id_without_quotes_is_refused_in_a_file_and_hexadecimal_in_a_flag() -> None:
     (found,) = problems(with_usb("{vendor: '1a86', product: 7523}"), Format.GENERIC)
-    assert found.startswith("FILE: devices[0].groups[0].usb[0].product: 7523 is not in quotes: a")
+    assert found.startswith("FILE: devices[0].groups[0].usb[0].product: 7523 is not in quotes: g")
     flag = "{name: ch340, groups: [{usb: [{vendor: 1a86, product: 7523}]}]}"
     (resource,) = resources(daemon_set(["--device", flag]), Format.GENERIC)
     assert resource.groups[0].devices[0].usb == config_resources.Usb(vendor="1a86", product="7523")
     octal = flag.replace("7523", "0407")
     (found,) = problems(daemon_set(["--device", octal]), Format.GENERIC)
-    assert found.startswith("FILE: --device[0].groups[0].usb[0].product: 263 is not in quotes: a")
+    assert found.startswith("FILE: --device[0].groups[0].usb[0].product: 263 is not in quotes: g")
 
 
 def test_nodes_that_generic_gives_to_two_resources_are_shared_here() -> None:
@@ -351,7 +351,7 @@ def test_nodes_that_generic_gives_to_two_resources_are_shared_here() -> None:
     assert [n.shared for n in other.groups[0].devices] == [True, False]
     assert differences(text, Format.GENERIC) == [
         (
-            "resources[1].groups[0].devices[0]: a.example/capture counts the same nodes; marked as"
+            "resources[1].groups[0].devices[0]: a.example/capture has the same nodes; marked as"
             " shared"
         )
     ]
@@ -377,7 +377,7 @@ def test_what_generic_does_without_a_word_is_said() -> None:
         "device[0].group: generic ignores this key; did you mean groups?",
         "device[0].groups[0].paths[0].mountpath: generic ignores this key; did you mean mountPath?",
         ("device[0].groups[0].paths[0].readOnly: generic ignores it for a Device; left out"),
-        "device[0].groups[1]: the same as one before it, and so with the same ids; left out",
+        "device[0].groups[1]: the same as an earlier one, so with the same ids; left out",
         "device[0].groups[2]: has neither paths nor usb; left out",
         "device[1]: has no group with a device; left out",
     ]
@@ -403,11 +403,11 @@ def test_every_problem_of_a_file_of_generic_is_told_at_once() -> None:
         "FILE: devices[2].groups[1].paths[0].path: 'a' is not an absolute path",
         "FILE: devices[3].groups[0].paths[0].permissions: 'rwx' is not r, w, m ",
         "FILE: devices[4].groups[0].paths[0].path: 'dev/a' is not an absolute p",
-        "FILE: devices[5].groups[0].paths[0].optional: true or false is expecte",
+        "FILE: devices[5].groups[0].paths[0].optional: expected true or false, ",
         "FILE: devices[5].groups[0].paths[0].type: expected Device or Mount, fo",
         "FILE: devices[6].groups[0].usb[0].vendor: expected four hexadecimal di",
         "FILE: devices[6].groups[0].usb[0].product: expected four hexadecimal d",
-        "FILE: devices[7]: a mapping is expected, found 7",
+        "FILE: devices[7]: expected a mapping of keys, found 7",
         "FILE: devices[2].groups[1].paths[0].moutnPath: generic ignores this ke",
     ]
 
@@ -415,14 +415,14 @@ def test_every_problem_of_a_file_of_generic_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "no device is left to import"),
-        ("{}", "a list is expected, found {}"),
+        ("", "there is no device to import"),
+        ("{}", "expected a list, found {}"),
         ("- 1\n---\n- 2", "FILE: 2 YAML documents, expected one"),
         ("a: &a 1\nb: *a", "FILE: not YAML: aliases are not allowed"),
         (b"\xff", "FILE: not YAML: 'utf-8' codec can't decode"),
         (
             "{kind: Pod, apiVersion: v1, spec: 1}",
-            "FILE: these manifests hold no configuration of smarter's",
+            "FILE: these manifests contain no configuration of smarter",
         ),
         (
             "{kind: ConfigMap, apiVersion: v1, data: {a: '[]', b: '[]'}}",

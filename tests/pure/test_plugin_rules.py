@@ -183,7 +183,7 @@ def test_every_problem_is_reported_at_once_with_key_value_and_nearest_name() -> 
             "quotes ('1a86'), found '1'"
         ),
         "resources[0].name: 'noslash' has no domain; write it as example.com/noslash",
-        "resources[0].env: '1x' is no name of a variable",
+        "resources[0].env: '1x' is not a valid name of a variable",
         "resources[1].groups[0].count: expected a whole number of at least 1, found 0",
         "resources[1].groups[0].devices[0].limit: expected a whole number of at least 1, found 0",
         "resources[1].groups[0].devices[0].path: 'dev/x' is not an absolute path",
@@ -206,7 +206,10 @@ HERE: Final = "resources[0].groups[0].devices[0]"
         ("{path: dev/a}", "path: 'dev/a' is not an absolute path"),
         ("{path: /dev/}", "path: '/dev/' is not the shortest form of this path"),
         ("{path: /dev/../a}", "path: '/dev/../a' is not the shortest form of this path"),
-        ("{path: /*/a}", "path: '/*/a' would search everything; begin with a directory's name"),
+        (
+            "{path: /*/a}",
+            "path: '/*/a' would search everything; begin with the name of a directory",
+        ),
         ("{path: '/dev/a[0-'}", "path: '/dev/a[0-' has a [ without its ]"),
         ("{path: '/dev/a[9-0]'}", "path: '/dev/a[9-0]' has 9-0 in a set, in the wrong order"),
         ("{path: '/dev/a', exclude: [b]}", "exclude[0]: 'b' is not an absolute path"),
@@ -214,9 +217,12 @@ HERE: Final = "resources[0].groups[0].devices[0]"
         ("{path: /dev/a, permissions: ''}", "permissions: '' is not r, w, m or several, each once"),
         ("{path: /dev/a, permissions: rr}", "permissions: 'rr' is not r, w, m or several, each on"),
         ("{path: /dev/a, permissions: rwx}", "permissions: 'rwx' is not r, w, m or several, each"),
-        ("{path: /dev/a, readOnly: true}", "readOnly: only a Mount has it; for a Device write per"),
-        ("{regex: a, type: Mount}", "type: a Mount is found by path"),
-        ("{path: /a/b, type: Mount, permissions: r}", "permissions: only a Device has them; for a"),
+        (
+            "{path: /dev/a, readOnly: true}",
+            "readOnly: only for a Mount; for a Device write permissi",
+        ),
+        ("{regex: a, type: Mount}", "type: a Mount needs a path"),
+        ("{path: /a/b, type: Mount, permissions: r}", "permissions: only for a Device; for a"),
         ("{regex: '('}", "regex: '(' is not a regular expression: missing )"),
         ("{regex: '(?=a)'}", "regex: '(?=a)' is not a regular expression: invalid perl operator"),
     ],
@@ -233,14 +239,14 @@ def group(groups: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("apiVersion: muster.dev/v1", "resources: none is given"),
+        ("apiVersion: muster.dev/v1", "resources: give resources, gpus or both"),
         (
             "resources: [{name: a.example/b, groups: [{devices: [{path: /dev/a}]}]}]",
             "apiVersion: required, and missing",
         ),
         (
             group("{devices: [{path: /dev/a}, {path: /dev/b, mountPath: /dev/a}]}"),
-            "resources[0].groups[0].devices: two would be /dev/a in the container",
+            "resources[0].groups[0].devices: two would have the path /dev/a in the container",
         ),
         (
             group("{devices: [{path: /dev/a}]}, {devices: [{path: /dev/a}]}"),
@@ -265,7 +271,7 @@ def group(groups: str, more: str = "") -> str:
         ),
         (
             group("{devices: [{path: /dev/a}]}", "env: A-B,"),
-            "resources[0].env: 'A-B' is no name of a variable",
+            "resources[0].env: 'A-B' is not a valid name of a variable",
         ),
         (
             resource("{name: a.example/*, groups: [{devices: [{path: /dev/a}]}]}"),
@@ -276,7 +282,7 @@ def group(groups: str, more: str = "") -> str:
                 "{name: a.example/*, perMatch: true,"
                 " groups: [{devices: [{path: /dev/a}, {path: /dev/b}]}]}"
             ),
-            "resources[0].groups[0].devices: perMatch names each match; a unit is one match here",
+            "resources[0].groups[0].devices: perMatch needs one entry; each match is a resource",
         ),
     ],
 )
@@ -365,7 +371,7 @@ def test_more_entries_than_can_be_compared_in_time_are_refused() -> None:
             f"{{name: a.example/r{at}, groups: [{{devices: [{devices}]}}]}}" for at in range(9)
         )
     )
-    assert problems(text) == ["resources: 540 entries in all their groups; at most 500"]
+    assert problems(text) == ["resources: 540 entries in all groups; at most 500"]
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_what_differs_from_the_peer_is_in_the_log_of_the_start(root: Path) -> No
     async def story() -> None:
         file = mounted(root, b"[{devicematch: nul, nummaxdevices: 2}]")
         async with plugin_process.plugin(root, file, "--config-format", "smarter") as process:
-            said = await process.said("imported_differs")
+            said = await process.said("import_difference")
             assert said["file"] == str(file)
             assert said["difference"].startswith("[0]: devicematch 'nul' is not anchored: ")
 

@@ -1,11 +1,11 @@
-"""Pure: The whole configuration of the devices, schema v1: for every node, and for some nodes."""
+"""Pure: the device configuration, schema v1: for every node, and overrides for some nodes."""
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -14,32 +14,29 @@ from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import resources as config_resources
 from muster_plugin.model import errors, patterns
 
-if TYPE_CHECKING:
-    from muster_plugin.config import resources
-
 API_VERSION: Final = "muster.dev/v1"
 
-_NODES_MAX: Final = 500
+_ENTRIES_MAX: Final = 500
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What holds on one node."""
+    """The configuration of one node."""
 
     resources: tuple[config_resources.Resource, ...] = ()
     gpus: config_gpus.Gpus | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot stand together."""
+        """Refuse resources that conflict."""
         validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Give each demand apart."""
+        """Yield the checks, each by itself."""
         yield lambda: _repeated(self.resources, self.gpus)
         yield lambda: _overlaps(self.resources)
 
 
 class NodeOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What else holds on some nodes; a resource replaces the one of the same name.
+    """An override for some nodes; a resource replaces the one of the same name.
 
     `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
     `gpus` replaces the whole section.
@@ -53,16 +50,16 @@ class NodeOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     gpus: config_gpus.Gpus | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would silently match every node, or say nothing."""
+        """Refuse an override that would silently match every node, or is empty."""
         validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Give each demand apart."""
+        """Yield the checks, each by itself."""
         yield self._match_problems
         yield self._empty_problems
 
-    def holds(self, node: str, labels: Mapping[str, str]) -> bool:
-        """Tell whether this is one of the nodes."""
+    def applies_to(self, node: str, labels: Mapping[str, str]) -> bool:
+        """Return whether the override applies to this node."""
         if isinstance(self.match, str):
             return fnmatch.fnmatchcase(node, self.match)
         return all(
@@ -72,11 +69,11 @@ class NodeOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     def _match_problems(self) -> Iterator[str]:
         if not self.match:
-            yield "match: no label is given; for every node write resources at the top"
+            yield "match: it is empty; for every node write resources at the top level"
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and self.gpus is None:
-            yield "resources: give them, gpus or both"
+            yield "resources: give resources, gpus or both"
 
 
 class Document(
@@ -86,7 +83,7 @@ class Document(
     omit_defaults=True,
     rename={"api_version": "apiVersion"},
 ):
-    """The whole configuration of the devices."""
+    """The whole device configuration."""
 
     api_version: Literal["muster.dev/v1"]
     resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
@@ -94,49 +91,49 @@ class Document(
     nodes: Annotated[tuple[NodeOverride, ...], msgspec.Meta(max_length=100)] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what only shows when the resources are seen together."""
+        """Refuse resources that conflict."""
         validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Give each demand apart."""
+        """Yield the checks, each by itself."""
         yield self._empty_problems
         yield lambda: name_problems(self.resources, self.gpus, self.nodes)
         yield lambda: overlap_problems(self.resources, self.nodes)
 
     def at(self, node: str, labels: Mapping[str, str]) -> NodeConfiguration:
-        """Return what holds on one node. Raises ValueError if that cannot hold together."""
+        """Return the configuration of one node. Raises ValueError if resources of it conflict."""
         chosen, gpus = self.resources, self.gpus
         for override in self.nodes:
-            if override.holds(node, labels):
+            if override.applies_to(node, labels):
                 chosen, gpus = _replaced(chosen, override.resources), override.gpus or gpus
         return NodeConfiguration(resources=chosen, gpus=gpus)
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and not self.nodes and self.gpus is None:
-            yield "resources: none is given; give resources, gpus or both"
+            yield "resources: give resources, gpus or both"
 
 
 Resources = Sequence[config_resources.Resource | None]
-"""None is one that could not be read."""
+"""None stands for an invalid one."""
 
 
 def name_problems(
     resources: Resources, gpus: config_gpus.Gpus | None, nodes: Sequence[NodeOverride | None]
 ) -> Iterator[str]:
-    """Say which resources have one name, on every node or on some."""
+    """Yield the resources that have the same name, on every node or on some."""
     yield from _repeated(resources, gpus)
     for at, override in validation.whole(nodes):
         yield from errors.prefixed(f"nodes[{at}]", _repeated(override.resources, override.gpus))
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
-    """Say which resources would count the same nodes, as far as the rules alone tell."""
+    """Yield the resources that surely match the same nodes."""
     overrides = [*validation.whole(nodes)]
     lists: list[Resources] = [resources, *(override.resources for _, override in overrides)]
     everything = [resource for entries in lists for _, resource in validation.whole(entries)]
     count = sum(len(group.devices) for resource in everything for group in resource.groups)
-    if count > _NODES_MAX:
-        yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
+    if count > _ENTRIES_MAX:
+        yield f"resources: {count} entries in all groups; at most {_ENTRIES_MAX}"
         return
     yield from _overlaps(resources)
     for at, override in overrides:
@@ -152,13 +149,13 @@ def _repeated(resources: Resources, gpus: config_gpus.Gpus | None) -> Iterator[s
 def _overlaps(resources: Resources) -> Iterator[str]:
     for narrow, wide in overlaps(claims(resources)):
         yield (
-            f"{narrow.key}: {narrow.resource} would count nodes that {wide.key} gives to "
-            f"{wide.resource}; exclude them there, or write shared: true on one of the two"
+            f"{narrow.key}: {narrow.resource} would count nodes of {wide.resource} ({wide.key}); "
+            "exclude them there, or write shared: true on one of the two"
         )
 
 
 def warnings(resources: Resources, nodes: Sequence[NodeOverride | None] = ()) -> Iterator[str]:
-    """Say which entries can be used, and yet will hardly find what was meant."""
+    """Yield the entries that are valid, but hardly match what was intended."""
     for at, resource in validation.whole(resources):
         yield from (f"resources[{at}].{warning}" for warning in resource.warnings())
     for at, override in validation.whole(nodes):
@@ -166,12 +163,12 @@ def warnings(resources: Resources, nodes: Sequence[NodeOverride | None] = ()) ->
 
 
 def claims(resources: Resources) -> tuple[Claim, ...]:
-    """Return every entry whose device nodes its resource counts for itself alone."""
+    """Return every entry whose device nodes no other resource may have."""
     return tuple(
-        Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
+        Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", entry=entry)
         for at, resource in validation.whole(resources)
-        for key, nodes in resource.entries()
-        if nodes.type is config_resources.NodeType.DEVICE and not nodes.shared
+        for key, entry in resource.entries()
+        if entry.type is config_resources.NodeType.DEVICE and not entry.shared
     )
 
 
@@ -184,34 +181,34 @@ def _replaced(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One entry, the number and name of the resource it belongs to, and where it stands."""
+    """An entry, the number and name of its resource, and its key."""
 
     at: int
     resource: str
     key: str
-    nodes: resources.Entry
+    entry: config_resources.Entry
 
 
 def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
-    """Give each pair of entries of different resources of which the second finds all of the first.
+    """Yield each pair of entries of different resources where the second matches all of the first.
 
-    Patterns that differ are compared with single paths and single USB devices only; whether two of
-    them meet shows on the node.
+    Different patterns are compared with single paths and single USB devices only; whether two of
+    them overlap shows on the node.
     """
     first: dict[bytes, Claim] = {}
     for claim in claims:
-        first_claim = first.setdefault(_identity(claim.nodes), claim)
+        first_claim = first.setdefault(_identity(claim.entry), claim)
         if first_claim.at != claim.at:
             yield claim, first_claim
-    singles = [claim for claim in claims if claim.nodes.is_one]
+    singles = [claim for claim in claims if claim.entry.is_one]
     for wide in claims:
-        if not wide.nodes.is_one:
+        if not wide.entry.is_one:
             for single in singles:
-                if single.at != wide.at and _covers(wide.nodes, single.nodes):
+                if single.at != wide.at and _covers(wide.entry, single.entry):
                     yield single, wide
 
 
-def _covers(wide: resources.Entry, single: resources.Entry) -> bool:
+def _covers(wide: config_resources.Entry, single: config_resources.Entry) -> bool:
     if wide.usb and single.usb:
         return (wide.usb.vendor, wide.usb.product) == (single.usb.vendor, single.usb.product)
     if not single.path or any(patterns.glob(glob).fullmatch(single.path) for glob in wide.exclude):
@@ -222,8 +219,8 @@ def _covers(wide: resources.Entry, single: resources.Entry) -> bool:
     return bool(wide.path) and patterns.surely_overlap(wide.path, single.path)
 
 
-def _identity(nodes: resources.Entry) -> bytes:
-    """Return what is equal for two entries that find the same nodes."""
-    exclude = () if nodes.is_literal else sorted(nodes.exclude)
-    found_by = (nodes.path, nodes.regex, nodes.udev, nodes.usb, exclude)
-    return msgspec.json.encode(found_by, order="sorted")
+def _identity(entry: config_resources.Entry) -> bytes:
+    """Return what is equal for two entries that match the same nodes."""
+    exclude = () if entry.is_literal else sorted(entry.exclude)
+    selectors = (entry.path, entry.regex, entry.udev, entry.usb, exclude)
+    return msgspec.json.encode(selectors, order="sorted")

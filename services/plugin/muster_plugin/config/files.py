@@ -1,7 +1,7 @@
-"""Adapter: configuration files of the devices: ours, or another plugin's as it is.
+"""Adapter: reads device configuration files, ours or another plugin's.
 
-A file may also be the Kubernetes manifest that holds the configuration. Everything that cannot be
-used raises settings.BadSettings with every problem; nothing else is raised for any bytes.
+A file may also be the Kubernetes manifest that holds the configuration. Any unusable content raises
+settings.BadSettings with every problem, and nothing else.
 """
 
 import enum
@@ -19,7 +19,7 @@ _LOGGED_MAX: Final = 1000
 
 
 class Format(enum.StrEnum):
-    """Whose configuration it is."""
+    """The plugin for which a file is written."""
 
     MUSTER = "muster"
     SMARTER = "smarter"
@@ -30,10 +30,10 @@ class Format(enum.StrEnum):
 def read(
     text: bytes, *, source: str, written_for: Format, domain: str | None = None
 ) -> config_settings.Settings:
-    """Return what a file says, ours or another plugin's. Raises settings.BadSettings."""
+    """Return the settings of a file, ours or another plugin's. Raises settings.BadSettings."""
     if written_for is not Format.MUSTER:
-        document_ = import_peer(text, source=source, peer=written_for, domain=domain).rules
-        tree = msgspec.to_builtins(document_)
+        configuration = import_peer(text, source=source, peer=written_for, domain=domain).rules
+        tree = msgspec.to_builtins(configuration)
         return settings.validate(config_settings.Settings, tree, source=source)
     document = settings.only(
         settings.parse(text, source=source), config_settings.Settings, source=source
@@ -47,10 +47,9 @@ def read(
 def import_peer(
     text: bytes, *, source: str, peer: Format, domain: str | None = None
 ) -> peer_file.ImportedConfiguration:
-    """Return what another plugin's file means here. Raises settings.BadSettings.
+    """Return another plugin's configuration, converted to ours. Raises settings.BadSettings.
 
-    `domain` replaces the one that generic's file or flags give. What will differ goes to the log,
-    once, if there is one.
+    `domain` replaces the one of generic's file or flags. Each difference is logged once.
     """
     try:
         imported = _imported(text, source=source, peer=peer, domain=domain)
@@ -63,7 +62,7 @@ def import_peer(
 
 @functools.lru_cache(_LOGGED_MAX)
 def _log(source: str, difference: str) -> None:
-    logs.logger().info("imported_differs", file=source, difference=difference)
+    logs.logger().info("import_difference", file=source, difference=difference)
 
 
 def _imported(
@@ -72,33 +71,35 @@ def _imported(
     documents = settings.parse(text, source=source)
     manifest = manifests.find(documents)
     if manifest is None:
-        return _meaning(_only(documents, source), peer, domain)
+        return _converted(_only(documents, source), peer, domain)
     if manifest.devices and peer is Format.GENERIC:
         flags = [
             _only(settings.parse(text.encode(), source=f"{source}: --device"), source)
             for text in manifest.devices
         ]
         return generic.read_flags(flags, domain=domain or manifest.domain)
-    settings_ = manifest.arguments, manifest.environment, manifest.elsewhere
-    if peer is Format.NVIDIA and nvidia.has_settings(*settings_):
-        document = _inside(manifest, peer, source) if _files(manifest, peer, source) else None
+    inputs = manifest.arguments, manifest.environment, manifest.elsewhere
+    if peer is Format.NVIDIA and nvidia.has_settings(*inputs):
+        document = (
+            _only_document(manifest, peer, source) if _files(manifest, peer, source) else None
+        )
         return nvidia.read(
             document,
             arguments=manifest.arguments,
             environment=manifest.environment,
             elsewhere=manifest.elsewhere,
         )
-    return _meaning(_inside(manifest, peer, source), peer, domain)
+    return _converted(_only_document(manifest, peer, source), peer, domain)
 
 
 def _hints(document: Any, source: str) -> Iterator[str]:
-    """Say whose configuration it looks like."""
+    """Yield the other plugin whose configuration it looks like."""
     for form in Format:
-        if form is not Format.MUSTER and _is_like(document, form):
+        if form is not Format.MUSTER and _looks_like(document, form):
             yield f"{source}: this looks like {form}'s configuration; try --format {form}"
 
 
-def _meaning(document: Any, peer: Format, domain: str | None) -> peer_file.ImportedConfiguration:
+def _converted(document: Any, peer: Format, domain: str | None) -> peer_file.ImportedConfiguration:
     match peer:
         case Format.SMARTER:
             return smarter.read(document)
@@ -107,16 +108,16 @@ def _meaning(document: Any, peer: Format, domain: str | None) -> peer_file.Impor
         case Format.NVIDIA:
             return nvidia.read(document)
         case Format.MUSTER:
-            raise AssertionError("ours is read, not imported")
+            raise AssertionError("our own files are read, not imported")
         case _ as never:
             assert_never(never)
 
 
-def _inside(manifest: manifests.Found, written_for: Format, source: str) -> Any:
-    """Return the one configuration that the manifests hold."""
+def _only_document(manifest: manifests.ManifestContent, written_for: Format, source: str) -> Any:
+    """Return the only configuration in the manifests."""
     documents = _files(manifest, written_for, source)
     if not documents:
-        problem = f"these manifests hold no configuration of {written_for}'s"
+        problem = f"these manifests contain no configuration of {written_for}"
         raise settings.BadSettings([f"{source}: {problem}"])
     if len(documents) > 1:
         files = ", ".join(name for name, _ in documents)
@@ -124,23 +125,25 @@ def _inside(manifest: manifests.Found, written_for: Format, source: str) -> Any:
     return documents[0][1]
 
 
-def _files(manifest: manifests.Found, written_for: Format, source: str) -> list[tuple[str, Any]]:
-    """Return the configurations that the manifests hold, each with its file's name."""
-    documents_: list[tuple[str, Any]] = []
+def _files(
+    manifest: manifests.ManifestContent, written_for: Format, source: str
+) -> list[tuple[str, Any]]:
+    """Return the configurations in the manifests, each with its file's name."""
+    matching: list[tuple[str, Any]] = []
     for name, text in manifest.files:
         documents = settings.parse(text.encode(), source=f"{source}: {name}")
-        documents_.extend(
-            (name, document) for document in documents if _is_like(document, written_for)
+        matching.extend(
+            (name, document) for document in documents if _looks_like(document, written_for)
         )
-    return documents_
+    return matching
 
 
-def _is_like(document: Any, written_for: Format) -> bool:
+def _looks_like(document: Any, written_for: Format) -> bool:
     match written_for:
         case Format.SMARTER:
             return isinstance(document, list)
         case Format.MUSTER:
-            raise AssertionError("ours is found by settings.only")
+            raise AssertionError("our own document is found by settings.only")
         case Format.GENERIC:
             keys = {"devices", "device"}
         case Format.NVIDIA:

@@ -1,9 +1,9 @@
-"""Pure: The configuration of GPUs: what they are called, how shared, given, placed and judged.
+"""Pure: the configuration of GPUs: names, sharing, what containers get, placement and health.
 
-What NVIDIA's device plugin can be told can be told here; `imports.nvidia` translates. A reference
-(`gpu_refs`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both, "GPU-..." and
-"MIG-..." by uuid, and where a pattern is taken, `*` stands for anything in a product's name. In a
-file the keys are written `migStrategy`; a unit at the end, as in `poll_s`, stays as it is.
+It has every setting of NVIDIA's device plugin; `importers.nvidia` translates. A selector
+(`model.selectors`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both,
+"GPU-..." and "MIG-..." by uuid, and where a pattern is allowed, `*` matches anything in a product's
+name. In a file the keys are written `migStrategy`; a unit at the end, as in `poll_s`, stays.
 """
 
 import enum
@@ -21,15 +21,15 @@ from muster_plugin.model import errors, names, selectors
 
 DOMAIN: Final = "nvidia.com"
 DEFAULT_NAME: Final = f"{DOMAIN}/gpu"
-"""What a GPU is called that no pattern names."""
+"""The resource of a GPU that no pattern matches."""
 REPLICAS_MAX: Final = 1000
 SHARED_SUFFIX: Final = ".shared"
-"""What `rename_by_default` puts behind a name (api/config/v1/consts.go, v0.20)."""
+"""The suffix of `rename_by_default` (api/config/v1/consts.go, v0.20)."""
 
 _PROFILE = re.compile(r"[0-9*][-0-9a-z.+*]*")
 _UNIT: Final = "_s"
 
-Reference = (
+Selector = (
     Annotated[int, msgspec.Meta(ge=0, le=selectors.INDEX_MAX)]
     | Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 )
@@ -38,7 +38,7 @@ Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 def key(field: str) -> str:
-    """Return how a field is written in a file."""
+    """Return the key of a field in a file."""
     if field.endswith(_UNIT):
         return field
     first, *rest = field.split("_")
@@ -46,7 +46,7 @@ def key(field: str) -> str:
 
 
 def _path_problems(field: str, path: str) -> Iterator[str]:
-    # stands above what uses it: the defaults of Gpus are checked while this module loads
+    # defined first: the defaults of Gpus are checked while this module loads
     if path not in {"", "/"}:
         yield from errors.prefixed(field, errors.path_problems(path))
 
@@ -60,7 +60,7 @@ class MigStrategy(enum.StrEnum):
 
 
 class DeviceList(enum.StrEnum):
-    """How the container runtime is told which GPUs a container gets."""
+    """How the container runtime learns which GPUs a container gets."""
 
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
@@ -69,17 +69,17 @@ class DeviceList(enum.StrEnum):
 
 
 class DeviceIds(enum.StrEnum):
-    """What GPUs are called towards the container runtime."""
+    """The names of GPUs for the container runtime."""
 
     UUID = "uuid"
     INDEX = "index"
 
 
 class Placement(enum.StrEnum):
-    """Which GPUs are advised for a request.
+    """Which GPUs are preferred for a request.
 
-    `aligned` takes those best joined, and spreads replicas; `exclusive` spreads them and refuses
-    two of one GPU in one request.
+    `aligned` takes the best connected ones, and spreads replicas; `exclusive` spreads them and
+    refuses two of one GPU in one request.
     """
 
     ALIGNED = "aligned"
@@ -96,9 +96,9 @@ class Preset(enum.StrEnum):
 
 
 class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """GPUs whose product, or MIG devices whose profile, matches are this resource.
+    """The resource name of GPUs by their product, or of MIG devices by their profile.
 
-    The first that matches counts; what none matches keeps its usual name.
+    The first match counts; a device without a match keeps its default name.
     """
 
     name: vocabulary.Name
@@ -106,42 +106,42 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     mig: Pattern = ""
 
     def __post_init__(self) -> None:
-        """Refuse what the kubelet would refuse, or what no GPU is like."""
+        """Refuse what the kubelet would refuse, or what matches no GPU."""
         errors.raise_if_any(self._problems())
 
     def _problems(self) -> Iterator[str]:
         yield from _name_problems("name", self.name)
         if bool(self.product) == bool(self.mig):
-            yield "give product (of GPUs) or mig (a profile), one of the two"
+            yield "give either product (of GPUs) or mig (a profile)"
         if self.mig and not _PROFILE.fullmatch(self.mig):
             yield (
-                f"mig: {errors.quoted(self.mig)} is no profile; "
+                f"mig: {errors.quoted(self.mig)} is not a profile; "
                 "write it as 1g.10gb or 1g.10gb+me, with * for anything"
             )
         if not self.product.isprintable():
-            yield f"product: {errors.quoted(self.product)} is no name of a product"
+            yield f"product: {errors.quoted(self.product)} is not a name of a product"
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """A resource that several pods may hold: `replicas` of each device, or one per GB of memory.
+    """A shared resource: `replicas` of each device, or one per GB of memory.
 
-    `devices` are how many of them, or which, or all; the others keep the name `name`, unshared.
-    An empty `rename` keeps the name too.
+    `devices` is how many of them, or which, or all; the others keep the name `name`, unshared. An
+    empty `rename` keeps the name too.
     """
 
     name: vocabulary.Name
     replicas: Annotated[int, msgspec.Meta(ge=2, le=REPLICAS_MAX)] | None = None
     per_gb: bool = False
     rename: str = ""
-    devices: Annotated[int, msgspec.Meta(ge=1, le=1024)] | tuple[Reference, ...] | None = None
+    devices: Annotated[int, msgspec.Meta(ge=1, le=1024)] | tuple[Selector, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what names nothing, or would be counted twice."""
+        """Refuse selectors that select nothing, or overlap."""
         errors.raise_if_any(self._problems())
 
     @property
     def listed_devices(self) -> tuple[int | str, ...]:
-        """The references that name its devices, if it is told which."""
+        """The selectors of its devices, if they are listed."""
         return self.devices if isinstance(self.devices, tuple) else ()
 
     def _problems(self) -> Iterator[str]:
@@ -149,14 +149,14 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
         if self.rename:
             yield from _name_problems("rename", self.rename)
         if (self.replicas is None) != self.per_gb:
-            yield "give replicas, or perGb: true, one of the two"
+            yield "give either replicas or perGb: true"
         if self.devices == ():
-            yield "devices: none is given; leave the key out to share all"
+            yield "devices: it is empty; leave the key out to share all"
         yield from (f"devices{problem}" for problem in selectors.problems(self.listed_devices))
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """Time-slicing. Of several entries under one name, each takes of what those before left."""
+    """Time-slicing. Of several entries with one name, each takes from what earlier ones left."""
 
     resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
     rename_by_default: bool = False
@@ -164,16 +164,16 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     """Refuse a container that asks for more than one replica (failRequestsGreaterThanOne)."""
 
     def __post_init__(self) -> None:
-        """Refuse entries that leave nothing to each other."""
+        """Refuse entries that leave no devices for others."""
         errors.raise_if_any(self._problems())
 
     def advertised_name(self, shared: Shared) -> str:
-        """Return the name under which an entry's devices are shared."""
+        """Return the name under which an entry's devices are advertised."""
         by_default = shared.name + SHARED_SUFFIX if self.rename_by_default else shared.name
         return shared.rename or by_default
 
     def possible_names(self, name: str) -> tuple[str, ...]:
-        """Return every name that devices of this one may have once they are shared."""
+        """Return every name that devices of this resource may have once they are shared."""
         of_it = [shared for shared in self.resources if shared.name == name]
         kept = () if any(shared.devices is None for shared in of_it) else (name,)
         return tuple(dict.fromkeys([*kept, *map(self.advertised_name, of_it)]))
@@ -191,7 +191,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
                 yield from (
                     f"resources[{at}].devices: {errors.quoted(selector)} is shared by "
                     f"resources[{before}] already"
-                    for selector in _named_twice(earlier.listed_devices, later.listed_devices)
+                    for selector in _overlapping(earlier.listed_devices, later.listed_devices)
                 )
 
 
@@ -208,7 +208,7 @@ class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """What a container is given with its GPUs. An empty `dev_root` is the driver root."""
+    """What a container gets with its GPUs. An empty `dev_root` is the driver root."""
 
     device_list: Annotated[tuple[DeviceList, ...], msgspec.Meta(min_length=1)] = (
         DeviceList.ENVVAR,
@@ -225,12 +225,12 @@ class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     imex: Imex = Imex()
 
     def __post_init__(self) -> None:
-        """Refuse paths that could mean different places."""
+        """Refuse ambiguous paths."""
         errors.raise_if_any(self._problems())
 
     def _problems(self) -> Iterator[str]:
-        for twice in errors.duplicates([*self.device_list]):
-            yield f"deviceList: {twice} stands there twice"
+        for repeated in errors.duplicates([*self.device_list]):
+            yield f"deviceList: {repeated} is listed twice"
         for name, path in [
             ("driverRoot", self.driver_root),
             ("devRoot", self.dev_root),
@@ -240,7 +240,7 @@ class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """How GPUs are judged. `policy` is a file that overrides the preset, XID by XID.
+    """How the health of GPUs is evaluated. `policy` is a file that overrides the preset by XID.
 
     `disable` and `enable` are NVIDIA's DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. A GPU is
     Healthy again after `good` good polls and `cooldown_s` without a new fault.
@@ -255,20 +255,20 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     cooldown_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse a path that would depend on where we were started."""
+        """Refuse a relative path."""
         errors.raise_if_any(_path_problems("policy", self.policy))
 
 
 class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """Everything about the NVIDIA GPUs of a node; with no resources they are `nvidia.com/gpu`.
+    """The NVIDIA GPUs of a node; without `resources` they are `nvidia.com/gpu`.
 
-    `library` is the path of libnvidia-ml.so.1, where it is neither below the driver root nor known
-    to the loader. `expect` counts GPUs or MIG devices, not replicas, of each resource that has its
-    name from here. Others are as for any resource.
+    `library` is the path of libnvidia-ml.so.1, where it is neither below the driver root nor found
+    by the loader. `expect` counts GPUs or MIG devices, not replicas, of each resource that is named
+    here. The other keys are those of every resource.
     """
 
     mig_strategy: MigStrategy = MigStrategy.NONE
-    exclude: Annotated[tuple[Reference, ...], msgspec.Meta(max_length=256)] = ()
+    exclude: Annotated[tuple[Selector, ...], msgspec.Meta(max_length=256)] = ()
     resources: Annotated[tuple[Naming, ...], msgspec.Meta(max_length=256)] = ()
     sharing: Sharing = Sharing()
     given: ContainerOptions = ContainerOptions()
@@ -280,23 +280,23 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     library: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what the kubelet would refuse, or what cannot be meant."""
+        """Refuse what the kubelet would refuse, or what has no effect."""
         errors.raise_if_any(self._problems())
 
     def always_advertised(self) -> tuple[str, ...]:
-        """Return every resource that is advertised even while it has no devices."""
+        """Return the resources that are advertised even without devices."""
         whole = [naming.name for naming in self.resources if naming.product] or [DEFAULT_NAME]
         parts = [naming.name for naming in self.resources if naming.mig]
         return _flat(map(self.sharing.possible_names, [*whole, *parts]))
 
     def names(self) -> tuple[str, ...]:
-        """Return every resource there may be, but for those that a MIG profile names."""
+        """Return all resources that may exist, except those named after a MIG profile."""
         renamed = [self.sharing.advertised_name(shared) for shared in self.sharing.resources]
-        usual = () if self._names_everything() else self.sharing.possible_names(DEFAULT_NAME)
+        usual = () if self._all_named() else self.sharing.possible_names(DEFAULT_NAME)
         return _flat([self.always_advertised(), usual, renamed])
 
-    def _names_everything(self) -> bool:
-        """Say whether nothing is left that would have the usual name."""
+    def _all_named(self) -> bool:
+        """Return whether no device is left for the default name."""
         products = any(naming.product == selectors.ANY for naming in self.resources)
         parts = any(naming.mig == selectors.ANY for naming in self.resources)
         return products and (parts or self.mig_strategy is not MigStrategy.SINGLE)
@@ -307,13 +307,13 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
         )
         for at, naming in enumerate(self.resources):
             if naming.mig and self.mig_strategy is MigStrategy.NONE:
-                yield f"resources[{at}].mig: with migStrategy none only whole GPUs are handed out"
+                yield f"resources[{at}].mig: with migStrategy none only whole GPUs are advertised"
             for before, other in enumerate(self.resources[:at]):
-                if _takes_all(other, naming):
+                if _matches_all(other, naming):
                     pattern = naming.product or naming.mig
                     yield (
-                        f"resources[{at}]: resources[{before}] takes all that "
-                        f"{errors.quoted(pattern)} matches; write the narrower one first"
+                        f"resources[{at}]: resources[{before}] matches all that "
+                        f"{errors.quoted(pattern)} does; write the narrower one first"
                     )
                     break
         yield from _path_problems("library", self.library)
@@ -327,13 +327,13 @@ def _name_problems(field: str, name: str) -> Iterator[str]:
         yield f"{field}: {problem.removeprefix('name: ')}"
 
 
-def _takes_all(earlier: Naming, later: Naming) -> bool:
+def _matches_all(earlier: Naming, later: Naming) -> bool:
     if earlier.product and later.product:
         return selectors.matches(earlier.product, later.product)
     return bool(earlier.mig and later.mig) and selectors.matches(earlier.mig, later.mig)
 
 
-def _named_twice(earlier: Iterable[int | str], later: Iterable[int | str]) -> Iterator[int | str]:
+def _overlapping(earlier: Iterable[int | str], later: Iterable[int | str]) -> Iterator[int | str]:
     selectors_before = [selectors.parse(text) for text in earlier]
     for text in later:
         meant = selectors.parse(text)

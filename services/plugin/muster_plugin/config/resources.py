@@ -1,8 +1,8 @@
-"""Pure: One resource of schema v1: which device nodes it is, and how they are given.
+"""Pure: one resource of schema v1: which device nodes it consists of, and how containers get them.
 
-A resource is one or several groups; what a group describes is handed out together, as one unit.
-What a person can write down wrong is refused here, before anything is looked for; the texts name
-the key. Globs and regular expressions mean what `patterns` says.
+A resource is one or several groups; the devices of a group are allocated together, as one unit.
+Mistakes are refused here, before any scan; the texts name the key. Globs and regular expressions
+are those of `patterns`.
 """
 
 import enum
@@ -32,14 +32,14 @@ Argument = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class NodeType(enum.StrEnum):
-    """How a path comes into a container: as a device node, or as a bind mount."""
+    """How a container gets a path: as a device node, or as a bind mount."""
 
     DEVICE = "Device"
     MOUNT = "Mount"
 
 
 class Registration(enum.StrEnum):
-    """How a resource is made known: by our call, by the kubelet's plugin watcher, or both in turn.
+    """How a resource is registered: by our call, by the kubelet's plugin watcher, or both in turn.
 
     `auto` begins with Register.
     """
@@ -57,13 +57,13 @@ class Usb(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     serial: Annotated[str, msgspec.Meta(max_length=253)] = ""
 
     def __post_init__(self) -> None:
-        """Write the ids as sysfs does."""
+        """Convert the ids to lower case, as in sysfs."""
         msgspec.structs.force_setattr(self, "vendor", self.vendor.lower())
         msgspec.structs.force_setattr(self, "product", self.product.lower())
 
 
 class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device node by what sysfs says about it: shell patterns, all of which must match."""
+    """A device node by its sysfs attributes: shell patterns, all of which must match."""
 
     subsystem: Glob = ""
     driver: Glob = ""
@@ -72,7 +72,7 @@ class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attrs: Annotated[Mapping[vocabulary.Name, Glob], msgspec.Meta(max_length=64)] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what would match everything."""
+        """Refuse an entry that would match everything."""
         if not (self.subsystem or self.driver or self.vendor or self.product or self.attrs):
             raise ValueError("give subsystem, driver, vendor, product, attrs or several of them")
 
@@ -84,10 +84,10 @@ class Entry(
     omit_defaults=True,
     rename={"mount_path": "mountPath", "read_only": "readOnly"},
 ):
-    """Device nodes or mounts that are found in one way, and how a container sees them.
+    """Device nodes or mounts that are selected in one way, and how a container gets them.
 
     `limit` is how often one match may be paired with the longer lists of its group; `optional`
-    ones may be missing. `shared` ones may also belong to another resource: a control node.
+    ones may be missing. `shared` ones may also belong to another resource, such as a control node.
     """
 
     path: Glob = ""
@@ -104,7 +104,7 @@ class Entry(
     shared: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what can never be found, or what no container runtime would take."""
+        """Refuse what can never match, or what no container runtime would accept."""
         validation.refuse(self)
 
     @property
@@ -114,18 +114,18 @@ class Entry(
 
     @property
     def is_one(self) -> bool:
-        """Whether it asks for one thing: a path, or a USB device by its serial."""
+        """Whether it selects a single thing: a path, or a USB device by its serial."""
         return self.is_literal or bool(self.usb and self.usb.serial)
 
     def warnings(self) -> Iterator[str]:
-        """Say what can be used, and yet will hardly find what was meant."""
+        """Yield what is valid, but hardly matches what was intended."""
         yield from errors.prefixed("regex", patterns.regex_warnings(self.regex))
         yield from errors.prefixed("path", patterns.glob_warnings(self.path))
         for at, glob in enumerate(self.exclude):
             yield from errors.prefixed(f"exclude[{at}]", patterns.glob_warnings(glob))
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Give each demand apart."""
+        """Yield the checks, each by itself."""
         yield self._found_by
         yield self._path_problems
         yield self._regex_problems
@@ -158,53 +158,53 @@ class Entry(
 
     def _permission_problems(self) -> Iterator[str]:
         if not _PERMISSIONS.fullmatch(self.permissions):
-            # runc fails every container that is given anything else
+            # runc refuses every container with anything else
             yield f"permissions: {self.permissions!r} is not r, w, m or several, each once"
 
     def _type_problems(self) -> Iterator[str]:
         match self.type:
             case NodeType.DEVICE if self.read_only:
-                yield "readOnly: only a Mount has it; for a Device write permissions: r"
+                yield "readOnly: only for a Mount; for a Device write permissions: r"
             case NodeType.MOUNT if not self.path:
-                yield "type: a Mount is found by path"
+                yield "type: a Mount needs a path"
             case NodeType.MOUNT if self.permissions != "rw":
-                yield "permissions: only a Device has them; for a Mount write readOnly: true"
+                yield "permissions: only for a Device; for a Mount write readOnly: true"
             case _:
                 pass
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is handed out together as one unit, and how many pods may hold a unit at a time."""
+    """The entries of one unit, and how many pods may have a unit at a time."""
 
     devices: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1, max_length=64)]
     count: Count = 1
 
     def __post_init__(self) -> None:
-        """Refuse two things that would lie in the same place in the container."""
+        """Refuse two entries with the same path in the container."""
         validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Give each demand apart."""
+        """Yield the checks, each by itself."""
         yield self._place_problems
 
     def _place_problems(self) -> Iterator[str]:
-        places = [
-            nodes.mount_path or nodes.path
-            for _, nodes in validation.whole(self.devices)
-            if not nodes.mount_path.endswith("/") and (nodes.mount_path or nodes.is_literal)
+        paths = [
+            entry.mount_path or entry.path
+            for _, entry in validation.whole(self.devices)
+            if not entry.mount_path.endswith("/") and (entry.mount_path or entry.is_literal)
         ]
-        for place in errors.duplicates(places):
-            yield f"devices: two would be {place} in the container"
+        for path in errors.duplicates(paths):
+            yield f"devices: two would have the path {path} in the container"
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True):
-    """How many devices are right here; fewer is an alarm, not a normal state."""
+    """The expected number of devices; fewer is a fault, not a normal state."""
 
     min: Count
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a device is examined; it is Healthy again after `good` good checks in a row."""
+    """How a device is checked; it is Healthy again after `good` good checks in a row."""
 
     open: bool = False
     command: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=64)] = ()
@@ -217,14 +217,14 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Give each demand apart."""
+        """Yield the checks, each by itself."""
         yield self._command_problems
 
     def _command_problems(self) -> Iterator[str]:
         if self.command and not self.command[0].startswith("/"):
             yield f"command: {errors.quoted(self.command[0])} is not an absolute path"
         if any("\0" in argument for argument in self.command):
-            yield "command: no argument can hold a zero byte"
+            yield "command: an argument cannot contain a zero byte"
 
 
 class Resource(
@@ -234,11 +234,11 @@ class Resource(
     omit_defaults=True,
     rename={"per_match": "perMatch", "pre_start": "preStart"},
 ):
-    """One extended resource; with `per_match` (smarter's way) each match is one of its own.
+    """One extended resource; with `per_match` (as in smarter) each match is a resource of its own.
 
-    `env` names the variable that tells the container its devices: by default one of the resource's
-    own, so that two resources in one container do not collide; empty for none. A device that
-    vanishes is Unhealthy for `grace_s` before it leaves the list.
+    `env` is the variable with the container's device ids: by default one that contains the
+    resource's name, so that two resources in one container do not collide; empty for none. A device
+    that vanishes is Unhealthy for `grace_s` before it leaves the list.
     """
 
     name: vocabulary.Name
@@ -257,18 +257,18 @@ class Resource(
         validation.refuse(self)
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
-        """Give every entry with the path of its key."""
+        """Yield every entry with the path of its key."""
         for at, group in enumerate(self.groups):
-            for within, nodes in enumerate(group.devices):
-                yield f"groups[{at}].devices[{within}]", nodes
+            for within, entry in enumerate(group.devices):
+                yield f"groups[{at}].devices[{within}]", entry
 
     def warnings(self) -> Iterator[str]:
-        """Say which entries can be used, and yet will hardly find what was meant."""
-        for key, nodes in self.entries():
-            yield from (f"{key}.{warning}" for warning in nodes.warnings())
+        """Yield the entries that are valid, but hardly match what was intended."""
+        for key, entry in self.entries():
+            yield from (f"{key}.{warning}" for warning in entry.warnings())
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Give each demand apart."""
+        """Yield the checks, each by itself."""
         yield self._name_problems
         yield self._env_problems
         yield self._group_problems
@@ -279,7 +279,7 @@ class Resource(
 
     def _env_problems(self) -> Iterator[str]:
         if self.env and not _VARIABLE.fullmatch(self.env):
-            yield f"env: {errors.quoted(self.env)} is no name of a variable"
+            yield f"env: {errors.quoted(self.env)} is not a valid name of a variable"
 
     def _group_problems(self) -> Iterator[str]:
         for at, group in validation.whole(self.groups):
@@ -290,13 +290,13 @@ class Resource(
     def _match_problems(self) -> Iterator[str]:
         for at, group in validation.whole(self.groups if self.per_match else ()):
             if len(group.devices) > 1:
-                yield f"groups[{at}].devices: perMatch names each match; a unit is one match here"
-            if any(n.type is NodeType.MOUNT for n in group.devices):
-                yield f"groups[{at}].devices: perMatch is for devices, this is a Mount"
+                yield f"groups[{at}].devices: perMatch needs one entry; each match is a resource"
+            if any(entry.type is NodeType.MOUNT for entry in group.devices):
+                yield f"groups[{at}].devices: perMatch is for devices, not for a Mount"
 
 
 def _glob_problems(glob: str) -> Iterator[str]:
     problems = [*patterns.glob_problems(glob)] or [*errors.path_problems(glob)]
     yield from problems
     if not problems and not patterns.is_literal(glob.split("/")[1]):
-        yield f"{errors.quoted(glob)} would search everything; begin with a directory's name"
+        yield f"{errors.quoted(glob)} would search everything; begin with the name of a directory"

@@ -1,7 +1,7 @@
-"""Pure: What the plugin is told: which devices to advertise, and where kubelet and bus are.
+"""Pure: the settings of the plugin: which devices to advertise, and where kubelet and bus are.
 
-The devices are those of schema v1 (`rules`), in the same file; the rest concerns the process, and
-a change of it needs a restart.
+The devices are those of schema v1 (`document`), in the same file; the rest concerns the process,
+and a change of it needs a restart.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ PROCESS_BYTES: Final = 4
 _SERIAL_MAX: Final = 99_999
 _ENDPOINT: Final = re.compile(r"muster-(.+)-[0-9a-f]+-[0-9]+\.sock")
 _LIVE: Final = frozenset({"api_version", "resources", "gpus", "nodes"})
-_GPUS_WAIT: Final = ("library",)
-"""Of `gpus`, what is read at the start only."""
-"""What is applied while the process runs."""
+"""Sections that are applied while the process runs."""
+_GPUS_AT_START: Final = ("library",)
+"""Keys of `gpus` that are read at the start only."""
 
 FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Labels = Annotated[Mapping[str, str], msgspec.Meta(max_length=500)]
@@ -41,12 +41,12 @@ class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
     directory: FilePath = "/var/lib/kubelet"
 
     def __post_init__(self) -> None:
-        """Refuse a path that would depend on where we were started."""
+        """Refuse a relative path."""
         errors.raise_if_any(errors.prefixed("directory", errors.path_problems(self.directory)))
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """How often the plugin says that it is alive."""
+    """How often the plugin publishes a heartbeat."""
 
     interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0
 
@@ -57,12 +57,12 @@ class Cdi(msgspec.Struct, frozen=True, kw_only=True):
     directory: FilePath = "/var/run/cdi"
 
     def __post_init__(self) -> None:
-        """Refuse a path that would depend on where we were started."""
+        """Refuse a relative path."""
         errors.raise_if_any(errors.prefixed("directory", errors.path_problems(self.directory)))
 
 
 class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs that exist only here; `faults` is a file of scripted XIDs, one JSON object a line."""
+    """Simulated GPUs; `faults` is a script of XIDs, one JSON object per line."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
     product: vocabulary.Name = "NVIDIA H100 80GB HBM3"
@@ -70,16 +70,16 @@ class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
     faults: FilePath | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a path that would depend on where we were started."""
+        """Refuse a relative path."""
         if self.faults:
             errors.raise_if_any(errors.prefixed("faults", errors.path_problems(self.faults)))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
-    """Everything the plugin is told. An empty `node` is NODE_NAME, else the host's name.
+    """All settings of the plugin. An empty `node` is NODE_NAME, else the host's name.
 
     `labels` are the node's, for `nodes` that match by them. `handover_s` is how long to wait for
-    another plugin on this node to end, before refusing to start beside it.
+    another plugin on this node to end before giving up.
     """
 
     api_version: Literal["muster.dev/v1"] = "muster.dev/v1"
@@ -100,11 +100,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
     simulated_gpus: SimulatedGpus | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what only shows when the sections are seen together."""
+        """Refuse sections that conflict."""
         validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Give each demand apart."""
+        """Yield the checks, each by itself."""
         yield self._empty_problems
         yield lambda: document.name_problems(self.resources, self._gpus, self.nodes)
         yield lambda: document.overlap_problems(self.resources, self.nodes)
@@ -112,7 +112,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
 
     @property
     def device_document(self) -> document.Document:
-        """Return what is said about devices. Raises ValueError if it cannot stand together."""
+        """The device configuration. Raises ValueError if resources of it conflict."""
         return document.Document(
             api_version=self.api_version,
             resources=self.resources,
@@ -121,27 +121,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
         )
 
     def at(self, node: str) -> document.NodeConfiguration:
-        """Return what holds on one node. Raises ValueError if that cannot stand together."""
+        """Return the configuration of one node. Raises ValueError if resources of it conflict."""
         return self.device_document.at(node, self.labels)
 
     def hash_for(self, node: str) -> str:
-        """Tell what is said of one node's devices from what else could be; nothing else counts.
+        """Return a hash of one node's device configuration, and of nothing else.
 
-        Who watches for lost devices takes other settings of devices for a reason to have fewer. The
-        level of a log is none. Raises ValueError as `at`.
+        A new hash explains to health why a node has fewer devices; the log level does not. Raises
+        ValueError like `at`.
         """
         canonical = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:12]
 
     def restart_needed_for(self, other: "Settings") -> tuple[str, ...]:
-        """Name the sections that differ and are read at the start only."""
+        """Return the keys that differ, of those that are read at the start only."""
         sections = tuple(
             field.encode_name
             for field in msgspec.structs.fields(self)
             if field.name not in _LIVE and getattr(self, field.name) != getattr(other, field.name)
         )
         ours, theirs = self.gpus or config_gpus.Gpus(), other.gpus or config_gpus.Gpus()
-        waits = [key for key in _GPUS_WAIT if getattr(ours, key) != getattr(theirs, key)]
+        waits = [key for key in _GPUS_AT_START if getattr(ours, key) != getattr(theirs, key)]
         return (*sections, *(f"gpus.{key}" for key in waits))
 
     @property
@@ -177,13 +177,13 @@ def endpoint(resource: str, *, process: str, serial: int) -> str:
 
 
 def slug_of(endpoint: str) -> str:
-    """Return the slug of the resource whose socket is called so; empty if it is none of ours."""
+    """Return the slug of the resource of this socket; empty if it is not one of ours."""
     match = _ENDPOINT.fullmatch(endpoint)
     return match[1] if match else ""
 
 
 def slug(resource: str) -> str:
-    """Return the resource name as part of a file name, at most 40 characters, still unique."""
+    """Return a resource name for use in a file name: unique, at most 40 characters."""
     plain = resource.replace("/", "_")
     if len(plain) <= _SLUG_MAX:
         return plain

@@ -1,4 +1,4 @@
-"""Pure: Reads the configuration of generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go).
+"""Pure: imports the configuration of generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go).
 
 `devices:` (or `device:`) holds what its `--device` flag holds: a name and groups; a group's paths
 or USB devices go into a container together. Before 0.1 the flag was `name,path,path`.
@@ -25,21 +25,21 @@ _PERMISSIONS: Final = "mrw"
 _DIGITS: Final = range(1_000, 10_000)
 _UNNAMED: Final = "unnamed"
 _REFUSED: Final = "0000"
-"""Each stands for a name or id that was refused already, so that nobody complains of it again."""
+"""Both stand in for a name or id that was rejected already, so that it is reported once."""
 _Group = dict[str, object]
 _Keys = dict[str, str]
 """The peer's key for each of ours that has another there."""
 
 _GENERAL: Final = (
-    "devices are found when they come and go; generic looks every 5 s while the kubelet listens",
-    "a device that goes is Unhealthy for 60 s before it leaves the list; generic drops it at once",
-    "device ids tell the device (ttyUSB0-0); generic's are hashes; each is stable",
+    "devices are found as they come and go; generic scans every 5 s",
+    "a device that vanishes is Unhealthy for 60 s, then dropped; generic drops it at once",
+    "device ids name the device (ttyUSB0-0); generic's are hashes; both are stable",
     "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
 )
 
 
 def read(configuration: object, *, domain: str | None = None) -> peer_file.ImportedConfiguration:
-    """Return the rules that a file of generic's stands for. Raises tree.Unreadable."""
+    """Return the configuration of a file of generic's. Raises peer_file.ImportRejected."""
     reader = peer_file.Reader("generic")
     entries = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
     for flag in _FLAGS[1:]:
@@ -47,19 +47,19 @@ def read(configuration: object, *, domain: str | None = None) -> peer_file.Impor
             reader.note_difference(
                 flag, "a setting of the process; set it where muster is deployed"
             )
-    domain_ = domain or reader.text(entries.get("domain"), "domain") or None
+    chosen_domain = domain or reader.text(entries.get("domain"), "domain") or None
     items = [
         (f"{key}[{at}]", item)
         for key in _LISTS
         for at, item in enumerate(reader.items(entries.get(key), key))
     ]
-    return _imported(reader, items, domain_, flags=False)
+    return _imported(reader, items, chosen_domain, flags=False)
 
 
 def read_flags(
     devices: Sequence[object], *, domain: str | None = None
 ) -> peer_file.ImportedConfiguration:
-    """Return the rules that the values of `--device`, parsed, stand for. Raises Unreadable."""
+    """Return the configuration of parsed values of `--device`. Raises ImportRejected."""
     items = [(f"--device[{at}]", item) for at, item in enumerate(devices)]
     return _imported(peer_file.Reader("generic"), items, domain, flags=True)
 
@@ -70,7 +70,7 @@ def _imported(
     if domain is None:
         reader.note_difference(
             "domain",
-            f"not given; {DOMAIN} is taken, which generic 0.1 takes; from 0.2.0 it takes devic.es",
+            f"missing; {DOMAIN} is used, the default of generic 0.1; since 0.2.0 it is devic.es",
         )
     for problem in names.name_problems(f"{domain or DOMAIN}/any"):
         reader.reject("domain", problem.removeprefix("name: "))
@@ -85,7 +85,7 @@ def _imported(
         if resource:
             imported.append(resource)
     if not imported and not reader.problems:
-        reader.reject("", "no device is left to import")
+        reader.reject("", "there is no device to import")
     reader.differences.extend(_GENERAL)
     return reader.imported(_shared(reader, imported))
 
@@ -93,11 +93,11 @@ def _imported(
 def _device(
     reader: peer_file.Reader, item: object, path: str, *, flags: bool
 ) -> tuple[str, list[_Group], _Keys] | None:
-    """Return the name and the groups of one device, or None if it never gives any device."""
+    """Return the name and the groups of one device; None if it has no group with a device."""
     if isinstance(item, str) and "," in item:
-        # the flag before 0.1: every path is a group of its own
+        # the flag before 0.1, where every path is a group of its own
         name, *paths = item.split(",")
-        item = {"name": name, "groups": [{"paths": [{"path": path_}]} for path_ in paths]}
+        item = {"name": name, "groups": [{"paths": [{"path": text}]} for text in paths]}
     before = len(reader.problems)
     entry = reader.mapping(item, path, ("name", "groups"))
     if len(reader.problems) > before:
@@ -113,7 +113,7 @@ def _device(
         group = _group(reader, inner, where, flags=flags)
         if group in groups:
             reader.note_difference(
-                where, "the same as one before it, and so with the same ids; left out"
+                where, "the same as an earlier one, so with the same ids; left out"
             )
         elif group:
             keys.update(_keys(where, f"groups[{len(groups)}]", group))
@@ -125,9 +125,9 @@ def _device(
 
 
 def _keys(theirs: str, ours: str, group: _Group) -> _Keys:
-    """Return where a group and its devices stand in generic's file."""
+    """Return the keys of a group and its devices in generic's file, by ours."""
     devices = group["devices"]
-    assert isinstance(devices, list), "made so"
+    assert isinstance(devices, list), "built by _group"
     keys = {ours: theirs}
     for at, device in enumerate(devices):
         listed, below = ("usb", ".usb") if "usb" in device else ("paths", "")
@@ -145,13 +145,13 @@ def _group(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -
     devices = [_path(reader, item, f"{path}.paths[{at}]") for at, item in enumerate(paths)]
     for at, item in enumerate(usb):
         entry = _usb(reader, item, f"{path}.usb[{at}]", flags=flags)
-        # generic makes a unit of whatever it finds
+        # generic makes a unit of those that it finds
         devices.append({**entry, "optional": True} if len(usb) > 1 else entry)
     if usb:
         reader.note_difference(
             "usb",
-            "two identical USB devices are two units here, each for a container of its own; generic"
-            " gives one container all that match",
+            "two identical USB devices are two units here, each for its own container; generic "
+            "gives all matching ones to one container",
         )
     if not devices:
         reader.note_difference(path, "has neither paths nor usb; left out")
@@ -184,7 +184,7 @@ def _path(reader: peer_file.Reader, value: object, path: str) -> dict[str, objec
             if not permissions:
                 reader.note_difference(
                     "permissions",
-                    f"where none are given, {_PERMISSIONS} is written, as generic takes it; the "
+                    f"where they are missing, {_PERMISSIONS} is written, generic's default; the "
                     "default here is rw",
                 )
             if read_only:
@@ -205,17 +205,17 @@ def _usb(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> 
 
 
 def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> str:
-    """Return four hexadecimal digits, as sysfs writes them."""
+    """Return four hexadecimal digits, as in sysfs."""
     if isinstance(value, int) and not isinstance(value, bool):
         if flags and value in _DIGITS:
             reader.note_difference(
-                path, f"{value} is hexadecimal, as a --device flag reads it; quote it"
+                path, f"{value} is hexadecimal, as in a --device flag; put it in quotes"
             )
             return str(value)
         reader.reject(
             path,
-            f"{errors.quoted(value)} is not in quotes: a file of generic's reads that as a decimal "
-            "number, its --device flag as hexadecimal; write four hexadecimal digits in quotes",
+            f"{errors.quoted(value)} is not in quotes: generic reads it as decimal in a file, but "
+            "as hexadecimal in a --device flag; write four hexadecimal digits in quotes",
         )
         return _REFUSED
     return reader.text(value, path).removeprefix("0x").zfill(4)
@@ -224,13 +224,13 @@ def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) 
 def _shared(
     reader: peer_file.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
-    """Let resources have nodes in common, as generic does without a word."""
+    """Mark nodes of several resources as shared; generic allows them without a warning."""
     common: dict[str, config_resources.Entry] = {}
     for narrow, wide in document.overlaps(document.claims(resources)):
         if narrow.key not in common:
-            common[narrow.key] = narrow.nodes
+            common[narrow.key] = narrow.entry
             reader.note_difference(
-                narrow.key, f"{wide.resource} counts the same nodes; marked as shared"
+                narrow.key, f"{wide.resource} has the same nodes; marked as shared"
             )
     shared = {id(nodes) for nodes in common.values()}
     return [

@@ -1,7 +1,7 @@
-"""Pure: Finds a plugin's configuration inside the Kubernetes manifests that deploy it.
+"""Pure: finds a plugin's configuration inside the Kubernetes manifests that deploy it.
 
-What people have at hand is a ConfigMap, or a DaemonSet whose arguments hold the configuration; the
-texts in them are handed back, to be parsed like files.
+That is a ConfigMap, or a DaemonSet whose arguments hold the configuration; their texts are then
+parsed like files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,17 +10,17 @@ from typing import Final
 import msgspec
 
 ENV_FROM: Final = "envFrom"
-"""Stands for all variables that a ConfigMap or Secret names."""
+"""Stands for all variables of a ConfigMap or Secret."""
 
 _ITEMS_MAX: Final = 1_000
 _NONE: Final = (None, None)
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts that hold configuration: files of ConfigMaps, and values of `--device` flags.
+class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts with configuration: files of ConfigMaps, and values of `--device` flags.
 
     `arguments` and `environment` are those of all containers, in the order of the manifests;
-    `elsewhere` are the variables whose values the manifests do not hold (`valueFrom`, `envFrom`).
+    `elsewhere` are the variables whose values are not in the manifests (`valueFrom`, `envFrom`).
     """
 
     files: tuple[tuple[str, str], ...]
@@ -31,14 +31,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: tuple[str, ...] = ()
 
 
-def find(documents: Sequence[object]) -> Found | None:
-    """Return what the manifests hold, or None if these documents are no manifests."""
+def find(documents: Sequence[object]) -> ManifestContent | None:
+    """Return the content of the manifests, or None if these documents are not manifests."""
     manifests = [*_manifests(documents)]
     if not manifests:
         return None
     arguments = [text for manifest in manifests for text in _arguments(manifest)]
     domains = [*_values(arguments, "--domain")]
-    return Found(
+    return ManifestContent(
         files=tuple(file for manifest in manifests for file in _files(manifest)),
         devices=tuple(_values(arguments, "--device")),
         domain=domains[-1] if domains else None,
@@ -68,7 +68,7 @@ def _files(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 
 
 def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
-    """Give the arguments of every container."""
+    """Yield the arguments of every container."""
     for container in _containers(manifest):
         for key in ("command", "args"):
             values = container.get(key)
@@ -77,7 +77,7 @@ def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
 
 
 def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
-    """Give the variables of every container, as far as the manifest itself holds their values."""
+    """Yield the variables of every container whose values are in the manifest."""
     for container in _containers(manifest):
         variables = container.get("env")
         for variable in variables if isinstance(variables, list) else []:
@@ -91,7 +91,7 @@ def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 
 
 def _elsewhere(manifest: Mapping[object, object]) -> Iterator[str]:
-    """Name the variables that get their values from somewhere else; of `envFrom` only itself."""
+    """Yield the variables whose values are elsewhere; `envFrom` only as such."""
     for container in _containers(manifest):
         variables = container.get("env")
         for variable in variables if isinstance(variables, list) else []:
@@ -102,7 +102,7 @@ def _elsewhere(manifest: Mapping[object, object]) -> Iterator[str]:
 
 
 def _containers(manifest: Mapping[object, object]) -> Iterator[Mapping[object, object]]:
-    """Give every container, wherever the pod stands in the manifest."""
+    """Yield every container of a pod or pod template."""
     spec = manifest.get("spec")
     template = spec.get("template") if isinstance(spec, Mapping) else None
     inner = template.get("spec") if isinstance(template, Mapping) else None

@@ -1,8 +1,8 @@
-"""Pure: Reads the configuration of NVIDIA's k8s-device-plugin (v0.20), and of its iktos fork.
+"""Pure: imports the configuration of NVIDIA's k8s-device-plugin (v0.20), and of its iktos fork.
 
 A file of `version: v1` (api/config/v1), the flags and variables of its containers, or both: a flag
-goes before a variable, and that before the file. What NVIDIA refuses is refused; what it drops with
-a warning works here, and is told as a difference.
+takes precedence over a variable, and that over the file. What NVIDIA refuses is rejected; what it
+drops with a warning works here, and is reported as a difference.
 """
 
 import re
@@ -21,17 +21,17 @@ Kind = nvidia_settings.Kind
 _TOP: Final = ("version", "flags", "resources", "sharing", "imex")
 _SECTIONS: Final = ("flags", "flags.plugin", "flags.gfd", "imex")
 _FORK: Final = ("passDeviceSpecs", "deviceListStrategy", "deviceIDStrategy")
-"""What the iktos fork reads below `flags`, and NVIDIA below `flags.plugin`."""
+"""Keys that the iktos fork reads below `flags`, and NVIDIA below `flags.plugin`."""
 _FLAGS: Final = frozenset(flag for one in nvidia_settings.EVERY for flag in one.flags)
 _VARIABLES: Final = frozenset(name for one in nvidia_settings.EVERY for name in one.variables)
 _ONE_DASH: Final = re.compile(r"-[a-z]{2}")
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
-"""What Go's strconv.ParseBool takes."""
+"""The values of Go's strconv.ParseBool."""
 _GENERAL: Final = (
-    "a GPU that turned bad is Healthy again on evidence; NVIDIA's never, but for a restart",
-    "an XID reaches every replica and MIG device that it concerns; with NVIDIA one of them",
-    "only the GPU that cannot be read or does not fit is left out; NVIDIA's plugin does not start",
+    "an Unhealthy GPU recovers on evidence; with NVIDIA only by a restart",
+    "an XID makes every replica and MIG device that it concerns Unhealthy; with NVIDIA one",
+    "only a GPU that cannot be read or does not fit is left out; NVIDIA's plugin does not start",
 )
 
 Variables: TypeAlias = Sequence[tuple[str, str]]
@@ -39,8 +39,8 @@ _Value: TypeAlias = object
 _Tree: TypeAlias = dict[str, object]
 
 
-class _Given(msgspec.Struct, frozen=True):
-    """A value, and where it was found; that of a flag or variable `is_text`."""
+class _Source(msgspec.Struct, frozen=True):
+    """A value with its flag, variable or key; that of a flag or variable `is_text`."""
 
     value: _Value
     path: str
@@ -50,11 +50,11 @@ class _Given(msgspec.Struct, frozen=True):
 def has_settings(
     arguments: Sequence[str], environment: Variables, elsewhere: Sequence[str] = ()
 ) -> bool:
-    """Say whether there is a setting among containers' arguments and variables."""
-    names_ = {_dashed(argument).partition("=")[0] for argument in arguments}
-    names_ |= {name for name, _ in environment} | {*elsewhere}
+    """Return whether there is a setting among containers' arguments and variables."""
+    given_names = {_dashed(argument).partition("=")[0] for argument in arguments}
+    given_names |= {name for name, _ in environment} | {*elsewhere}
     return any(
-        not names_.isdisjoint([*setting.flags, *setting.variables])
+        not given_names.isdisjoint([*setting.flags, *setting.variables])
         for setting in nvidia_settings.EVERY
     )
 
@@ -66,9 +66,9 @@ def read(
     environment: Variables = (),
     elsewhere: Sequence[str] = (),
 ) -> peer_file.ImportedConfiguration:
-    """Return the section `gpus` that all this stands for. Raises tree.Unreadable.
+    """Return the configuration, with its section `gpus`. Raises peer_file.ImportRejected.
 
-    Of the variables `elsewhere` only the names are known. A configuration that is only a text is
+    Of the variables `elsewhere` only the names are known. A configuration that is a mere text is
     the iktos fork's `original:new:replicas,...`.
     """
     reader = peer_file.Reader("NVIDIA")
@@ -79,36 +79,36 @@ def read(
     elif configuration is not None or not has_settings(arguments, environment, elsewhere):
         file = reader.mapping(configuration, "", _TOP)
         if configuration and not file and not reader.problems:
-            reader.reject("", f"has none of the keys of NVIDIA's file: {', '.join(_TOP)}")
+            reader.reject("", f"has no key of NVIDIA's file: {', '.join(_TOP)}")
     _read_version(reader, file)
-    settings_ = {
+    file_settings = {
         path: value for section in _SECTIONS for path, value in _keys(reader, file, section)
     }
     arguments = [*map(_dashed, arguments)]
     for setting in nvidia_settings.TABLE:
-        value_ = _given(reader, setting, settings_, arguments, environment)
-        if value_ is not None:
-            _take(reader, setting, value_, ours)
-    fork = _given(reader, nvidia_settings.RESOURCE_CONFIG, {}, arguments, environment)
+        source = _effective(reader, setting, file_settings, arguments, environment)
+        if source is not None:
+            _apply(reader, setting, source, ours)
+    fork = _effective(reader, nvidia_settings.RESOURCE_CONFIG, {}, arguments, environment)
     if fork is not None:
         _read_fork(reader, str(fork.value), fork.path, ours)
-    _tell_unread(reader, arguments, elsewhere)
+    _note_unread(reader, arguments, elsewhere)
     nvidia_sharing.read_sharing(reader, file.get("sharing"), ours)
     nvidia_sharing.read_resources(reader, file.get("resources"), ours)
     return _imported(reader, ours)
 
 
-def _tell_unread(
+def _note_unread(
     reader: peer_file.Reader, arguments: Sequence[str], elsewhere: Sequence[str]
 ) -> None:
     for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
         if flag.startswith("--") and flag not in _FLAGS:
-            reader.note_difference(errors.quoted(flag), "no setting of GPUs is called so; left out")
+            reader.note_difference(errors.quoted(flag), "not a setting of GPUs; left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
-            reader.note_difference(variable, "its value stands elsewhere (valueFrom); not taken")
+            reader.note_difference(variable, "its value is elsewhere (valueFrom); not imported")
         elif variable == manifests.ENV_FROM:
-            reader.note_difference(variable, "its variables stand elsewhere; not taken")
+            reader.note_difference(variable, "its variables are elsewhere; not imported")
 
 
 def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfiguration:
@@ -132,7 +132,7 @@ def _read_version(reader: peer_file.Reader, file: Mapping[str, object]) -> None:
 
 
 def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
-    """Give every setting of one section of the file with its path, as NVIDIA writes it."""
+    """Yield every setting of one section of the file with its path."""
     value: object = file
     for word in section.split("."):
         value = value.get(word) if isinstance(value, Mapping) else None
@@ -141,14 +141,15 @@ def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple
     keys = _known(section)
     inner = [name.rpartition(".")[2] for name in _SECTIONS if name.startswith(f"{section}.")]
     fork = _FORK if section == "flags" else ()
-    for key, setting_value in reader.mapping(value, section, (*keys, *inner, *fork)).items():
+    for key, setting in reader.mapping(value, section, (*keys, *inner, *fork)).items():
         if key in keys:
-            yield f"{section}.{key}", setting_value
+            yield f"{section}.{key}", setting
         elif key in fork:
             reader.note_difference(
-                f"{section}.{key}", "taken, as the iktos fork does; NVIDIA reads it in flags.plugin"
+                f"{section}.{key}",
+                "imported, as the iktos fork reads it; NVIDIA reads it in flags.plugin",
             )
-            yield f"{section}.plugin.{key}", setting_value
+            yield f"{section}.plugin.{key}", setting
 
 
 def _known(section: str) -> tuple[str, ...]:
@@ -156,38 +157,38 @@ def _known(section: str) -> tuple[str, ...]:
     return tuple(key for above, _, key in parts if above == section)
 
 
-def _given(
+def _effective(
     reader: peer_file.Reader,
     setting: nvidia_settings.Setting,
     file: Mapping[str, _Value],
     arguments: Sequence[str],
     environment: Variables,
-) -> _Given | None:
-    """Return the value that counts; tell of others that would say something else."""
-    values: list[_Given] = []
+) -> _Source | None:
+    """Return the value that takes precedence; note others that differ from it."""
+    values: list[_Source] = []
     for flag in setting.flags:
         texts = dict.fromkeys(_of_flag(arguments, flag, is_switch=setting.kind is Kind.FLAG))
         if setting.kind in {Kind.LIST, Kind.NUMBERS} and texts:
             texts = {",".join(texts): None}
-        values += [_Given(value, flag) for value in texts]
+        values += [_Source(value, flag) for value in texts]
     for variable in setting.variables:
-        values += [_Given(text, name) for name, text in environment if name == variable]
+        values += [_Source(text, name) for name, text in environment if name == variable]
     if file.get(setting.key) is not None:
-        values.append(_Given(file[setting.key], setting.key, is_text=False))
+        values.append(_Source(file[setting.key], setting.key, is_text=False))
     for other in values[1:]:
         if _plain(other.value) != _plain(values[0].value):
             winner = errors.quoted(values[0].value)
-            reader.note_difference(other.path, f"{values[0].path} goes before it, with {winner}")
+            reader.note_difference(other.path, f"{values[0].path} takes precedence, with {winner}")
     return values[0] if values else None
 
 
 def _plain(value: _Value) -> str:
-    """Return a value as a flag would have it."""
+    """Return a value as the text of a flag."""
     return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
 def _dashed(argument: str) -> str:
-    """Write a flag with two dashes; Go takes one as well."""
+    """Return a flag with two dashes; Go accepts one as well."""
     return f"-{argument}" if _ONE_DASH.match(argument) else argument
 
 
@@ -201,13 +202,13 @@ def _of_flag(arguments: Sequence[str], flag: str, *, is_switch: bool) -> Iterato
             yield arguments[at + 1]
 
 
-def _take(
-    reader: peer_file.Reader, setting: nvidia_settings.Setting, source: _Given, ours: _Tree
+def _apply(
+    reader: peer_file.Reader, setting: nvidia_settings.Setting, source: _Source, ours: _Tree
 ) -> None:
-    """Set what a setting is here, or tell what is done instead."""
+    """Set our value of a setting, or note what muster does instead."""
     before = len(reader.problems)
     value = _value(reader, setting.kind, source)
-    if len(reader.problems) > before or value in setting.usual:
+    if len(reader.problems) > before or value in setting.defaults:
         return
     if not setting.ours:
         reader.note_difference(source.path, f"{errors.quoted(source.value)}: {setting.instead}")
@@ -224,14 +225,14 @@ def _take(
     if value == "packed":
         reader.note_difference(
             source.path,
-            "GPUs that are not shared are packed too; NVIDIA's are aligned all the same",
+            "GPUs that are not shared are packed too; with NVIDIA they stay aligned",
         )
     if value not in ([], ""):
         peer_file.put(ours, setting.ours, value)
 
 
-def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, source: _Given) -> object:
-    """Return a value as the file would have it; a problem is told."""
+def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, source: _Source) -> object:
+    """Return a value with the type that it has in the file; note a problem."""
     value, path = source.value, source.path
     match kind:
         case Kind.FLAG:
@@ -255,7 +256,7 @@ def _trimmed(value: object) -> object:
 
 
 def _numbers(text: str) -> list[object]:
-    """Return the numbers of a list that is separated by commas; the rest stays for the reader."""
+    """Return the numbers of a comma-separated list; other parts stay for the reader."""
     parts = (part.strip() for part in text.strip("[]").split(","))
     return [int(p) if p.isascii() and p.isdecimal() and len(p) < 10 else p for p in parts if p]  # noqa: PLR2004  # longer ones are nonsense
 

@@ -1,7 +1,7 @@
-"""Pure: Every flag, variable and key of NVIDIA's k8s-device-plugin (v0.20), and what it is here.
+"""Pure: every flag, variable and key of NVIDIA's k8s-device-plugin (v0.20), and our key for it.
 
-Sources: cmd/nvidia-device-plugin/main.go, cmd/gpu-feature-discovery/main.go and api/config/v1; what
-the iktos fork adds: its cmd/nvidia-device-plugin/main.go. docs/compatibility.md shows the table.
+Sources: cmd/nvidia-device-plugin/main.go, cmd/gpu-feature-discovery/main.go and api/config/v1; for
+the iktos fork: its cmd/nvidia-device-plugin/main.go. docs/compatibility.md shows the table.
 """
 
 import enum
@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-_SAME: Final[Mapping[str, str]] = {}
+_ANY_VALUE: Final[Mapping[str, str]] = {}
 
 
 class Kind(enum.StrEnum):
-    """How a value is written."""
+    """The type of a value."""
 
     FLAG = "flag"
     TEXT = "text"
@@ -24,10 +24,10 @@ class Kind(enum.StrEnum):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting: its names there, its path below `gpus` here, or what is done instead.
+    """One setting: its names there, our path below `gpus`, or what muster does instead.
 
-    `values` are all that NVIDIA takes, with what each is here; `refusal` is its text for others.
-    `usual` are values that change nothing, and so need no word.
+    `values` maps all that NVIDIA accepts to ours; `refusal` is its text for others. `defaults` are
+    values that change nothing, and so are not reported.
     """
 
     key: str = ""
@@ -36,16 +36,16 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind = Kind.TEXT
     ours: str = ""
     instead: str = ""
-    values: Mapping[str, str] = _SAME
+    values: Mapping[str, str] = _ANY_VALUE
     refusal: str = ""
-    usual: tuple[object, ...] = ()
+    defaults: tuple[object, ...] = ()
 
 
 def _same(*values: str) -> dict[str, str]:
     return {value: value for value in values}
 
 
-_LABELER: Final = "labels are the labeler's, which needs no such setting"
+_LABELER: Final = "the labeler sets the labels, and needs no such setting"
 _CDI: Final = "muster writes no CDI spec for GPUs; give the option to nvidia-ctk cdi generate"
 
 TABLE: Final = (
@@ -62,7 +62,7 @@ TABLE: Final = (
         flags=("--fail-on-init-error",),
         variables=("FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"),
         kind=Kind.FLAG,
-        instead="without a driver muster says so, advertises 0 and comes up when there is one",
+        instead="without a driver muster reports that, advertises 0 and starts once there is one",
     ),
     Setting(
         key="flags.nvidiaDriverRoot",
@@ -110,7 +110,7 @@ TABLE: Final = (
         variables=("DEVICE_LIST_STRATEGY",),
         kind=Kind.LIST,
         ours="given.deviceList",
-        usual=(["envvar"],),
+        defaults=(["envvar"],),
         values=_same("envvar", "volume-mounts", "cdi-annotations", "cdi-cri"),
         refusal="invalid --device-list-strategy option",
     ),
@@ -138,7 +138,7 @@ TABLE: Final = (
         key="flags.plugin.containerDriverRoot",
         flags=("--driver-root-ctr-path", "--container-driver-root"),
         variables=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
-        usual=("/driver-root",),
+        defaults=("/driver-root",),
         instead="mount the driver root at /driver-root, or name the library in gpus.library",
     ),
     Setting(
@@ -153,8 +153,8 @@ TABLE: Final = (
         key="flags.deviceDiscoveryStrategy",
         flags=("--device-discovery-strategy",),
         variables=("DEVICE_DISCOVERY_STRATEGY",),
-        usual=("auto", "nvml"),
-        instead="muster finds GPUs by NVML alone; neither Tegra nor VFIO devices are found",
+        defaults=("auto", "nvml"),
+        instead="muster finds GPUs through NVML only; it finds neither Tegra nor VFIO devices",
     ),
     Setting(
         key="imex.channelIDs",
@@ -176,7 +176,7 @@ TABLE: Final = (
         key="flags.mpsRoot",
         flags=("--mps-root",),
         variables=("MPS_ROOT",),
-        instead="there is no MPS here",
+        instead="muster does not support MPS",
     ),
     Setting(
         key="flags.useNodeFeatureAPI",
@@ -226,14 +226,14 @@ TABLE: Final = (
     Setting(
         flags=("--config-file",),
         variables=("CONFIG_FILE", "GFD_CONFIG_FILE"),
-        instead="import that file too; what stands here goes before it",
+        instead="import that file too; this one takes precedence",
     ),
     Setting(flags=("--cdi-feature-flags",), variables=("CDI_FEATURE_FLAGS",), instead=_CDI),
     Setting(flags=("--cdi-disable-hooks",), variables=("CDI_DISABLE_HOOKS",), instead=_CDI),
     Setting(
         variables=("NVIDIA_VISIBLE_DEVICES",),
-        usual=("all",),
-        instead="muster sees every GPU; leave some out with gpus.exclude",
+        defaults=("all",),
+        instead="muster finds every GPU; leave some out with gpus.exclude",
     ),
 )
 RESOURCE_CONFIG: Final = Setting(
@@ -241,5 +241,5 @@ RESOURCE_CONFIG: Final = Setting(
     variables=("NVIDIA_DRIVER_RESOURCE_CONFIG",),
     ours="sharing.resources",
 )
-"""The iktos fork's; a form of its own."""
+"""The iktos fork's, with a syntax of its own."""
 EVERY: Final = (*TABLE, RESOURCE_CONFIG)

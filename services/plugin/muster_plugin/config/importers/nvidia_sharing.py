@@ -1,7 +1,9 @@
-"""Pure: Reads what NVIDIA's k8s-device-plugin (v0.20) is told to share and to rename.
+"""Pure: imports the sharing and renaming of NVIDIA's k8s-device-plugin (v0.20) and its iktos fork.
 
-Sources: api/config/v1/replicas.go, sharing.go and resources.go. NVIDIA drops some of it once it is
-parsed, with a warning; here it works.
+Sources: api/config/v1/replicas.go, sharing.go and resources.go. NVIDIA parses some of it and drops
+it with a warning; here it works. The fork (k8s-gpu-sharing-plugin 9394ddf0,
+cmd/nvidia-device-plugin/main.go) has `original:new:replicas`, where -1 is one replica for each
+1000 MiB; muster implements its README, without its bugs.
 """
 
 import re
@@ -24,7 +26,7 @@ _MPS: Final = (
 
 
 def read_sharing(reader: peer_file.Reader, value: object, ours: dict[str, object]) -> None:
-    """Set what is shared; MPS is refused."""
+    """Set the sharing; MPS is rejected."""
     if value is None:
         return
     sharing = reader.mapping(value, "sharing", _SHARING)
@@ -44,19 +46,19 @@ def read_sharing(reader: peer_file.Reader, value: object, ours: dict[str, object
     if not items:
         reader.reject(f"{path}.resources", "no resources specified")
     if "sharing" in ours and "resources" in peer_file.below(ours, "sharing"):
-        reader.reject(f"{path}.resources", "the iktos fork's resource config says what is shared")
+        reader.reject(f"{path}.resources", "the iktos fork's resource config sets the sharing too")
         return
     shared = [_replicated(reader, item, f"{path}.resources[{at}]") for at, item in enumerate(items)]
     peer_file.put(ours, "sharing.resources", shared)
 
 
 def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, object]) -> None:
-    """Set what GPUs and MIG devices are called, once the MIG strategy is set."""
+    """Set the names of GPUs and MIG devices, once the MIG strategy is set."""
     if value is None:
         return
     sections = reader.mapping(value, "resources", ("gpus", "mig"))
     namings: list[object] = []
-    for section, key, usual in (("gpus", "product", "*"), ("mig", "mig", None)):
+    for section, key, default in (("gpus", "product", "*"), ("mig", "mig", None)):
         path = f"resources.{section}"
         items = reader.items(sections.get(section), path)
         for at, item in enumerate(items):
@@ -65,19 +67,19 @@ def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, obje
             name = _name(reader, entry.get("name"), f"{path}[{at}].name")
             if not pattern:
                 reader.reject(f"{path}[{at}].pattern", "required, and missing")
-            if (pattern, name) != (usual, gpus.DEFAULT_NAME):
+            if (pattern, name) != (default, gpus.DEFAULT_NAME):
                 namings.append({"name": name, key: pattern})
         if items:
-            reader.note_difference(path, f"{_DROPS}; what no pattern matches keeps its usual name")
+            reader.note_difference(
+                path, f"{_DROPS}; a device that no pattern matches keeps its default name"
+            )
             if section == "mig" and ours.get("migStrategy", "none") == "none":
-                reader.note_difference(path, "with migStrategy none it says nothing; left out")
+                reader.note_difference(path, "with migStrategy none it has no effect; left out")
                 namings = [
-                    naming_
-                    for naming_ in namings
-                    if isinstance(naming_, dict) and "mig" not in naming_
+                    naming for naming in namings if isinstance(naming, dict) and "mig" not in naming
                 ]
     if namings and "resources" in ours:
-        reader.reject("resources", "the iktos fork's resource config gives names too")
+        reader.reject("resources", "the iktos fork's resource config sets names too")
     elif namings:
         ours["resources"] = namings
 
@@ -101,16 +103,16 @@ def _replicated(reader: peer_file.Reader, item: object, path: str) -> dict[str, 
 
 
 def _devices(reader: peer_file.Reader, value: object, path: str) -> object:
-    """Return how many or which devices are shared, as NVIDIA's parser takes them."""
+    """Return how many or which devices are shared, as NVIDIA's parser does."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if not isinstance(value, list) or not value:
         quoted = errors.quoted(value)
-        reader.reject(path, f"{quoted} is none of all, a number above 0, or a list of devices")
+        reader.reject(path, f"{quoted} is not all, a number above 0, or a list of devices")
         return 1
     for at, item in enumerate(value):
         if not isinstance(item, str | int) or isinstance(item, bool):
-            reader.reject(f"{path}[{at}]", f"{errors.quoted(item)} names no device")
+            reader.reject(f"{path}[{at}]", f"{errors.quoted(item)} does not name a device")
             continue
         try:
             selectors.parse(item)
@@ -143,14 +145,14 @@ _PER_GB: Final = -1
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}")
 _PROFILE = re.compile(r"mig-((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb)((?:\.[a-z]+)*)")
 _GENERAL: Final = (
-    "a resource that is not listed keeps its name and its devices; the fork gives it none",
+    "a resource that is not listed keeps its devices; with the fork it has none",
     "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
-    "a new name holds for MIG devices in migStrategy mixed too; the fork ignores it there",
+    "a new name also applies to MIG devices in migStrategy mixed; the fork ignores it there",
 )
 
 
 def read_iktos(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], list[object]]:
-    """Return what is shared and what is only renamed, as trees of our configuration."""
+    """Return the shared and the renamed resources of the iktos fork, as trees of ours."""
     shared: list[object] = []
     renamed: list[object] = []
     originals: set[str] = set()
@@ -161,7 +163,7 @@ def read_iktos(text: str, path: str, reader: peer_file.Reader) -> tuple[list[obj
         if len(parts) != _PARTS:
             reader.reject(path, f"{errors.quoted(entry)} is not original:new:replicas")
             continue
-        original, renamed_to = (_named(part.strip()) for part in parts[:2])
+        original, renamed_to = (_qualified(part.strip()) for part in parts[:2])
         if original in originals:
             reader.reject(path, f"{original} is named twice")
             continue
@@ -191,7 +193,7 @@ def _add(
             pattern = _pattern(original)
             if not pattern:
                 reader.reject(
-                    path, f"{original}: no GPU or MIG device is called so, so none is renamed"
+                    path, f"{original}: no GPU or MIG device has this name, so none can be renamed"
                 )
             elif rename:
                 renamed.append({"name": renamed_to, **pattern})
@@ -204,12 +206,12 @@ def _add(
             reader.reject(path, f"{what}; it is -1, or 1 to {gpus.REPLICAS_MAX}")
 
 
-def _named(name: str) -> str:
+def _qualified(name: str) -> str:
     return name if "/" in name else f"{gpus.DOMAIN}/{name}"
 
 
 def _pattern(name: str) -> dict[str, str]:
-    """Return which devices have a name without sharing; nothing if none can."""
+    """Return the pattern of the devices that have a name by default; empty if none has."""
     profile = _PROFILE.fullmatch(name.removeprefix(f"{gpus.DOMAIN}/"))
     if profile:
         return {"mig": profile[1] + profile[2].replace(".", "+", 1)}

@@ -1,7 +1,7 @@
-"""Pure: Reads trees that others designed: takes what they take, and names all the rest.
+"""Pure: reads another plugin's configuration as that plugin does, and names what it ignores.
 
 A problem is what the other plugin refuses too, or what would mean something else here. A
-difference is everything that works, but not in quite the same way.
+difference is everything that works, but not in exactly the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ class ImportRejected(ValueError):
 
 
 class ImportedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """What another plugin's configuration means here."""
+    """Another plugin's configuration, converted to ours."""
 
     rules: document.Document
     differences: tuple[str, ...]
 
 
 class Reader:
-    """Reads one tree, and collects what is wrong with it and what will differ."""
+    """Reads one file, and collects its problems and differences."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -42,11 +42,11 @@ class Reader:
         self.differences: list[str] = []
 
     def reject(self, path: str, problem: str) -> None:
-        """Note that the tree cannot be imported; an empty path is the whole of it."""
+        """Note that the file cannot be imported; an empty path means all of it."""
         self.problems.append(f"{path}: {problem}" if path else problem)
 
     def note_difference(self, path: str, difference: str) -> None:
-        """Note, once, that something will not be quite the same."""
+        """Note, once, that something will not be exactly the same."""
         line = f"{path}: {difference}"
         if line not in self.differences:
             self.differences.append(line)
@@ -54,7 +54,7 @@ class Reader:
     def mapping(self, value: object, path: str, keys: Sequence[str]) -> dict[str, object]:
         """Return the known keys of a mapping; others are ignored as the peer does, but named."""
         if not isinstance(value, Mapping):
-            self.reject(path, f"a mapping is expected, found {errors.quoted(value)}")
+            self.reject(path, f"expected a mapping of keys, found {errors.quoted(value)}")
             return {}
         entries: dict[str, object] = {}
         for key, inner in value.items():
@@ -73,16 +73,16 @@ class Reader:
             return []
         if isinstance(value, list):
             return value
-        self.reject(path, f"a list is expected, found {errors.quoted(value)}")
+        self.reject(path, f"expected a list, found {errors.quoted(value)}")
         return []
 
     def text(self, value: object, path: str) -> str:
-        """Return a text; a missing one is empty."""
+        """Return a string; a missing one is empty."""
         if value is None:
             return ""
         if isinstance(value, str):
             return value
-        self.reject(path, f"a text is expected; write {errors.quoted(value)} in quotes")
+        self.reject(path, f"expected a text; write {errors.quoted(value)} in quotes")
         return ""
 
     def whole(self, value: object, path: str) -> int:
@@ -93,23 +93,22 @@ class Reader:
             value = int(value)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        self.reject(path, f"a whole number of at least 0 is expected, found {errors.quoted(value)}")
+        self.reject(path, f"expected a whole number of at least 0, found {errors.quoted(value)}")
         return 0
 
     def flag(self, value: object, path: str) -> bool:
         """Return true or false; a missing one is false."""
         if value is None or isinstance(value, bool):
             return bool(value)
-        self.reject(path, f"true or false is expected, found {errors.quoted(value)}")
+        self.reject(path, f"expected true or false, found {errors.quoted(value)}")
         return False
 
     def resource(
         self, tree: Mapping[str, object], path: str, keys: Mapping[str, str]
     ) -> resources.Resource | None:
-        """Return a resource of ours, or None after saying why there can be none.
+        """Return the resource, or None after noting why it is invalid.
 
-        `keys` holds the peer's key for each of ours that has another there; what is below one of
-        ours is below the peer's too.
+        `keys` maps our keys to the peer's where they differ; it also holds for the keys below.
         """
         problems: list[validation.Problem] = []
         resource: resources.Resource | None = validation.read(resources.Resource, tree, problems)
@@ -120,7 +119,7 @@ class Reader:
         return resource
 
     def imported(self, resources: Sequence[resources.Resource]) -> ImportedConfiguration:
-        """Return everything that was read. Raises Unreadable if anything was refused."""
+        """Return the configuration. Raises ImportRejected if there is any problem."""
         if self.problems:
             meant = [line for line in self.differences if _MEANT in line]
             raise ImportRejected([*self.problems, *meant])
@@ -137,14 +136,14 @@ def _is_below(path: str, key: str) -> bool:
 
 
 def below(ours: dict[str, object], key: str) -> dict[str, object]:
-    """Return a section of a tree of ours; it is made if it is not there."""
+    """Return a section of our tree; add it if it is missing."""
     inner = ours.setdefault(key, {})
     assert isinstance(inner, dict), f"{key} is a section"
     return inner
 
 
 def put(ours: dict[str, object], path: str, value: object) -> None:
-    """Set a value in a tree of ours, in the sections that its path names."""
+    """Set a value of our tree by its path."""
     *above, last = path.split(".")
     for key in above:
         ours = below(ours, key)

@@ -1,4 +1,4 @@
-"""Pure: Reads the configuration of smarter-device-manager (v1.20; main.go, findDevicesPattern).
+"""Pure: imports the configuration of smarter-device-manager (v1.20; main.go, findDevicesPattern).
 
 A list of `{devicematch, nummaxdevices}`: a Go regular expression on the path below /dev, unanchored
 unless written so, and how many ids each match gets. Each match is a resource of its own, named
@@ -15,16 +15,16 @@ DOMAIN: Final = "smarter-devices"
 
 _JETSON: Final = "nvidia-gpu"
 _GENERAL: Final = (
-    "devices are found whenever they come and go; smarter reads /dev once, at its start",
-    "a device that goes is Unhealthy; smarter goes on handing out its path",
-    "device ids are stable and tell the device (video0-3); smarter's are 0 to N-1",
-    "a name that the kubelet would refuse is shortened and made unique; smarter tries it in vain",
+    "devices are found as they come and go; smarter reads /dev once, at its start",
+    "a device that vanishes is Unhealthy; smarter keeps allocating its path",
+    "device ids are stable and name the device (video0-3); smarter's are 0 to N-1",
+    "a name that the kubelet would refuse is shortened and made unique; smarter's is refused",
     "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
 )
 
 
 def read(entries: object) -> peer_file.ImportedConfiguration:
-    """Return the rules that a list of smarter's stands for. Raises tree.Unreadable."""
+    """Return the configuration of a list of smarter's. Raises peer_file.ImportRejected."""
     reader = peer_file.Reader("smarter")
     by_pattern: dict[str, resources.Resource] = {}
     for at, item in enumerate(reader.items(entries, "")):
@@ -36,12 +36,12 @@ def read(entries: object) -> peer_file.ImportedConfiguration:
             continue
         resource = _resource(reader, path, pattern, count)
         if resource and pattern in by_pattern:
-            repeated = f"devicematch {errors.quoted(pattern)} stands here twice"
+            repeated = f"devicematch {errors.quoted(pattern)} is listed twice"
             reader.note_difference(path, f"{repeated}; the later one is kept, as the kubelet does")
         if resource:
             by_pattern[pattern] = resource
     if not by_pattern and not reader.problems:
-        reader.reject("", "no device is left to import")
+        reader.reject("", "there is no device to import")
     reader.differences.extend(_GENERAL)
     return reader.imported([*by_pattern.values()])
 
@@ -51,11 +51,11 @@ def _resource(
 ) -> resources.Resource | None:
     if pattern == _JETSON:
         reader.note_difference(
-            path, "Jetson GPUs (/sys/devices/gpu.N) are no device nodes; left out"
+            path, "Jetson GPUs (/sys/devices/gpu.N) are not device nodes; left out"
         )
         return None
     if not pattern:
-        reader.reject(f"{path}.devicematch", "missing; smarter takes that for everything in /dev")
+        reader.reject(f"{path}.devicematch", "missing; smarter then takes everything in /dev")
         return None
     if not count:
         reader.note_difference(
@@ -65,8 +65,8 @@ def _resource(
     if not (pattern.startswith("^") and pattern.endswith("$")):
         reader.note_difference(
             path,
-            f"devicematch {errors.quoted(pattern)} is not anchored: it takes every path below /dev "
-            "that has such a part, with smarter and here; ^ and $ would make it exact",
+            f"devicematch {errors.quoted(pattern)} is not anchored: it matches any part of a path "
+            "below /dev, with smarter and here; ^ and $ make it exact",
         )
     return reader.resource(
         {
