@@ -1,8 +1,8 @@
 """Pure: exponential back-off: how long to wait after so many failures in a row.
 
 The caller counts the failures and supplies the randomness, so that the same arguments always give
-the same delay. Whoever waits for the same thing as many others passes `chance=random.random()` and
-a `jitter`, so that they do not all come back at the same moment.
+the same delay. Where many processes wait for the same thing, a `jitter` with
+`chance=random.random()` keeps them from coming back at the same moment.
 """
 
 import math

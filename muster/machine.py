@@ -29,7 +29,7 @@ Out = TypeVar("Out")
 
 
 class MachineRunner(NamedTuple, Generic[In, Out]):
-    """`tell` gives the machine an input; `drive` runs it for ever, and has its outputs acted on."""
+    """`send` gives the machine an input; `drive` runs it for ever, and has its outputs acted on."""
 
     send: Callable[[In], None]
     drive: Callable[
@@ -39,7 +39,7 @@ class MachineRunner(NamedTuple, Generic[In, Out]):
 
 
 class NewRunner(Protocol):
-    """Makes a line for one machine."""
+    """Makes a runner for one machine."""
 
     def __call__(self) -> MachineRunner[In, Out]:
-        """Make one."""
+        """Return a new runner."""

@@ -62,10 +62,10 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
 async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: int) -> None:
     """Create a bucket as nats-py does (client.py, create_key_value; 2.16), with a first revision.
 
-    The revisions of a lock must not restart with the bucket: whoever remembers a revision of a lost
-    bucket would take every later holder for an earlier one. So they start at the time in ms, which
-    grows faster than any claims; only setting the clock back by more than the lost bucket's age
-    breaks this.
+    The revisions of a lock must not restart with the bucket: a process that remembers a revision of
+    a lost bucket would take every later holder for an earlier one. So they start at the time in ms,
+    which grows faster than any claims; only setting the clock back by more than the lost bucket's
+    age breaks this.
     """
     config = api.StreamConfig(
         name=f"KV_{bucket.name}",

@@ -105,7 +105,7 @@ async def _try_to_close(client: Client) -> bool:
         async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             await client.close()
     except asyncio.CancelledError:
-        # that of a socket whose end somebody waited for, or our own
+        # either nats-py's wait for a socket was cancelled, or we were
         runtime.end_if_cancelled()
     except (AssertionError, TimeoutError):
         # nats-py asserts that a client has dialled, which one with a bad address never did; and for
@@ -117,5 +117,5 @@ async def _try_to_close(client: Client) -> bool:
 
 
 def _is_no_tls_eof(record: logging.LogRecord) -> bool:
-    # nats-py's streams do not know that they speak TLS
+    # nats-py's stream protocol does not know that it runs on TLS
     return "eof_received() has no effect when using ssl" not in str(record.msg)

@@ -45,7 +45,7 @@ def options(url: str) -> Options:
     chosen = Options()
     if creds := os.environ.get("NATS_CREDS"):
         user = _credentials(creds).name
-        chosen["user_jwt_cb"] = lambda: _credentials(creds).jwt.encode()  # noqa: PLW0108  # read anew
+        chosen["user_jwt_cb"] = lambda: _credentials(creds).jwt.encode()  # noqa: PLW0108  # read again
         chosen["signature_cb"] = lambda nonce: _credentials(creds).sign(nonce)
     if token := os.environ.get("NATS_TOKEN_FILE"):
         user = _user(_token(token))

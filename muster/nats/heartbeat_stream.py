@@ -1,7 +1,7 @@
 """Adapter: NATS: the heartbeats of a whole fleet, read in batches over a connection of their own.
 
-Nothing else uses this connection, so that an answer that somebody waits for never queues behind ten
-thousand heartbeats. A reader that cannot keep up leaves them with nats-server, which in the end
+Nothing else uses this connection, so that no answer to a request queues behind ten thousand
+heartbeats. A reader that cannot keep up leaves them with nats-server, which in the end
 disconnects us: then we know that heartbeats are missing, instead of dropping some and taking their
 senders for silent.
 

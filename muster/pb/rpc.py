@@ -1,7 +1,7 @@
 """Adapter: gRPC: which path, request and answer each method of the kubelet's services has.
 
 The generated half stops at the messages. A `_pb2_grpc.py` would refuse every grpcio older than
-its generator, so the tables stand here, once, for whoever serves or calls: a `*_handler` function
+its generator, so the tables are here, once, for servers and clients: a `*_handler` function
 wraps a servicer for `server.add_generic_rpc_handlers`, a `*Client` holds one multicallable per
 method. Paths and shapes are those of the .proto files in `proto/muster/pb`.
 """
@@ -41,7 +41,7 @@ class RegistrationServicer(Protocol):
     async def register(
         self, request: dp.RegisterRequest, context: Context[dp.RegisterRequest, dp.Empty]
     ) -> dp.Empty:
-        """Take a plugin in, or abort with the reason."""
+        """Register a plugin, or abort with the reason."""
 
 
 class DevicePluginServicer(Protocol):
@@ -50,7 +50,7 @@ class DevicePluginServicer(Protocol):
     async def get_device_plugin_options(
         self, request: dp.Empty, context: Context[dp.Empty, dp.DevicePluginOptions]
     ) -> dp.DevicePluginOptions:
-        """Say which of the optional calls are wanted."""
+        """Return which of the optional calls are wanted."""
 
     def list_and_watch(
         self, request: dp.Empty, context: Context[dp.Empty, dp.ListAndWatchResponse]
@@ -62,12 +62,12 @@ class DevicePluginServicer(Protocol):
         request: dp.PreferredAllocationRequest,
         context: Context[dp.PreferredAllocationRequest, dp.PreferredAllocationResponse],
     ) -> dp.PreferredAllocationResponse:
-        """Advise which of the available devices to take."""
+        """Return which of the available devices to prefer."""
 
     async def allocate(
         self, request: dp.AllocateRequest, context: Context[dp.AllocateRequest, dp.AllocateResponse]
     ) -> dp.AllocateResponse:
-        """Say what a container needs to use its devices."""
+        """Return what a container needs to use its devices."""
 
     async def pre_start_container(
         self,
@@ -83,14 +83,14 @@ class PluginWatcherServicer(Protocol):
     async def get_info(
         self, request: pr.InfoRequest, context: Context[pr.InfoRequest, pr.PluginInfo]
     ) -> pr.PluginInfo:
-        """Say who this is and where its own socket lies."""
+        """Return the plugin's name and the path of its own socket."""
 
     async def notify_registration_status(
         self,
         request: pr.RegistrationStatus,
         context: Context[pr.RegistrationStatus, pr.RegistrationStatusResponse],
     ) -> pr.RegistrationStatusResponse:
-        """Hear whether the kubelet took it in."""
+        """Receive whether the kubelet registered the plugin."""
 
 
 class PodResourcesServicer(Protocol):
@@ -270,7 +270,7 @@ class PluginWatcherClient:
 
 
 class PodResourcesClient:
-    """Asks the kubelet which pod holds which device."""
+    """Reads from the kubelet which pod holds which device."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.list: Unary[podres.ListPodResourcesRequest, podres.ListPodResourcesResponse] = (

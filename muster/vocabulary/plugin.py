@@ -334,12 +334,12 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Why this resource is not registered with the kubelet; empty if it is."""
     short: facts.Text = msgspec.field(name="few", default="")
     """How many devices fewer than expected there are, in words; empty if none."""
-    apart: facts.Text = msgspec.field(name="odd", default="")
+    mismatch: facts.Text = msgspec.field(name="odd", default="")
     """How the kubelet's list differs from ours, and for how long; empty if it does not."""
     degraded: facts.Count = msgspec.field(name="deg", default=0)
     unmonitored: facts.Count = msgspec.field(name="unm", default=0)
     """How many devices are Healthy, but degraded; and how many cannot be monitored."""
-    away: bool = msgspec.field(name="awy", default=False)
+    kubelet_away: bool = msgspec.field(name="awy", default=False)
     """Whether it is not registered only because the kubelet is away or has just started."""
 
 

@@ -29,7 +29,7 @@ RESOURCES = st.builds(
     healthy=COUNTS,
     problem=TEXTS,
     short=TEXTS,
-    apart=TEXTS,
+    mismatch=TEXTS,
     degraded=COUNTS,
     unmonitored=COUNTS,
 )

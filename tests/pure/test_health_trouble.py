@@ -49,8 +49,8 @@ RESOURCES: Final = st.builds(
     probe_age_s=AGES,
     healthy=st.sampled_from([8, 8, 7]),
     problem=st.sampled_from(["", "", "refused"]),
-    apart=st.sampled_from(["", "", "7 of 8"]),
-    away=st.booleans(),
+    mismatch=st.sampled_from(["", "", "7 of 8"]),
+    kubelet_away=st.booleans(),
 )
 OFFERS: Final = {GPU: facts.Offer(capacity=8, allocatable=8)}
 
@@ -91,7 +91,7 @@ def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
         (changed(probe_age_s=70.0, probe_ok=False), 5.0, Rule.SELF_PROBE_FAILS),
         (changed(probe_age_s=70.0, problem="refused"), 5.0, Rule.NOT_REGISTERED),
         (changed(streams=0), 5.0, Rule.NOT_REGISTERED),
-        (changed(streams=0, problem="missing", away=True), 5.0, Rule.KUBELET_AWAY),
+        (changed(streams=0, problem="missing", kubelet_away=True), 5.0, Rule.KUBELET_AWAY),
     ],
 )
 def test_a_beat_tells_what_is_wrong(
@@ -112,7 +112,7 @@ def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> No
 
 
 def test_one_that_is_refused_counts_beside_one_whose_kubelet_is_new() -> None:
-    away = changed(streams=0, problem="missing", away=True)
+    away = changed(streams=0, problem="missing", kubelet_away=True)
     refused = msgspec.structs.replace(OTHER, streams=0, problem="refused")
     found = problems.worst(beat_of(away, refused), SETTINGS)
     assert found is not None
@@ -180,7 +180,7 @@ def test_a_kubelet_has_its_time_to_be_upgraded(away_s: int, kinds: list[AlertKin
         resource=GPU,
         reason=vocabulary.RegistrationReason.STREAM_CLOSED,
     )
-    world.said = (changed(streams=0, problem="missing", away=True), OTHER)
+    world.said = (changed(streams=0, problem="missing", kubelet_away=True), OTHER)
     world.services[0].feed(signals.FromPlugin(event=lost, instance="one", sequence=1))
     world.live(away_s)
     world.said = (WELL, OTHER)

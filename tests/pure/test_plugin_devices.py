@@ -694,7 +694,7 @@ def test_a_beat_that_nobody_would_believe_is_cut_and_still_says_what_is_wrong() 
     beat = heartbeats.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
     assert codec.decode_heartbeat(codec.encode_heartbeat(beat)) == beat
     assert [one.name for one in beat.resources] == [one.name for one in states]
-    assert all(one.problem and one.short and one.apart for one in beat.resources)
+    assert all(one.problem and one.short and one.mismatch for one in beat.resources)
 
 
 def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:

@@ -111,7 +111,7 @@ def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
         for r in beat.resources
         if r.problem or not r.streams
     ]
-    away = {r.name for r in beat.resources if r.away}
+    away = {r.name for r in beat.resources if r.kubelet_away}
     lost = [(name, text) for name, text in told if name not in away]
     if told and not lost:
         return _of(Verdict.DEREGISTERED, Rule.KUBELET_AWAY, told, _AWAY_S)
@@ -156,7 +156,7 @@ def _mismatched(
     mismatch_s: float,
     unchanged_s: float,
 ) -> Problem | None:
-    odd = [(r.name, r.apart) for r in beat.resources if r.apart]
+    odd = [(r.name, r.mismatch) for r in beat.resources if r.mismatch]
     if odd or offers is None:
         return _of(Verdict.MISMATCH, Rule.KUBELET_LISTS_OTHERS, odd, grace_s)
     had = {r.name: r.healthy for r in beat.resources}

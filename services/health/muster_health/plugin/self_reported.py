@@ -197,7 +197,7 @@ def is_well(
 ) -> bool:
     """Return in few steps whether `problems.worst` finds nothing; False means: look closely."""
     for resource in heartbeat.resources:
-        if not resource.streams or not resource.probe_ok or resource.problem or resource.apart:
+        if not resource.streams or not resource.probe_ok or resource.problem or resource.mismatch:
             return False
         age_s = resource.probe_age_s
         if age_s < 0 or (

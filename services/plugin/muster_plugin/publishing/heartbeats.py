@@ -116,9 +116,9 @@ def _resource(
         allocated=state.allocated,
         problem=state.problem[:text_max],
         short=state.shortage[:text_max],
-        apart=state.mismatch[:text_max],
+        mismatch=state.mismatch[:text_max],
         degraded=state.conditions.get(vocabulary.Condition.DEGRADED, 0),
-        away=state.waits_for_kubelet,
+        kubelet_away=state.waits_for_kubelet,
         unmonitored=state.conditions.get(vocabulary.Condition.UNMONITORED, 0),
     )
 
