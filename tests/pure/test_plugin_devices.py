@@ -375,9 +375,11 @@ def test_a_node_with_gpus_and_no_driver_is_short_of_them_and_one_without_gpus_is
     none = msgspec.structs.replace(SHARED, units=())
     look(devices, FUSE, KVM, offers=(none,))
     away = gpu.Scan(driver=gpu.Driver.NO_LIBRARY, problem="it is nowhere")
-    devices.terms = container_spec.AllocationContext(scan=away)
+    devices.gpu_context = container_spec.AllocationContext(scan=away)
     assert devices.shortage("nvidia.com/gpu") == ""
-    devices.terms = container_spec.AllocationContext(scan=msgspec.structs.replace(away, on_bus=8))
+    devices.gpu_context = container_spec.AllocationContext(
+        scan=msgspec.structs.replace(away, on_bus=8)
+    )
     said = "8 NVIDIA GPUs on the PCI bus, and no_library: it is nowhere"
     assert devices.shortage("nvidia.com/gpu") == said
     assert devices.shortage("a.com/fuse") == ""
@@ -757,7 +759,7 @@ def test_a_change_of_sharing_says_of_no_good_gpu_that_it_is_gone() -> None:
     devices = made()
     fewer = msgspec.structs.replace(SHARED, units=SHARED.units[::2])
     shared = gpus.Sharing(resources=(gpus.Shared(name="nvidia.com/gpu", replicas=2),))
-    devices.terms = container_spec.AllocationContext(rules=gpus.Gpus(sharing=shared))
+    devices.gpu_context = container_spec.AllocationContext(rules=gpus.Gpus(sharing=shared))
     left = "no longer configured"
     assert look(devices, FUSE, KVM, offers=(fewer,)) == [
         removed("nvidia.com/gpu", f"{name}::1", left) for name in sorted([GPU_0, GPU_1])

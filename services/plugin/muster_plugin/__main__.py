@@ -74,16 +74,21 @@ def _resolved(chosen: config_settings.Settings) -> object:
     try:
         name = preflight.node_name(chosen.node)
         preflight.check(chosen)
-        here = chosen.at(name)
-        if here.gpus is not None:
-            policy_files.read(here.gpus.health)
+        configuration = chosen.at(name)
+        if configuration.gpus is not None:
+            policy_files.read(configuration.gpus.health)
     except preflight.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
     except settings.BadSettings:
         raise
     except ValueError as error:
         raise entry.CannotStart(f"resources: {error}") from None
-    of_node = {"node": name, "resources": here.resources, "gpus": here.gpus, "nodes": ()}
+    of_node = {
+        "node": name,
+        "resources": configuration.resources,
+        "gpus": configuration.gpus,
+        "nodes": (),
+    }
     return {**msgspec.to_builtins(chosen), **of_node}
 
 
@@ -92,7 +97,7 @@ def _node(chosen: config_settings.Settings) -> node_door.Node:
     name = preflight.node_name(chosen.node)
     preflight.check(chosen)
     try:
-        here = chosen.at(name)
+        configuration = chosen.at(name)
     except ValueError as error:
         raise preflight.CannotServe(f"resources: {error}") from None
     logs.configure("plugin", level=chosen.log.level, node=name)
@@ -102,7 +107,7 @@ def _node(chosen: config_settings.Settings) -> node_door.Node:
         chosen,
         name,
         new_runner=_new_runner,
-        gpus=_gpus(chosen, here, name),
+        gpus=_gpus(chosen, configuration, name),
         resources_max=preflight.resources_max(),
     )
     node.resource_plugins.locks.remove_stale()
@@ -137,17 +142,17 @@ def _new_runner() -> machine.MachineRunner[In, Out]:
 
 
 def _gpus(
-    chosen: config_settings.Settings, here: document.NodeConfiguration, node: str
+    chosen: config_settings.Settings, configuration: document.NodeConfiguration, node: str
 ) -> source.GpuEvaluator | None:
     """Return the source of the node's GPUs and their health rules; None if none are configured."""
-    if here.gpus is None:
+    if configuration.gpus is None:
         return None
-    health = here.gpus.health
+    health = configuration.gpus.health
     gpu_source: source.Source
     if chosen.simulated_gpus:
         gpu_source = simulated.SimulatedSource(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
-        gpu_source = observer.NvmlSource(here.gpus)
+        gpu_source = observer.NvmlSource(configuration.gpus)
     return source.GpuEvaluator(
         gpu_source, health_state.GpuHealth(policy_files.load(health), health), _new_runner()
     )

@@ -90,8 +90,8 @@ class Node:
         self._checked_at: dict[str, float] = {}
         self._cdi_specs = cdi.SpecDirectory(Path(settings.cdi.directory))
         self._scan_lock = asyncio.Lock()
-        self._sights = host_scanner.HostScanner()
-        self._paths = host_scanner.HostPaths()
+        self._scanner = host_scanner.HostScanner()
+        self._host_paths = host_scanner.HostPaths()
         self._pods = pod_devices.PodDevices(
             self._root / podresources.SOCKET,
             self.inventory,
@@ -149,7 +149,7 @@ class Node:
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
         """Return which host paths are gone, in words, after advertising that; empty if none is."""
-        gone = await self._paths.missing(paths)
+        gone = await self._host_paths.missing(paths)
         if not gone:
             return ""
         with contextlib.suppress(TimeoutError):
@@ -159,7 +159,7 @@ class Node:
 
     async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
         """Return those of these host paths that exist."""
-        return await self._paths.present(paths)
+        return await self._host_paths.present(paths)
 
     def on_listing_changed(
         self, resource: str, change: registration_events.ListingChange, endpoint: str
@@ -208,7 +208,7 @@ class Node:
     async def scan_devices(self) -> None:
         """Scan the device nodes; publish what changed, to the kubelet first."""
         async with self._scan_lock:
-            self._planner.devices = await self._sights.plan(
+            self._planner.devices = await self._scanner.plan(
                 self._planner.resources, current_names=self.inventory.matched_devices
             )
             events = self._plan()
@@ -244,7 +244,7 @@ class Node:
         )
 
     def set_gpu_policy(self, policy: "xid_policy.Policy", health: "gpus.Health") -> None:
-        """Judge the health of GPUs by other rules from now on."""
+        """Evaluate the health of GPUs by other rules from now on."""
         if self._gpus is not None:
             self._gpus.use_rules(policy, health)
 
@@ -264,10 +264,10 @@ class Node:
 
     async def _watch_devices(self) -> None:
         """Scan the devices whenever their directories change."""
-        async with self._sights.scan_times(self._cdi_specs.directories) as looks:
-            async for _ in looks:
+        async with self._scanner.scan_times(self._cdi_specs.directories) as scan_times:
+            async for _ in scan_times:
                 await self.scan_devices()
-                if not self._sights.is_dev_hanging:
+                if not self._scanner.is_dev_hanging:
                     self._record_check_time(_DEVICES, time.monotonic())
 
     async def _expire_devices(self) -> None:
@@ -282,14 +282,14 @@ class Node:
                 await self._updates.publish(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
 
     async def _on_gpu_update(self, update: source.Evaluated) -> None:
-        """Handle a new look at the GPUs, or a fault that began or ended."""
+        """Handle a new scan of the GPUs, or a fault that began or ended."""
         match update:
             case gpu.Scan():
                 if update.driver is gpu.Driver.REPLACED:
                     logs.logger().warning("driver_replaced", problem=update.problem)
                     self.stop_reason = vocabulary.StopReason.UPGRADE
                     self.stopping.set()
-                self._planner.gpu_look = gpu.latest_scan(self._planner.gpu_look, update)
+                self._planner.gpu_scan = gpu.latest_scan(self._planner.gpu_scan, update)
                 await self._updates.publish(self._plan())
                 self._start_if_all_seen()
             case gpu.FaultBegan() | gpu.FaultEnded():
@@ -330,7 +330,7 @@ class Node:
     def _start_if_all_seen(self) -> None:
         """Start to wait for the kubelet's answers once device nodes and GPUs were both scanned."""
         if self._first_scan_done.is_set() and (
-            self._gpus is None or self._planner.gpu_look is not None
+            self._gpus is None or self._planner.gpu_scan is not None
         ):
             self.resource_plugins.expect_first_answers()
             self._reason = _Reason.DEVICE_APPEARED
@@ -340,7 +340,7 @@ class Node:
         planner, devices = self._planner, self.inventory
         plan, configured = planner.plan(self._resources_max, standing=devices.resources)
         devices.gpus = planner.gpus or devices.gpus
-        devices.terms = planner.terms or devices.terms
+        devices.gpu_context = planner.gpu_context or devices.gpu_context
         events = devices.observe(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
         self._problems = plan.problems
         self._write_cdi_specs()
@@ -349,14 +349,14 @@ class Node:
 
     def _write_cdi_specs(self) -> None:
         """Write the CDI specs of the resources that this process serves."""
-        wanted = {}
+        specs = {}
         for name in self.inventory.resources:
             rule = self.inventory.rule(name)
             if rule and rule.cdi and self.resource_plugins.locks.holds(name):
-                wanted[name] = cdi.spec(name, self.inventory.offered(name))
-        if self._cdi_specs.write(wanted):
+                specs[name] = cdi.spec(name, self.inventory.offered(name))
+        if self._cdi_specs.write(specs):
             # the directory may be new and must be watched
-            self._sights.changed.set()
+            self._scanner.changed.set()
         self._record_problems()
 
     def _record_problems(self) -> None:

@@ -58,15 +58,15 @@ class Reloader:
         try:
             # the first read repeats the one of the start
             await self._node.resource_plugins.wait_for_first_answers()
-            looks = inotify.scan_times(
+            change_times = inotify.scan_times(
                 lambda: _watched_directories(self._source.file),
                 period_s=_READ_PERIOD_S,
                 mask=inotify.CONTENT_EVENTS,
                 settle_s=_SETTLE_S,
                 changed=self._read_requested,
             )
-            async with contextlib.aclosing(looks):
-                async for _ in looks:
+            async with contextlib.aclosing(change_times):
+                async for _ in change_times:
                     if await self._may_have_changed():
                         await self._reread()
         finally:
@@ -89,8 +89,8 @@ class Reloader:
     async def _reread(self) -> None:
         try:
             new = await self._files.run(self._source.read, timeout_s=_READ_TIMEOUT_S)
-            here = new.at(self._node.name)
-            await self._reload_gpu_policy(here)
+            configuration = new.at(self._node.name)
+            await self._reload_gpu_policy(configuration)
         except (ValueError, TimeoutError) as error:
             problems = tuple(str(error).splitlines()) or (f"{self._source.file}: read timed out",)
             active = self._active.hash_for(self._node.name)
@@ -99,26 +99,26 @@ class Reloader:
             # it may name another file, which is not watched
             self._stamps = ()
             return
-        policy = here.gpus.health.policy if here.gpus else ""
+        policy = configuration.gpus.health.policy if configuration.gpus else ""
         self._policy = Path(policy) if policy else None
         config_hash = new.hash_for(self._node.name)
         if new == self._active:
             self._node.event_log.configuration_restored(config_hash)
             return
         restart = new.restart_needed_for(self._chosen)
-        if here.gpus is not None and not self._node.watches_gpus:
+        if configuration.gpus is not None and not self._node.watches_gpus:
             restart = (*restart, "gpus")
         self._active = new
-        await self._node.configure(here, config_hash=config_hash, restart=restart)
+        await self._node.configure(configuration, config_hash=config_hash, restart=restart)
 
-    async def _reload_gpu_policy(self, here: document.NodeConfiguration) -> None:
+    async def _reload_gpu_policy(self, configuration: document.NodeConfiguration) -> None:
         """Apply the health rules of GPUs in the files. Raises ValueError or TimeoutError."""
-        if here.gpus is not None and self._node.watches_gpus:
-            health = here.gpus.health
-            judge = await self._files.run(
+        if configuration.gpus is not None and self._node.watches_gpus:
+            health = configuration.gpus.health
+            policy = await self._files.run(
                 lambda: policy_files.load(health), timeout_s=_READ_TIMEOUT_S
             )
-            self._node.set_gpu_policy(judge, health)
+            self._node.set_gpu_policy(policy, health)
 
 
 def _stamp(file: Path) -> _Stamp | None:

@@ -47,10 +47,10 @@ class DeviceChecker:
             while True:
                 self.changed.clear()
                 now = clock()
-                wanted = self._to_check()
-                self._due = {key: self._due.get(key, now) for key in wanted}
-                self._lanes = {key: self._lanes.get(key) or blocking.Lane() for key in wanted}
-                for key, (unit, checks) in wanted.items():
+                to_check = self._to_check()
+                self._due = {key: self._due.get(key, now) for key in to_check}
+                self._lanes = {key: self._lanes.get(key) or blocking.Lane() for key in to_check}
+                for key, (unit, checks) in to_check.items():
                     if self._due[key] <= now and key not in self._running:
                         self._due[key] = now + checks.period_s
                         self._running.add(key)
@@ -64,13 +64,13 @@ class DeviceChecker:
         return min(waiting, default=None)
 
     def _to_check(self) -> Mapping[Key, tuple[advertised.Unit, resources.Checks]]:
-        wanted = {}
+        to_check = {}
         for name in self._devices.resources:
             rule = self._devices.rule(name)
             if rule and (rule.checks.open or rule.checks.command):
                 for unit in self._devices.units_to_check(name):
-                    wanted[name, unit.physical] = unit, rule.checks
-        return wanted
+                    to_check[name, unit.physical] = unit, rule.checks
+        return to_check
 
     async def _check(
         self, key: Key, unit: advertised.Unit, checks: resources.Checks, lane: blocking.Lane

@@ -47,9 +47,9 @@ class Inventory:
         self._resources: dict[str, resource_devices.ResourceDevices] = {}
         self.gpus: vocabulary.GpuNode | None = None
         """The GPUs themselves, for snapshots."""
-        self.terms = container_spec.AllocationContext()
+        self.gpu_context = container_spec.AllocationContext()
         """The current rules and capabilities by which GPUs are allocated."""
-        self._gpu_rules = self.terms.rules
+        self._gpu_rules = self.gpu_context.rules
 
     # Changes; each returns its events, for the kubelet first and then for the bus
 
@@ -68,8 +68,8 @@ class Inventory:
         """
         offers = {offer.name: offer for offer in plan.resources}
         # naming and sharing of GPUs are not part of a single resource's rule
-        has_new_gpu_rules = self._gpu_rules != self.terms.rules
-        self._gpu_rules = self.terms.rules
+        has_new_gpu_rules = self._gpu_rules != self.gpu_context.rules
+        self._gpu_rules = self.gpu_context.rules
         events: list[vocabulary.PluginEvent] = []
         for name, resource in [*self._resources.items()]:
             if name not in offers and resource.rule not in configured:
@@ -202,21 +202,21 @@ class Inventory:
         advertised = self._resources.get(resource)
         if advertised is None or advertised.shortage:
             return advertised.shortage if advertised else ""
-        look = self.terms.scan
-        if advertised.rule.groups or look.driver is gpu.Driver.READY or not look.on_bus:
+        scan = self.gpu_context.scan
+        if advertised.rule.groups or scan.driver is gpu.Driver.READY or not scan.on_bus:
             return ""
         # a node without GPUs may be configured for them; only unusable GPUs are a problem
-        return f"{look.on_bus} NVIDIA GPUs on the PCI bus, and {look.driver}: {look.problem}"[:1000]
+        return f"{scan.on_bus} NVIDIA GPUs on the PCI bus, and {scan.driver}: {scan.problem}"[:1000]
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> Snapshot:
         """Return the whole inventory as an event of so many bytes at most."""
-        alike = snapshot.grouped(
+        devices = snapshot.grouped(
             (device, unit.physical)
             for resource in self._resources.values()
             for device, unit in zip(resource.devices(), resource.offered(), strict=True)
         )
-        room = bytes_max - _ENVELOPE_BYTES - len(msgspec.json.encode(self.gpus))
-        listed = snapshot.fit(alike, room)
+        devices_bytes_max = bytes_max - _ENVELOPE_BYTES - len(msgspec.json.encode(self.gpus))
+        listed = snapshot.fit(devices, devices_bytes_max)
         event = vocabulary.InventoryReported(
             node=self._node,
             at=at,

@@ -21,20 +21,20 @@ _SHOWN_MAX: Final = 5
 class Allocator:
     """Allocates the devices of one resource and remembers what it allocated.
 
-    `gpu_terms` returns the current terms for GPUs.
+    `gpu_context` returns the current rules and capabilities for GPUs.
     """
 
     def __init__(
         self,
         devices: inventory.Inventory,
         resource: str,
-        gpu_terms: Callable[
+        gpu_context: Callable[
             [], container_spec.AllocationContext
         ] = container_spec.AllocationContext,
     ) -> None:
         self._inventory = devices
         self._resource = resource
-        self._gpu_terms = gpu_terms
+        self._gpu_context = gpu_context
         self._allocated: set[str] = set()
 
     @property
@@ -68,8 +68,8 @@ class Allocator:
         """Return the host paths that must exist; raises Refusal like `allocate`."""
         requested = [unit for ids in containers for unit in self._units(ids)]
         gpus = [unit.gpu for unit in requested if unit.gpu]
-        terms = self._gpu_terms()
-        needed = container_spec.device_nodes(gpus, terms.rules.given, caps=terms.scan.caps)
+        context = self._gpu_context()
+        needed = container_spec.device_nodes(gpus, context.rules.given, caps=context.scan.caps)
         devices = (device.host_path for unit in requested for device in unit.devices)
         mounts = (mount.host_path for unit in requested for mount in unit.mounts)
         return tuple(dict.fromkeys([*(node.host_path for node in needed), *devices, *mounts]))
@@ -77,7 +77,7 @@ class Allocator:
     def optional_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
         """Return the host paths that a container gets only if they exist; raises Refusal."""
         if any(unit.gpu for ids in containers for unit in self._units(ids)):
-            return container_spec.optional_paths(self._gpu_terms().rules.given)
+            return container_spec.optional_paths(self._gpu_context().rules.given)
         return ()
 
     def prefer(
@@ -90,22 +90,22 @@ class Allocator:
         """
         self._allocated -= set(available).difference(must_include)
         offered = {unit.id: unit for unit in self._inventory.offered(self._resource)}
-        terms = self._gpu_terms()
+        context = self._gpu_context()
         is_gpu = any(unit.gpu for unit in offered.values())
         return placement.prefer(
             available,
             must_include,
             size,
             units=offered,
-            policy=terms.rules.placement if is_gpu else gpus.Placement.DISTRIBUTED,
-            links=terms.scan.links,
+            policy=context.rules.placement if is_gpu else gpus.Placement.DISTRIBUTED,
+            links=context.scan.links,
         )
 
     def _units(self, ids: Collection[str]) -> list[advertised.Unit]:
         """Return the units that one container requests; raises Refusal if that is invalid."""
         requested = [self._unit(device_id) for device_id in dict.fromkeys(ids)]
         if any(unit.gpu for unit in requested):
-            problem = container_spec.request_problem(self._resource, requested, self._gpu_terms())
+            problem = container_spec.request_problem(self._resource, requested, self._gpu_context())
             if problem:
                 raise advertised.AllocationError(problem)
         return requested
@@ -125,14 +125,14 @@ class Allocator:
         gpus = [unit.gpu for unit in requested if unit.gpu]
         if not gpus:
             return self._device_nodes(requested)
-        terms = self._gpu_terms()
-        missing = container_spec.missing_channel(terms.rules.given, present)
+        context = self._gpu_context()
+        missing = container_spec.missing_channel(context.rules.given, present)
         if missing:
             raise advertised.AllocationError(f"{self._resource}: {missing}")
         return container_spec.container_response(
             gpus,
-            terms.rules.given,
-            caps=terms.scan.caps,
+            context.rules.given,
+            caps=context.scan.caps,
             present=present,
             annotation=annotation,
         )

@@ -69,14 +69,14 @@ class SpecDirectory:
         """Why the file of a resource cannot be written."""
         self._directory = directory
 
-    def write(self, wanted: Mapping[str, bytes]) -> bool:
+    def write(self, specs: Mapping[str, bytes]) -> bool:
         """Write the file of each resource if it differs; return whether one was written.
 
         The files themselves are compared, because others may have removed them.
         """
         problems: dict[str, str] = {}
         has_written = False
-        for resource, content in wanted.items():
+        for resource, content in specs.items():
             path = self._directory / file_name(resource)
             try:
                 if _content(path) != content:

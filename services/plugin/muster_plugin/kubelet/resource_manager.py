@@ -130,12 +130,12 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         folders = [
             self._root / name for name in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)
         ]
-        looks = inotify.scan_times(
+        check_times = inotify.scan_times(
             lambda: [folder for folder in folders if folder.is_dir()],
             period_s=_SOCKET_CHECK_PERIOD_S,
         )
-        async with contextlib.aclosing(looks):
-            async for _ in looks:
+        async with contextlib.aclosing(check_times):
+            async for _ in check_times:
                 for plugin in [*self._plugins.values()]:
                     plugin.check_sockets()
                 on_checked(time.monotonic())

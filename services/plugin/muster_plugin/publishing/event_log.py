@@ -92,7 +92,7 @@ class EventLog:
         )
 
     def record_device(self, event: vocabulary.PluginEvent) -> None:
-        """Tell that a device came, went or changed its health."""
+        """Record a device that was added, removed or changed its health."""
         self.log_device(event)
         self._publish(event)
 
