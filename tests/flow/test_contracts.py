@@ -61,11 +61,19 @@ PLANTED = [
         "muster_health.plugin.verdict",
     ),
     # layers of muster_labeler
-    #
+    (
+        "Packages of the labeler import downwards only",
+        "services/labeler/muster_labeler/naming/schemes.py",
+        "muster_labeler.service.decisions",
+    ),
     # layers of muster_notifier
     #
     # layers of muster_gate
-    #
+    (
+        "Modules of the gate import downwards only",
+        "services/gate/muster_gate/keyring.py",
+        "muster_gate.tokens",
+    ),
     # layers of muster
     (
         "Packages of muster import downwards only",

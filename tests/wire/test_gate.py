@@ -136,7 +136,7 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
         while sum((await world.counted()).values()) <= len(wrong):
             await asyncio.sleep(0.05)
         assert await world.counted() == {**dict.fromkeys(wrong, 1), "no_token": 1}
-        reasons = [told["reason"] for told in world.logged("refused")]
+        reasons = [told["reason"] for told in world.logged("connection_denied")]
         assert sorted(reasons) == sorted([*wrong, "no_token"])
         text = b"".join(gate.log.read_bytes() for gate in world.gates).decode()
         assert not any(one in text for one in wrong.values())
@@ -184,8 +184,8 @@ async def hangs(world: nats_with_gate.World) -> None:
     async with await asyncio.start_server(drip, "127.0.0.1", port):
         gate = world.gates[1]
         await gate.start()
-        await bus_subjects.until(lambda: bool(world.logged("keys_away")))
-        assert "no whole answer within 2 s" in world.logged("keys_away")[-1]["error"]
+        await bus_subjects.until(lambda: bool(world.logged("keys_unavailable")))
+        assert "no whole answer within 2 s" in world.logged("keys_unavailable")[-1]["error"]
         async with asyncio.timeout(30):
             await gate.end()
 
@@ -335,8 +335,8 @@ def test_a_mistake_gets_one_line_and_exit_code_2_and_sigterm_ends_it_in_order(
         "signing: /etc/muster-gate/gate.json: No such file": given,
         "signing: .*: not as `muster auth init` writes it": given
         | {"MUSTER_GATE__SIGNING": f"{tmp_path}/bad.json"},
-        "keys: this is no pod of a cluster; say keys.file or keys.api": good,
-        "tokens.issuer: has to be said when keys.file is": good | {"MUSTER_GATE__KEYS__FILE": "/x"},
+        "keys: not running in a cluster; set keys.file or keys.api": good,
+        "tokens.issuer: must be set with keys.file": good | {"MUSTER_GATE__KEYS__FILE": "/x"},
     }
 
     async def run_one(environment: dict[str, str]) -> tuple[int | None, str]:

@@ -170,14 +170,14 @@ def story() -> dict[str, Any]:
         'muster_bus_stream_refusals_total{stream="S",pod="a"}': "0x4 6+6x36",
         'muster_gate_answers_total{outcome="expired",pod="g"}': "0+1x40",
         'muster_gate_answers_total{outcome="admitted",pod="g"}': "0+9x40",
-        'muster_gate_keys_heard_timestamp_seconds{pod="g"}': "0+30x10 _x30",
+        'muster_gate_keys_fetched_timestamp_seconds{pod="g"}': "0+30x10 _x30",
         # the one without TLS has no certificate that could end
         'muster_bus_certificate_ends_timestamp_seconds{pod="a"}': "0x500",
         'muster_bus_certificate_ends_timestamp_seconds{pod="b"}': "2600000x500",
     }
     of_two_gates_one_hears = {
-        'muster_gate_keys_heard_timestamp_seconds{pod="g"}': "0+30x200",
-        'muster_gate_keys_heard_timestamp_seconds{pod="h"}': "0x200",
+        'muster_gate_keys_fetched_timestamp_seconds{pod="g"}': "0+30x200",
+        'muster_gate_keys_fetched_timestamp_seconds{pod="h"}': "0x200",
         'muster_gate_answers_total{outcome="expired",pod="g"}': "0+1x200",
     }
     at_all_times = [

@@ -1,17 +1,22 @@
-"""Pure: One question, one answer: who is let in, and why another is not."""
+"""Pure: NATS auth callout: nats-server asks who may connect (nats-io/jwt v2, 2.15).
+
+A request is signed by the server, an answer by us; the user in it by the key whose scope has the
+permissions of a plugin. The user's name is its inbox prefix, and its tag its node.
+"""
 
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from muster import codec, vocabulary
+from muster import codec, ratelimit, vocabulary
 from muster.nats.auth import accounts, nkeys, permissions
 from muster_gate import config, keyring, tokens
 from muster_gate.tokens import Reason, Refused
 
 _AUDIENCE: Final = "nats-authorization-request"
 _NODES_MAX: Final = 200_000
+"""A compromised plugin must not open connections until nats-server accepts no more."""
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -45,15 +50,15 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Who wants to come in."""
+class AuthRequest:
+    """Who wants to connect."""
 
     server: str
     user: str
     """The public key that the answer must be for."""
     token: str
     name: str
-    """What the connection calls itself."""
+    """The name that the client gives its connection."""
     host: str
 
 
@@ -69,7 +74,7 @@ class Signing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """Somebody may come in."""
+    """A connection is allowed."""
 
     answer: bytes
     node: str
@@ -78,8 +83,8 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turned:
-    """Somebody may not, and why; `answer` is empty where nobody can be answered."""
+class Denied:
+    """A connection is denied, and why; `answer` is empty where none is possible."""
 
     answer: bytes
     reason: Reason
@@ -88,70 +93,72 @@ class Turned:
     subject: str = ""
 
 
-class Doorkeeper:
-    """Holds the keys of the cluster and our own, which its door renews, and who came how often."""
+class Authorizer:
+    """Decides with the cluster's keys and our own, which the adapter renews; limits rates."""
 
     def __init__(self, settings: config.Settings, signing: Signing) -> None:
         self.ring: keyring.Keyring | None = None
         self.signing = signing
         self._tokens = settings.tokens
         self._keys = settings.keys
-        self._pace = Pace(settings.pace)
+        self._connects: ratelimit.KeyedBuckets[str] = ratelimit.KeyedBuckets(
+            per_s=settings.pace.per_minute / 60, burst=settings.pace.burst, keys_max=_NODES_MAX
+        )
 
-    def decide(self, payload: bytes, *, at: float, now: float) -> Admitted | Turned:
-        """Return the answer to a question of nats-server's; `at` is UTC, `now` monotonic."""
+    def decide(self, payload: bytes, *, at: float, now: float) -> Admitted | Denied:
+        """Return the answer to a request; `at` is UTC, `now` monotonic."""
         try:
-            asked = read_question(payload)
+            request = read_request(payload)
         except Refused as refusal:
-            return Turned(answer=b"", reason=refusal.reason)
+            return Denied(answer=b"", reason=refusal.reason)
         try:
-            who = tokens.bearer(asked.token, self._tokens, self._keys, ring=self.ring, at=at)
-            self._check(asked, who, now)
+            bearer = tokens.verify(request.token, self._tokens, self._keys, ring=self.ring, at=at)
+            self._check(request, bearer, now)
         except Refused as refusal:
-            return Turned(
-                answer=refused(asked, refusal.reason, self.signing, at=at),
+            return Denied(
+                answer=deny(request, refusal.reason, self.signing, at=at),
                 reason=refusal.reason,
-                name=asked.name[:256],
-                host=asked.host,
+                name=request.name[:256],
+                host=request.host,
                 subject=refusal.subject,
             )
         return Admitted(
-            answer=admitted(asked, who, self.signing, at=at),
-            node=who.node,
-            pod=who.pod,
-            lifetime_s=who.lifetime_s,
+            answer=allow(request, bearer, self.signing, at=at),
+            node=bearer.node,
+            pod=bearer.pod,
+            lifetime_s=bearer.lifetime_s,
         )
 
-    def _check(self, asked: Question, who: tokens.Bearer, now: float) -> None:
-        if not speaks_for_itself(asked.name, who.node):
-            raise Refused(Reason.NAME, subject=who.node)
-        if not self._pace.takes(who.node, now):
-            raise Refused(Reason.TOO_OFTEN, subject=who.node)
+    def _check(self, request: AuthRequest, bearer: tokens.Bearer, now: float) -> None:
+        if not is_named_for(request.name, bearer.node):
+            raise Refused(Reason.NAME, subject=bearer.node)
+        if not self._connects.try_take(bearer.node, now):
+            raise Refused(Reason.TOO_OFTEN, subject=bearer.node)
 
 
-class _SigningFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _GateFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auth: str
     plugins: str
     answer_seed: str
     node_seed: str
 
 
-def signing(document: bytes) -> Signing:
-    """Return what is in gate.json. Raises ValueError, which repeats nothing of it."""
+def read_signing(document: bytes) -> Signing:
+    """Return the content of gate.json. Raises ValueError, which reveals nothing of it."""
     try:
-        told = msgspec.json.decode(document, type=_SigningFile)
+        decoded = msgspec.json.decode(document, type=_GateFile)
     except codec.UNREADABLE:
         raise ValueError("not as `muster auth init` writes it") from None
     return Signing(
-        answer=nkeys.Key.from_seed(told.answer_seed, nkeys.Kind.ACCOUNT),
-        node=nkeys.Key.from_seed(told.node_seed, nkeys.Kind.ACCOUNT),
-        auth=nkeys.check(told.auth, nkeys.Kind.ACCOUNT),
-        plugins=nkeys.check(told.plugins, nkeys.Kind.ACCOUNT),
+        answer=nkeys.Key.from_seed(decoded.answer_seed, nkeys.Kind.ACCOUNT),
+        node=nkeys.Key.from_seed(decoded.node_seed, nkeys.Kind.ACCOUNT),
+        auth=nkeys.check(decoded.auth, nkeys.Kind.ACCOUNT),
+        plugins=nkeys.check(decoded.plugins, nkeys.Kind.ACCOUNT),
     )
 
 
-def read_question(payload: bytes) -> Question:
-    """Return what a server asks. Raises Refused, when nobody can be answered."""
+def read_request(payload: bytes) -> AuthRequest:
+    """Return what a server asks. Raises Refused, which cannot be answered."""
     try:
         claims = nkeys.decode_jwt(payload.decode("ascii"), _Claims, nkeys.Kind.SERVER)
         nkeys.check(claims.nats.user_nkey, nkeys.Kind.USER)
@@ -159,75 +166,46 @@ def read_question(payload: bytes) -> Question:
         raise Refused(Reason.UNREADABLE) from None
     if claims.aud != _AUDIENCE or claims.iss != claims.nats.server_id.id:
         raise Refused(Reason.UNREADABLE)
-    asked = claims.nats
-    return Question(
-        server=asked.server_id.id,
-        user=asked.user_nkey,
-        token=asked.connect_opts.auth_token,
-        name=asked.connect_opts.name,
-        host=asked.client_info.host[:64],
+    request = claims.nats
+    return AuthRequest(
+        server=request.server_id.id,
+        user=request.user_nkey,
+        token=request.connect_opts.auth_token,
+        name=request.connect_opts.name,
+        host=request.client_info.host[:64],
     )
 
 
-def speaks_for_itself(name: str, node: str) -> bool:
+def is_named_for(name: str, node: str) -> bool:
     """Return whether a connection is not named like a plugin of another node: `<plugin> <node>`.
 
-    Health knows from these names whose connection ended.
+    Health concludes from these names whose connection ended.
     """
-    _, _, called = name.partition(" ")
+    _, _, named = name.partition(" ")
     try:
-        return vocabulary.node_token(called) == node
+        return vocabulary.node_token(named) == node
     except ValueError:
         return True
 
 
-def admitted(asked: Question, who: tokens.Bearer, keys: Signing, *, at: float) -> bytes:
-    """Return the answer that lets somebody in, for one node and a limited time."""
+def allow(request: AuthRequest, bearer: tokens.Bearer, keys: Signing, *, at: float) -> bytes:
+    """Return the answer that allows a connection, for one node and a limited time."""
     user = accounts.user(
         accounts.Role.NODE,
-        asked.user,
-        name=permissions.plugin_user(who.node),
+        request.user,
+        name=permissions.plugin_user(bearer.node),
         account=keys.plugins,
-        until=at + who.lifetime_s,
+        until=at + bearer.lifetime_s,
     )
-    return _answer(asked, {"jwt": nkeys.encode_jwt(user, keys.node, at=at)}, keys, at=at)
+    return _answer(request, {"jwt": nkeys.encode_jwt(user, keys.node, at=at)}, keys, at=at)
 
 
-def refused(asked: Question, reason: Reason, keys: Signing, *, at: float) -> bytes:
-    """Return the answer that lets nobody in; nats-server logs the reason, and does not tell it."""
-    return _answer(asked, {"error": f"muster-gate: {reason}"}, keys, at=at)
+def deny(request: AuthRequest, reason: Reason, keys: Signing, *, at: float) -> bytes:
+    """Return the answer that denies a connection; nats-server logs the reason only."""
+    return _answer(request, {"error": f"muster-gate: {reason}"}, keys, at=at)
 
 
-def _answer(asked: Question, said: dict[str, str], keys: Signing, *, at: float) -> bytes:
-    nats = said | {"type": "authorization_response", "version": 2, "issuer_account": keys.auth}
-    claims = {"sub": asked.user, "aud": asked.server, "nats": nats}
+def _answer(request: AuthRequest, content: dict[str, str], keys: Signing, *, at: float) -> bytes:
+    nats = content | {"type": "authorization_response", "version": 2, "issuer_account": keys.auth}
+    claims = {"sub": request.user, "aud": request.server, "nats": nats}
     return nkeys.encode_jwt(claims, keys.answer, at=at).encode()
-
-
-class Pace:
-    """A bucket for each node that came of late; one that is full again is forgotten."""
-
-    def __init__(self, rules: config.Pace) -> None:
-        self._burst = float(rules.burst)
-        self._per_s = rules.per_minute / 60
-        self._spent: dict[str, tuple[float, float]] = {}
-        """By node, oldest first: how much was spent, when."""
-
-    def takes(self, node: str, now: float) -> bool:
-        """Return whether this node may connect once more now, and count it if so."""
-        spent, since = self._spent.pop(node, (0.0, now))
-        spent = max(0.0, spent - (now - since) * self._per_s)
-        is_free = spent + 1 <= self._burst
-        self._spent[node] = (spent + is_free, now)
-        self._forget(now)
-        return is_free
-
-    def _forget(self, now: float) -> None:
-        """Drop what is full again, or too much, from the oldest on: more a call than come."""
-        for _ in range(2):
-            node, (spent, since) = next(iter(self._spent.items()))
-            if spent > (now - since) * self._per_s and len(self._spent) <= _NODES_MAX:
-                return
-            del self._spent[node]
-            if not self._spent:
-                return

@@ -1,6 +1,6 @@
-"""Adapter: the cluster's public keys: the API server's, or a file's, and what was kept of them.
+"""Adapter: the Kubernetes API: fetches the cluster's public keys, or reads a file; caches them.
 
-The API server shows them to every service account (the role system:service-account-issuer-
+The API server shows the keys to every service account (the role system:service-account-issuer-
 discovery), at /openid/v1/jwks; they are no secret.
 """
 
@@ -12,75 +12,77 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import msgspec
 
-from muster import codec
+import muster
+from muster import codec, http
 from muster_gate import config, keyring
 
-_OWN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _BYTES_MAX: Final = 1024 * 1024
 _TIMEOUT_S: Final = 2.0
 
 
-class Away(Exception):
-    """The keys could not be had; the text says what was tried."""
+class KeysUnavailable(Exception):
+    """The keys could not be fetched; the text says what was tried."""
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _Cached(msgspec.Struct, frozen=True):
     issuer: str
-    heard_at: float
     keys: msgspec.Raw
+    fetched_at: float = msgspec.field(name="heard_at")
 
 
-def find_api(given: str) -> str:
-    """Return the address of the API server, or nothing where there is none."""
+def api_address(configured: str) -> str:
+    """Return the URL of the API server, empty where there is none."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
-    if given or not host:
-        return given.rstrip("/")
+    if configured or not host:
+        return configured.rstrip("/")
     host = f"[{host}]" if ":" in host else host
     return f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
 
 
 async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> keyring.Keyring:
-    """Return the keys as they are now, and keep them if a cache is set. Raises Away."""
+    """Return the present keys, and cache them if a cache is set. Raises KeysUnavailable."""
     try:
         if rules.file is not None:
             document = _bounded(await asyncio.to_thread(Path(rules.file).read_bytes))
-            return keyring.Keyring(issuer=issuer, keys=keyring.read(document), heard_at=at)
+            return keyring.Keyring(issuer=issuer, keys=keyring.public_keys(document), fetched_at=at)
         issuer = issuer or keyring.issuer(await _get(f"{api}/.well-known/openid-configuration"))
         document = await _get(f"{api}/openid/v1/jwks")
-        ring = keyring.Keyring(issuer=issuer, keys=keyring.read(document), heard_at=at)
+        ring = keyring.Keyring(issuer=issuer, keys=keyring.public_keys(document), fetched_at=at)
     except keyring.BadKeys as error:
-        raise Away(f"{rules.file or api}: {error}") from None
+        raise KeysUnavailable(f"{rules.file or api}: {error}") from None
     except OSError as error:
-        raise Away(f"{rules.file}: {error.strerror or error}") from None
+        raise KeysUnavailable(f"{rules.file}: {error.strerror or error}") from None
     if rules.cache is not None:
-        # one that cannot be written costs the next start, and no more
+        # without the cache only a start while the API server is unavailable fails
         with contextlib.suppress(OSError):
-            _keep(Path(rules.cache), _Kept(issuer, at, msgspec.Raw(document)))
+            _cache(Path(rules.cache), _Cached(issuer, msgspec.Raw(document), at))
     return ring
 
 
-def kept(rules: config.Keys, *, issuer: str) -> keyring.Keyring | None:
-    """Return the keys that were kept, with the time at which they were heard."""
+def cached(rules: config.Keys, *, issuer: str) -> keyring.Keyring | None:
+    """Return the cached keys, with the time at which they were fetched."""
     if rules.cache is None:
         return None
     try:
-        told = msgspec.json.decode(_bounded(Path(rules.cache).read_bytes()), type=_Kept)
-        if issuer not in {"", told.issuer}:
+        cached_keys = msgspec.json.decode(_bounded(Path(rules.cache).read_bytes()), type=_Cached)
+        if issuer not in {"", cached_keys.issuer}:
             return None
         return keyring.Keyring(
-            issuer=told.issuer, keys=keyring.read(bytes(told.keys)), heard_at=told.heard_at
+            issuer=cached_keys.issuer,
+            keys=keyring.public_keys(bytes(cached_keys.keys)),
+            fetched_at=cached_keys.fetched_at,
         )
     except (OSError, *codec.UNREADABLE, keyring.BadKeys):
         return None
 
 
-def _keep(file: Path, what: _Kept) -> None:
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.write_bytes(msgspec.json.encode(what))
-    beside.replace(file)
+def _cache(file: Path, keys: _Cached) -> None:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_bytes(msgspec.json.encode(keys))
+    temporary.replace(file)
 
 
 def _bounded(document: bytes) -> bytes:
@@ -90,37 +92,28 @@ def _bounded(document: bytes) -> bytes:
 
 
 async def _get(url: str) -> bytes:
-    headers, context = {}, None
+    headers, tls = {}, None
     if url.startswith("https:"):
-        headers["Authorization"] = f"Bearer {_own('token')}"
-        authority = _OWN / "ca.crt"
-        context = ssl.create_default_context(cafile=authority if authority.exists() else None)
-    # for all of it: a server that gives one byte a second is away as well
-    limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        headers["Authorization"] = f"Bearer {_service_account('token')}"
+        authority = _SERVICE_ACCOUNT / "ca.crt"
+        tls = ssl.create_default_context(cafile=authority if authority.exists() else None)
+    agent = f"muster-gate/{muster.__version__}"
     try:
-        async with (
-            aiohttp.ClientSession(timeout=limit, headers=headers) as session,
-            session.get(url, ssl=context or True, allow_redirects=False) as answer,
-        ):
-            if answer.status != HTTPStatus.OK:
-                raise Away(f"{url}: HTTP {answer.status}")
-            return _bounded(await _body(answer.content))
-    except TimeoutError:
-        raise Away(f"{url}: no whole answer within {_TIMEOUT_S:g} s") from None
-    except (OSError, ValueError, aiohttp.ClientError) as error:
-        raise Away(f"{url}: {getattr(error, 'strerror', None) or error}") from None
+        endpoint = http.Endpoint(url, timeout_s=_TIMEOUT_S, user_agent=agent, tls=tls)
+        response = await endpoint.request("GET", headers=headers)
+    except http.Unanswered as error:
+        is_late = isinstance(error.reason, TimeoutError)
+        reason = f"no whole answer within {_TIMEOUT_S:g} s" if is_late else error
+        raise KeysUnavailable(f"{url}: {reason}") from None
+    except ValueError as error:
+        raise KeysUnavailable(f"{url}: {error}") from None
+    if response.status != HTTPStatus.OK:
+        raise KeysUnavailable(f"{url}: HTTP {response.status}")
+    return response.body
 
 
-async def _body(content: aiohttp.StreamReader) -> bytes:
-    """Return what was sent, or more than may be."""
-    found = bytearray()
-    while len(found) <= _BYTES_MAX and (some := await content.readany()):
-        found += some
-    return bytes(found)
-
-
-def _own(name: str) -> str:
+def _service_account(name: str) -> str:
     try:
-        return (_OWN / name).read_text("ascii").strip()
+        return (_SERVICE_ACCOUNT / name).read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""

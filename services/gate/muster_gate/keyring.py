@@ -1,8 +1,8 @@
-"""Pure: The public keys of a cluster's tokens: a JSON Web Key Set (RFC 7517), and for how long.
+"""Pure: the public keys that verify a cluster's tokens: a JSON Web Key Set (RFC 7517).
 
 Kubernetes signs with RSA or with elliptic curves (pkg/serviceaccount/jwt.go, signerFromPrivateKey;
-1.36). A key is for one algorithm only: what a token says of its own algorithm is compared, never
-followed.
+1.36). A key is for one algorithm only: what a token says about its own algorithm is
+compared, never trusted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ _KEYS_MAX: Final = 64
 _COORDINATE_BYTES: Final = 32
 
 Check: TypeAlias = Callable[[bytes, bytes], None]
-"""From what is signed and its signature to nothing, or InvalidSignature."""
+"""Raises InvalidSignature unless the second is a signature of the first."""
 
 
 class BadKeys(ValueError):
-    """What is no key set, or has no key that we can use."""
+    """This is no key set, or has no key that we can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PublicKey:
     check: Check
 
     def is_signed(self, signed: bytes, signature: bytes) -> bool:
-        """Return whether the owner of this key signed that."""
+        """Return whether the owner of this key made this signature."""
         try:
             self.check(signed, signature)
         except (exceptions.InvalidSignature, ValueError):
@@ -48,12 +48,12 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyring:
-    """The keys by their ids, the issuer they speak for, and when that was last heard, in UTC."""
+    """The keys by their ids, whose they are, and when they were fetched, in UTC."""
 
     issuer: str
     keys: Mapping[str, Sequence[PublicKey]]
-    """Several have one id where a cluster gave it twice: any of them may have signed."""
-    heard_at: float
+    """If a cluster uses an id twice, either key may have signed."""
+    fetched_at: float
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -77,47 +77,47 @@ class _Discovery(msgspec.Struct, frozen=True):
 
 
 def issuer(document: bytes) -> str:
-    """Return what /.well-known/openid-configuration says the issuer is. Raises BadKeys."""
+    """Return the issuer in /.well-known/openid-configuration. Raises BadKeys."""
     try:
-        found = msgspec.json.decode(document, type=_Discovery).issuer
+        name = msgspec.json.decode(document, type=_Discovery).issuer
     except codec.UNREADABLE as error:
         raise BadKeys(f"no OpenID configuration: {error}") from None
-    if not found:
+    if not name:
         raise BadKeys("the OpenID configuration names no issuer")
-    return found
+    return name
 
 
-def read(document: bytes) -> dict[str, list[PublicKey]]:
-    """Return the keys of a set by id; those that we cannot use are left out. Raises BadKeys."""
+def public_keys(document: bytes) -> dict[str, list[PublicKey]]:
+    """Return the keys of a set by id; keys that we cannot use are left out. Raises BadKeys."""
     try:
-        told = msgspec.json.decode(document, type=_Keys).keys
+        entries = msgspec.json.decode(document, type=_Keys).keys
     except codec.UNREADABLE as error:
         raise BadKeys(f"no key set: {error}") from None
-    found: dict[str, list[PublicKey]] = {}
-    for raw in told[:_KEYS_MAX]:
+    keys: dict[str, list[PublicKey]] = {}
+    for raw in entries[:_KEYS_MAX]:
         try:
-            one = msgspec.json.decode(raw, type=_Key)
-            key = _key(one)
+            entry = msgspec.json.decode(raw, type=_Key)
+            key = _key(entry)
         except (*codec.UNREADABLE, ValueError):
             continue
-        if one.kid and one.use == "sig" and one.alg in {"", key.algorithm}:
-            found.setdefault(one.kid, []).append(key)
-    if not found:
-        raise BadKeys(f"none of {len(told)} keys is one for RS256 or ES256 with an id")
-    return found
+        if entry.kid and entry.use == "sig" and entry.alg in {"", key.algorithm}:
+            keys.setdefault(entry.kid, []).append(key)
+    if not keys:
+        raise BadKeys(f"none of {len(entries)} keys is one for RS256 or ES256 with an id")
+    return keys
 
 
-def _key(told: _Key) -> PublicKey:
-    if told.kty == "RSA":
-        return _rsa(_number(told.n), _number(told.e))
-    if (told.kty, told.crv) == ("EC", "P-256"):
-        return _curve(_number(told.x), _number(told.y))
-    raise ValueError("another kind of key")
+def _key(entry: _Key) -> PublicKey:
+    if entry.kty == "RSA":
+        return _rsa(_integer(entry.n), _integer(entry.e))
+    if (entry.kty, entry.crv) == ("EC", "P-256"):
+        return _curve(_integer(entry.x), _integer(entry.y))
+    raise ValueError("unsupported kind of key")
 
 
 def _rsa(modulus: int, exponent: int) -> PublicKey:
     if not RSA_BITS_MIN <= modulus.bit_length() <= _RSA_BITS_MAX:
-        raise ValueError("too short, or absurdly long")
+        raise ValueError("too short or too long")
     public = rsa.RSAPublicNumbers(exponent, modulus).public_key()
     return PublicKey(
         "RS256",
@@ -139,5 +139,5 @@ def _curve(x: int, y: int) -> PublicKey:
     return PublicKey("ES256", check)
 
 
-def _number(text: str) -> int:
+def _integer(text: str) -> int:
     return int.from_bytes(jws.from_base64(text))

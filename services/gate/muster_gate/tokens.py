@@ -1,10 +1,10 @@
-"""Pure: A projected token of Kubernetes: whether it is believed, and for which node it speaks.
+"""Pure: verifies a projected service account token of Kubernetes, and returns its node.
 
-It is checked here, with the cluster's public keys, and nobody is asked: ten thousand plugins that
-come back at once would be ten thousand requests to an API server that may be away.
+This takes only the cluster's public keys: if ten thousand plugins reconnect at once, asking the API
+server about each token would be ten thousand requests to a server that may be unavailable.
 
-While the API server is away no kubelet can renew a token. Tokens are then judged as of the moment
-at which it was last heard, so that who was let in a minute ago is let in again.
+While the API server is unavailable no kubelet can renew a token. Tokens are then verified as of the
+last fetch of the keys, so that a plugin that was admitted a minute ago is admitted again.
 """
 
 import enum
@@ -18,10 +18,10 @@ from muster.nats.auth import jws, permissions
 from muster_gate import config, keyring
 
 _TOKEN_MAX: Final = 4096
-"""nats-server takes no longer line than that (max_control_line)."""
+"""nats-server accepts no longer line (max_control_line)."""
 _LATEST: Final = 2**40
-_AWAY_REFRESHES: Final = 2
-"""After so many periods without an answer the API server is taken for away."""
+_MISSED_REFRESHES_MAX: Final = 2
+"""After so many failed refreshes the API server counts as unavailable."""
 _LIFETIME_MIN_S: Final = 1.0
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
@@ -29,13 +29,13 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearer:
-    """Who shows a token that is to be believed."""
+    """Whose token it is."""
 
     node: str
-    """The token in subjects, not the name: `a.b` is `a_b`."""
+    """As in subjects, not the node's name: `a.b` is `a_b`."""
     pod: str
     lifetime_s: float
-    """For how long it may be connected before it shows a token again."""
+    """How long it may stay connected before it must show a token again."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class _Claims(msgspec.Struct, frozen=True):
     bound: _Bound = msgspec.field(name="kubernetes.io", default=_Bound())
 
 
-def bearer(
+def verify(
     token: str,
     rules: config.Tokens,
     keys: config.Keys,
@@ -77,9 +77,9 @@ def bearer(
     ring: keyring.Keyring | None,
     at: float,
 ) -> Bearer:
-    """Return who shows a token at this moment, in UTC. Raises Refused."""
+    """Return whose token this is; `at` is UTC. Raises Refused."""
     parts, header = _parts(token)
-    if ring is None or at - ring.heard_at > keys.age_max_s:
+    if ring is None or at - ring.fetched_at > keys.age_max_s:
         raise Refused(Reason.NO_KEYS)
     named = ring.keys.get(header.kid, ())
     keys_ = [key for key in named if key.algorithm == header.alg]
@@ -93,7 +93,7 @@ def bearer(
         claims = msgspec.json.decode(parts.claims, type=_Claims)
     except codec.UNREADABLE:
         raise Refused(Reason.MALFORMED) from None
-    return _believed(claims, rules, issuer=ring.issuer, at=at, as_of=_as_of(ring, keys, at))
+    return _verified(claims, rules, issuer=ring.issuer, at=at, as_of=_as_of(ring, keys, at))
 
 
 def _parts(token: str) -> tuple[jws.Parts, _Header]:
@@ -106,20 +106,20 @@ def _parts(token: str) -> tuple[jws.Parts, _Header]:
         header = msgspec.json.decode(parts.header, type=_Header)
     except (*codec.UNREADABLE, ValueError):
         raise Refused(Reason.MALFORMED) from None
-    # RFC 7515, 4.1.11: what we do not understand and must, we refuse
+    # RFC 7515, 4.1.11: critical headers that we do not understand
     if header.crit or header.typ.upper() != "JWT":
         raise Refused(Reason.MALFORMED)
     return parts, header
 
 
 def _as_of(ring: keyring.Keyring, keys: config.Keys, at: float) -> float:
-    """Return the moment at which a token must have been good."""
-    is_away = at - ring.heard_at > _AWAY_REFRESHES * keys.refresh_s
-    # keys from a file tell nothing about the API server
-    return ring.heard_at if is_away and keys.file is None else at
+    """Return the moment at which a token must have been valid."""
+    is_unavailable = at - ring.fetched_at > _MISSED_REFRESHES_MAX * keys.refresh_s
+    # keys from a file do not show whether the API server is available
+    return ring.fetched_at if is_unavailable and keys.file is None else at
 
 
-def _believed(
+def _verified(
     claims: _Claims, rules: config.Tokens, *, issuer: str, at: float, as_of: float
 ) -> Bearer:
     def refused(reason: Reason) -> Refused:
@@ -134,9 +134,9 @@ def _believed(
     if max(claims.nbf, claims.iat) > at + rules.leeway_s:
         raise refused(Reason.NOT_YET)
     bound = claims.bound
-    who = (bound.namespace, bound.serviceaccount.name, claims.sub)
+    account = (bound.namespace, bound.serviceaccount.name, claims.sub)
     expected = f"system:serviceaccount:{rules.namespace}:{rules.account}"
-    if who != (rules.namespace, rules.account, expected):
+    if account != (rules.namespace, rules.account, expected):
         raise refused(Reason.ACCOUNT)
     if not (bound.pod.name and bound.pod.uid):
         raise refused(Reason.NO_NODE)
@@ -150,16 +150,16 @@ def _believed(
 
 
 class Reason(enum.StrEnum):
-    """What is wrong with who asks, or with us; the order is that of the questions."""
+    """Why a connection is denied, in the order of the checks."""
 
     UNREADABLE = "unreadable"
-    """Not a request of nats-server's."""
+    """Not a request of nats-server."""
     NO_TOKEN = "no_token"  # noqa: S105  # a word
     MALFORMED = "malformed"
     ALGORITHM = "algorithm"
     """Not RS256 or ES256, or not what the key is for."""
     NO_KEYS = "no_keys"
-    """We have none that is young enough: the API server is away, or was never there."""
+    """We have none that is recent enough: the API server is unavailable."""
     UNKNOWN_KEY = "unknown_key"
     SIGNATURE = "signature"
     ISSUER = "issuer"
@@ -167,18 +167,18 @@ class Reason(enum.StrEnum):
     EXPIRED = "expired"
     NOT_YET = "not_yet"
     ACCOUNT = "account"
-    """Another service account than the plugins'."""
+    """Not the service account of the plugins."""
     NO_NODE = "no_node"
     """Not bound to a pod on a node."""
     NAME = "name"
     """The connection is named like a plugin of another node."""
     TOO_OFTEN = "too_often"
     LATE = "late"
-    """Asked so long ago that nobody waits for the answer: more come than we can let in."""
+    """Requested so long ago that the client has given up: more connect than we can answer."""
 
 
 class Refused(Exception):
-    """Who asks is not let in; `subject` is whom the token names, where that could be checked."""
+    """A connection is denied; `subject` is whom the token names, if that was verified."""
 
     def __init__(self, reason: Reason, *, subject: str = "") -> None:
         super().__init__(reason.value)

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from muster_labeler.naming import schemes
-
 FIELD_MANAGER: Final = "muster-labeler"
 """Our field manager, the service's and the commands': what it owns, either may change."""
 PROVENANCE: Final = "muster.dev/label-provenance"
+VGPU_LABEL: Final = "nvidia.com/vgpu.present"
 CONDITION: Final = "DevicePluginHealthy"
 DIRECTX: Final = "microsoft.com/directx"
 """A GPU to the Cluster Autoscaler, none that computes for us."""
@@ -79,7 +78,7 @@ class Node:
     @property
     def is_virtual(self) -> bool:
         """Return whether GPU feature discovery says that its GPUs are virtual."""
-        return self.labels.get(schemes.VGPU) == "true"
+        return self.labels.get(VGPU_LABEL) == "true"
 
     def is_ours_alone(self, key: str) -> bool:
         """Return whether we own a label, and nobody else does."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from muster_labeler import model
 from muster_labeler.naming import accelerators
 from muster_labeler.naming.accelerators import Name, Reason
 
 SKYPILOT: Final = "skypilot.co/accelerator"
 MUSTER: Final = "muster.dev/accelerator"
 GFD_PRODUCT: Final = "nvidia.com/gpu.product"
-VGPU: Final = "nvidia.com/vgpu.present"
 
 AUTOSCALER_KEYS: Final = frozenset(
     {
@@ -180,7 +180,7 @@ KEYS: Final = (
     frozenset(scheme.key for scheme in SCHEMES)
     | frozenset(scheme.memory_key for scheme in SCHEMES if scheme.memory_key)
     | AUTOSCALER_KEYS
-    | {"muster.dev/accelerator-count", "muster.dev/accelerator-memory-mib", VGPU}
+    | {"muster.dev/accelerator-count", "muster.dev/accelerator-memory-mib", model.VGPU_LABEL}
 )
 """Every label that is worth keeping of a node."""
 
