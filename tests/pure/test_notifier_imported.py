@@ -201,19 +201,22 @@ def test_what_is_not_taken_is_named(tmp_path: Path) -> None:
         "  - name: 'null'", "  - name: away\n    sns_configs: [{}]\n  - name: 'null'"
     )
     assert load(more, tmp_path)[1] == [
-        "receivers.0.email_configs.0.html: not taken",
-        "receivers.1.webhook_configs.0.http_config.proxy_url: not taken",
-        "receivers.1.opsgenie_configs: not taken",
-        "receivers.2: nothing of it is taken: what is routed there is told to nobody",
-        "receivers.2.sns_configs: not taken",
-        "receivers.4.slack_configs.0.channel: not taken: an incoming webhook has its own",
+        "receivers.0.email_configs.0.html: not imported",
+        "receivers.1.webhook_configs.0.http_config.proxy_url: not imported",
+        "receivers.1.opsgenie_configs: not imported",
+        "receivers.2: nothing of it is imported: alerts routed there notify nobody",
+        "receivers.2.sns_configs: not imported",
+        (
+            "receivers.4.slack_configs.0.channel: not imported: an incoming webhook has a channel"
+            " of its own"
+        ),
         "route.group_by: no alert of muster has a label cluster",
-        'route.routes.1.matchers: team="ml": no alert has a label team: not taken',
+        'route.routes.1.matchers: team="ml": no alert has a label team: not imported',
         "inhibit_rules.0.equal: no alert of muster has cluster: left out",
-        "templates: not taken: templates of ours are in docs/notifier.md",
-        "tracing: not taken",
-        "global.resolve_timeout: not needed: health says itself when an alert is over",
-        "global.smtp_hello: not taken",
+        "templates: not imported: docs/notifier.md describes templates of muster",
+        "tracing: not imported",
+        "global.resolve_timeout: not needed: health reports itself when an alert is resolved",
+        "global.smtp_hello: not imported",
     ]
 
 
@@ -238,14 +241,14 @@ def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
     ]
     assert sorted(line for line in left_out if line.startswith(("inhibit", "route"))) == [
         (
-            "inhibit_rules.0: not taken: no alert of muster has cluster, instance, so it would hold"
-            " between all"
+            "inhibit_rules.0: not imported: no alert of muster has cluster, instance, so it would"
+            " hold between all"
         ),
         (
             'inhibit_rules.1.source_matchers: alertname="Watchdog": no alertname is called'
-            " Watchdog: not taken"
+            " Watchdog: not imported"
         ),
-        "inhibit_rules.1: not taken: no alert of muster meets it, or every one does",
+        "inhibit_rules.1: not imported: no alert of muster meets it, or every one does",
         "inhibit_rules.2.equal: no alert of muster has cluster: left out",
         (
             'route.routes.0.matchers: env!="dev": no alert has a label env: left out, as it always'
