@@ -67,7 +67,16 @@ PLANTED = [
         "muster_labeler.service.decisions",
     ),
     # layers of muster_notifier
-    #
+    (
+        "Packages of the notifier import downwards only",
+        "services/notifier/muster_notifier/receivers/result.py",
+        "muster_notifier.delivery.queue",
+    ),
+    (
+        "Modules of muster_notifier.routing import downwards only",
+        "services/notifier/muster_notifier/routing/groups.py",
+        "muster_notifier.routing.decision",
+    ),
     # layers of muster_gate
     (
         "Modules of the gate import downwards only",

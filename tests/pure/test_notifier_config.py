@@ -83,7 +83,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ("group_by: [sevrity]", "group_by: no alert has a label sevrity; there are: al"),
         ("routes: [{receivers: [b]}]", "no receiver is called b"),
         ("mute_times: [nights]", "no time interval is called nights"),
-        ("routes: [{matchers: ['node~x']}]", "routes[0]: 'node~x': a matcher such as"),
+        ("routes: [{matchers: ['node~x']}]", "routes[0]: 'node~x': expected a matcher such as"),
         ("routes: [{matchers: ['node=~(']}]", "routes[0]: node=~'(': missing )"),
         (
             "receivers: [{name: a, webhook: {url: 'http://h', url_from: {env: X}}}]",

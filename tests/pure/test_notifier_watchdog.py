@@ -84,7 +84,7 @@ def test_after_the_bus_came_back_whoever_ticks_first_is_believed() -> None:
     machine.receive(BACK, 2.0)
     assert not machine.is_stale(1)
     machine.receive(ticked(1, "b"), 3.0)
-    assert (machine.leader, machine.is_stale(1), machine.is_stale(0)) == (1, False, True)
+    assert (machine.term, machine.is_stale(1), machine.is_stale(0)) == (1, False, True)
 
 
 def test_revisions_that_begin_again_are_believed_after_a_silence() -> None:
@@ -92,7 +92,7 @@ def test_revisions_that_begin_again_are_believed_after_a_silence() -> None:
     machine.receive(ticked(900, "b"), 0.0)
     machine.tick(25.0)
     assert machine.receive(ticked(1, "c"), 30.0) == (watchdog.Recovered(seconds=30.0, holder="c"),)
-    assert machine.leader == 1
+    assert machine.term == 1
 
 
 @given(

@@ -31,11 +31,11 @@ _CLOCK_S: Final = 10.0
 
 _WAITING = prometheus_client.Gauge(
     "muster_notifier_oldest_waiting_seconds",
-    "For how long a receiver has kept its oldest notification waiting.",
+    "For how long the oldest notification of a receiver has been waiting.",
     ["receiver"],
 )
 _STALE_ALERTS = prometheus_client.Counter(
-    "muster_notifier_stale_alerts_total", "Alerts that a former leader of health told."
+    "muster_notifier_stale_alerts_total", "Alerts of a former leader of health, which were dropped."
 )
 
 
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _checked(settings: schema.Settings) -> schema.Settings:
-    """Return settings with which every receiver can be made: secrets are there, and all else."""
+    """Return the settings if every receiver can be made with them. Raises CannotStart."""
     for receiver in settings.receivers:
         try:
             sender = factory.make(receiver, settings)
@@ -111,8 +111,8 @@ class _Notifier:
             may_act=self.election.wait_until_leader,
             firing=self._machine.firing,
         )
-        voice = monitor.OwnAlerts(instance=connected.instance, runbook_url=settings.runbook_url)
-        self._monitor = monitor.Monitor(voice, self._enqueue)
+        alerts = monitor.OwnAlerts(instance=connected.instance, runbook_url=settings.runbook_url)
+        self._monitor = monitor.Monitor(alerts, self._enqueue)
         self._ping = _ping(settings)
         self._watchdog = watchdog.Watchdog(patience_s=settings.watchdog.patience_s)
         self._owners = _owners(settings, self._enqueue)
@@ -121,11 +121,11 @@ class _Notifier:
             _WAITING.labels(name).set_function(functools.partial(self._waiting_s, name))
 
     def problem(self) -> str | None:
-        """Return why the notifier is not ready, or None: who waits for its turn is ready for it."""
+        """Return why the notifier is not ready, or None; a candidate for leader is ready."""
         if not self._bus.link.is_connected:
-            return "NATS is away"
+            return "NATS is disconnected"
         if not self.election.is_leader:
-            unknown = None if self.election.leader else "nobody is known to act"
+            unknown = None if self.election.leader else "no notifier is known to be leader"
             return self.election.problem() or unknown
         restoring = None if self._is_restored else "the ledger is being read"
         return self._bus.link.problem() or restoring
@@ -134,7 +134,7 @@ class _Notifier:
         return self.election.is_leader and self.problem() is None
 
     def state(self) -> probes.Answer:
-        """Return every group as it stands, the silences, and who is away."""
+        """Return every group as it stands, the silences, and the receivers that fail."""
         state = {
             "acts": self.election.is_leader,
             "groups": self._machine.view(self._clock()),
@@ -146,7 +146,7 @@ class _Notifier:
         return 200, "application/json", msgspec.json.encode(state)
 
     async def run(self) -> None:
-        """Wait for our turn, restore, then notify for ever."""
+        """Wait until we are leader, restore the state, then notify for ever."""
         await self.election.wait_until_leader()
         follower = buckets.follow(self._bus.link, streams.SILENCES)
         async for change in follower:
@@ -187,7 +187,7 @@ class _Notifier:
             for event in alerts:
                 self._owners.look_up(event)
         logs.logger().info(
-            "restored", entries=len(entries), letters=len(pending), alerts=len(alerts)
+            "restored", entries=len(entries), pending=len(pending), alerts=len(alerts)
         )
 
     async def _enqueue(self, event: grouping.Input) -> None:
@@ -208,11 +208,11 @@ class _Notifier:
             await self.election.wait_until_leader()
             match delivery.event.data:
                 case vocabulary.WatchdogTicked() as tick:
-                    if self._watchdog.leader == 0:
-                        # an earlier life of ours may have told of a silence
-                        await self._enqueue(self._monitor.health_recovered(f"{tick.leader} ticks"))
+                    if self._watchdog.term == 0:
+                        # an earlier process of ours may have raised the alert
+                        await self._enqueue(self._monitor.health_recovered(f"{tick.holder} ticks"))
                     await self._ticks.put(runtime.Delivery(tick, delivery.ack))
-                case vocabulary.AlertChanged(leader=leader) if self._watchdog.is_stale(leader):
+                case vocabulary.AlertChanged(leader=term) if self._watchdog.is_stale(term):
                     _STALE_ALERTS.inc()
                     await delivery.ack()
                 case vocabulary.AlertChanged():
@@ -237,7 +237,7 @@ class _Notifier:
             logs.logger().error("silence_unreadable", key=key, error=str(error)[:500])
             return
         self._muting.observe_silence(muting.SilenceChanged(key, silence))
-        logs.logger().info("silence_changed", id=key, gone=silence is None)
+        logs.logger().info("silence_changed", id=key, removed=silence is None)
 
     async def _read_clock(self) -> None:
         while True:

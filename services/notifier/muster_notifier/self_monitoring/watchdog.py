@@ -1,19 +1,19 @@
-"""Pure: The watchdog over health: when its ticks stop, nobody watches, and nobody else can tell.
+"""Pure: the watchdog over health: when its ticks stop, plugins are not monitored.
 
-| state    | input                              | next     | output |
-|----------|------------------------------------|----------|--------|
-| waiting  | tick                               | heard    |        |
-| waiting  | `patience_s` after the bus came    | silent   | Silent |
-| heard    | tick                               | heard    |        |
-| heard    | 2.5 intervals without a tick       | silent   | Silent |
-| silent   | tick                               | heard    | Heard  |
-| any      | bus lost                           | the same, and no wait runs |
-| any      | bus back                           | the same, and the wait begins anew |
-| any      | we were late ourselves             | the same, and the wait begins anew |
+| state    | input                               | next      | output    |
+|----------|-------------------------------------|-----------|-----------|
+| waiting  | tick                                | ticking   |           |
+| waiting  | `patience_s` after the bus came     | silent    | Silent    |
+| ticking  | tick                                | ticking   |           |
+| ticking  | 2.5 intervals without a tick        | silent    | Silent    |
+| silent   | tick                                | ticking   | Recovered |
+| any      | connection lost                     | unchanged, and no deadline runs |
+| any      | connection restored                 | unchanged, and the deadline begins anew |
+| any      | we were late ourselves              | unchanged, and the deadline begins anew |
 
-A tick of an older leader than the newest is none. Once the newest has been silent for a whole wait
-an older revision counts again: a lock bucket that was lost counts from 1. So does the first one
-after the bus came back: NATS may have lost its store.
+A tick of an earlier term than the newest is ignored. Once the newest leader has been silent for a
+whole deadline an earlier term counts again: a lock bucket that was lost counts from 1. So does the
+first tick after the connection was restored: NATS may have lost its store.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Watchdog:
     """See the module. `patience_s` is how long health may take to appear after our start."""
 
     def __init__(self, *, patience_s: float) -> None:
-        self.leader = 0
+        self.term = 0
         """The newest leader's term."""
         self.is_silent = False
         self._wait_s = patience_s
@@ -102,16 +102,16 @@ class Watchdog:
         """Return when silence is long enough."""
         return self._deadline
 
-    def is_stale(self, leader: int) -> bool:
+    def is_stale(self, term: int) -> bool:
         """Return whether this is the term of a former leader."""
-        return leader < self.leader and not self.is_silent and self._is_certain
+        return term < self.term and not self.is_silent and self._is_certain
 
     def _tick(self, event: vocabulary.WatchdogTicked, now: float) -> Sequence[Output]:
         if self.is_stale(event.leader):
             return ()
         silence_s = self._silence_s(now)
         self._is_certain = True
-        self.leader, self._holder, self._ticked_at = event.leader, event.holder, now
+        self.term, self._holder, self._ticked_at = event.leader, event.holder, now
         self._wait_s = _INTERVALS * event.interval_s
         self._wait(now)
         if not self.is_silent:
