@@ -176,7 +176,7 @@ def test_the_same_trouble_of_many_at_once_is_one_alert_and_who_keeps_it_is_found
     world.run(15.0)
     assert world.alerts() == [("_fleet", AlertKind.STORM, "")]
     (told,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
-    assert told.summary == "40 of 40 plugins in trouble at once, common: revision=r2"
+    assert told.summary == "40 of 40 plugins reported problems at once; in common: revision=r2"
     for node in nodes[3:]:
         world.plugins[node].apart = False
     world.run(20.0)

@@ -113,7 +113,7 @@ def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> N
 
     assert not known.observe(beat_of(degraded=2))
     assert known.observe(beat_of(degraded=0))
-    assert (known.bad, known.ended) == ({}, {where: "the plugin's heartbeat counts none"})
+    assert (known.bad, known.ended) == ({}, {where: "the plugin's heartbeat reports none"})
 
 
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
@@ -177,7 +177,7 @@ def test_a_beat_tells_of_what_no_event_came_for() -> None:
         (),
         3,
     )
-    assert [seen.observed for seen in found.evidence] == ["counts 3 unmonitored"]
+    assert [seen.observed for seen in found.evidence] == ["3 unmonitored"]
 
 
 def test_fewer_devices_than_expected_are_told_of() -> None:
@@ -251,7 +251,7 @@ def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
         devices=("g0",),
         devices_total=1,
         evidence=seen,
-        advice="move the pods that are named; look up the code in the runbook",
+        advice="move the named pods; look up the code in the runbook",
         runbook="https://run/device_unhealthy.md",
         leader=7,
     )
@@ -322,7 +322,7 @@ def test_another_version_is_not_remembered() -> None:
         snapshot.Snapshot(v=1, node="a", plugin="p", state=State.ILL, interval_s=1.0)
     )
 
-    with pytest.raises(ValueError, match="v=1, and this is version 2"):
+    with pytest.raises(ValueError, match="the state is of version 1, expected 2"):
         snapshot.decode(value)
 
 

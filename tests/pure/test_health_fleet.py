@@ -216,11 +216,11 @@ def test_who_stays_stuck_while_it_is_called_flapping_needs_a_person_as_soon_as_a
 @pytest.mark.parametrize(
     ("deleting", "planned", "words"),
     [
-        (True, (), "not back 300 s after its pod was being deleted"),
+        (True, (), "not back 300 s after its pod was deleted"),
         (
             False,
             (facts.Planned.UNSCHEDULABLE,),
-            "not back 300 s after it fell silent on a node that was to leave, or to take no pods",
+            "not back 300 s after its last heartbeat, on a node that is cordoned or being removed",
         ),
     ],
 )
@@ -331,7 +331,7 @@ def test_a_storm_names_what_its_suspects_have_in_common() -> None:
         world.freeze(node)
     world.run(10.0)
     (storm,) = world.services[0].detector.fleet_alerts()
-    assert storm.summary == "10 of 200 plugins silent at once, common: zone=3"
+    assert storm.summary == "10 of 200 plugins went silent at once; in common: zone=3"
     world.run(120.0)
     assert [alert[1] for alert in world.alerts()] == [AlertKind.STUCK] * 10
 
@@ -429,9 +429,9 @@ def test_a_plugin_apart_from_its_kubelet_is_restarted_where_that_is_wanted() -> 
 def test_a_restart_too_many_is_refused_and_said_so() -> None:
     assert remedied(config.Remedies.RESTART_PLUGIN, "n1", "n1", "n2", "n3", per_hour=2) == [
         ("acted", "the pod was deleted"),
-        ("refused", "restarted 150 s ago; the next one may be 600 s after it"),
+        ("refused", "restarted 150 s ago; the next restart is allowed 600 s after that"),
         ("acted", "the pod was deleted"),
-        ("refused", "2 restarts within an hour are as many as allowed"),
+        ("refused", "2 restarts within an hour, which is the limit"),
     ]
 
 

@@ -245,8 +245,8 @@ def test_the_evidence_says_who_saw_what() -> None:
 
     assert found is not None
     assert [(seen.source, seen.observed) for seen in found.evidence] == [
-        ("heartbeat", "silent for 13.0 s, 2.6 beats of 5 s"),
-        ("probe", "nobody listens on the plugin's subject"),
+        ("heartbeat", "none for 13.0 s, 2.6 intervals of 5 s"),
+        ("probe", "nobody is subscribed to the plugin's subject"),
         ("bus", "connection closed 2.0 s ago (Client Closed)"),
         ("kubernetes", "node lease renewed 4 s ago; node Ready"),
         (
@@ -263,16 +263,13 @@ def test_the_evidence_says_who_saw_what() -> None:
         (
             "Stale Connection",
             (
-                "whether its process hangs or only its network is cut, only the Kubernetes API "
-                "could tell; there is none"
+                "without the Kubernetes API, a process that hangs cannot be distinguished from a "
+                "network that is cut"
             ),
         ),
         (
             "",
-            (
-                "whether only it or its whole node is gone, only the Kubernetes API could tell; "
-                "there is none"
-            ),
+            ("without the Kubernetes API, a dead plugin cannot be distinguished from a dead node"),
         ),
     ],
 )

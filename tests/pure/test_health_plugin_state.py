@@ -166,7 +166,7 @@ STARTED = vocabulary.PluginStarted(
 )
 UNDECIDED = (
     "health",
-    "whether only it or its whole node is gone, only the Kubernetes API could tell; there is none",
+    "without the Kubernetes API, a dead plugin cannot be distinguished from a dead node",
 )
 CONFIRMED = signals.Noted(note=Note.CONFIRMED)
 REFUTED = signals.Noted(note=Note.REFUTED)
@@ -178,7 +178,7 @@ def test_a_first_good_beat_is_believed() -> None:
             Verdict.HEALTHY,
             None,
             Rule.FIRST_SIGN_OF_LIFE,
-            ("heartbeat", "alive, and reports nothing wrong"),
+            ("heartbeat", "alive, reports no problem"),
         )
     ]
 
@@ -207,8 +207,8 @@ def test_a_plugin_heard_of_and_never_heard_is_asked_too() -> None:
             Verdict.PLUGIN_DOWN,
             None,
             Rule.NOBODY_LISTENS,
-            ("heartbeat", "silent for 12.5 s, 2.5 beats of 5 s"),
-            ("probe", "nobody listens on the plugin's subject"),
+            ("heartbeat", "none for 12.5 s, 2.5 intervals of 5 s"),
+            ("probe", "nobody is subscribed to the plugin's subject"),
             UNDECIDED,
             resources=(),
         ),
@@ -242,8 +242,8 @@ def test_silence_that_nobody_listens_to_is_a_plugin_down() -> None:
             Verdict.PLUGIN_DOWN,
             Verdict.HEALTHY,
             Rule.NOBODY_LISTENS,
-            ("heartbeat", "silent for 2.5 s, 2.5 beats of 1 s"),
-            ("probe", "nobody listens on the plugin's subject"),
+            ("heartbeat", "none for 2.5 s, 2.5 intervals of 1 s"),
+            ("probe", "nobody is subscribed to the plugin's subject"),
             UNDECIDED,
         ),
         convicted(3.51 - 1.0),
@@ -259,8 +259,8 @@ def test_silence_with_a_listener_that_does_not_answer_is_a_plugin_stuck() -> Non
             Verdict.STUCK,
             Verdict.HEALTHY,
             Rule.NO_ANSWER,
-            ("heartbeat", "silent for 4.5 s, 4.5 beats of 1 s"),
-            ("probe", "the plugin is connected and did not answer within 2 s"),
+            ("heartbeat", "none for 4.5 s, 4.5 intervals of 1 s"),
+            ("probe", "the plugin is subscribed but did not answer within 2 s"),
         ),
         convicted(4.5),
     ]
@@ -354,7 +354,7 @@ def test_between_two_beats_trouble_is_asked_about() -> None:
             Rule.SELF_PROBE_FAILS,
             (
                 "plugin",
-                f"{GPU}: registered, but its own socket does not answer (self-probe 1.0 s ago)",
+                f"{GPU}: registered, but its socket does not answer (self-probe 1.0 s ago)",
             ),
         ),
         convicted(4.1 - 2.0),
@@ -410,7 +410,7 @@ def test_a_lost_plugin_is_recovered_after_three_good_beats() -> None:
             Verdict.HEALTHY,
             Verdict.PLUGIN_DOWN,
             Rule.RECOVERED,
-            ("heartbeat", "3 good beats since it came back"),
+            ("heartbeat", "3 good heartbeats since it came back"),
         )
     ]
 
@@ -433,7 +433,7 @@ def test_a_slow_plugin_is_recovered_fifteen_seconds_after_its_first_beat() -> No
             Verdict.HEALTHY,
             Verdict.PLUGIN_DOWN,
             Rule.RECOVERED,
-            ("heartbeat", "1 good beat since it came back"),
+            ("heartbeat", "1 good heartbeat since it came back"),
         )
     ]
 
@@ -460,7 +460,7 @@ def test_a_deregistered_plugin_is_recovered_after_three_good_beats() -> None:
         Verdict.HEALTHY,
         Verdict.DEREGISTERED,
         Rule.RECOVERED,
-        ("heartbeat", "3 good beats since it came back"),
+        ("heartbeat", "3 good heartbeats since it came back"),
     )
 
 
@@ -472,14 +472,16 @@ def test_a_goodbye_is_maintenance_with_a_deadline() -> None:
             Verdict.MAINTENANCE,
             Verdict.HEALTHY,
             Rule.GOODBYE,
-            ("plugin", "said goodbye (upgrade); expected back within 60 s"),
+            ("plugin", "announced that it stops (upgrade); expected back within 60 s"),
         )
     ]
     assert plugin.deadline == 62.0
     assert plugin.tick(62.0) == [
         steps.ReturnOverdue(
             evidence=(
-                vocabulary.Evidence(source="clock", observed="not back 60 s after its goodbye"),
+                vocabulary.Evidence(
+                    source="clock", observed="not back 60 s after it announced that it stops"
+                ),
             )
         )
     ]
@@ -512,7 +514,7 @@ def test_a_new_instance_ends_the_maintenance() -> None:
         Verdict.HEALTHY,
         Verdict.MAINTENANCE,
         Rule.RECOVERED,
-        ("heartbeat", "3 good beats since it came back"),
+        ("heartbeat", "3 good heartbeats since it came back"),
     )
 
 
@@ -658,7 +660,7 @@ def test_who_does_not_answer_is_stuck_and_not_only_unregistered() -> None:
     assert isinstance(concluded, steps.VerdictReached)
     assert concluded.verdict is Verdict.STUCK
     assert [seen.observed for seen in concluded.evidence] == [
-        f"{GPU}: its own socket does not answer (self-probe 1.0 s ago); registering"
+        f"{GPU}: its socket does not answer (self-probe 1.0 s ago); registering"
     ]
 
 
@@ -680,7 +682,7 @@ HAS = vocabulary.ResourceBeat(
 )
 OFFERS = {GPU: facts.Offer(capacity=8, allocatable=8)}
 FEWER = {GPU: facts.Offer(capacity=8, allocatable=7)}
-APART_SAID = f"{GPU}: the plugin has 8 Healthy, the node offers 7 of 8"
+APART_SAID = f"{GPU}: the plugin reports 8 Healthy, the node's allocatable is 7 of 8"
 
 
 def settled(resource: vocabulary.ResourceBeat = HAS) -> Plugin:

@@ -107,7 +107,7 @@ def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> No
     assert known is not None
     assert (known.verdict, [seen.observed for seen in known.evidence]) == (
         Verdict.STUCK,
-        [f"{GPU}: nobody looked for 75 s whether its own socket answers"],
+        [f"{GPU}: its socket has not been probed for 75 s"],
     )
 
 

@@ -334,7 +334,7 @@ FAULTS: Final = (
         heal=tell("hang", 0),
         verdict=Verdict.STUCK,
         alert=AlertKind.STUCK,
-        evidence=("its own socket does not answer",),
+        evidence=("its socket does not answer",),
         # when it answers again, it is yet to be registered again
         passes=frozenset({Verdict.DEREGISTERED}),
     ),
@@ -345,7 +345,7 @@ FAULTS: Final = (
         heal=tell("block", 0),
         verdict=Verdict.STUCK,
         alert=AlertKind.STUCK,
-        evidence=("silent for", "lease renewed"),
+        evidence=("none for", "lease renewed"),
         held=True,
     ),
     Fault(
@@ -392,7 +392,7 @@ FAULTS: Final = (
         heal=count,
         verdict=Verdict.MISMATCH,
         alert=AlertKind.MISMATCH,
-        evidence=(r"the plugin has \d+ Healthy, the node offers \d+ of \d+",),
+        evidence=(r"the plugin reports \d+ Healthy, the node's allocatable is \d+ of \d+",),
     ),
     Fault(
         name="h",
@@ -433,7 +433,7 @@ FAULTS: Final = (
         heal=start,
         verdict=Verdict.MAINTENANCE,
         alert=None,
-        evidence=("said goodbye",),
+        evidence=("announced that it stops",),
     ),
     Fault(
         name="k-drain",
@@ -451,7 +451,7 @@ FAULTS: Final = (
         heal=tell("clock", 0),
         verdict=None,
         alert=AlertKind.CLOCK_SKEW,
-        evidence=(r"its clock is 3[56]\d\d\.\d s ahead of ours",),
+        evidence=(r"its clock is 3[56]\d\d\.\d s ahead of health's",),
     ),
     Fault(
         name="n",
@@ -460,7 +460,7 @@ FAULTS: Final = (
         heal=unthrottle,
         verdict=Verdict.DEGRADED,
         alert=AlertKind.DEGRADED,
-        evidence=("ms late|it makes a beat every",),
+        evidence=("ms late|it sends a heartbeat every",),
     ),
     Fault(
         name="o",
@@ -469,7 +469,7 @@ FAULTS: Final = (
         heal=undouble,
         verdict=Verdict.SPLIT_BRAIN,
         alert=AlertKind.SPLIT_BRAIN,
-        evidence=("two processes beat in turns",),
+        evidence=("two processes send heartbeats alternately",),
         slow=True,
     ),
     Fault(
@@ -479,7 +479,7 @@ FAULTS: Final = (
         heal=start,
         verdict=Verdict.MISSING,
         alert=AlertKind.MISSING,
-        evidence=("never heard", "no pod of the plugin"),
+        evidence=("none yet", "the plugin has no pod"),
         absent=True,
     ),
 )

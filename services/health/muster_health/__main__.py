@@ -212,7 +212,7 @@ class _State:
                 "leader": self._election.current.leader,
                 "blind": self._watched.is_disconnected,
                 "position": self._watched.position,
-                "advisories": self._monitor.problem or "they come",
+                "advisories": self._monitor.problem or "received",
                 "telling": self._outgoing.problem() or "",
                 "cluster": self._cluster.problems
                 if self._cluster

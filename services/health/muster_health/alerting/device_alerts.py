@@ -12,7 +12,7 @@ from muster_health.model import alerts
 _IDS_MAX: Final = 32
 _SHOWN_MAX: Final = 4
 _NOTHING: Final[Mapping[str, str]] = {}
-_LOST: Final = (evidence.seen("health", "the plugin saw none of them leave"),)
+_LOST: Final = (evidence.seen("health", "the plugin did not report that any was removed"),)
 _WORDS: Final = {
     AlertKind.DEVICE_UNHEALTHY: "unhealthy",
     AlertKind.DEVICE_DEGRADED: "degraded",
@@ -59,7 +59,7 @@ def ended(known: device_faults.DeviceFaults, key: alerts.Key) -> tuple[vocabular
     slot, resource = key
     otherwise = "the plugin no longer reports it"
     if slot == AlertKind.DEVICES_SHORT:
-        otherwise = "as many devices as it had, or by a changed configuration is to have"
+        otherwise = "as many devices as before, or as the changed configuration asks for"
     why = known.ended.get((AlertKind(slot), resource), otherwise)
     return (evidence.seen("plugin", why),)
 
@@ -91,7 +91,7 @@ def _of_group(
         kind=kind,
         resource=resource,
         summary=summary[:2000],
-        evidence=tuple(seen) or (evidence.seen("heartbeat", f"counts {many} {word}"),),
+        evidence=tuple(seen) or (evidence.seen("heartbeat", f"{many} {word}"),),
         starts_at=at,
         told_at=at,
         devices=tuple(ids[:_IDS_MAX]),

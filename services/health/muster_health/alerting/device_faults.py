@@ -189,7 +189,7 @@ class DeviceFaults:
             self._own.counts[group] = count
             return
         self._own.counts.pop(group, None)
-        self._own.ended[group] = "the plugin's heartbeat counts none"
+        self._own.ended[group] = "the plugin's heartbeat reports none"
         self._count -= len(self._own.bad.pop(group, ()))
 
     def _remove(self, event: vocabulary.DeviceRemoved) -> None:

@@ -19,18 +19,18 @@ def seen(source: str, text: str) -> vocabulary.Evidence:
 
 def silent(silent_s: float, interval_s: float, *, ever_heard: bool) -> vocabulary.Evidence:
     """Say that no heartbeat came."""
-    told = f"{silent_s:.1f} s, {silent_s / interval_s:.1f} beats of {interval_s:g} s"
-    return seen("heartbeat", f"silent for {told}" if ever_heard else f"never heard; waited {told}")
+    waited = f"{silent_s:.1f} s, {silent_s / interval_s:.1f} intervals of {interval_s:g} s"
+    return seen("heartbeat", f"none for {waited}" if ever_heard else f"none yet; waited {waited}")
 
 
 def nobody_listens() -> vocabulary.Evidence:
     """Say that the server knew at once of no receiver for a probe."""
-    return seen("probe", "nobody listens on the plugin's subject")
+    return seen("probe", "nobody is subscribed to the plugin's subject")
 
 
 def no_answer(timeout_s: float) -> vocabulary.Evidence:
     """Say that a probe was delivered, and not answered."""
-    return seen("probe", f"the plugin is connected and did not answer within {timeout_s:g} s")
+    return seen("probe", f"the plugin is subscribed but did not answer within {timeout_s:g} s")
 
 
 def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
@@ -48,7 +48,7 @@ def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabul
     found = [seen("kubernetes", "; ".join(told))] if told else []
     found += [seen("kubernetes", _pod(pod)) for pod in (known.pods or ())[:_PODS_SHOWN]]
     if known.pods == ():
-        found.append(seen("kubernetes", "the node has no pod of the plugin"))
+        found.append(seen("kubernetes", "the plugin has no pod on the node"))
     offered = known.offers or {}
     shown = [
         f"{name} allocatable {offered[name].allocatable} of {offered[name].capacity}"
@@ -58,7 +58,7 @@ def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabul
     if shown:
         found.append(seen("kubernetes", "; ".join(shown)))
     if known.problem:
-        found.append(undecided(f"not known: {known.problem}"))
+        found.append(undecided(f"could not be read: {known.problem}"))
     return found
 
 
@@ -75,19 +75,21 @@ def fell(falls: int, window_s: float) -> vocabulary.Evidence:
 @functools.cache
 def alive() -> vocabulary.Evidence:
     """Say that a first sign of life shows nothing wrong."""
-    return seen("heartbeat", "alive, and reports nothing wrong")
+    return seen("heartbeat", "alive, reports no problem")
 
 
 def recovered(good_beats: int) -> vocabulary.Evidence:
     """Say that signs of life came back and stayed."""
-    beats = "beat" if good_beats == 1 else "beats"
-    return seen("heartbeat", f"{good_beats} good {beats} since it came back")
+    heartbeats = "heartbeat" if good_beats == 1 else "heartbeats"
+    return seen("heartbeat", f"{good_beats} good {heartbeats} since it came back")
 
 
 def goodbye(reason: vocabulary.StopReason, return_s: float, *, said: bool) -> vocabulary.Evidence:
     """Say that the plugin announced its end."""
-    source = "" if said else ", by our setting"
-    return seen("plugin", f"said goodbye ({reason}); expected back within {return_s:g} s{source}")
+    source = "" if said else " (by detection.maintenance_s)"
+    return seen(
+        "plugin", f"announced that it stops ({reason}); expected back within {return_s:g} s{source}"
+    )
 
 
 def overdue(return_s: float, since: str) -> vocabulary.Evidence:

@@ -277,7 +277,7 @@ class PluginAlerting:
             return wanted
         skewed = alerts.Alert(
             kind=AlertKind.CLOCK_SKEW,
-            summary=f"the clock of node {self._node} is apart from ours",
+            summary=f"the clock of node {self._node} differs from health's",
             evidence=(evidence.seen("heartbeat", observed.clock_text),),
             starts_at=at,
             told_at=at,

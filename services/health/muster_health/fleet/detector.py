@@ -35,7 +35,7 @@ _FLEET_DUE: Final = "fleet"
 _POSITION_DUE: Final = "position"
 _STARTUP_DUE: Final = "startup"
 _NOT_EXPECTED: Final = (
-    "it is silent, and not to be there any more: the node left, or is to have none"
+    "no heartbeat, and no longer expected: the node was removed or is no longer selected"
 )
 
 

@@ -69,8 +69,9 @@ class FleetAlerts:
         """Take that a storm is over."""
         found = over.storm
         back = found.peak - len(over.left)
-        told = f"{back} of {found.peak} are well or judged after {now - found.began_at:.0f} s"
-        left = f"; {len(over.left)} are not, and are judged one by one now" if over.left else ""
+        seconds = now - found.began_at
+        told = f"{back} of {found.peak} recovered or have a verdict after {seconds:.0f} s"
+        left = f"; the other {len(over.left)} are now diagnosed one by one" if over.left else ""
         self._ended = (evidence.seen("health", told + left),)
 
     def commit(
@@ -143,12 +144,13 @@ class FleetAlerts:
             return
         found = max(storms.active.values(), key=lambda storm: (storm.peak, storm.cause))
         common = self._words(storms.common(found), now)
-        summary = f"{found.peak} of {plugins} plugins {storms.how(found)} at once, common: {common}"
-        told = f"{found.peak} became suspect; nobody of them is judged until it is over"
+        how = storms.how(found)
+        summary = f"{found.peak} of {plugins} plugins {how} at once; in common: {common}"
+        told = f"{found.peak} suspected; no verdicts about them until the mass failure is over"
         yield alerts.Alert(
             kind=AlertKind.STORM,
             summary=summary,
-            evidence=(evidence.seen("health", told), evidence.seen("bus", f"common: {common}")),
+            evidence=(evidence.seen("health", told), evidence.seen("bus", f"in common: {common}")),
             starts_at=at,
             told_at=at,
             devices_total=0,
@@ -156,7 +158,7 @@ class FleetAlerts:
 
     def _words(self, cause: str, now: float) -> str:
         if not cause:
-            return "nothing that is known"
+            return "nothing known"
         what, happened_at = self._servers.get(cause.removeprefix("server="), ("", 0.0))
         if what and now - happened_at < _EVENT_S:
             return f"{cause} ({what})"
@@ -168,7 +170,7 @@ class FleetAlerts:
         shown = [self.held[key][1] for key in self.held_keys()[:_SHOWN_MAX]]
         yield alerts.Alert(
             kind=AlertKind.MORE_ALERTS,
-            summary=f"{len(self.held)} more plugins need a person; their alerts follow",
+            summary=f"{len(self.held)} more plugins have alerts; the rate limit holds them back",
             evidence=tuple(evidence.seen("health", text) for text in shown),
             starts_at=at,
             told_at=at,
@@ -179,7 +181,7 @@ class FleetAlerts:
             return
         yield alerts.Alert(
             kind=AlertKind.CLOCK_SKEW,
-            summary="most nodes' clocks are apart from ours: look at health's own clock first",
+            summary="the clocks of most nodes differ from health's: check health's own clock first",
             evidence=(evidence.seen("heartbeat", self.clock_skew),),
             starts_at=at,
             told_at=at,
@@ -189,8 +191,8 @@ class FleetAlerts:
         if key[0] == AlertKind.STORM and self._ended:
             return self._ended
         if key[0] == AlertKind.CLOCK_SKEW:
-            return (evidence.seen("heartbeat", "the clocks of most nodes agree with ours"),)
-        return (evidence.seen("health", "no alert waits, and no storm lasts"),)
+            return (evidence.seen("heartbeat", "the clocks of most nodes agree with health's"),)
+        return (evidence.seen("health", "no alert is held back, and there is no mass failure"),)
 
 
 def _urgency(alert: alerts.Alert) -> int:

@@ -101,8 +101,12 @@ class SuspectCounts:
         """Return in words what its members suffer."""
         troubled = len(found.members & self._troubled)
         if not troubled:
-            return "silent"
-        return "in trouble" if troubled == len(found.members) else "silent or in trouble"
+            return "went silent"
+        return (
+            "reported problems"
+            if troubled == len(found.members)
+            else "went silent or reported problems"
+        )
 
     def update(self, fleet: int, now: float) -> tuple[list[MassFailure], list[Ended]]:
         """Return the storms that began and ended; `fleet` is how many plugins there are."""

@@ -57,9 +57,9 @@ class RestartBudget:
         """Return the pod to restart, and count it; or why none is."""
         running = [pod for pod in pods if not pod.deleting]
         if is_mass_failure:
-            return Refused("many plugins are silent at once; restarting them would hide why")
+            return Refused("mass failure: restarting plugins would hide the cause")
         if len(running) != 1:
-            return Refused(f"{len(running)} pods of the plugin are known on the node, not one")
+            return Refused(f"expected one pod of the plugin on the node, not {len(running)}")
         self._forget(now)
         spent = self._spent(node, now)
         if spent:
@@ -71,7 +71,7 @@ class RestartBudget:
     def _spent(self, node: str, now: float) -> str:
         lately = sum(now - at < _HOUR_S for one in self._times for at in self._of(one))
         if lately >= self._settings.per_hour:
-            return f"{lately} restarts within an hour are as many as allowed"
+            return f"{lately} restarts within an hour, which is the limit"
         times = self._of(node)
         if not times:
             return ""
@@ -79,7 +79,9 @@ class RestartBudget:
         since_s = now - max(times)
         if since_s >= wait_s:
             return ""
-        return f"restarted {since_s:.0f} s ago; the next one may be {wait_s:.0f} s after it"
+        return (
+            f"restarted {since_s:.0f} s ago; the next restart is allowed {wait_s:.0f} s after that"
+        )
 
     def _of(self, node: str) -> list[float]:
         return [at for times in self._times.get(node, {}).values() for at in times]

@@ -51,7 +51,9 @@ class SelfCheck:
             return []
         self.alarm_due, self._alarmed = None, True
         seconds = now - (now if self._since is None else self._since)
-        summary = f"health has had no NATS for {seconds:.0f} s and judges nobody"
+        summary = (
+            f"health has been disconnected from NATS for {seconds:.0f} s; detection is suspended"
+        )
         return [signals.Alarm(firing=True, summary=summary, seconds=seconds)]
 
     def back(self, at: datetime, now: float) -> tuple[float, list[signals.Output]]:
@@ -64,7 +66,7 @@ class SelfCheck:
         outs: list[signals.Output] = [signals.Noted(note=signals.Note.BLIND, seconds=seconds)]
         if self._alarmed:
             self._alarmed = False
-            summary = f"health hears NATS again, after {seconds:.0f} s"
+            summary = f"health is connected to NATS again after {seconds:.0f} s"
             outs.append(signals.Alarm(firing=False, summary=summary, seconds=seconds))
         return seconds, outs
 

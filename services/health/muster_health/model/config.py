@@ -138,10 +138,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a context without its file, and two settings for one plugin."""
         if self.context is not None and self.kubeconfig is None:
-            raise ValueError("context: names a context of no kubeconfig")
+            raise ValueError("context: needs a kubeconfig")
         names = [one.plugin for one in self.plugins]
         if len(names) != len(set(names)):
-            raise ValueError("plugins: each plugin once")
+            raise ValueError("plugins: a plugin is listed twice")
 
 
 class Leading(msgspec.Struct, frozen=True, kw_only=True):

@@ -157,5 +157,5 @@ def decode(value: bytes) -> Snapshot:
     """Return what was remembered. Raises ValueError: another version's, or nothing of ours."""
     found = _DECODER.decode(value)
     if found.v != VERSION:
-        raise ValueError(f"v={found.v}, and this is version {VERSION}")
+        raise ValueError(f"the state is of version {found.v}, expected {VERSION}")
     return found

@@ -46,11 +46,11 @@ class Rule(enum.StrEnum):
 
 
 PLANNED: Final[Mapping[Rule, str]] = {
-    Rule.GOODBYE: "its goodbye",
-    Rule.NODE_GONE: "its node left the cluster, where the plugin is expected all the same",
-    Rule.NODE_PLANNED: "it fell silent on a node that was to leave, or to take no pods",
-    Rule.POD_DELETED: "its pod was being deleted",
-    Rule.POD_REPLACED: "a rollout was to replace its pod",
+    Rule.GOODBYE: "it announced that it stops",
+    Rule.NODE_GONE: "its node left the cluster, although the plugin is still expected there",
+    Rule.NODE_PLANNED: "its last heartbeat, on a node that is cordoned or being removed",
+    Rule.POD_DELETED: "its pod was deleted",
+    Rule.POD_REPLACED: "a rollout began to replace its pod",
 }
 """What a planned end began with, in words."""
 

@@ -47,12 +47,10 @@ from muster_health.plugin import liveness
 _DUE_BEATS: Final = 1.1
 """When, after a beat, the next one is overdue."""
 _APART = (
-    "whether its process hangs or only its network is cut, only the Kubernetes API could tell; "
-    "there is none"
+    "without the Kubernetes API, a process that hangs cannot be distinguished from a network that "
+    "is cut"
 )
-_WHOSE = (
-    "whether only it or its whole node is gone, only the Kubernetes API could tell; there is none"
-)
+_WHOSE = "without the Kubernetes API, a dead plugin cannot be distinguished from a dead node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,7 @@ class HeartbeatOrder:
         is_over = now - self._retired_at > _ALTERNATION_INTERVALS * self.interval_s
         if self.alternations < _ALTERNATIONS_MIN or is_over:
             return ""
-        return f"two processes beat in turns: {self.instance} and {self._retired}"
+        return f"two processes send heartbeats alternately: {self.instance} and {self._retired}"
 
     def _retire(self, successor: str, now: float) -> None:
         if successor == self._retired:
@@ -267,7 +267,7 @@ class ClockOffset:
     def text(self) -> str:
         """Return it as evidence."""
         side = "behind" if self.seconds > 0 else "ahead of"
-        return f"its clock is {abs(self.seconds):.1f} s {side} ours"
+        return f"its clock is {abs(self.seconds):.1f} s {side} health's"
 
 
 class Liveness:

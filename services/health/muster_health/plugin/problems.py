@@ -87,7 +87,7 @@ def probe_max_age_s(beat: vocabulary.Heartbeat) -> float:
 def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Problem:
     """Return what a report of a lost registration asks for, if it lasts."""
     detail = f": {event.detail}" if event.detail else ""
-    said = f"{event.resource}: the kubelet lost it ({event.reason}{detail})"
+    said = f"{event.resource}: no longer registered with the kubelet ({event.reason}{detail})"
     return Problem(
         verdict=Verdict.DEREGISTERED,
         rule=Rule.NOT_REGISTERED,
@@ -119,7 +119,7 @@ def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
 
 
 def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
-    deaf = "{}its own socket does not answer (self-probe {:.1f} s ago){}"
+    deaf = "{}its socket does not answer (self-probe {:.1f} s ago){}"
     # an age below 0 is a self-probe that has not run yet
     told = [
         (
@@ -136,8 +136,8 @@ def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
     if told:
         return _of(Verdict.STUCK, Rule.SELF_PROBE_FAILS, told, grace_s)
     old_s = probe_max_age_s(beat)
-    never = "registered {:.0f} s ago, and its own socket was never probed"
-    stale = "nobody looked for {:.0f} s whether its own socket answers"
+    never = "registered {:.0f} s ago, but its socket was never probed"
+    stale = "its socket has not been probed for {:.0f} s"
     told = [
         (r.name, never.format(r.registered_age_s))
         if r.probe_age_s < 0
@@ -181,8 +181,8 @@ def _offered_otherwise(
     for name, healthy in had.items():
         offer = offers.get(name, facts.Offer(capacity=0, allocatable=0))
         if offer.allocatable != healthy:
-            node = f"the node offers {offer.allocatable} of {offer.capacity}"
-            yield name, f"the plugin has {healthy} Healthy, {node}"
+            node = f"the node's allocatable is {offer.allocatable} of {offer.capacity}"
+            yield name, f"the plugin reports {healthy} Healthy, {node}"
 
 
 def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection) -> Problem | None:
@@ -203,8 +203,8 @@ def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection
         told = [evidence.seen("plugin", f"its event loop was {beat.loop_lag_ms:.0f} ms late")]
     if not told and stretch > settings.stretch_max:
         rule = Rule.BEATS_STRETCHED
-        slow = f"it makes a beat every {stretch * beat.interval_s:.1f} s"
-        told = [evidence.seen("heartbeat", f"{slow}, and means to every {beat.interval_s:g} s")]
+        slow = f"it sends a heartbeat every {stretch * beat.interval_s:.1f} s"
+        told = [evidence.seen("heartbeat", f"{slow} instead of every {beat.interval_s:g} s")]
     if not told:
         return None
     shown = tuple(told[:_SHOWN_MAX])

@@ -6,10 +6,10 @@ from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
 
 _DAY_S: Final = 86_400.0
-_NOT_EXPECTED: Final = "it left, and is not to be there any more: the node is to have no plugin"
+_NOT_EXPECTED: Final = "it stopped, and is no longer expected on this node"
 _FORGOTTEN: Final = {
-    True: "it left as planned a day ago, and nothing says that it is to come back",
-    False: "it has been silent for a week, and nothing says that it is to be there",
+    True: "it stopped as planned a day ago, and nothing says that it is expected",
+    False: "no heartbeat for a week, and nothing says that it is expected",
 }
 
 
@@ -45,7 +45,7 @@ class Removal:
         if not _may_go(state, is_expected=is_expected):
             return ""
         if rule is Rule.NODE_GONE:
-            return "the node is not in the cluster any more"
+            return "the node is no longer in the cluster"
         has_left = state is State.MAINTENANCE
         if is_placed and (has_left or self.was_dropped or self.has_no_pod):
             return _NOT_EXPECTED

@@ -119,7 +119,7 @@ class StandingVerdict:
 
     def flapping(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
         """Set FLAPPING: instances replaced one another too often, each without a goodbye."""
-        came = (evidence.seen("heartbeat", "each time another process came"),)
+        came = (evidence.seen("heartbeat", "a new process each time"),)
         reported = self._flapping(now, came)
         return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, 0.0)
 
