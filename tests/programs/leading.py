@@ -1,4 +1,4 @@
-"""A process that holds a lock or waits for it, and says as which revision it acts, all the time.
+"""A process that holds a lock or waits for it, and publishes continually in which term it acts.
 
 python leading.py URL NAME TTL_S RENEW_S MARGIN_S
 """

@@ -1,4 +1,4 @@
-"""Events and beats to bytes and back, and what becomes of bytes that are neither."""
+"""Events and heartbeats to bytes and back, and bytes that are neither."""
 
 import contextlib
 import json
@@ -61,7 +61,7 @@ OTHERS: Final[Mapping[type[inspect.Type], Callable[[Any], st.SearchStrategy[obje
         lambda seconds: datetime.fromtimestamp(seconds, UTC)
     ),
     inspect.EnumType: lambda kind: st.sampled_from(list(kind.cls)),
-    # a pattern that is told, and held elsewhere
+    # a pattern that the schema shows, and that is checked elsewhere
     inspect.Metadata: lambda kind: scalars(
         inspect.StrType(pattern=kind.extra_json_schema["pattern"])
     ),

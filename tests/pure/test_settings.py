@@ -293,12 +293,12 @@ PYTHONS: Final = (
     "datetime",
     "Expected",
 )
-"""Words of Python's and of msgspec's, which say nothing to who writes YAML."""
+"""Words of Python and msgspec that mean nothing to someone who writes YAML."""
 REUSED: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def usable(tmp_path: Path, text: bytes, **environment: str) -> bool:
-    """Tell whether the settings can be used; anything raised but BadSettings fails the test."""
+    """Return whether the settings can be used; any error but BadSettings fails the test."""
     try:
         loaded = load(tmp_path, text, **environment)
     except ours.BadSettings as error:

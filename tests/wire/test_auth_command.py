@@ -26,7 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def ran(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process; return the exit code, and what was said to whom."""
+    """Run a command in this process; return the exit code, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
@@ -62,7 +62,7 @@ def test_a_reader_runs_the_program_that_was_printed_with_the_file_that_was_writt
             asyncio.timeout(100),
             nats.NatsServer(tmp_path / "nats", port=port, config=config),
         ):
-            # nats-server is asked in plain words first, and says that it speaks TLS
+            # the connection to nats-server begins in plain text, and it requires TLS
             monkeypatch.setenv("NATS_CREDS", str(keys / "health.creds"))
             monkeypatch.setenv("NATS_CA", str(ca / "ca.crt"))
             listening = await asyncio.create_subprocess_exec(

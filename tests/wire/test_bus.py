@@ -619,7 +619,7 @@ def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
     nats_links.play(tmp_path, story)
 
 
-# beats, questions and answers
+# heartbeats, requests and replies
 
 
 def test_heartbeats_are_skipped_while_the_server_is_away_and_none_comes_late(

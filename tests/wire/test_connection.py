@@ -52,7 +52,7 @@ async def received(link: connection.Connection, subject: str) -> AsyncIterator[l
 
 
 async def publish(server: local.NatsServer, subject: str, payload: bytes) -> None:
-    """Publish as somebody else."""
+    """Publish from another client."""
     client = nats.aio.client.Client()
     await client.connect(server.url)
     await client.publish(subject, payload)
@@ -91,7 +91,7 @@ def test_each_connection_is_yielded_as_a_change_once(tmp_path: Path) -> None:
             await nats_links.until(lambda: not link.is_connected)
             await server.start()
             await link.client()
-            # nobody looked while it was lost: its return is news all the same
+            # nobody read the change while it was lost: its return is yielded all the same
             assert await anext(changes) is True
             assert link.epoch == 3
 

@@ -1,4 +1,4 @@
-"""A server that says something else before it has decided on who connects, as one with a gate does.
+"""A server that sends something before it has accepted a client, as one with a gate does.
 
 What it says is scripted here: the real one's first PING comes at a time of its own.
 """
@@ -20,14 +20,14 @@ END = b"+OK\r\n"
 
 
 class Server:
-    """Answers the first PING of each connection as it was told to, then every one with a PONG."""
+    """Answers the first PING of each connection as configured, then every one with a PONG."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = [*answers]
         self._open: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection; one that was answered with less than a PONG hears no more."""
+        """Serve one connection; after an answer that is no PONG it sends nothing more."""
         self._open.append(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             writer.write(INFO)

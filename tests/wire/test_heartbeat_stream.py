@@ -1,4 +1,4 @@
-"""The beats of a fleet, heard in gulps from a real nats-server."""
+"""The heartbeats of a fleet, read in batches from a real nats-server."""
 
 import asyncio
 import itertools
@@ -32,7 +32,7 @@ def beat(seq: int, node: str = "node-a.example") -> vocabulary.Heartbeat:
 
 
 class Ear:
-    """Keeps what it hears; takes more only while `is_free`."""
+    """Keeps the heartbeats it receives; accepts more only while `is_free`."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
@@ -54,7 +54,7 @@ class Ear:
 
 
 async def greet(client: nats.aio.client.Client, ear: Ear) -> None:
-    """Speak until the ear is there: a subscription has no answer."""
+    """Publish until the subscription exists: it is not acknowledged."""
     while not ear.heard:
         await say(client, beat(0))
         await nats_links.flushed(client)
@@ -67,7 +67,7 @@ async def say(client: nats.aio.client.Client, *beats: vocabulary.Heartbeat) -> N
 
 
 async def occupy(client: nats.aio.client.Client, ear: Ear) -> None:
-    """Have it deal with the first beat until it is told that it is free."""
+    """Make it handle the first heartbeat until it is free."""
     await greet(client, ear)
     ear.is_free.clear()
     await say(client, beat(1))

@@ -1,4 +1,4 @@
-"""The door to the Kubernetes API: whose cluster it is, and answers that nobody should give."""
+"""The adapter of the Kubernetes API: which cluster it is, and answers no server should give."""
 
 import asyncio
 import contextlib

@@ -27,7 +27,7 @@ WITHOUT_END: Final = lock.Timing(ttl_s=60, renew_s=0.5, margin_s=1)
 
 
 class Acts:
-    """Who acted as which revision, in the order in which the server had it."""
+    """Who acted in which term, in the order in which the server received it."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int]] = []
@@ -156,7 +156,7 @@ def test_a_suspended_holder_does_not_act_when_it_resumes(tmp_path: Path) -> None
                 # two renewals of `a`: it has asked again, and was refused
                 await asyncio.sleep(3 * TERMS.renew_s)
                 await acts.of("b")
-        # on a busy machine it may change hands again, but nobody acts by what is over
+        # on a busy machine the leader may change again, but nobody acts in a past term
         names, revisions = zip(*acts.holders(), strict=True)
         assert names[:2] == ("a", "b")
         assert list(revisions) == sorted(set(revisions))
@@ -247,7 +247,7 @@ def test_a_lost_bucket_is_created_again_and_its_next_term_is_greater(tmp_path: P
             async with asyncio.timeout(30):
                 await jetstream.delete_stream("KV_muster_leader")
                 deleted = await next_of(a, b, after=before)
-                # who held it hears of that when it next renews
+                # the holder notices at its next renewal
                 while a.is_term(before) or b.is_term(before):
                     await asyncio.sleep(0.01)
             async with asyncio.timeout(30):
@@ -270,7 +270,7 @@ def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) 
         guest = bus.Bus(server.url, producer="tests", name="guest")
         async with guest, of(lock.Key(guest.link, streams.TENURE, "test"), "a", brief) as a:
             while (problem := a.problem()) is None:
-                # its owner makes it anew when it looks
+                # its owner creates it again when it next checks
                 with contextlib.suppress(nats.js.errors.NotFoundError):
                     await jetstream.delete_stream("KV_muster_tenure")
                 await asyncio.sleep(0.01)

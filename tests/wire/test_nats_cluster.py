@@ -161,5 +161,5 @@ def test_streams_get_the_configured_replicas_keep_them_and_outlive_a_server(
                     return
 
     asyncio.run(story())
-    # asyncio has something to say of each TLS connection that ends, and nobody can do anything
+    # asyncio would log a line for each TLS connection that ends
     assert "eof_received" not in caplog.text

@@ -1,4 +1,4 @@
-"""Who we are to NATS, from the environment: read anew for each connection, told without secrets."""
+"""Credentials from the environment: read again for each connection, reported without secrets."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who listens to everything does not stand in for a plugin that is dead."""
+"""A subscriber to everything is not taken for a dead plugin."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who may say and hear what: a real nats-server with the configuration that is shipped."""
+"""Permissions on the bus: a real nats-server with the configuration that is shipped."""
 
 import asyncio
 import contextlib
@@ -353,7 +353,7 @@ def credentials(keys: Path, user: str) -> Path:
 
 
 class Users:
-    """Everybody who is somebody on a server, by password or by credentials."""
+    """All users of a server, by password or by credentials."""
 
     def __init__(self, server: local.NatsServer, keys: Path | None) -> None:
         self._server = server
@@ -390,7 +390,7 @@ async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
     request = "muster.rpc.node-a.device-plugin.probe"
     assert await health.request(request, timeout_s=2) == b"here"
     assert await consumers.newest(health.link, streams.EVENTS, "muster.event.>") != []
-    # what it told, where its own memory of it is lost
+    # the verdicts it published, if its own state is lost
     assert await consumers.newest(health.link, streams.ALERTS, "muster.alert.>") == []
     ago = datetime.now(UTC) - timedelta(hours=1)
     await first(
@@ -513,7 +513,7 @@ def test_the_health_service_works_on_a_new_bus_with_only_its_own_rights(
 
 
 async def beats(plugin: bus.Bus) -> None:
-    """Beat for ever, as a plugin does that is well."""
+    """Send heartbeats for ever, as a healthy plugin does."""
     resource = vocabulary.ResourceBeat(
         name="a.example/fuse", streams=1, probe_ok=True, probe_age_s=0.0
     )

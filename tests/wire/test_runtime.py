@@ -1,4 +1,4 @@
-"""The event loop's door: driving a machine, and tasks that live and die together."""
+"""The service runtime: driving a machine, and running tasks that end together."""
 
 import asyncio
 import contextlib

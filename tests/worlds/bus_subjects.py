@@ -1,4 +1,4 @@
-"""All that somebody might try to say or hear on the bus, for tests of who may."""
+"""Subjects that a client might try to publish or subscribe to, for tests of permissions."""
 
 import asyncio
 import contextlib
@@ -46,21 +46,21 @@ WRITES = [
     *("$JS.API.CONSUMER.MSG.NEXT.MUSTER_ALERTS.notifier", "muster.nats.disconnect"),
     *("muster.verdict.node-a.device-plugin.x", "muster.alert.node-a.critical.x.y"),
 ]
-"""What only those may say who conclude, keep or mend."""
+"""Subjects that only the central services and administrators may publish."""
 
 
 def may_publish(subject: str) -> bool:
-    """Say what a plugin on node-a may say, in other words than the configuration does."""
+    """Return whether a plugin on node-a may publish, independently of the configuration."""
     return subject.startswith(OWN)
 
 
 def may_subscribe(subject: str) -> bool:
-    """Say the same of what it may hear."""
+    """Return whether a plugin on node-a may subscribe, likewise."""
     return subject.startswith(HEARD)
 
 
 def is_filter(subject: str) -> bool:
-    """Tell whether nats-server takes this for a filter at all."""
+    """Return whether this is a valid filter for nats-server."""
     return ">" not in subject.split(".")[:-1]
 
 
@@ -78,7 +78,7 @@ class Client:
         return await self.raw.request(subject, payload, timeout=30, headers=headers)
 
     async def flush(self) -> None:
-        """Return when the server has all that was said."""
+        """Return when the server has received all that was sent."""
         await nats_links.flushed(self.raw)
 
     async def note(self, error: Exception) -> None:
@@ -111,7 +111,7 @@ async def until(holds: Callable[[], bool], *, limit_s: float = 30) -> None:
 async def only_its_own_is_heard(
     subjects: Sequence[str], *, hearing: Client, plugin: Client
 ) -> None:
-    """Have a plugin on node-a say something to every subject; `hearing` may hear everything."""
+    """Have a plugin on node-a publish to every subject; `hearing` may subscribe to everything."""
     received: list[str] = []
     mark = uuid.uuid4().bytes
 

@@ -1,4 +1,4 @@
-"""Connections to NATS in tests: what is waited for, and somebody else on the same server."""
+"""Connections to NATS in tests: what is waited for, and another client on the same server."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def play(directory: Path, story: Story, config: str | None = None) -> None:
 
 @contextlib.asynccontextmanager
 async def raw(url: str) -> AsyncIterator[nats.aio.client.Client]:
-    """Be somebody else on the same server."""
+    """Connect another client to the same server."""
     client = nats.aio.client.Client()
     await client.connect(url)
     try:
@@ -42,7 +42,7 @@ async def raw(url: str) -> AsyncIterator[nats.aio.client.Client]:
 
 
 async def flushed(client: nats.aio.client.Client) -> None:
-    """Return when the server has all that a client said.
+    """Return when the server has received all that a client sent.
 
     The first of two flushes sends it: nats-py writes its PING ahead of what is pending (2.16).
     """

@@ -122,7 +122,7 @@ class World:
         return holder(self.server, text)
 
     def admin(self) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
-        """Connect as who may do everything."""
+        """Connect as a user with all rights."""
         return self.holder((self.keys / "admin.creds").read_text())
 
     async def counted(self) -> dict[str, int]:
