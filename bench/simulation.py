@@ -1,35 +1,60 @@
-"""Adapter: a virtual clock: false alarms of the real detector about plugins that are all well.
+"""Adapter: a virtual clock: wrong and late verdicts of the real detector, a day for each model.
 
 python -m bench.simulation [--quick | nodes days]
 """
 
+import statistics
 import sys
+from collections import Counter
 
-from tests.worlds import healthy_fleet
+from muster.vocabulary import Verdict
+from tests.worlds import healthy_fleet, plugin_gaps
 
-_MODELS = (
-    healthy_fleet.Model(),
-    healthy_fleet.Model(loss=0.01),
-    healthy_fleet.Model(pause_s=3.0),
-)
+
+def table(nodes: int, days: float, failures: int) -> tuple[list[str], int]:
+    """Return delays and wrong verdicts side by side, a line for each model; how many alerts."""
+    columns = [f"{kind} p50/max s" for kind in plugin_gaps.RIGHT_VERDICT]
+    counted = ["wrong", "standing", "STUCK", "UNREACHABLE", "misnamed"]
+    lines = [" | ".join(["model", *columns, *counted])]
+    alerts = 0
+    for model in plugin_gaps.MODELS:
+        found = healthy_fleet.simulate(nodes, days, model, failures=failures)
+        alerts += len(found.alerts)
+        lived = Counter[str]()
+        for name, many in found.short_lived.items():
+            lived[name.partition(" ")[0]] += many
+        told = [
+            f"loss {model.loss:.1%}, pauses {model.pause_s:g} s",
+            *(_delay(seconds) for seconds in found.delays.values()),
+            f"{found.wrong.total()}",
+            f"{found.standing.total()}",
+            f"{lived[Verdict.STUCK]}",
+            f"{lived[Verdict.UNREACHABLE]}",
+            f"{found.misnamed.total()}",
+        ]
+        lines.append(" | ".join(told))
+        lines += [f"    wrong {name}: {many}" for name, many in found.wrong.most_common()]
+        lines += [f"    standing {name}: {many}" for name, many in found.standing.most_common()]
+        lines += [f"    misnamed {name}: {many}" for name, many in found.misnamed.most_common()]
+        lines.append(
+            f"    {len(found.alerts)} alerts; {found.gaps} gaps, {found.inputs} inputs, "
+            f"{found.seconds:.1f} s; {dict(found.notes)}"
+        )
+    return lines, alerts
+
+
+def _delay(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.1f}/{max(seconds):.1f}" if seconds else "never"
 
 
 def main(arguments: list[str]) -> int:
     """Print a result for each model of interest; 1 if there was an alert."""
-    sizes = [argument for argument in arguments if argument != "--quick"]
-    nodes = int(sizes[0]) if sizes else 1000
-    days = float(sizes[1]) if len(sizes) > 1 else 1.0
-    alerts = 0
-    for model in _MODELS:
-        result = healthy_fleet.simulate(nodes, days, model)
-        alerts += len(result.alerts)
-        print(f"{nodes} nodes, {days:g} days, {model}")
-        print(
-            f"  {len(result.alerts)} alerts; {result.gaps} gaps, {result.inputs} inputs, "
-            f"{result.seconds:.1f} s"
-        )
-        print(f"  {dict(result.notes)}")
-        print(f"  {dict(result.verdicts)}")
+    arguments = [given for given in arguments if given != "--quick"]
+    nodes = int(arguments[0]) if arguments else 1000
+    days = float(arguments[1]) if len(arguments) > 1 else 1.0
+    lines, alerts = table(nodes, days, failures=100)
+    print(f"{nodes} plugins that are well, {days:g} days; 100 of each failure beside them")
+    print("\n".join(lines))
     return 1 if alerts else 0
 
 

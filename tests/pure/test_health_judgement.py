@@ -56,7 +56,7 @@ def pod(**other: object) -> tuple[facts.Pod, ...]:
 
 
 JUST_NOW = {"silent_s": 2.0}
-LATER = {"silent_s": 21.0}
+LATER = {"silent_s": 28.0}
 ALONE = {"has_cluster": False, "cluster": None}
 OUTDATED = {"revision": "a", "current": "b"}
 
@@ -126,7 +126,36 @@ OUTDATED = {"revision": "a", "current": "b"}
             Rule.POD_NOT_READY,
         ),
         (LATER, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
-        ({"has_waited": True}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
+        ({"has_waited": True, **LATER}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
+        (
+            {"connections": link("Read Error", seconds=22.1), "silent_s": 23.0},
+            Verdict.UNREACHABLE,
+            Rule.ONLY_BUS_SILENT,
+        ),
+        (
+            {"connections": link("Client Closed", seconds=6.0), **LATER},
+            Verdict.UNREACHABLE,
+            Rule.ONLY_BUS_SILENT,
+        ),
+        (
+            {
+                "connections": link("Read Error"),
+                "cluster": known(pods=pod(ready=False)),
+                **JUST_NOW,
+            },
+            Verdict.PLUGIN_DOWN,
+            Rule.NOT_BACK,
+        ),
+        (
+            {
+                "connections": link("Read Error"),
+                "cluster": known(pods=pod(ready=False, waiting="CrashLoopBackOff")),
+                **JUST_NOW,
+            },
+            Verdict.PLUGIN_DOWN,
+            Rule.POD_NOT_RUNNING,
+        ),
+        ({"connections": link("Read Error"), **ALONE}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
         (
             {"connections": link("Client Closed", seconds=13.0)},
             Verdict.UNREACHABLE,
@@ -223,10 +252,29 @@ def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
 def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
     what: dict[str, object],
 ) -> None:
-    assert diagnosis.diagnose(scene(silent_s=19.9, **what), SETTINGS) is None
-    found = diagnosis.diagnose(scene(silent_s=20.1, **what), SETTINGS)
+    assert diagnosis.diagnose(scene(silent_s=27.4, **what), SETTINGS) is None
+    assert diagnosis.diagnose(scene(silent_s=27.4, has_waited=True, **what), SETTINGS) is None
+    found = diagnosis.diagnose(scene(silent_s=27.6, **what), SETTINGS)
     assert found is not None
     assert found.verdict is Verdict.UNREACHABLE
+
+
+def test_a_connection_that_was_reset_is_waited_for_while_the_pod_is_well() -> None:
+    reset = scene(connections=link("Read Error", seconds=2.0), silent_s=3.0)
+    assert diagnosis.diagnose(reset, SETTINGS) is None
+    assert diagnosis.diagnose(dataclasses.replace(reset, cluster=None), SETTINGS) is None
+    # its beats may have been lost before, too
+    assert diagnosis.diagnose(dataclasses.replace(reset, silent_s=27.4), SETTINGS) is None
+
+
+def test_who_closes_its_connection_after_a_silence_may_only_have_been_cut_off() -> None:
+    hung_up = scene(connections=link("Client Closed", seconds=2.0), silent_s=14.4)
+    found = diagnosis.diagnose(hung_up, SETTINGS)
+    assert found is not None
+    assert (found.verdict, found.rule) == (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)
+
+    silent_before = dataclasses.replace(hung_up, silent_s=14.6)
+    assert diagnosis.diagnose(silent_before, SETTINGS) is None
 
 
 def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 from datetime import UTC, datetime
 
 import msgspec
@@ -19,9 +20,9 @@ APART = vocabulary.ResourceBeat(name=GPU, problem="kubelet refuses registration:
 DEAF = vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=False, probe_age_s=1.0)
 
 
-def tracked(now: float) -> tracked_plugin.TrackedPlugin:
+def tracked(now: float, *, has_cluster: bool = False) -> tracked_plugin.TrackedPlugin:
     context = config.Context(
-        SETTINGS, config.Bounds(), runbook_url="", has_cluster=False, leader=None
+        SETTINGS, config.Bounds(), runbook_url="", has_cluster=has_cluster, leader=None
     )
     return tracked_plugin.TrackedPlugin("node-a", "device-plugin", context, now=now)
 
@@ -99,6 +100,12 @@ class Plugin:
 
     def inconclusive(self, number: int, at: float) -> list[steps.Effect]:
         event = signals.ProbeInconclusive(node="node-a", plugin="device-plugin", number=number)
+        return self.receive(event, at)
+
+    def cluster_answered(self, answer: facts.Facts, number: int, at: float) -> list[steps.Effect]:
+        event = signals.ClusterAnswered(
+            node="node-a", plugin="device-plugin", number=number, facts=answer
+        )
         return self.receive(event, at)
 
     def offered(self, offers: dict[str, facts.Offer], at: float) -> None:
@@ -190,7 +197,7 @@ def test_silence_of_two_and_a_half_intervals_is_suspicious_and_asks() -> None:
     assert plugin.tick(3.499) == []
     assert plugin.tick(3.5) == [
         signals.Noted(note=Note.SUSPECTED),
-        signals.Probe(node="node-a", plugin="device-plugin", number=1, timeout_s=2.0),
+        probe(1),
     ]
     assert plugin.state is State.SUSPECT
 
@@ -264,6 +271,58 @@ def test_silence_with_a_listener_that_does_not_answer_is_a_plugin_stuck() -> Non
         ),
         convicted(4.5),
     ]
+
+
+WELL = facts.Facts(
+    exists=True,
+    lease_age_s=0.0,
+    ready=True,
+    pods=(facts.Pod(name="m/p", uid="1", phase="Running", ready=True),),
+)
+
+
+def probe(number: int) -> signals.Probe:
+    return signals.Probe(node="node-a", plugin="device-plugin", number=number, timeout_s=2.0)
+
+
+def question(number: int) -> signals.AskCluster:
+    return signals.AskCluster(node="node-a", plugin="device-plugin", number=number, timeout_s=2.0)
+
+
+def undecided_by_its_pod() -> Plugin:
+    """Return one that is silent since 1.0, does not answer, and whose pod is well."""
+    plugin = Plugin()
+    plugin.machine = tracked(0.0, has_cluster=True)
+    plugin.beat(1.0)
+    _, *asked = plugin.tick(3.5)
+    assert asked == [probe(1), question(2)]
+    assert plugin.cluster_answered(WELL, 2, 3.6) == []
+    assert plugin.failed(1, 5.5, subscribed=True) == []
+    return plugin
+
+
+def test_while_kubernetes_is_asked_again_so_is_the_plugin() -> None:
+    plugin = undecided_by_its_pod()
+
+    assert plugin.deadline == 7.5
+    assert plugin.tick(7.5) == [probe(1), question(3)]
+    # it is back, and its next heartbeat would be an interval away
+    assert plugin.answered(plugin.says(7.6), 1, 7.6) == [REFUTED]
+    assert plugin.state is State.HEALTHY
+
+
+def test_the_result_of_a_probe_stands_when_the_next_one_is_inconclusive() -> None:
+    plugin = undecided_by_its_pod()
+    plugin.tick(7.5)
+
+    assert plugin.inconclusive(1, 7.6) == []
+    assert plugin.state is State.SUSPECT
+    assert WELL.pods is not None
+    pod = dataclasses.replace(WELL.pods[0], ready=False)
+    not_ready = dataclasses.replace(WELL, lease_age_s=0.0, pods=(pod,))
+    _, reached, _ = plugin.cluster_answered(not_ready, 3, 7.7)
+    assert isinstance(reached, steps.VerdictReached)
+    assert (reached.verdict, reached.rule) == (Verdict.STUCK, Rule.NO_ANSWER)
 
 
 def test_an_inconclusive_probe_begins_the_wait_anew() -> None:

@@ -12,7 +12,9 @@ from muster_health.model import config, facts, signals, snapshot
 
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
-SETTINGS = config.Detection(patience_s=30.0, hold_s=5.0, hold_max_s=40.0, flap_window_s=100.0)
+SETTINGS = config.Detection(
+    patience_s=30.0, hold_s=5.0, hold_max_s=40.0, flap_window_s=100.0, ready_s=15.0
+)
 Told = vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
 MANY = 10**9
 

@@ -1,13 +1,16 @@
-"""Pure. False alarms: the real detector under a virtual clock, against plugins that are all well.
+"""Pure: wrong verdicts and late ones: the real detector under a virtual clock.
 
-Plugins lose beats and pause; nobody is ever down. A beat that comes in time tells the detector
-nothing new, so only what surrounds a gap of more than two intervals is played; between gaps a
-plugin declares a long interval, as a plugin may.
+Most plugins are healthy: they lose heartbeats, stand still for a while, or are cut off for a while,
+and a verdict on them may be wrong. Others fail for good, and the verdict on them may be late. A
+heartbeat that comes in time is no news to the detector, so only what surrounds a gap of more than
+two intervals is played; between gaps a plugin declares a long interval, as a plugin may. What
+happens in a gap is in `plugin_gaps`.
 """
 
 import functools
 import heapq
 import itertools
+import math
 import random
 import time
 from collections import Counter
@@ -17,74 +20,63 @@ from datetime import UTC, datetime
 from typing import Final
 
 from muster import vocabulary
+from muster.vocabulary import Verdict
 from muster_health.fleet import detector
 from muster_health.model import config, facts, signals
+from tests.worlds import plugin_gaps
+from tests.worlds.plugin_gaps import DAY_S, GPU, INTERVAL_S, RIGHT_VERDICT, SHORT_S, Gap, Kind
 
-GPU: Final = "nvidia.com/gpu"
 PLUGIN: Final = "device-plugin"
 ZERO: Final = datetime(2026, 1, 1, tzinfo=UTC)
-DAY_S: Final = 86_400.0
-INTERVAL_S: Final = 5.0
-JITTER_S: Final = 0.5
 _IDLE_INTERVAL_S: Final = 3600.0
 _IDLE_S: Final = 2.4 * _IDLE_INTERVAL_S
 _AFTER: Final = 4
-_FACTS: Final = facts.Facts(
-    exists=True,
-    lease_age_s=5.0,
-    ready=True,
-    pods=(facts.Pod(name="muster/plugin", uid="1", phase="Running", ready=True),),
-    offers={GPU: facts.Offer(capacity=8, allocatable=8)},
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """How plugins that are well fail to be heard.
-
-    Each beat and each probe is lost with `loss`. A node pauses `pauses_per_day` times for
-    exponential times of mean `pause_s`; `link_share` of these are its way to the bus, of which
-    the server tells; in the others its process stands still.
-    """
-
-    loss: float = 0.001
-    pauses_per_day: float = 0.2
-    pause_s: float = 10.0
-    link_share: float = 0.5
 
 
 @dataclass(kw_only=True)
 class Result:
-    """What the detector made of it."""
+    """What the detector made of it.
+
+    `wrong` and `short_lived` count the verdicts on plugins that are well, by verdict, rule and what
+    was the case. `standing` counts those of pauses under `SHORT_S` that say STUCK of a process that
+    stands still at that moment, as its kubelet says too. `delays` are seconds from a failure to the
+    right verdict on it, and `misnamed` are other verdicts before that.
+    """
 
     alerts: list[vocabulary.AlertChanged] = field(default_factory=list)
     verdicts: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    standing: Counter[str] = field(default_factory=Counter)
+    short_lived: Counter[str] = field(default_factory=Counter)
+    delays: dict[Kind, list[float]] = field(
+        default_factory=lambda: {kind: [] for kind in RIGHT_VERDICT}
+    )
+    misnamed: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     gaps: int = 0
     inputs: int = 0
     seconds: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Gap:
-    """A plugin is not heard from `begins_at` to `ends_at`; `busy` and `link` say why."""
-
-    begins_at: float
-    ends_at: float
-    busy: bool = False
-    link: bool = False
-
-
 class Simulation:
     """A fleet, a virtual clock, and the detector."""
 
-    def __init__(self, nodes: int, days: float, model: Model, seed: int) -> None:
+    def __init__(
+        self, nodes: int, days: float, model: plugin_gaps.Model, seed: int, failures: int
+    ) -> None:
         self.result = Result()
         self._model = model
         self._random = random.Random(seed)  # noqa: S311  # a simulation
+        self._draw = plugin_gaps.Draw(model, self._random)
         self._end = days * DAY_S
         self._nodes = [f"node-{number}" for number in range(nodes)]
+        self._failing = {
+            f"{kind.replace(' ', '-')}-{number}": kind
+            for kind in RIGHT_VERDICT
+            for number in range(failures)
+        }
         self._gaps: dict[str, Gap] = {}
+        self._phases: dict[str, float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._now = 0.0
@@ -96,7 +88,8 @@ class Simulation:
         """Play it all."""
         began_at = time.perf_counter()
         self._feed(signals.BusBack(at=ZERO))
-        for node in self._nodes:
+        for node in (*self._nodes, *self._failing):
+            self._phases[node] = self._random.random()
             self._at(self._random.random() * INTERVAL_S, functools.partial(self._start, node))
         while self._step():
             pass
@@ -124,56 +117,69 @@ class Simulation:
         self._do(self._detector.receive(event, self._now))
 
     def _start(self, node: str) -> None:
-        self._feed(signals.Connected(node=node, plugin=PLUGIN, server="nats-0", client=1))
+        self._connect(node)
         self._keep(node)
-        self._plan(node)
+        if node in self._failing:
+            self._plan_failure(node, self._failing[node])
+        else:
+            self._plan(node)
+
+    # what happens to a plugin
+
+    def _plan_failure(self, node: str, kind: Kind) -> None:
+        """Draw when this node fails; it is repaired long after the verdict."""
+        begins_at = self._random.uniform(60.0, self._end - 600.0)
+        gap = self._draw.failure(kind, begins_at)
+        self._at(begins_at, lambda: self._begin(node, gap))
 
     def _plan(self, node: str) -> None:
         """Draw when this node is next not heard for more than two intervals."""
-        model = self._model
-        beats_per_day = DAY_S / INTERVAL_S
-        lost_per_day = beats_per_day * model.loss**2 * (1 - model.loss)
-        each_day = lost_per_day + model.pauses_per_day
-        begins_at = self._now + self._random.expovariate(each_day) * DAY_S
-        if self._random.random() * each_day < lost_per_day:
-            lost = 2
-            while self._random.random() < model.loss:
-                lost += 1
-            jitter_s = self._random.uniform(-JITTER_S, JITTER_S)
-            gap = Gap(begins_at=begins_at, ends_at=begins_at + (lost + 1) * INTERVAL_S + jitter_s)
-        else:
-            pause_s = self._random.expovariate(1 / model.pause_s)
-            since_beat_s = self._random.random() * INTERVAL_S
-            link = self._random.random() < model.link_share
-            back_s = self._random.random() * INTERVAL_S if link else 0.0
-            ends_at = begins_at + since_beat_s + pause_s + back_s
-            gap = Gap(begins_at=begins_at, ends_at=ends_at, busy=not link, link=link)
-        if gap.ends_at - gap.begins_at <= 2 * INTERVAL_S and not gap.link:
+        gap = self._draw.next_gap(self._now)
+        if gap.ends_at - gap.begins_at <= 2 * INTERVAL_S and gap.kind is not Kind.RESET:
             self._at(gap.ends_at, lambda: self._plan(node))
         else:
             self._at(gap.begins_at, lambda: self._begin(node, gap))
 
     def _begin(self, node: str, gap: Gap) -> None:
-        self.result.gaps += 1
+        self.result.gaps += node not in self._failing
         self._gaps[node] = gap
         self._beat(node, INTERVAL_S)
-        if gap.link:
-            self._feed(
-                signals.Disconnected(
-                    node=node, plugin=PLUGIN, server="nats-0", client=1, reason="Read Error"
-                )
-            )
-        self._at(gap.ends_at, lambda: self._over(node, gap))
+        if gap.kind is Kind.RESET:
+            self._at(gap.since, lambda: self._close(node, gap, "Read Error"))
+        elif gap.kind is Kind.CRASHED:
+            reason = self._draw.crash_reason()
+            self._at(gap.since, lambda: self._close(node, gap, reason))
+        elif gap.stale_at < math.inf:
+            by_client = gap.stale_at == gap.until
+            reason = "Client Closed" if by_client else "Stale Connection"
+            self._at(gap.stale_at, lambda: self._close(node, gap, reason))
+        if gap.ends_at < math.inf:
+            if gap.kind is not Kind.LOST:
+                self._at(gap.back_at, lambda: self._reconnect(node, gap))
+            self._at(gap.ends_at, lambda: self._over(node))
 
-    def _over(self, node: str, gap: Gap) -> None:
+    def _close(self, node: str, gap: Gap, reason: str) -> None:
+        gap.is_closed = True
+        self._feed(
+            signals.Disconnected(node=node, plugin=PLUGIN, server="nats-0", client=1, reason=reason)
+        )
+
+    def _reconnect(self, node: str, gap: Gap) -> None:
+        if gap.is_closed:
+            gap.is_closed = False
+            self._connect(node)
+
+    def _connect(self, node: str) -> None:
+        self._feed(signals.Connected(node=node, plugin=PLUGIN, server="nats-0", client=1))
+
+    def _over(self, node: str) -> None:
         del self._gaps[node]
-        if gap.link:
-            self._feed(signals.Connected(node=node, plugin=PLUGIN, server="nats-0", client=1))
         for number in range(_AFTER):
             self._at(self._now + number * INTERVAL_S, lambda: self._beat(node, INTERVAL_S))
         after = self._now + _AFTER * INTERVAL_S
         self._at(after, lambda: self._rest(node))
-        self._at(after, lambda: self._plan(node))
+        if node not in self._failing:
+            self._at(after, lambda: self._plan(node))
 
     def _rest(self, node: str) -> None:
         if node not in self._gaps:
@@ -200,6 +206,8 @@ class Simulation:
             ),
         )
 
+    # what is asked, and what is told
+
     def _do(self, outs: list[signals.Output]) -> None:
         for out in outs:
             match out:
@@ -207,14 +215,18 @@ class Simulation:
                     self._answer(out)
                 case signals.AskCluster():
                     answer = signals.ClusterAnswered(
-                        node=out.node, plugin=out.plugin, number=out.number, facts=_FACTS
+                        node=out.node,
+                        plugin=out.plugin,
+                        number=out.number,
+                        facts=self._facts(out.node),
                     )
                     self._at(self._now + 0.02, functools.partial(self._feed, answer))
                 case signals.Publish(event=event):
                     if isinstance(event, vocabulary.AlertChanged):
-                        self.result.alerts.append(event)
+                        if event.node not in self._failing:
+                            self.result.alerts.append(event)
                     elif isinstance(event, vocabulary.VerdictChanged):
-                        self.result.verdicts[f"{event.verdict} {event.rule}"] += 1
+                        self._told(event)
                 case signals.Noted(note=note):
                     self.result.notes[note] += 1
                 case _:
@@ -223,8 +235,9 @@ class Simulation:
     def _answer(self, probe: signals.Probe) -> None:
         gap = self._gaps.get(probe.node)
         lost = self._random.random() < self._model.loss
-        away_s = gap.ends_at - self._now if gap is not None and (gap.busy or gap.link) else 0.0
-        if gap is not None and gap.link:
+        is_away = gap is not None and gap.kind is not Kind.LOST and gap.since <= self._now
+        away_s = max(0.0, gap.back_at - self._now) if gap is not None and is_away else 0.0
+        if gap is not None and gap.is_closed:
             self._fail(probe, 0.001, subscribed=False)
         elif lost or away_s > probe.timeout_s:
             self._fail(probe, probe.timeout_s, subscribed=True)
@@ -241,7 +254,46 @@ class Simulation:
         )
         self._at(self._now + after_s, lambda: self._feed(failed))
 
+    def _facts(self, node: str) -> facts.Facts:
+        return plugin_gaps.cluster_facts(self._gaps.get(node), self._phases[node], self._now)
 
-def simulate(nodes: int, days: float, model: Model, *, seed: int = 1) -> Result:
-    """Return what the detector tells of `nodes` plugins that are well, in so many days."""
-    return Simulation(nodes, days, model, seed).run()
+    # what is made of a verdict
+
+    def _told(self, event: vocabulary.VerdictChanged) -> None:
+        if event.node not in self._failing:
+            self.result.verdicts[f"{event.verdict} {event.rule}"] += 1
+        if event.verdict is Verdict.HEALTHY:
+            return
+        gap = self._gaps.get(event.node)
+        if gap is not None and event.node in self._failing:
+            if event.verdict is RIGHT_VERDICT[gap.kind]:
+                self.result.delays[gap.kind].append(self._now - gap.since)
+            else:
+                self.result.misnamed[f"{gap.kind}: {event.verdict} {event.rule}"] += 1
+            return
+        kind = "well" if gap is None else gap.kind
+        is_short = gap is None or gap.lasts_s < SHORT_S
+        is_so = gap is not None and plugin_gaps.SHORT_LIVED.get(gap.kind) is event.verdict
+        name = f"{event.verdict} {event.rule}: {kind}"
+        if is_so and not is_short:
+            self.result.short_lived[name] += 1
+        elif (
+            gap is not None
+            and is_so
+            and gap.kind is Kind.PAUSED
+            and gap.until > self._now
+            and plugin_gaps.is_seen_standing(gap, self._phases[event.node], self._now)
+        ):
+            self.result.standing[name] += 1
+        else:
+            self.result.wrong[f"{name}{'' if not is_short else ' < 20 s'}"] += 1
+
+
+def simulate(
+    nodes: int, days: float, model: plugin_gaps.Model, *, seed: int = 1, failures: int = 0
+) -> Result:
+    """Return what the detector tells of `nodes` plugins that are well, in so many days.
+
+    Beside these, so many plugins crash, so many freeze, and so many lose their node.
+    """
+    return Simulation(nodes, days, model, seed, failures).run()

@@ -27,8 +27,10 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     """How long a plugin may be gone whose connection ended without a goodbye."""
     lease_stale_s: sections.Period = 20.0
     """A live node renews its lease every 10 s."""
-    ready_s: Wait = 15.0
-    """How long a pod stays Ready whose process stands still: until its readiness probes failed."""
+    ready_s: Wait = 22.0
+    """How long a plugin must be cut off for certain, its pod being Ready, to be UNREACHABLE: 20 s,
+    and 2 s to notice that it is back. Longer than a pod stays Ready whose process stands still,
+    until its readiness probes failed."""
     review_s: sections.Period = 20.0
     """How long after a verdict of silence it is asked again; twice as long each time."""
     review_max_s: sections.Period = 120.0

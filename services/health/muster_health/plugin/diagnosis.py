@@ -18,17 +18,19 @@ is Running and Ready on a node that still offers what the plugin had.
 | it does not answer; the pod is not well, or not known  | STUCK       | NO_ANSWER        |
 | its side did not close it; the pod runs, and not Ready | STUCK       | POD_NOT_READY    |
 | the pod is well, and may not know better yet (2)       | wait        |                  |
-| quiet, or closed by the server; and the pod is well    | UNREACHABLE | ONLY_BUS_SILENT  |
-| its side closed its connection, and that just now (3)  | PLUGIN_DOWN | NOT_BACK         |
+| the pod is well; it did not hang up, or is quiet       | UNREACHABLE | ONLY_BUS_SILENT  |
+| its connection ended just now, not by the server (3)   | PLUGIN_DOWN | NOT_BACK         |
 | the server closed its connection; no pod is known      | STUCK       | CONNECTION_STALE |
 | otherwise                                              | PLUGIN_DOWN | NOBODY_LISTENS   |
 
 (1) Or than a little more, as the node may have died just before that beat was due. A lease is soon
 renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
 was alive to do so.
-(2) A process that stands still looks as one whose way to the bus is cut, until its readiness probes
-have failed (`ready_s`): the loop that beats answers those too. Again no need to wait where its own
-side closed its connection.
+(2) A process that stands still looks like one that is cut off from NATS, until its readiness probes
+have failed: its event loop answers those too. And a cut that is short needs nobody. So it is
+UNREACHABLE only when that has lasted for `ready_s` for certain. No need to wait where it hung up:
+its own side closed its connection (Client Closed) while it still sent heartbeats. A connection that
+was reset (Read Error) may have ended on the way: whether its process did, the pod shows.
 (3) It crashed a moment ago and is started again, or only its way to the bus broke: asked again once
 it is quiet, and Kubernetes then until it answers, some times.
 """
@@ -151,8 +153,7 @@ def _may_have_died(observed: Observations, lease_age_s: float) -> bool:
 def _may_answer_yet(observed: Observations, settings: config.Detection) -> bool:
     if not observed.has_cluster or observed.cluster is not None or observed.has_waited:
         return False
-    closed = observed.connections.closed
-    return closed is None or closed.by_server or _is_quiet(observed, settings)
+    return not _hung_up(observed, settings) or _is_quiet(observed, settings)
 
 
 def _is_quiet(observed: Observations, settings: config.Detection) -> bool:
@@ -160,15 +161,27 @@ def _is_quiet(observed: Observations, settings: config.Detection) -> bool:
 
 
 def _is_early(observed: Observations, settings: config.Detection) -> bool:
-    closed = observed.connections.closed
-    if (
-        observed.has_waited
-        or not observed.was_heard
-        or (closed is not None and not closed.by_server)
-    ):
+    if not observed.was_heard or _hung_up(observed, settings):
         return False
-    # it may have stood still since just before the beat that is missing
-    return observed.silent_s < settings.ready_s + observed.interval_s
+    # what ended its heartbeats may have begun just before the one that is missing, ...
+    lasted_s = observed.silent_s - _DUE_BEATS * observed.interval_s
+    if observed.connections.closed is not None:
+        # ... and not after its connection ended
+        lasted_s = max(lasted_s, observed.now - observed.connections.closed.at)
+    # `has_waited` does not count here: time ends this wait by itself
+    return lasted_s < settings.ready_s
+
+
+def _hung_up(observed: Observations, settings: config.Detection) -> bool:
+    """Return whether its own side closed a connection on which it sent heartbeats until then.
+
+    One that was silent before may have been cut off, and have given its connection up since.
+    """
+    closed = observed.connections.closed
+    if closed is None or not closed.by_process:
+        return False
+    silent_before_s = observed.silent_s - (observed.now - closed.at)
+    return silent_before_s < settings.suspicion_beats * observed.interval_s
 
 
 def _of_plugin(observed: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
@@ -184,7 +197,10 @@ def _of_plugin(observed: Observations, settings: config.Detection) -> tuple[Verd
         (observed.is_subscribed and not well, (Verdict.STUCK, Rule.NO_ANSWER)),
         (hangs and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
         (well and _is_early(observed, settings), None),
-        (well and (quiet or stale), (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT)),
+        (
+            well and (quiet or not _hung_up(observed, settings)),
+            (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
+        ),
         (not quiet and not stale, (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)),
         (stale and pods is None, (Verdict.STUCK, Rule.CONNECTION_STALE)),
     )

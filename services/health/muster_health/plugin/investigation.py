@@ -74,7 +74,7 @@ class Suspicion:
         self._cluster_awaited = has_cluster and reason is not Reason.PROBLEM
         self._probe_at: float | None = now + wait_s
         self.probed_at = now
-        """When the plugin was probed; what happened to its connection since is newer than that."""
+        """When the plugin was probed first; what became of its connection since is newer."""
         # what is asked too early looks well: a pod's end takes a second to be seen
         self._next_ask_at: float | None = now + wait_s if self._cluster_awaited else None
         self._asked_again = 0
@@ -85,10 +85,12 @@ class Suspicion:
         self._give_up_at = now + wait_s + settings.probe_timeout_s + _ANSWER_LOST_S
 
     def is_probe_due(self, now: float) -> bool:
-        """Return whether to probe the plugin now, once."""
+        """Return whether to probe the plugin now."""
         if self._probe_at is None or self._probe_at > now:
             return False
-        self._probe_at, self.probed_at = None, now
+        self._probe_at = None
+        if self.is_subscribed is None:
+            self.probed_at = now
         return True
 
     def is_cluster_due(self, now: float) -> bool:
@@ -133,9 +135,13 @@ class Suspicion:
         return self._asked_again >= _ASK_AGAIN_MAX
 
     def ask_again(self, now: float) -> None:
-        """Ask Kubernetes again soon, which is about to know more: a lease is renewed, or not."""
+        """Ask Kubernetes again soon, which is about to know more: a lease is renewed, or not.
+
+        The plugin is probed again as well: it may be back, and its next heartbeat an interval away.
+        Nobody waits for that answer; until it comes, the one before it stands.
+        """
         self._asked_again += 1
-        self._next_ask_at = now + _ASK_AGAIN_S
+        self._next_ask_at = self._probe_at = now + _ASK_AGAIN_S
         self._give_up_at = max(self._give_up_at, self._next_ask_at + _ANSWER_LOST_S)
 
 

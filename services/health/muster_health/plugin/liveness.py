@@ -37,6 +37,8 @@ _INSTANCES_MAX: Final = 4
 _CLOSED_BY_SERVER: Final = ("stale", "authentication", "authorization", "slow consumer")
 """In the server's reasons for closing a connection itself
 (nats-server server/client.go, ClosedState)."""
+_CLOSED_BY_PROCESS: Final = "client closed"
+"""The server's reason where it read the end of the connection (closedStateForErr: io.EOF)."""
 _SERVER_ID_CHARS: Final = 56
 _SHORT_CHARS: Final = 8
 _SKEWED_HEARTBEATS_MIN: Final = 3
@@ -193,6 +195,15 @@ class Closed:
     def by_server(self) -> bool:
         """Return whether the server closed it: the process may still be there."""
         return any(word in self.reason.lower() for word in _CLOSED_BY_SERVER)
+
+    @property
+    def by_process(self) -> bool:
+        """Return whether the plugin's side closed it, as a kernel does for a process that ends.
+
+        Any other reason, such as Read Error, is also given where something on the way to NATS ended
+        it, and the process lives.
+        """
+        return not self.reason or _CLOSED_BY_PROCESS in self.reason.lower()
 
 
 class Connections:

@@ -162,8 +162,11 @@ class VerdictMachine:
         return self._diagnose(suspicion, now)
 
     def probe_inconclusive(self, number: int, now: float) -> list[steps.Step]:
-        """Handle that a probe proves nothing about the plugin."""
-        if self.investigation.awaited(number) is None:
+        """Handle that a probe proves nothing about the plugin; if another one did, that stands."""
+        suspicion = self.investigation.awaited(number)
+        if suspicion is None:
+            return []
+        if suspicion.is_subscribed is not None and not suspicion.is_hopeless(now):
             return []
         if self.state is State.LOST:
             self.investigation.postpone(now)
