@@ -4,8 +4,6 @@ An entry point of the group `muster.commands` has the name of its command and na
 of the same name. A command's module is imported when the command is called, and not to list it.
 """
 
-import functools
-import importlib
 import tomllib
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -82,16 +80,13 @@ def add(app: cyclopts.App, arguments: Sequence[str] = ()) -> None:
     called = next((text for text in arguments if not text.startswith("-")), None)
     for name, target in sorted(targets().items()):
         command = COMMANDS.get(name, Command(""))
-        problem = commands.missing(*command.extras) if name == called else None
-        if problem is not None:
-            run = _passing_on(functools.partial(_fail, name, problem))
-        elif target.endswith(":main"):
-            run = _passing_on(functools.partial(_run, name, target))
+        if name != called:
+            app.command(target, name=name, help=command.summary)
+        elif problem := commands.missing(*command.extras):
+            app.command(_failing(name, problem), name=name, help_flags=[], version_flags=[])
         else:
-            # the summary would replace the command's own help
-            app.command(target, name=name, help=None if name == called else command.summary)
-            continue
-        app.command(run, name=name, help=command.summary, help_flags=[], version_flags=[])
+            # with its own help
+            app.command(target, name=name)
 
 
 def call(name: str, *arguments: str) -> int:
@@ -121,20 +116,8 @@ def _registered() -> dict[str, str]:
     return {point.name: point.value for point in metadata.entry_points(group=_GROUP)}
 
 
-def _passing_on(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    def command(
-        *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
-    ) -> int:
-        return run(arguments)
+def _failing(name: str, problem: str) -> Callable[..., int]:
+    def command(*_: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
+        return output.fail(name, problem, code=1)
 
     return command
-
-
-def _run(name: str, target: str, arguments: Sequence[str]) -> int:
-    module, _, function = target.partition(":")
-    given = (name, *arguments) if module.startswith("muster_labeler") else arguments
-    return int(getattr(importlib.import_module(module), function)(given or ("--help",)))
-
-
-def _fail(name: str, problem: str, _: Sequence[str]) -> int:
-    return output.fail(name, problem, code=1)
