@@ -1,4 +1,4 @@
-"""The story: every fault is noticed, told and resolved, by the command as users run it."""
+"""The demo: every fault is detected, notified of and resolved, by the command as users run it."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ STEPS = [
 
 
 @pytest.mark.timeout(120)
-def test_every_step_of_the_demo_comes_out(tmp_path: Path) -> None:
+def test_every_step_of_the_demo_succeeds(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "muster.cli", "demo", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     report = msgspec.json.decode(done.stdout, type=demo.Report)

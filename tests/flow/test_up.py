@@ -1,4 +1,4 @@
-"""`muster up` ends without trace, whether it is asked to or not."""
+"""`muster up` ends without a trace, whether it is asked to or killed."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ COMMAND = (sys.executable, "-P", "-m", "muster.cli", "up", "--plain")
 
 def children(directory: Path) -> set[int]:
     """Return the processes whose command line or working files name a stack's directory."""
-    found = set()
+    pids = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -23,17 +23,17 @@ def children(directory: Path) -> set[int]:
             except OSError:
                 continue
             if str(directory) in line:
-                found.add(int(entry.name))
-    return found
+                pids.add(int(entry.name))
+    return pids
 
 
 async def started(process: asyncio.subprocess.Process) -> Path:
     """Return the directory of a stack once it is up."""
     assert process.stdout is not None
     async for line in process.stdout:
-        found = re.match(rb"settings, logs\s+(\S+)", line)
-        if found:
-            return Path(found[1].decode())
+        match = re.match(rb"settings, logs\s+(\S+)", line)
+        if match:
+            return Path(match[1].decode())
     raise AssertionError("muster up ended before it was up")
 
 

@@ -19,13 +19,13 @@ PODS = resources.place(["api", "v1", "namespaces", "n", "pods"])
         ("DELETE", PODS, False, "deletecollection"),
     ],
 )
-def test_a_request_is_called_as_rbac_calls_it(
+def test_a_request_has_the_verb_that_rbac_gives_it(
     method: str, place: resources.Place, verb: str, *, is_watch: bool
 ) -> None:
     assert access.verb(method, place, is_watch=is_watch) == verb
 
 
-def test_what_was_denied_is_refused_by_name_and_a_review_says_so_before() -> None:
+def test_a_denied_right_is_refused_by_name_and_a_review_shows_it_before() -> None:
     users = access.Users()
     users.deny("dev", "patch", "nodes")
     users.deny("dev", "*", "pods")
@@ -40,7 +40,7 @@ def test_what_was_denied_is_refused_by_name_and_a_review_says_so_before() -> Non
     assert users.review("", body)["status"] == {"allowed": True}  # type: ignore[arg-type]
 
 
-def test_a_token_that_nobody_gave_out_is_a_strangers() -> None:
+def test_an_unknown_token_is_unauthorized() -> None:
     users = access.Users()
     users.add("dev")
     users.refuse_unknown("")

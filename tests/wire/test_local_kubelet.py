@@ -167,7 +167,7 @@ def sockets(directory: pathlib.Path) -> set[str]:
     return {p.name for p in directory.rglob("*") if stat.S_ISSOCK(p.lstat().st_mode)}
 
 
-def test_a_plugin_is_asked_for_its_options_before_register_returns(root: pathlib.Path) -> None:
+def test_a_plugins_options_are_read_before_register_returns(root: pathlib.Path) -> None:
     async def story() -> None:
         async with (
             kubelet.Kubelet(directory=root, node="n") as stand_in,
@@ -212,7 +212,7 @@ def test_every_message_replaces_the_list(root: pathlib.Path) -> None:
     play(story())
 
 
-def test_a_dropped_stream_is_seen_by_the_plugin_and_never_dialled_again(
+def test_the_plugin_notices_a_dropped_stream_which_is_never_dialled_again(
     root: pathlib.Path,
 ) -> None:
     async def story() -> None:
@@ -353,7 +353,7 @@ def test_a_new_process_finds_the_checkpoint_of_the_one_before(root: pathlib.Path
         ({}, "failed to dial device plugin: context deadline exceeded"),
     ],
 )
-def test_a_bad_registration_gets_code_unknown_and_the_kubelets_words(
+def test_a_bad_registration_gets_code_unknown_and_the_kubelets_text(
     root: pathlib.Path, arguments: dict[str, str], text: str
 ) -> None:
     async def story() -> None:
@@ -405,7 +405,7 @@ def test_allocation_asks_for_a_preference_and_fills_it_up(root: pathlib.Path) ->
     play(story())
 
 
-def test_the_plugins_refusal_stands_word_for_word_in_the_error(root: pathlib.Path) -> None:
+def test_the_plugins_refusal_is_verbatim_in_the_error(root: pathlib.Path) -> None:
     async def story() -> None:
         async with (
             kubelet.Kubelet(directory=root, node="n") as stand_in,
@@ -426,7 +426,7 @@ def test_the_plugins_refusal_stands_word_for_word_in_the_error(root: pathlib.Pat
     play(story())
 
 
-def test_podresources_tell_who_holds_what(root: pathlib.Path) -> None:
+def test_podresources_list_the_devices_of_each_pod(root: pathlib.Path) -> None:
     async def story() -> None:
         async with (
             kubelet.Kubelet(directory=root, node="n") as stand_in,
@@ -463,7 +463,7 @@ def test_podresources_tell_who_holds_what(root: pathlib.Path) -> None:
     play(story())
 
 
-def test_a_client_of_podresources_that_asks_too_often_is_told_to_wait(root: pathlib.Path) -> None:
+def test_a_client_of_podresources_that_calls_too_often_is_rate_limited(root: pathlib.Path) -> None:
     async def story() -> None:
         async with (
             kubelet.Kubelet(directory=root, node="n") as stand_in,
@@ -477,7 +477,7 @@ def test_a_client_of_podresources_that_asks_too_often_is_told_to_wait(root: path
     play(story())
 
 
-def test_the_plugin_watcher_tells_a_plugin_why_it_is_refused(root: pathlib.Path) -> None:
+def test_the_plugin_watcher_sends_a_plugin_the_reason_of_its_refusal(root: pathlib.Path) -> None:
     async def story() -> None:
         path = root / "plugins_registry" / "toy.sock"
         path.parent.mkdir()
@@ -506,8 +506,8 @@ def test_the_plugin_watcher_registers_a_socket_and_again_after_a_restart(
                 await stand_in.restart()
                 await toy.ended.wait()
                 await stand_in.until(shows(1, 1))
-                told = [call for call in toy.calls if call != "told True"]
-                assert told == ["options", "list", "options", "list"]
+                statuses = [call for call in toy.calls if call != "told True"]
+                assert statuses == ["options", "list", "options", "list"]
             await stand_in.until(shows(1, 0))
 
     play(story())
@@ -549,7 +549,7 @@ async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await running.communicate()
 
 
-def test_the_process_serves_its_http_surface_and_ends_cleanly(root: pathlib.Path) -> None:
+def test_the_process_serves_its_control_surface_and_ends_cleanly(root: pathlib.Path) -> None:
     async def story() -> None:
         async with process("--node", "node-a", "--dir", str(root)) as running:
             assert running.stdout is not None
@@ -630,7 +630,7 @@ async def _answer(
         (["--node", "n", "--dir", "/tmp/" + "x" * 100], "longer than 107 bytes"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:
+def test_a_usage_error_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:
     async def story() -> None:
         async with process(*arguments) as running:
             out, err = await running.communicate()

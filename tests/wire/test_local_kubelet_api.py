@@ -132,11 +132,11 @@ async def until(
 ) -> Object:
     """Read an object again and again until it is as expected; the scene's limit ends it."""
     while True:
-        found, raw = await api.get(path)
-        if found == code:
-            seen = msgspec.convert(raw, Object)
-            if code != 200 or holds(seen):
-                return seen
+        value, raw = await api.get(path)
+        if value == code:
+            read = msgspec.convert(raw, Object)
+            if code != 200 or holds(read):
+                return read
         await asyncio.sleep(PERIOD_S / 5)
 
 
@@ -200,7 +200,7 @@ def test_a_pod_gets_its_devices_runs_and_frees_them_when_deleted(root: pathlib.P
     play(root, scene)
 
 
-def test_a_refused_pod_fails_with_the_plugins_words_and_frees_its_devices(
+def test_a_refused_pod_fails_with_the_plugins_text_and_frees_its_devices(
     root: pathlib.Path,
 ) -> None:
     async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, toy: Toy) -> None:
@@ -239,9 +239,9 @@ def test_pods_keep_running_over_a_restart_and_deletions_meanwhile_are_noticed(
     play(root, scene)
 
 
-def test_an_absent_api_is_told_once_and_never_fatal(root: pathlib.Path) -> None:
+def test_an_unavailable_api_is_logged_once_and_never_fatal(root: pathlib.Path) -> None:
     async def story() -> None:
-        told: asyncio.Queue[str] = asyncio.Queue()
+        logged: asyncio.Queue[str] = asyncio.Queue()
         async with kubernetes.KubernetesApi() as gone:
             url = gone.url
         async with (
@@ -251,14 +251,14 @@ def test_an_absent_api_is_told_once_and_never_fatal(root: pathlib.Path) -> None:
                 node="node-a",
                 api=url,
                 status_period_s=PERIOD_S,
-                log=lambda event, **_: told.put_nowait(event),
+                log=lambda event, **_: logged.put_nowait(event),
             ),
         ):
-            away = {await told.get(), await told.get()}
+            away = {await logged.get(), await logged.get()}
             assert away == {"pods not followed", "node status not written"}
             address = httpd.address(url.removeprefix("http://"))
             async with kubernetes.KubernetesApi(http=address):
-                back = {await told.get(), await told.get()}
+                back = {await logged.get(), await logged.get()}
                 assert back == {"pods followed again", "node status written again"}
 
     asyncio.run(story())

@@ -112,8 +112,8 @@ def test_the_asynchronous_client_lists_patches_and_watches_raw_dicts(
             assert shown["metadata"]["managedFields"][1]["manager"] == "muster"
             since = ("resourceVersion", listed["metadata"]["resourceVersion"])
             watched = await call(client, "GET", NODES, query=[("watch", "true"), since])
-            told = orjson.loads(await watched.response.content.readline())
-            assert brief(told) == ("MODIFIED", "node-a")
+            events = orjson.loads(await watched.response.content.readline())
+            assert brief(events) == ("MODIFIED", "node-a")
             watched.response.close()
             missing = await call(client, "GET", f"{NODES}/none")
             assert (missing.status, orjson.loads(await missing.read())["reason"]) == (
@@ -155,13 +155,13 @@ def test_the_synchronous_client_lists_patches_and_watches_models(tmp_path: pathl
     play(story)
 
 
-def test_a_watch_tells_bookmarks_and_ends_in_time() -> None:
+def test_a_watch_sends_bookmarks_and_ends_in_time() -> None:
     async def story(_: kubernetes.KubernetesApi, http: aiohttp.ClientSession) -> None:
         node = (await send(http, "POST", NODES, NODE))[1]
         watch = events(http, NODES, allowWatchBookmarks="true", timeoutSeconds="1")
-        told = [event async for event in watch]
-        assert brief(told[0]) == ("ADDED", "node-a")
-        assert len(told) > 2
+        received = [event async for event in watch]
+        assert brief(received[0]) == ("ADDED", "node-a")
+        assert len(received) > 2
         bookmark = {
             "type": "BOOKMARK",
             "object": {
@@ -173,7 +173,7 @@ def test_a_watch_tells_bookmarks_and_ends_in_time() -> None:
                 },
             },
         }
-        assert told[1:] == [bookmark] * (len(told) - 1)
+        assert received[1:] == [bookmark] * (len(received) - 1)
 
     play(story)
 
@@ -203,14 +203,14 @@ def test_a_watch_begins_with_what_exists_and_goes_on_with_what_happens() -> None
     play(story)
 
 
-def test_a_watch_from_a_forgotten_version_is_told_410() -> None:
+def test_a_watch_from_a_forgotten_version_gets_410() -> None:
     async def story(api: kubernetes.KubernetesApi, http: aiohttp.ClientSession) -> None:
         _, node = await send(http, "POST", NODES, NODE)
         version = int(node["metadata"]["resourceVersion"])
         api.compact()
         for since in (version - 1, version + 1000, 1):
-            (told,) = [event async for event in events(http, NODES, resourceVersion=str(since))]
-            assert (told["type"], told["object"]["code"], told["object"]["reason"]) == (
+            (received,) = [event async for event in events(http, NODES, resourceVersion=str(since))]
+            assert (received["type"], received["object"]["code"], received["object"]["reason"]) == (
                 "ERROR",
                 410,
                 "Expired",
@@ -336,9 +336,9 @@ def test_a_bad_request_is_answered_with_a_status_and_never_with_500() -> None:
     async def story(_: kubernetes.KubernetesApi, http: aiohttp.ClientSession) -> None:
         await send(http, "POST", NODES, NODE)
         for method, path, body, media_type, expected in BAD_REQUESTS:
-            asked = f"{method} {path} {body[:40]!r}"
+            requests = f"{method} {path} {body[:40]!r}"
             code, status = await send(http, method, path, body, media_type)
-            assert (asked, code) == (asked, expected)
+            assert (requests, code) == (requests, expected)
             assert (status["kind"], status["status"], status["code"]) == (
                 "Status",
                 "Failure",
@@ -368,7 +368,7 @@ def test_a_bad_request_is_answered_with_a_status_and_never_with_500() -> None:
         b"a: " + b"x" * 300_000,
     ],
 )
-def test_yaml_that_json_cannot_say_is_refused(body: bytes) -> None:
+def test_yaml_that_json_cannot_express_is_refused(body: bytes) -> None:
     with pytest.raises(refusals.RequestError) as refused:
         server.decode_object(body, "application/yaml")
     assert refused.value.code == 400
@@ -437,15 +437,15 @@ def start(*arguments: str) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_process_says_where_it_listens_and_ends_cleanly_in_the_midst_of_a_watch(
+def test_the_process_prints_its_address_and_ends_cleanly_during_a_watch(
     tmp_path: pathlib.Path, number: signal.Signals
 ) -> None:
     async def watch(url: str, process: "subprocess.Popen[bytes]") -> list[str]:
         async with aiohttp.ClientSession(url) as http:
-            told = events(http, "/api/v1/namespaces", fieldSelector="metadata.name=default")
-            kinds = [brief(await anext(told))[0]]
+            received = events(http, "/api/v1/namespaces", fieldSelector="metadata.name=default")
+            kinds = [brief(await anext(received))[0]]
             process.send_signal(number)
-            return kinds + [brief(event)[0] async for event in told]
+            return kinds + [brief(event)[0] async for event in received]
 
     with start("--kubeconfig", str(tmp_path / "config")) as process:
         assert process.stdout is not None
@@ -458,7 +458,7 @@ def test_the_process_says_where_it_listens_and_ends_cleanly_in_the_midst_of_a_wa
     assert (process.returncode, rest, errors) == (0, b"", b"")
 
 
-def test_a_mistake_is_told_in_one_line() -> None:
+def test_a_usage_error_is_one_line() -> None:
     mistakes = {
         ("--http", "127.0.0.1:99999"): "'127.0.0.1:99999' is not host:port",
         ("--http", "192.0.2.1:0"): "cannot listen on 192.0.2.1:0: ",

@@ -41,16 +41,16 @@ def test_what_is_posted_to_any_path_is_kept_with_its_headers(tmp_path: pathlib.P
         assert await post(http, "/hooks/a", b'{"alert": "x"}', Signature="abc") == 200
         assert await post(http, "/", b"not json \xff") == 200
         async with http.get("/received") as response:
-            told = await response.json()
-        assert [(r["index"], r["path"], r["body"], r["status"]) for r in told] == [
+            received = await response.json()
+        assert [(r["index"], r["path"], r["body"], r["status"]) for r in received] == [
             (0, "/hooks/a", {"alert": "x"}, 200),
             (1, "/", "not json \ufffd", 200),
         ]
-        assert told[0]["headers"]["signature"] == "abc"
+        assert received[0]["headers"]["signature"] == "abc"
         async with http.get("/received?since=1") as response:
             assert [r["index"] for r in await response.json()] == [1]
         assert [r.body for r in receiver.received()] == ['{"alert": "x"}', "not json \ufffd"]
-        assert [orjson.loads(line) for line in file.read_bytes().splitlines()] == told
+        assert [orjson.loads(line) for line in file.read_bytes().splitlines()] == received
 
     play(story, file)
 
@@ -65,15 +65,15 @@ def test_a_long_poll_answers_as_soon_as_there_is_more() -> None:
         async with http.get("/received?wait=0.01") as response:
             assert await response.json() == []
         await post(http, "/a", b"1")
-        told = await waiting
-        assert isinstance(told, list)
-        assert [r["body"] for r in told] == [1]
+        received = await waiting
+        assert isinstance(received, list)
+        assert [r["body"] for r in received] == [1]
         assert len(await receiver.wait_for(lambda kept: len(kept) == 1, timeout_s=30)) == 1
 
     play(story)
 
 
-def test_the_next_answers_are_as_they_were_ordered() -> None:
+def test_the_next_answers_are_as_requested() -> None:
     async def story(receiver: webhook.WebhookReceiver, http: aiohttp.ClientSession) -> None:
         order = {"status": 503, "times": 2, "delay_s": 0.01, "headers": {"Retry-After": "7"}}
         async with http.post("/behave", json=order) as response:
@@ -99,7 +99,7 @@ def test_the_next_answers_are_as_they_were_ordered() -> None:
         (b'{"headers": {"a": "b\\r\\nc: d"}}', "printable"),
     ],
 )
-def test_an_order_that_cannot_be_followed_is_refused(body: bytes, text: str) -> None:
+def test_a_behaviour_out_of_range_is_refused(body: bytes, text: str) -> None:
     async def story(_: webhook.WebhookReceiver, http: aiohttp.ClientSession) -> None:
         async with http.post("/behave", data=body) as response:
             assert response.status == 400
@@ -127,7 +127,7 @@ def start(*arguments: str) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_process_says_where_it_listens_and_ends_cleanly(number: signal.Signals) -> None:
+def test_the_process_prints_its_address_and_ends_cleanly(number: signal.Signals) -> None:
     with start() as process:
         assert process.stdout is not None
         line = orjson.loads(process.stdout.readline())
@@ -144,7 +144,7 @@ def test_the_process_says_where_it_listens_and_ends_cleanly(number: signal.Signa
     assert (process.returncode, rest, errors) == (0, b"", b"")
 
 
-def test_a_mistake_is_told_in_one_line() -> None:
+def test_a_usage_error_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         mistakes = {

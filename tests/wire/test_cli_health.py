@@ -29,10 +29,10 @@ detection: {{probe_timeout_s: 0.5, interval_s: 0.2, patience_s: 0}}
 def muster(directory: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
     """Run the command where no `muster up` runs but what is in a directory."""
     unset = {"NATS_URL", "MUSTER_HEALTH_URL", "http_proxy"}
-    given = {key: value for key, value in os.environ.items() if key not in unset}
+    inherited = {key: value for key, value in os.environ.items() if key not in unset}
     done = subprocess.run(
         (sys.executable, "-m", "muster.cli", *arguments),
-        env={**given, "TMPDIR": str(directory), **environment},
+        env={**inherited, "TMPDIR": str(directory), **environment},
         check=False,
         capture_output=True,
         text=True,
@@ -69,8 +69,8 @@ async def stack(directory: Path) -> AsyncIterator[tuple[bus.Bus, str, str]]:
             await draining
 
 
-async def known(link: bus.Bus, directory: Path, node: str) -> None:
-    """Beat until health has heard it, and never again."""
+async def heartbeat_until_listed(link: bus.Bus, directory: Path, node: str) -> None:
+    """Send heartbeats until health lists the plugin, and none after."""
     for seq in range(1, 100):
         await link.send_heartbeat(
             vocabulary.Heartbeat(
@@ -88,29 +88,29 @@ async def known(link: bus.Bus, directory: Path, node: str) -> None:
         )
         if (await status(directory))["plugins_total"]:
             return
-    raise AssertionError("health hears nothing")
+    raise AssertionError("health lists no plugin")
 
 
 async def status(directory: Path) -> dict[str, Any]:
     code, out, errors = await asyncio.to_thread(muster, directory, "status", "--json")
     assert (code, errors) == (0, "")
-    found: dict[str, Any] = orjson.loads(out)
-    return found
+    report: dict[str, Any] = orjson.loads(out)
+    return report
 
 
 async def until_firing(directory: Path, kinds: set[str]) -> dict[str, Any]:
     """Ask for the status until these alerts fire; return it."""
     while True:
         # each question takes its time
-        found = await status(directory)
-        if {alert["kind"] for alert in found["alerts"]} == kinds:
-            return found
+        report = await status(directory)
+        if {alert["kind"] for alert in report["alerts"]} == kinds:
+            return report
 
 
 def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path: Path) -> None:
     async def story() -> None:
         async with stack(tmp_path) as (link, health, url):
-            await known(link, tmp_path, "node.b")
+            await heartbeat_until_listed(link, tmp_path, "node.b")
             await link.publish(
                 vocabulary.InventoryReported(
                     node="node.b",
@@ -133,9 +133,9 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
                     pod="team/training",
                 )
             )
-            found = await until_firing(tmp_path, {"device_unhealthy", "plugin_down"})
-            assert found["health"] == health
-            assert (found["plugins_total"], found["verdicts"]) == (1, {"PLUGIN_DOWN": 1})
+            report = await until_firing(tmp_path, {"device_unhealthy", "plugin_down"})
+            assert report["health"] == health
+            assert (report["plugins_total"], report["verdicts"]) == (1, {"PLUGIN_DOWN": 1})
 
             code, out, errors = await asyncio.to_thread(muster, tmp_path, "status")
             assert (code, errors) == (0, "")
@@ -160,13 +160,13 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             assert [change for change in changes if change.startswith(fell)]
             assert f"alert firing critical plugin_down: {PLUGIN} on node.b is down" in changes
 
-            asked = ("why", "node.b", "--json", "--health", f"{health}/state", "--url", url)
-            code, out, errors = await asyncio.to_thread(muster, tmp_path, *asked)
+            options = ("why", "node.b", "--json", "--health", f"{health}/state", "--url", url)
+            code, out, errors = await asyncio.to_thread(muster, tmp_path, *options)
             assert (code, errors) == (0, "")
-            told = orjson.loads(out)
-            assert [plugin["verdict"] for plugin in told["plugins"]] == ["PLUGIN_DOWN"]
-            assert [pod["pod"] for pod in told["pods"]] == ["team/training"]
-            types = {change["type"] for change in told["changes"]}
+            view = orjson.loads(out)
+            assert [plugin["verdict"] for plugin in view["plugins"]] == ["PLUGIN_DOWN"]
+            assert [pod["pod"] for pod in view["pods"]] == ["team/training"]
+            types = {change["type"] for change in view["changes"]}
             assert types == {
                 "dev.muster.allocation.observed",
                 "dev.muster.verdict.changed",
@@ -181,10 +181,10 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
     asyncio.run(story())
 
 
-def test_what_one_of_the_two_knows_is_shown_when_the_other_is_away(tmp_path: Path) -> None:
+def test_what_health_or_nats_has_is_shown_when_the_other_is_unavailable(tmp_path: Path) -> None:
     async def story() -> None:
         async with stack(tmp_path) as (link, health, url):
-            await known(link, tmp_path, "a")
+            await heartbeat_until_listed(link, tmp_path, "a")
             await until_firing(tmp_path, {"plugin_down"})
             no_bus = ("why", "a", "--url", "nats://127.0.0.1:1")
             code, out, errors = await asyncio.to_thread(muster, tmp_path, *no_bus)
@@ -206,7 +206,7 @@ def test_what_one_of_the_two_knows_is_shown_when_the_other_is_away(tmp_path: Pat
     asyncio.run(story())
 
 
-def test_where_nobody_answers_one_line_says_so(tmp_path: Path) -> None:
+def test_no_answer_is_one_line(tmp_path: Path) -> None:
     code, out, errors = muster(tmp_path, "status")
     assert (code, out) == (1, "")
     assert errors.startswith("muster status: no health service runs on this machine")
@@ -218,7 +218,7 @@ def test_where_nobody_answers_one_line_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_no_address_no_node_or_no_time_is_refused(tmp_path: Path) -> None:
+def test_a_bad_address_node_or_time_is_refused(tmp_path: Path) -> None:
     assert muster(tmp_path, "status", "--health", "health:8080") == (
         2,
         "",
@@ -251,7 +251,7 @@ def test_a_command_that_cannot_write_its_output_ends_without_a_traceback(tmp_pat
 
     async def story() -> None:
         async with stack(tmp_path) as (link, _, url):
-            await known(link, tmp_path, "node.b")
+            await heartbeat_until_listed(link, tmp_path, "node.b")
             await until_firing(tmp_path, {"plugin_down"})
             reading, closed_pipe = os.pipe()
             os.close(reading)

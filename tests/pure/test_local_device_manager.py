@@ -168,7 +168,7 @@ def test_a_message_of_an_orphaned_stream_counts_but_nothing_can_be_allocated() -
     )
 
 
-def test_a_failed_registration_forgets_the_client_that_was_good() -> None:
+def test_a_failed_registration_drops_the_working_client() -> None:
     manager = registered("0")
 
     manager.connecting(GPU, "/s/missing.sock")
@@ -201,7 +201,7 @@ def test_after_a_restart_the_plugin_registers_and_finds_its_devices_reserved() -
     assert given(after, wish(1, pod="pod-2")) == {"1"}
 
 
-def test_devices_stay_reserved_until_the_pod_ends_also_when_the_id_was_away() -> None:
+def test_devices_stay_reserved_until_the_pod_ends_even_if_the_id_disappears_meanwhile() -> None:
     manager = registered("0")
     given(manager, wish(1))
 
@@ -290,7 +290,7 @@ def test_what_was_taken_is_free_again_when_the_plugin_refuses() -> None:
     assert given(manager, wish(1, pod="pod-2")) == {"0"}
 
 
-def test_devices_are_noted_by_numa_node() -> None:
+def test_devices_are_recorded_by_numa_node() -> None:
     manager = registered()
     manager.listed(
         GPU,
@@ -331,7 +331,7 @@ def test_devices_are_noted_by_numa_node() -> None:
         ),
     ],
 )
-def test_a_bad_version_or_name_is_refused_in_the_kubelets_words(
+def test_a_bad_version_or_name_is_refused_with_the_kubelets_text(
     version: str, name: str, text: str | None
 ) -> None:
     assert rules.refusal(version, name) == text
@@ -417,10 +417,10 @@ class AnyLife(stateful.RuleBasedStateMachine):
 
     @stateful.rule(resource=st.sampled_from(RESOURCES))
     def a_stream_ends(self, resource: str) -> None:
-        known = self.manager.client(resource) is not None
+        resources = self.manager.client(resource) is not None
         self.manager.stream_ended(resource, self.now)
         assert self.manager.client(resource) is None
-        if known:
+        if resources:
             assert self.manager.allocatable().get(resource, 0) == 0
 
     @stateful.rule(resource=st.sampled_from(RESOURCES), count=st.integers(0, 4))

@@ -1,4 +1,4 @@
-"""What `muster status` and `muster why` make of what health says."""
+"""The text of `muster status` and `muster why`."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -23,26 +23,26 @@ def state(
     return status.State(plugins=plugins, fleet=fleet or status.Fleet(), service=service)
 
 
-def heard(count: int) -> list[codec.CloudEvent]:
-    told = vocabulary.PluginStopping(
+def past_events(count: int) -> list[codec.CloudEvent]:
+    stopping = vocabulary.PluginStopping(
         node="a", at=AT, plugin="p", reason=vocabulary.StopReason.SIGNAL
     )
     return [
         codec.CloudEvent(
             id=f"i:{number}",
             source="/nodes/a/plugins/p",
-            type=told.TYPE,
+            type=stopping.TYPE,
             time=AT + timedelta(seconds=number),
             instance="i",
             sequence=number,
             boot="",
-            data=told,
+            data=stopping,
         )
         for number in range(count)
     ]
 
 
-def test_a_fleet_that_is_well_is_four_lines() -> None:
+def test_a_healthy_fleet_is_four_lines() -> None:
     assert status.lines(state(plugin("a"), plugin("b")), source="here", everything=False) == [
         "health    here",
         "plugins   2 on 2 nodes: 2 HEALTHY",
@@ -51,29 +51,29 @@ def test_a_fleet_that_is_well_is_four_lines() -> None:
     ]
 
 
-def test_who_is_not_well_is_listed_first_and_who_is_well_on_request() -> None:
-    found = state(plugin("a"), plugin("c", "STUCK"), plugin("b", None), plugin("d", "MAINTENANCE"))
-    shown = status.lines(found, source="here", everything=False)[5:]
+def test_plugins_with_problems_are_listed_first_and_healthy_ones_on_request() -> None:
+    fleet = state(plugin("a"), plugin("c", "STUCK"), plugin("b", None), plugin("d", "MAINTENANCE"))
+    shown = status.lines(fleet, source="here", everything=False)[5:]
     assert [line.split()[:3] for line in shown] == [
         ["NODE", "PLUGIN", "VERDICT"],
         ["b", "p", "UNKNOWN"],
         ["c", "p", "STUCK"],
     ]
-    shown = status.lines(found, source="here", everything=True)[6:]
+    shown = status.lines(fleet, source="here", everything=True)[6:]
     assert [line.split()[0] for line in shown] == ["b", "c", "a", "d"]
 
 
-def test_what_a_plugin_says_is_wrong_is_shown_though_nobody_is_alerted_of_it() -> None:
+def test_a_problem_that_a_plugin_reports_is_shown_even_without_an_alert() -> None:
     refused = "the changed configuration cannot be used: plugin.yaml: not YAML"
-    found = plugin("a", problems=[refused])
-    shown = status.lines(state(found, plugin("b")), source="here", everything=False)
+    reporting = plugin("a", problems=[refused])
+    shown = status.lines(state(reporting, plugin("b")), source="here", everything=False)
     assert shown[-2:] == ["NODE  PLUGIN  PROBLEM", f"a     p       {refused}"]
     assert [line.split()[0] for line in shown[5:7]] == ["NODE", "a"]
-    known = why.NodeView(node="a", source="here", state=state(found), events=None, since="1 h")
-    assert f"  problem    {refused}" in why.lines(known)
+    view = why.NodeView(node="a", source="here", state=state(reporting), events=None, since="1 h")
+    assert f"  problem    {refused}" in why.lines(view)
 
 
-def test_what_makes_the_state_less_true_is_said() -> None:
+def test_the_caveats_of_the_state_are_shown() -> None:
     service = status.Service(
         leader="two",
         is_disconnected=True,
@@ -91,11 +91,11 @@ def test_what_makes_the_state_less_true_is_said() -> None:
 
 
 def test_a_long_list_is_cut_and_says_so() -> None:
-    found = state(*(plugin(f"n{number}", "STUCK") for number in range(201)))
-    assert status.lines(found, source="here", everything=False)[-1] == (
+    fleet = state(*(plugin(f"n{number}", "STUCK") for number in range(201)))
+    assert status.lines(fleet, source="here", everything=False)[-1] == (
         "and 1 more; --all shows them"
     )
-    assert status.lines(found, source="here", everything=True)[-1].startswith("n99 ")
+    assert status.lines(fleet, source="here", everything=True)[-1].startswith("n99 ")
 
 
 def test_the_most_urgent_alert_comes_first_then_the_oldest() -> None:
@@ -103,8 +103,8 @@ def test_the_most_urgent_alert_comes_first_then_the_oldest() -> None:
         return {"severity": severity, "starts_at": AT + timedelta(seconds=seconds)}
 
     alerts = [alert("info", 0), alert("critical", 9), alert("strange", 0), alert("critical", 3)]
-    found = state(plugin("a", alerts=alerts)).alerts
-    order = [(one.severity, one.starts_at) for one in found]
+    sorted_ = state(plugin("a", alerts=alerts)).alerts
+    order = [(shown.severity, shown.starts_at) for shown in sorted_]
     assert order == [
         ("critical", AT + timedelta(seconds=3)),
         ("critical", AT + timedelta(seconds=9)),
@@ -113,7 +113,7 @@ def test_the_most_urgent_alert_comes_first_then_the_oldest() -> None:
     ]
 
 
-def test_a_newer_service_may_say_more() -> None:
+def test_unknown_keys_of_a_newer_service_are_ignored() -> None:
     body = {
         "plugins": [{"node": "a", "plugin": "p", "verdict": "BEWITCHED", "aura": 7}],
         "fleet": {"moon": "full"},
@@ -126,14 +126,14 @@ def test_a_newer_service_may_say_more() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\xff", b"[]", b"{}", b'{"plugins": 1}', b"[" * 100_000, b"404"]
 )
-def test_what_is_no_state_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_state_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         status.decode(body)
 
 
-def test_nothing_that_a_plugin_wrote_reaches_the_terminal_as_a_command() -> None:
+def test_no_control_character_from_a_plugin_reaches_the_terminal() -> None:
     evil = "\x1b]0;x\x07\n\u202e"
-    found = state(
+    fleet = state(
         plugin(
             "a",
             evil,
@@ -147,18 +147,23 @@ def test_nothing_that_a_plugin_wrote_reaches_the_terminal_as_a_command() -> None
         ),
         service=status.Service(leader=evil, cluster={evil: evil}),
     )
-    known = why.NodeView(node="a", source=evil, state=found, events=heard(1), since="1d")
-    shown = [*status.lines(found, source=evil, everything=True), *why.lines(known)]
+    view = why.NodeView(node="a", source=evil, state=fleet, events=past_events(1), since="1d")
+    shown = [*status.lines(fleet, source=evil, everything=True), *why.lines(view)]
     assert [line for line in shown if not line.isprintable()] == []
 
 
-def test_the_pods_that_a_failed_plugin_affects_are_named_and_the_others_counted() -> None:
+def test_the_pods_that_a_failed_plugin_affects_are_named_or_counted() -> None:
     down = {"kind": "plugin_down", "severity": "critical", "summary": "s", "advice": "look"}
-    told = {**down, "pods": ["ml/a", "ml/b"], "pods_total": 40, "starts_at": "2026-01-01T12:00:00Z"}
-    known = why.NodeView(
-        node="a", source="x", state=state(plugin("a", alerts=[told])), events=None, since="1d"
+    alert = {
+        **down,
+        "pods": ["ml/a", "ml/b"],
+        "pods_total": 40,
+        "starts_at": "2026-01-01T12:00:00Z",
+    }
+    view = why.NodeView(
+        node="a", source="x", state=state(plugin("a", alerts=[alert])), events=None, since="1d"
     )
-    assert why.lines(known)[-6:] == [
+    assert why.lines(view)[-6:] == [
         "    pods       40; the first 2 are named below",
         "    what to do look",
         "",
@@ -168,29 +173,31 @@ def test_the_pods_that_a_failed_plugin_affects_are_named_and_the_others_counted(
     ]
 
 
-def test_a_node_that_nobody_knows_is_named_with_its_neighbour() -> None:
-    known = why.NodeView(
+def test_an_unknown_node_is_named_with_the_nearest_name() -> None:
+    view = why.NodeView(
         node="nod-a", source="x", state=state(plugin("node-a")), events=[], since="1d"
     )
-    assert why.unknown_node(known) == "no plugin and no event of node nod-a; did you mean node-a?"
+    assert why.unknown_node(view) == "no plugin and no event of node nod-a; did you mean node-a?"
 
 
-def test_a_node_that_is_gone_still_has_its_past() -> None:
-    known = why.NodeView(node="a", source="x", state=state(), events=heard(1), since="1d")
-    assert why.unknown_node(known) == ""
-    assert why.lines(known)[:5] == [
+def test_a_removed_node_still_has_its_last_changes() -> None:
+    view = why.NodeView(node="a", source="x", state=state(), events=past_events(1), since="1d")
+    assert why.unknown_node(view) == ""
+    assert why.lines(view)[:5] == [
         "health    x",
         "",
         "a: health has no plugin of this node now",
         "",
         "last changes (since 1d)",
     ]
-    assert why.lines(known)[5].endswith("  plugin.stopping plugin=p reason=signal")
+    assert why.lines(view)[5].endswith("  plugin.stopping plugin=p reason=signal")
 
 
-def test_only_the_last_changes_are_shown_and_a_past_that_is_cut_says_so() -> None:
-    known = why.NodeView(node="a", source="x", state=None, events=heard(10_000), since="1d")
-    assert [one.sequence for one in known.changes] == list(range(9970, 10_000))
-    assert why.lines(known)[-1] == "  and later ones: too many; give a later --since"
-    assert why.report(known)["changes_cut"]
-    assert not why.NodeView(node="a", source="x", state=None, events=heard(9), since="1d").is_cut
+def test_only_the_last_changes_are_shown_and_a_cut_is_noted() -> None:
+    view = why.NodeView(node="a", source="x", state=None, events=past_events(10_000), since="1d")
+    assert [change.sequence for change in view.changes] == list(range(9970, 10_000))
+    assert why.lines(view)[-1] == "  and later ones: too many; give a later --since"
+    assert why.report(view)["changes_cut"]
+    assert not why.NodeView(
+        node="a", source="x", state=None, events=past_events(9), since="1d"
+    ).is_cut

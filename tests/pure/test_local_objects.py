@@ -1,4 +1,4 @@
-"""What the store promises: versions, lists, watches, sub-resources, refusals, limits."""
+"""The store: versions, lists, watches, sub-resources, refusals, limits."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ def names(page: trees.Tree) -> list[str]:
     return [trees.string_at(item, "metadata", "name") for item in items if isinstance(item, dict)]
 
 
-def told(events: list[trees.Tree]) -> list[tuple[str, str, str]]:
+def summaries(events: list[trees.Tree]) -> list[tuple[str, str, str]]:
     return [
         (
             trees.string_at(event, "type"),
@@ -74,7 +74,7 @@ SPEC: trees.Tree = {"containers": [{"name": "c"}]}
 NODES = objects.Selection(place=at(resources.NODES))
 
 
-def test_a_new_object_gets_what_only_the_server_can_give() -> None:
+def test_a_new_object_gets_its_server_side_fields() -> None:
     assert add(new_store(), NODE, status={"phase": "x"}) == {
         "kind": "Node",
         "apiVersion": "v1",
@@ -182,14 +182,14 @@ def test_an_apply_creates_what_is_not_there_and_each_part_is_its_own_share() -> 
         store.patch({}, APPLY, write(at(resources.NODES, "none", subresource="status")))
 
 
-def test_the_fields_of_an_object_are_let_go_when_asked() -> None:
+def test_the_fields_of_an_object_are_released_on_request() -> None:
     store = new_store()
     add(store, NODE, metadata=labels(a="1"))
     shown = change(store, NODE, metadata={"managedFields": []})
     assert "managedFields" not in trees.object_at(shown, "metadata")
 
 
-def test_both_kinds_of_event_are_one() -> None:
+def test_both_kinds_of_event_are_stored_as_one() -> None:
     store = new_store()
     add(store, at(resources.EVENTS, "e"), involvedObject={"name": "node-a"}, message="gone")
     page = store.page(objects.Selection(place=at(NEW_EVENTS)))
@@ -247,7 +247,7 @@ def test_a_body_of_the_wrong_shape_is_refused(body: trees.Json) -> None:
         new_store().create(body, write(at(resources.NODES)))
 
 
-def test_an_object_needs_its_namespace_and_goes_with_it() -> None:
+def test_an_object_needs_its_namespace_and_is_deleted_with_it() -> None:
     store = new_store()
     lease = at(LEASES, "l", namespace="gpu")
     with refused(404, 'namespaces "gpu" not found'):
@@ -305,29 +305,29 @@ def test_pages_show_the_objects_as_they_were_when_the_first_was_made() -> None:
             store.page(NODES, token=nonsense)
 
 
-def test_a_watch_tells_each_change_in_order() -> None:
+def test_a_watch_sends_each_change_in_order() -> None:
     store = new_store()
     add(store, NODE)
     change(store, NODE, metadata=labels(a="1"))
     add(store, POD, spec=SPEC)
     store.delete(NODE, None, dry_run=False)
-    assert told(store.since(NODES, 104)) == [
+    assert summaries(store.since(NODES, 104)) == [
         ("ADDED", "node-a", "105"),
         ("MODIFIED", "node-a", "106"),
         ("DELETED", "node-a", "108"),
     ]
-    assert told(store.since(NODES, 106)) == [("DELETED", "node-a", "108")]
+    assert summaries(store.since(NODES, 106)) == [("DELETED", "node-a", "108")]
     assert store.since(NODES, 108) == []
 
 
-def test_an_object_that_leaves_a_selector_is_told_as_deleted() -> None:
+def test_an_object_that_leaves_a_selector_is_sent_as_deleted() -> None:
     store = new_store()
     gpus = dataclasses.replace(NODES, labels=selectors.labels("gpu"))
     add(store, NODE)
     for gpu in ("h100", "h200", None):
         change(store, NODE, metadata={"labels": {"gpu": gpu}})
     events = store.since(gpus, 105)
-    assert told(events) == [
+    assert summaries(events) == [
         ("ADDED", "node-a", "106"),
         ("MODIFIED", "node-a", "107"),
         ("DELETED", "node-a", "108"),
@@ -336,20 +336,23 @@ def test_an_object_that_leaves_a_selector_is_told_as_deleted() -> None:
     assert store.initial(gpus) == []
 
 
-def test_a_watch_is_told_of_its_own_namespace_only() -> None:
+def test_a_watch_gets_its_own_namespace_only() -> None:
     store = new_store()
     add(store, at(LEASES, "one"))
     add(store, at(LEASES, "two", namespace="kube-system"))
     here = objects.Selection(place=at(LEASES, namespace="kube-system"))
     everywhere = objects.Selection(place=at(LEASES))
-    assert told(store.since(here, 104)) == [("ADDED", "two", "106")]
-    assert told(store.initial(everywhere)) == [("ADDED", "one", "105"), ("ADDED", "two", "106")]
+    assert summaries(store.since(here, 104)) == [("ADDED", "two", "106")]
+    assert summaries(store.initial(everywhere)) == [
+        ("ADDED", "one", "105"),
+        ("ADDED", "two", "106"),
+    ]
 
 
-def test_a_version_that_the_log_does_not_know_is_gone() -> None:
+def test_a_version_that_the_log_does_not_have_is_expired() -> None:
     store = new_store(log_max=4, log_drop=2)
     add(store, NODE)
-    assert told(store.since(NODES, 104)) == [("ADDED", "node-a", "105")]
+    assert summaries(store.since(NODES, 104)) == [("ADDED", "node-a", "105")]
     for version in (101, 200):
         with refused(410, "too old resource version"):
             store.since(NODES, version)
@@ -384,7 +387,7 @@ def test_the_store_is_bounded() -> None:
         "x",
     ],
 )
-def test_a_path_that_leads_nowhere_is_not_found(path: str) -> None:
+def test_an_unknown_path_is_not_found(path: str) -> None:
     with refused(404):
         resources.place(path.split("/"))
 
@@ -398,24 +401,24 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS, started=st.integers(0, 20))
-def test_whoever_lists_and_then_watches_knows_what_there_is(
+def test_a_list_and_then_a_watch_give_the_current_objects(
     steps: list[tuple[str, str, str]], started: int
 ) -> None:
     store = new_store()
     chosen = dataclasses.replace(NODES, labels=selectors.labels("l in (x)"))
-    known: dict[str, trees.Tree] = {}
+    replayed_objects: dict[str, trees.Tree] = {}
     since = store.version
     for step, (what, name, value) in enumerate(steps):
         if step == started:
-            known = replayed({}, store.initial(chosen))
+            replayed_objects = replayed({}, store.initial(chosen))
             since = store.version
         try:
             take(store, at(resources.NODES, name), what, value)
         except refusals.RequestError as error:
             assert error.code in {404, 409}  # noqa: PT017 - there already, or not there
-    known = replayed(known, store.since(chosen, since))
+    replayed_objects = replayed(replayed_objects, store.since(chosen, since))
     listed = store.page(chosen)["items"]
-    assert list(dict(sorted(known.items())).values()) == listed
+    assert list(dict(sorted(replayed_objects.items())).values()) == listed
 
 
 def take(store: objects.Store, place: resources.Place, what: str, value: str) -> None:
@@ -428,8 +431,10 @@ def take(store: objects.Store, place: resources.Place, what: str, value: str) ->
             store.delete(place, None, dry_run=False)
 
 
-def replayed(known: Mapping[str, trees.Tree], events: list[trees.Tree]) -> dict[str, trees.Tree]:
-    now = dict(known)
+def replayed(
+    objects_by_key: Mapping[str, trees.Tree], events: list[trees.Tree]
+) -> dict[str, trees.Tree]:
+    now = dict(objects_by_key)
     for event in events:
         stored = trees.without(trees.object_at(event, "object"), "kind", "apiVersion")
         name = trees.string_at(stored, "metadata", "name")
@@ -471,13 +476,13 @@ OBJECTS = st.dictionaries(FIELDS, ANYTHING, max_size=4) | ANYTHING
     patch_format=st.sampled_from(writes.PatchFormat),
     subresource=st.sampled_from(["", "status"]),
 )
-def test_any_body_is_taken_or_refused_with_the_reason(
+def test_any_body_is_accepted_or_refused_with_a_reason(
     body: trees.Json, patch: trees.Json, patch_format: writes.PatchFormat, subresource: str
 ) -> None:
     store = new_store()
     add(store, POD, spec=SPEC)
     place = at(resources.PODS, "pod-a", subresource=subresource)
-    for asked in (
+    for request in (
         lambda: store.create(body, write(at(resources.PODS, namespace="default"))),
         lambda: store.update(body, write(place)),
         lambda: store.patch(patch, patch_format, write(place)),
@@ -485,6 +490,6 @@ def test_any_body_is_taken_or_refused_with_the_reason(
         lambda: store.delete(place, body, dry_run=False),
     ):
         try:
-            asked()
+            request()
         except refusals.RequestError as error:
             assert error.code in {400, 404, 409, 422}  # noqa: PT017 - each with its reason

@@ -1,4 +1,4 @@
-"""The laws of patches and selectors, and who owns what."""
+"""Patches, selectors and the ownership of fields."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_an_empty_patch_changes_nothing(target: trees.Tree) -> None:
 
 @few
 @given(target=OBJECTS, patch=OBJECTS)
-def test_a_patch_never_changes_what_it_is_given(target: trees.Tree, patch: trees.Tree) -> None:
+def test_a_patch_never_changes_its_input(target: trees.Tree, patch: trees.Tree) -> None:
     before = orjson.dumps([target, patch])
     trees.merge(target, patch)
     try:
@@ -171,7 +171,7 @@ GPU = {"gpu": "h100", "zone": "a-1", "memory": "80"}
         ("gpu=", False),
     ],
 )
-def test_a_label_selector_means_what_kubernetes_says(*, written: str, accepts: bool) -> None:
+def test_a_label_selector_means_what_it_means_in_kubernetes(*, written: str, accepts: bool) -> None:
     assert selectors.labels(written).accepts(GPU) is accepts
 
 
@@ -197,7 +197,7 @@ def test_any_text_is_a_selector_or_a_refusal(written: str) -> None:
 
 @few
 @given(value=JSON)
-def test_what_is_written_as_json_reads_the_same(value: trees.Json) -> None:
+def test_json_round_trips(value: trees.Json) -> None:
     assert trees.same(trees.from_json(orjson.dumps(value)), value)
 
 
@@ -237,25 +237,25 @@ def shares(tree: trees.Tree) -> dict[str, list[str]]:
     }
 
 
-def told(tree: trees.Tree) -> Any:
+def unmanaged(tree: trees.Tree) -> Any:
     return trees.without(trees.object_at(tree, "metadata"), "managedFields")
 
 
-def test_what_an_applier_no_longer_names_goes_and_what_others_wrote_stays() -> None:
+def test_fields_that_an_applier_drops_are_removed_and_those_of_others_stay() -> None:
     live = applies({}, labelled(a="1", b="2"), ANN)
     live = edits(live, a="1", b="2", c="3")
     live = applies(live, labelled(b="2"), ANN)
-    assert told(live) == {"labels": {"b": "2", "c": "3"}}
+    assert unmanaged(live) == {"labels": {"b": "2", "c": "3"}}
     assert shares(live) == {"ann": ["f:b"], "editor": ["f:c"]}
 
 
-def test_a_field_that_two_apply_alike_has_two_owners_and_stays_until_both_let_go() -> None:
+def test_a_field_that_two_apply_alike_has_two_owners_and_stays_until_both_drop_it() -> None:
     live = applies(applies({}, labelled(a="1"), ANN), labelled(a="1"), BEN)
     assert shares(live) == {"ann": ["f:a"], "ben": ["f:a"]}
     live = applies(live, {}, ANN)
-    assert (told(live), shares(live)) == ({"labels": {"a": "1"}}, {"ben": ["f:a"]})
+    assert (unmanaged(live), shares(live)) == ({"labels": {"a": "1"}}, {"ben": ["f:a"]})
     live = applies(live, {}, BEN)
-    assert (told(live), shares(live)) == ({}, {})
+    assert (unmanaged(live), shares(live)) == ({}, {})
 
 
 def test_a_conflict_names_the_other_manager_and_the_field() -> None:
@@ -274,7 +274,7 @@ def test_a_conflict_names_the_other_manager_and_the_field() -> None:
 
 def test_force_takes_the_field_from_the_other_manager() -> None:
     live = applies(edits({}, a="1", b="2"), labelled(a="9"), ANN, force=True)
-    assert told(live) == {"labels": {"a": "9", "b": "2"}}
+    assert unmanaged(live) == {"labels": {"a": "9", "b": "2"}}
     assert shares(live) == {"editor": ["f:b"], "ann": ["f:a"]}
 
 
@@ -302,7 +302,7 @@ def test_an_applier_alone_gets_what_it_names_and_applying_twice_changes_nothing(
     assert trees.same(applies(live, second, ANN), live)
 
 
-def test_a_writer_is_dated_by_its_last_change_and_nobody_else_by_it() -> None:
+def test_a_write_dates_its_own_writer_only() -> None:
     kubelet = ownership.Writer(manager="kubelet", applies=False, api_version="v1")
     other = ownership.Writer(manager="other", applies=False, api_version="v1")
     first = ownership.recorded({}, {"spec": {"t": 1}}, kubelet, at="t1", named=None)
