@@ -1,4 +1,4 @@
-"""One story for each way in which a kubelet loses a plugin: all heal, and each says its reason."""
+"""One story for each way in which a kubelet loses a plugin: all are repaired, with a reason."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ def first_seen(loss: Callable[[kubelets.World], Awaitable[None]]) -> set[str]:
 @pytest.mark.parametrize(
     ("loss", "reason"), [loss[1:] for loss in LOSSES], ids=[loss[0] for loss in LOSSES]
 )
-def test_the_plugin_is_registered_again_and_says_why(
+def test_the_plugin_is_registered_again_with_the_reason(
     kind: kubelets.Worlds, loss: Callable[[kubelets.World], Awaitable[None]], reason: str
 ) -> None:
     async def story() -> None:
@@ -93,7 +93,7 @@ HARMS = [
 @pytest.mark.parametrize(
     ("harm", "reason"), [harm[1:] for harm in HARMS], ids=[harm[0] for harm in HARMS]
 )
-def test_what_befalls_the_plugin_itself_is_found_out_and_mended(
+def test_losses_of_the_plugin_itself_are_detected_and_repaired(
     kind: kubelets.Worlds, harm: signal.Signals, reason: str
 ) -> None:
     async def story() -> None:
@@ -111,7 +111,7 @@ def test_what_befalls_the_plugin_itself_is_found_out_and_mended(
 
 
 @pytest.mark.parametrize("kind", kubelets.WORLDS)
-def test_a_change_that_inotify_does_not_tell_of_is_seen_all_the_same(kind: kubelets.Worlds) -> None:
+def test_a_change_without_an_inotify_event_is_detected_all_the_same(kind: kubelets.Worlds) -> None:
     async def story() -> None:
         async with kind() as world, kubelets.plugin(world, program=kubelets.SABOTAGED) as process:
             await process.said("registered")
@@ -201,7 +201,7 @@ def test_a_directory_of_sockets_that_is_gone_is_used_again_when_it_is_back() -> 
 
 
 @pytest.mark.parametrize("kind", kubelets.WORLDS)
-def test_a_killed_plugin_leaves_nothing_that_its_successor_does_not_mend(
+def test_the_successor_of_a_killed_plugin_repairs_everything(
     kind: kubelets.Worlds,
 ) -> None:
     async def story() -> None:
@@ -213,8 +213,8 @@ def test_a_killed_plugin_leaves_nothing_that_its_successor_does_not_mend(
             left = kubelets.own_socket(world)
             await kubelets.offered(world, 0)
             async with kubelets.plugin(world) as process:
-                said = await process.said("stale_socket_removed")
-                assert said["socket"] == left.name
+                entry = await process.said("stale_socket_removed")
+                assert entry["socket"] == left.name
                 await process.said("registered", reason="start")
                 await kubelets.offered(world, 1)
                 assert kubelets.own_socket(world) != left
@@ -222,7 +222,7 @@ def test_a_killed_plugin_leaves_nothing_that_its_successor_does_not_mend(
     asyncio.run(story())
 
 
-def test_a_plugin_that_is_found_is_found_again_by_a_new_kubelet() -> None:
+def test_a_new_kubelets_plugin_watcher_finds_the_plugin_again() -> None:
     async def story() -> None:
         async with (
             kubelets.stand_in("--plugin-watcher") as world,
@@ -243,7 +243,7 @@ def test_a_plugin_that_is_found_is_found_again_by_a_new_kubelet() -> None:
     asyncio.run(story())
 
 
-def test_where_register_is_refused_the_other_way_is_taken() -> None:
+def test_where_register_is_refused_the_plugin_watcher_is_used() -> None:
     async def story() -> None:
         async with kubelets.stand_in("--plugin-watcher") as world:
             await world.do("/registration?accept=false")
@@ -256,7 +256,7 @@ def test_where_register_is_refused_the_other_way_is_taken() -> None:
     asyncio.run(story())
 
 
-def test_a_registration_that_is_refused_after_a_loss_is_tried_until_it_is_taken() -> None:
+def test_a_registration_that_is_refused_after_a_loss_is_retried_until_it_is_accepted() -> None:
     async def story() -> None:
         async with kubelets.stand_in() as world, kubelets.plugin(world) as process:
             await process.said("registered")

@@ -153,7 +153,7 @@ def test_no_stream_after_register_is_a_loss_after_five_seconds() -> None:
     ]
 
 
-def test_what_the_kubelet_never_took_is_not_lost_when_it_refuses() -> None:
+def test_a_resource_that_was_never_registered_is_not_lost_by_a_refusal() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
     machine.receive(registration_events.Served(1), 0.0)
@@ -249,7 +249,7 @@ def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
     assert delays == [0.0, 0.02, 0.04, 0.08]
 
 
-def test_where_there_is_another_way_a_refused_generation_ends_for_the_next_to_try_it() -> None:
+def test_a_refused_generation_ends_where_the_next_can_use_another_method() -> None:
     machine = registration.Registration(registration.Timeouts(refusals_max=2))
     machine.tick(0.0)
     machine.receive(registration_events.Served(1), 0.0)
@@ -261,7 +261,7 @@ def test_where_there_is_another_way_a_refused_generation_ends_for_the_next_to_tr
     assert machine.tick(0.03) == [registration_events.Serve(2)]
 
 
-def test_a_resource_that_a_new_configuration_brings_says_so_when_it_is_listed() -> None:
+def test_a_resource_of_a_new_configuration_is_listed_with_that_reason() -> None:
     machine = registration.Registration(reason=Reason.CONFIGURATION_CHANGED)
     machine.tick(0.0)
     machine.receive(registration_events.Served(1), 0.0)
@@ -270,7 +270,7 @@ def test_a_resource_that_a_new_configuration_brings_says_so_when_it_is_listed() 
     assert machine.receive(registration_events.StreamOpened(1), 0.0) == [listed]
 
 
-def test_what_an_older_generation_says_changes_nothing() -> None:
+def test_signals_of_an_older_generation_change_nothing() -> None:
     machine = listed()
     machine.receive(registration_events.OwnSocketLost(1), 10.0)
     healed(machine, 10.0)
@@ -392,7 +392,7 @@ class World:
             self.streams[generation] = 0
 
 
-def test_what_another_serves_is_tried_often_and_said_to_be_so_from_the_first_time_on() -> None:
+def test_a_resource_that_another_plugin_serves_is_retried_often_and_reported_at_once() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
     for at, generation in ((0.0, 1), (0.2, 2), (0.4, 3)):
@@ -422,7 +422,7 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
     assert world.machine.next_deadline() is None
 
 
-def test_a_kubelet_that_is_away_or_has_just_come_is_told_from_one_that_refuses() -> None:
+def test_an_unreachable_or_new_kubelet_differs_from_one_that_refuses() -> None:
     machine = listed()
     assert not machine.is_waiting_for_kubelet(10.0)
     machine.receive(registration_events.StreamClosed(1), 10.0)
@@ -446,7 +446,7 @@ def test_a_kubelet_that_is_away_or_has_just_come_is_told_from_one_that_refuses()
     assert (machine.is_waiting_for_kubelet(31.0), machine.is_blocked) == (False, True)
 
 
-def test_a_kubelet_that_was_replaced_has_some_seconds_to_take_us() -> None:
+def test_a_kubelet_that_was_replaced_has_some_seconds_for_the_registration() -> None:
     machine = listed()
     machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0)
     assert machine.is_waiting_for_kubelet(10.0)

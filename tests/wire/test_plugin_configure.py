@@ -32,16 +32,16 @@ def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
 def test_a_file_is_imported_and_the_result_can_be_used(tmp_path: Path) -> None:
     conf = tmp_path / "conf.yaml"
     conf.write_text("- {devicematch: ^fuse$, nummaxdevices: 20}\n")
-    code, printed, told = run("import", "--from", "smarter", str(conf))
+    code, printed, errors = run("import", "--from", "smarter", str(conf))
     assert (code, printed.splitlines()[:3]) == (
         0,
         ["apiVersion: muster.dev/v1", "resources:", "- name: smarter-devices/*"],
     )
-    assert all(line.startswith("muster config: difference: ") for line in told.splitlines())
+    assert all(line.startswith("muster config: difference: ") for line in errors.splitlines())
     assert run("validate", "-", stdin=printed) == (0, "-: can be used; 1 resource\n", "")
 
 
-def test_help_is_given_for_the_command_and_each_of_its_commands() -> None:
+def test_the_command_and_each_sub_command_have_help() -> None:
     assert run("import", "--help")[1].startswith("Usage: muster config import")
     assert run()[1].startswith("Usage: muster config COMMAND")
 
@@ -57,8 +57,8 @@ def test_every_problem_is_one_line_on_stderr(
 ) -> None:
     file = tmp_path / "muster.yaml"
     file.write_text(FUSE % "{devices: [{path: dev/fuse}], cuont: 1}")
-    code, printed, told = called(capfd, "validate", str(file))
-    assert (code, printed, told.splitlines()) == (
+    code, printed, errors = called(capfd, "validate", str(file))
+    assert (code, printed, errors.splitlines()) == (
         2,
         "",
         [
@@ -68,7 +68,9 @@ def test_every_problem_is_one_line_on_stderr(
     )
 
 
-def test_what_holds_on_one_node_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_configuration_of_one_node_is_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "muster.yaml"
     more = "nodes: [{match: {zone: north}, resources: [{name: a.b/kvm, groups: [%s]}]}]"
     kvm = more % "{devices: [{path: /dev/kvm}]}"
@@ -99,22 +101,22 @@ def test_what_holds_on_one_node_is_shown(tmp_path: Path, capfd: pytest.CaptureFi
     ],
     ids=lambda given: str(given)[:20].replace("\0", "0"),
 )
-def test_what_cannot_be_used_is_said_in_one_line(
+def test_each_unusable_input_is_reported_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
     file = tmp_path / "muster.yaml"
     file.write_text("version: v9" if "nvidia" in arguments else FUSE % DEVICES)
-    given = [str(file) if word == "FILE" else word for word in arguments]
-    code, printed, told = called(capfd, *given)
-    assert (code, printed, told.count("\n")) == (2, "", 1)
-    assert told.replace(str(file), "FILE").startswith(f"muster config: {problem}")
+    words = [str(file) if word == "FILE" else word for word in arguments]
+    code, printed, errors = called(capfd, *words)
+    assert (code, printed, errors.count("\n")) == (2, "", 1)
+    assert errors.replace(str(file), "FILE").startswith(f"muster config: {problem}")
 
 
 NODES = f"nodes: [{{match: edge-*, resources: [{{name: a.b/fuse, groups: [{DEVICES}]}}]}}]"
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "said"),
+    ("text", "arguments", "summary"),
     [
         (FUSE % DEVICES, [], "1 resource"),
         (NODES, [], "nothing on every node; more on some: --node and --label show which"),
@@ -124,30 +126,30 @@ NODES = f"nodes: [{{match: edge-*, resources: [{{name: a.b/fuse, groups: [{DEVIC
         ("gpus: {}\n" + FUSE % DEVICES, [], "1 resource and GPUs"),
     ],
 )
-def test_what_can_be_used_is_counted_where_it_holds(
+def test_a_usable_file_is_summed_up_for_its_nodes(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     text: str,
     arguments: list[str],
-    said: str,
+    summary: str,
 ) -> None:
     file = tmp_path / "muster.yaml"
     file.write_text(text)
-    told = called(capfd, "validate", str(file), *arguments)
-    assert told == (0, f"{file}: can be used; {said}\n", "")
+    printed = called(capfd, "validate", str(file), *arguments)
+    assert printed == (0, f"{file}: can be used; {summary}\n", "")
 
 
-def test_a_node_on_which_nothing_holds_is_shown_as_such(
+def test_a_node_without_configuration_is_shown_as_such(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "muster.yaml"
     file.write_text(NODES)
     for option in ([], ["--matches"]):
-        told = called(capfd, "show", str(file), "--node", "a", *option)
-        assert told == (0, "# nothing on this node\n", "")
+        printed = called(capfd, "show", str(file), "--node", "a", *option)
+        assert printed == (0, "# nothing on this node\n", "")
 
 
-def test_what_the_rules_mean_on_this_machine_is_shown(
+def test_the_devices_of_this_machine_that_the_rules_match_are_shown(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "muster.yaml"
@@ -165,16 +167,16 @@ def test_what_the_rules_mean_on_this_machine_is_shown(
     )
 
 
-def test_which_gpus_the_rules_mean_is_shown_or_why_none(
+def test_the_gpus_that_the_rules_match_are_shown_or_why_there_are_none(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "muster.yaml"
     sharing = "{resources: [{name: nvidia.com/gpu, replicas: 4, devices: [0]}]}"
     file.write_text(f"gpus: {{sharing: {sharing}}}\nsimulated_gpus: {{count: 2, product: H100}}\n")
     first, other = (names.gpu_uuid("n1", index) for index in range(2))
-    code, printed, told = called(capfd, "show", str(file), "--matches", "--node", "n1")
+    code, printed, errors = called(capfd, "show", str(file), "--matches", "--node", "n1")
     rows = [line.split(None, 1) for line in printed.splitlines()]
-    assert (code, told, rows) == (
+    assert (code, errors, rows) == (
         0,
         "",
         [
@@ -189,12 +191,12 @@ def test_which_gpus_the_rules_mean_is_shown_or_why_none(
     )
     file.write_text("gpus: {library: /nowhere/libnvidia-ml.so.1}")
     # in a process of its own: a library that was loaded stays
-    code, printed, told = run("show", str(file), "--matches")
+    code, printed, errors = run("show", str(file), "--matches")
     assert (code, printed.splitlines()[1:]) == (0, ["nvidia.com/gpu  -       nothing is there"])
-    assert told.startswith("muster config: no GPU can be used: no_library: ")
+    assert errors.startswith("muster config: no GPU can be used: no_library: ")
 
 
-def test_words_that_are_no_xid_are_a_warning(
+def test_text_that_is_no_xid_is_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "muster.yaml"
@@ -202,19 +204,19 @@ def test_words_that_are_no_xid_are_a_warning(
         "gpus: {health: {disable: '94,lots'}}\n"
         "nodes: [{match: a-*, gpus: {health: {enable: xid79}}}]\n"
     )
-    _, _, told = called(capfd, "validate", str(file))
+    _, _, errors = called(capfd, "validate", str(file))
     warning = f"muster config: {file}: warning:"
-    assert told.splitlines() == [
+    assert errors.splitlines() == [
         f"{warning} gpus.health.disable: 'lots' is not an XID; ignored",
         f"{warning} nodes[0].gpus.health.enable: 'xid79' is not an XID; ignored",
     ]
-    _, _, told = called(capfd, "show", str(file), "--node", "a-1")
-    assert told.splitlines() == [
+    _, _, errors = called(capfd, "show", str(file), "--node", "a-1")
+    assert errors.splitlines() == [
         f"muster config: {file}: warning: gpus.health.enable: 'xid79' is not an XID; ignored"
     ]
 
 
-def test_what_can_be_used_and_finds_nothing_is_a_warning(
+def test_a_valid_pattern_that_can_match_nothing_is_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "muster.yaml"
@@ -224,9 +226,9 @@ def test_what_can_be_used_and_finds_nothing_is_a_warning(
         r"{path: '/dev/a\{b,c}'}",
     ]
     file.write_text(FUSE % ", ".join(f"{{devices: [{entry}]}}" for entry in entries))
-    code, _, told = called(capfd, "validate", str(file))
+    code, _, errors = called(capfd, "validate", str(file))
     here = f"muster config: {file}: warning: resources[0].groups"
-    assert (code, told.splitlines()) == (
+    assert (code, errors.splitlines()) == (
         0,
         [
             (
@@ -253,14 +255,14 @@ def test_what_can_be_used_and_finds_nothing_is_a_warning(
         ("{version: v1, flags: {migStrategy: none}}", "nvidia"),
     ],
 )
-def test_anothers_file_is_told_apart_from_a_bad_one_of_ours(
+def test_another_plugins_file_is_recognised(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, text: str, peer: str
 ) -> None:
     file = tmp_path / "conf.yaml"
     file.write_text(text)
-    code, _, told = called(capfd, "validate", str(file))
+    code, _, errors = called(capfd, "validate", str(file))
     hint = f"{file}: this looks like {peer}'s configuration; try --format {peer}"
-    assert (code, told.splitlines()[-1]) == (2, f"muster config: {hint}")
+    assert (code, errors.splitlines()[-1]) == (2, f"muster config: {hint}")
 
 
 def test_a_pipe_of_the_shell_can_be_the_file() -> None:
@@ -276,11 +278,11 @@ def test_a_pipe_of_the_shell_can_be_the_file() -> None:
         check=False,
     )
     os.close(reading)
-    told = f"/dev/fd/{reading}: can be used; 1 resource\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
+    expected = f"/dev/fd/{reading}: can be used; 1 resource\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
 def test_the_schema_is_json(capfd: pytest.CaptureFixture[str]) -> None:
-    code, printed, told = called(capfd, "schema")
-    assert (code, told) == (0, "")
+    code, printed, errors = called(capfd, "schema")
+    assert (code, errors) == (0, "")
     assert json.loads(printed) == json.loads(json.dumps(configure.schema()))

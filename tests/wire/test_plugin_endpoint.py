@@ -1,4 +1,4 @@
-"""One server of ours on one socket, seen from outside."""
+"""The plugin's server on one socket, seen from outside."""
 
 import asyncio
 import shutil
@@ -42,7 +42,7 @@ def root() -> Iterator[Path]:
 
 
 def served(
-    path: Path, told: list[registration_events.Signal], figures: server.Counters | None = None
+    path: Path, signals: list[registration_events.Signal], figures: server.Counters | None = None
 ) -> server.Endpoint:
     devices = inventory.Inventory(node="n1", plugin="p")
     service = server.Service(
@@ -51,13 +51,13 @@ def served(
         allocator=allocation.Allocator(devices, "a.com/x", lambda: devices.gpu_context),
         counters=figures or server.Counters(),
     )
-    return server.Endpoint(path, 1, service, send=told.append, observer=Nobody())
+    return server.Endpoint(path, 1, service, send=signals.append, observer=Nobody())
 
 
 def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
     async def story() -> None:
-        told: list[registration_events.Signal] = []
-        ours, other = served(root / "a.sock", told), served(root / "b.sock", told)
+        signals: list[registration_events.Signal] = []
+        ours, other = served(root / "a.sock", signals), served(root / "b.sock", signals)
         async with asyncio.timeout(30):
             await ours.start()
             assert await ours.probe() > 0
@@ -68,37 +68,37 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
             assert ours.is_socket_lost
             await ours.stop()
             await other.stop()
-        assert told == []
+        assert signals == []
 
     asyncio.run(story())
 
 
 def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> None:
     async def story() -> None:
-        told: list[registration_events.Signal] = []
+        signals: list[registration_events.Signal] = []
         figures = server.Counters()
-        ours = served(root / "a.sock", told, figures)
+        ours = served(root / "a.sock", signals, figures)
         await ours.start()
         channels = [grpc.aio.insecure_channel(f"unix:{ours.path}") for _ in range(3)]
         async with asyncio.timeout(30):
             for channel in channels:
                 stream = rpc.DevicePluginClient(channel).list_and_watch(dp.Empty())
                 assert await stream.read() == dp.ListAndWatchResponse()
-                assert told == [registration_events.StreamOpened(1)]
+                assert signals == [registration_events.StreamOpened(1)]
             for channel in reversed(channels):
-                assert told == [registration_events.StreamOpened(1)]
+                assert signals == [registration_events.StreamOpened(1)]
                 await channel.close()
-            while len(told) < 2:
+            while len(signals) < 2:
                 await asyncio.sleep(0)
             await ours.stop()
-        assert told == [registration_events.StreamOpened(1), registration_events.StreamClosed(1)]
+        assert signals == [registration_events.StreamOpened(1), registration_events.StreamClosed(1)]
         # what others are sent the kubelet was not
         assert figures.sends == 1
 
     asyncio.run(story())
 
 
-def test_why_a_socket_cannot_be_made_is_said(root: Path) -> None:
+def test_the_reason_why_a_socket_cannot_be_made_is_reported(root: Path) -> None:
     async def story() -> None:
         ours = served(root / "none/a.sock", [])
         with pytest.raises(OSError, match=r"/none/a\.sock: No such file or directory$"):
@@ -108,7 +108,7 @@ def test_why_a_socket_cannot_be_made_is_said(root: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_failure_that_turns_into_another_is_logged_again(root: Path) -> None:
+def test_a_failure_that_changes_is_logged_again(root: Path) -> None:
     async def story() -> None:
         (root / "device-plugins").mkdir()
         file = plugin_process.written(
@@ -123,7 +123,9 @@ def test_a_failure_that_turns_into_another_is_logged_again(root: Path) -> None:
                     pass
                 kubelet.accept_registrations(accepts=True)
                 await process.said("registered")
-            errors = [said["error"] for said in process.log if said["event"] == "register_failed"]
+            errors = [
+                lines["error"] for lines in process.log if lines["event"] == "register_failed"
+            ]
             assert len(errors) == len(set(errors))
 
     plugin_process.run(story)

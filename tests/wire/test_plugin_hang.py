@@ -95,16 +95,16 @@ def written(root: Path, **more: object) -> Path:
     ]
     mount = {"path": str(root / "mnt/lib"), "type": "Mount"}
     library = {"name": "a.example/lib", "preStart": True, "groups": [{"devices": [mount]}]}
-    told = {
+    configuration = {
         "node": "node-a",
         "bus": {"url": "nats://127.0.0.1:1"},
         "kubelet": {"directory": str(root)},
         "resources": [resources[0], library],
     }
     if more:
-        told["resources"] = [*resources, library]
+        configuration["resources"] = [*resources, library]
     file = root / "plugin.json"
-    file.write_bytes(orjson.dumps(told))
+    file.write_bytes(orjson.dumps(configuration))
     return file
 
 
@@ -147,7 +147,7 @@ async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_a_mount_that_hangs_at_the_start_hides_only_what_lies_in_it(root: Path) -> None:
+def test_a_mount_that_hangs_at_the_start_hides_only_its_own_devices(root: Path) -> None:
     async def story() -> None:
         with hung(root / "mnt"):
             async with (
@@ -163,7 +163,7 @@ def test_a_mount_that_hangs_at_the_start_hides_only_what_lies_in_it(root: Path) 
     run(story)
 
 
-def test_a_mount_that_begins_to_hang_fails_its_own_allocations_in_time(root: Path) -> None:
+def test_a_mount_that_begins_to_hang_fails_only_its_own_allocations_in_time(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
@@ -177,17 +177,17 @@ def test_a_mount_that_begins_to_hang_fails_its_own_allocations_in_time(root: Pat
             with hung(root / "mnt"):
                 async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                     client = rpc.DevicePluginClient(channel)
-                    asked = dp.ContainerAllocateRequest(devices_ids=[device_id])
+                    container = dp.ContainerAllocateRequest(devices_ids=[device_id])
                     calls = (
-                        client.allocate(dp.AllocateRequest(container_requests=[asked])),
+                        client.allocate(dp.AllocateRequest(container_requests=[container])),
                         client.pre_start_container(
                             dp.PreStartContainerRequest(devices_ids=[device_id])
                         ),
                     )
                     late = grpc.StatusCode.DEADLINE_EXCEEDED
                     assert [await code_of(call) for call in calls] == [late, late]
-                (given,) = await kubelet.allocate(name="pod", resources={"a.example/null": 1})
-                assert [device.host_path for device in given.answer.devices] == ["/dev/null"]
+                (allocated,) = await kubelet.allocate(name="pod", resources={"a.example/null": 1})
+                assert [device.host_path for device in allocated.answer.devices] == ["/dev/null"]
                 written(root, zero=True)
                 await process.said("configuration_applied", added=["a.example/zero"])
                 await until_allocatable(kubelet, "a.example/zero", 1)

@@ -41,7 +41,7 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class Told:
+class PublishedEvents:
     """Every event the plugin would publish, in order."""
 
     def __init__(self) -> None:
@@ -55,29 +55,29 @@ class Told:
     async def registered(self, times: int, resource: str = FUSE) -> vocabulary.PluginRegistered:
         """Wait for the nth registration of a resource."""
         while True:
-            found = [
+            events = [
                 event
                 for event in self.events
                 if isinstance(event, vocabulary.PluginRegistered) and event.resource == resource
             ]
-            if len(found) >= times:
-                return found[times - 1]
+            if len(events) >= times:
+                return events[times - 1]
             await self.more()
 
-    async def heard(self, kind: type[Event], times: int) -> list[Event]:
+    async def of_kind(self, kind: type[Event], times: int) -> list[Event]:
         """Wait for so many events of a kind."""
         while True:
-            found = [event for event in self.events if isinstance(event, kind)]
-            if len(found) >= times:
-                return found
+            events = [event for event in self.events if isinstance(event, kind)]
+            if len(events) >= times:
+                return events
             await self.more()
 
-    async def turned(self, health: Health) -> vocabulary.DeviceHealthChanged:
+    async def until_health(self, health: Health) -> vocabulary.DeviceHealthChanged:
         """Wait until the newest change of health is this one."""
         while True:
-            found = [e for e in self.events if isinstance(e, vocabulary.DeviceHealthChanged)]
-            if found and found[-1].health is health:
-                return found[-1]
+            events = [e for e in self.events if isinstance(e, vocabulary.DeviceHealthChanged)]
+            if events and events[-1].health is health:
+                return events[-1]
             await self.more()
 
     async def more(self) -> None:
@@ -135,24 +135,24 @@ async def plugin(
     *,
     timing: resource_plugin.Timing = CALM,
     watches: bool = True,
-) -> AsyncIterator[tuple[node_door.Node, Told]]:
+) -> AsyncIterator[tuple[node_door.Node, PublishedEvents]]:
     """Run what the process runs, but for the bus and the probes."""
-    told = Told()
+    published = PublishedEvents()
     sockets = Path(settings.kubelet.directory) / config_settings.SOCKET_DIRECTORY
-    seen: gpu_source.GpuEvaluator | None = None
+    evaluator: gpu_source.GpuEvaluator | None = None
     if settings.simulated_gpus:
         source = simulated.SimulatedSource(settings.simulated_gpus, "n1", poll_s=0.05)
-        seen = gpu_source.GpuEvaluator(
+        evaluator = gpu_source.GpuEvaluator(
             source, health_state.GpuHealth(policy_files.read(HEALTH), HEALTH), line()
         )
-    node = node_door.Node(settings, "n1", new_runner=line, gpus=seen, timing=timing)
-    node.event_log.publish_to(told)
+    node = node_door.Node(settings, "n1", new_runner=line, gpus=evaluator, timing=timing)
+    node.event_log.publish_to(published)
     working = [*node.tasks()]
     if not watches:
         working.pop(1).close()
     tasks = [asyncio.create_task(work) for work in working]
     try:
-        yield node, told
+        yield node, published
     finally:
         for task in tasks:
             task.cancel()
@@ -186,16 +186,16 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root)) as (node, told),
+            plugin(fuse(root)) as (node, published),
         ):
-            event = await told.registered(1)
+            event = await published.registered(1)
             await until_allocatable(kubelet, 1)
-            found = kubelet.state().resources[FUSE]
+            events = kubelet.state().resources[FUSE]
             assert (event.reason, event.registrations) == (Reason.START, 1)
-            assert event.endpoint == found.endpoint
-            assert (found.registered, found.streams_open) == (1, 1)
+            assert event.endpoint == events.endpoint
+            assert (events.registered, events.streams_open) == (1, 1)
             device_id = names.device_id(str(root / "fuse"), 0)
-            assert found.devices == {device_id: "Healthy"}
+            assert events.devices == {device_id: "Healthy"}
             (state,) = node.statuses()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
             assert node.resource_plugins.kubelet_socket == socket_directory.identity(kubelet.socket)
@@ -240,7 +240,7 @@ async def end_server(_: stand_in.Kubelet, node: node_door.Node) -> None:
         (end_server, {Reason.SERVER_ENDED, Reason.OWN_SOCKET_LOST}),
     ],
 )
-def test_every_loss_heals_by_itself_and_names_its_reason(
+def test_every_loss_is_repaired_and_has_its_reason(
     root: Path,
     loss: Callable[[stand_in.Kubelet, node_door.Node], Awaitable[None]],
     reasons: set[Reason],
@@ -248,48 +248,48 @@ def test_every_loss_heals_by_itself_and_names_its_reason(
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root)) as (node, told),
+            plugin(fuse(root)) as (node, published),
         ):
-            first = await told.registered(1)
+            first = await published.registered(1)
             await until_allocatable(kubelet, 1)
             await loss(kubelet, node)
-            again = await told.registered(2)
+            again = await published.registered(2)
             await until_allocatable(kubelet, 1)
             assert again.reason in reasons
             assert again.endpoint != first.endpoint
-            assert len(told.lost()) == 1
-            found = kubelet.state().resources[FUSE]
-            assert (found.streams_open, found.endpoint) == (1, again.endpoint)
+            assert len(published.lost()) == 1
+            events = kubelet.state().resources[FUSE]
+            assert (events.streams_open, events.endpoint) == (1, again.endpoint)
 
     run(story)
 
 
-def test_a_refused_registration_is_told_and_tried_until_it_is_taken(root: Path) -> None:
+def test_a_refused_registration_is_reported_and_retried_until_it_is_accepted(root: Path) -> None:
     async def story() -> None:
         async with stand_in.Kubelet(directory=root, node="n1") as kubelet:
             kubelet.accept_registrations(accepts=False)
-            async with plugin(fuse(root)) as (node, told):
+            async with plugin(fuse(root)) as (node, published):
                 refused = "kubelet refuses registration (UNAVAILABLE: registrations are switched"
                 while not (node.statuses() and node.statuses()[0].problem.startswith(refused)):
                     await asyncio.sleep(0)
                 kubelet.accept_registrations(accepts=True)
-                event = await told.registered(1)
-                assert told.lost() == []
+                event = await published.registered(1)
+                assert published.lost() == []
                 assert (event.reason, event.registrations) == (Reason.REGISTER_FAILED, 1)
 
     run(story)
 
 
-def test_a_kubelet_that_comes_later_is_found(root: Path) -> None:
+def test_a_kubelet_that_starts_later_is_registered_with(root: Path) -> None:
     async def story() -> None:
-        async with plugin(fuse(root)) as (node, told):
+        async with plugin(fuse(root)) as (node, published):
             missing = "kubelet refuses registration (UNAVAILABLE: kubelet.sock is missing)"
             while not (node.statuses() and node.statuses()[0].problem.startswith(missing)):
                 await asyncio.sleep(0)
             async with stand_in.Kubelet(directory=root, node="n1") as kubelet:
-                await told.registered(1)
+                await published.registered(1)
                 await until_allocatable(kubelet, 1)
-                assert told.lost() == []
+                assert published.lost() == []
 
     run(story)
 
@@ -327,10 +327,10 @@ def test_a_registration_that_brings_no_stream_is_repeated(root: Path) -> None:
         server.add_generic_rpc_handlers((rpc.registration_handler(forgetful),))
         server.add_insecure_port(f"unix:{sockets / 'kubelet.sock'}")
         await server.start()
-        async with plugin(fuse(root)) as (_, told):
-            event = await told.registered(1)
+        async with plugin(fuse(root)) as (_, published):
+            event = await published.registered(1)
             assert (event.reason, event.registrations) == (Reason.NO_STREAM, 2)
-            assert told.lost() == [(Reason.NO_STREAM, FUSE)]
+            assert published.lost() == [(Reason.NO_STREAM, FUSE)]
             assert len(set(forgetful.endpoints)) == 2
         await forgetful.close()
         await server.stop(None)
@@ -338,16 +338,16 @@ def test_a_registration_that_brings_no_stream_is_repeated(root: Path) -> None:
     run(story)
 
 
-def test_the_probe_by_path_finds_what_no_notice_told(root: Path) -> None:
+def test_the_self_probe_detects_a_loss_without_any_event(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root), timing=QUICK, watches=False) as (node, told),
+            plugin(fuse(root), timing=QUICK, watches=False) as (node, published),
         ):
-            await told.registered(1)
+            await published.registered(1)
             socket_of(node, kubelet.plugins_directory).unlink()
-            event = await told.registered(2)
-            assert (event.reason, told.lost()) == (
+            event = await published.registered(2)
+            assert (event.reason, published.lost()) == (
                 Reason.PROBE_FAILED,
                 [(Reason.PROBE_FAILED, FUSE)],
             )
@@ -359,33 +359,33 @@ def test_a_resource_that_cannot_register_delays_no_other(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root, gpus=2)) as (_, told),
+            plugin(fuse(root, gpus=2)) as (_, published),
         ):
-            await told.registered(1, GPU)
-            await told.registered(1, FUSE)
+            await published.registered(1, GPU)
+            await published.registered(1, FUSE)
             await kubelet.drop_stream(FUSE)
-            await told.registered(2, FUSE)
-            assert told.lost() == [(Reason.STREAM_CLOSED, FUSE)]
+            await published.registered(2, FUSE)
+            assert published.lost() == [(Reason.STREAM_CLOSED, FUSE)]
             assert kubelet.state().resources[GPU].registered == 1
 
     run(story)
 
 
-def test_a_device_that_goes_turns_unhealthy_and_returns_under_the_same_id(root: Path) -> None:
+def test_a_device_that_goes_becomes_unhealthy_and_returns_under_the_same_id(root: Path) -> None:
     async def story() -> None:
         settings = fuse(root, "one", "two")
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(settings) as (_, told),
+            plugin(settings) as (_, published),
         ):
             await until_allocatable(kubelet, 2)
             (root / "two").unlink()
-            gone = await told.turned(Health.UNHEALTHY)
+            gone = await published.until_health(Health.UNHEALTHY)
             await until_allocatable(kubelet, 1)
             assert kubelet.state().resources[FUSE].capacity == 2
             assert (gone.code, gone.reason) == ("device-missing", f"{root / 'two'} is gone")
             (root / "two").symlink_to("/dev/null")
-            back = await told.turned(Health.HEALTHY)
+            back = await published.until_health(Health.HEALTHY)
             await until_allocatable(kubelet, 2)
             assert (back.device_id, back.code) == (gone.device_id, "device-healthy")
 
@@ -398,15 +398,15 @@ def test_a_resource_without_devices_is_listed_empty_until_one_comes(root: Path) 
         (root / "late").unlink()
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(settings) as (node, told),
+            plugin(settings) as (node, published),
         ):
-            await told.registered(1)
+            await published.registered(1)
             await kubelet.until(lambda state: state.resources[FUSE].streams_open == 1)
             (state,) = node.statuses()
             assert (state.devices, state.healthy, state.problem) == (0, 0, "")
             (root / "late").symlink_to("/dev/null")
             await until_allocatable(kubelet, 1)
-            added = await told.heard(vocabulary.DeviceAdded, 1)
+            added = await published.of_kind(vocabulary.DeviceAdded, 1)
             assert [event.device for event in added] == [
                 vocabulary.Device(id=names.device_id(str(root / "late"), 0), resource=FUSE)
             ]
@@ -434,16 +434,16 @@ def test_each_match_is_a_resource_that_comes_and_goes_with_it(root: Path) -> Non
         ]
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(settings) as (node, told),
+            plugin(settings) as (node, published),
         ):
             await until_allocatable(kubelet, 2, names[0])
             (root / "video1").symlink_to("/dev/null")
             await until_allocatable(kubelet, 2, names[1])
-            reasons = [(await told.registered(1, name)).reason for name in names]
+            reasons = [(await published.registered(1, name)).reason for name in names]
             assert reasons == [Reason.START, Reason.DEVICE_APPEARED]
             (root / "video0").unlink()
             await kubelet.until(lambda state: state.resources[names[0]].streams_open == 0)
-            removed = await told.heard(vocabulary.DeviceRemoved, 2)
+            removed = await published.of_kind(vocabulary.DeviceRemoved, 2)
             assert [event.resource for event in removed] == [names[0]] * 2
             assert [state.name for state in node.statuses()] == [names[1]]
             assert kubelet.state().resources[names[1]].registered == 1
@@ -451,7 +451,7 @@ def test_each_match_is_a_resource_that_comes_and_goes_with_it(root: Path) -> Non
     run(story)
 
 
-def test_fewer_devices_than_expected_are_told_and_so_is_their_return(root: Path) -> None:
+def test_fewer_devices_than_expected_are_reported_and_so_is_their_return(root: Path) -> None:
     async def story() -> None:
         (root / "one").symlink_to("/dev/null")
         rule = resources.Resource(
@@ -464,14 +464,14 @@ def test_fewer_devices_than_expected_are_told_and_so_is_their_return(root: Path)
         )
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(settings) as (node, told),
+            plugin(settings) as (node, published),
         ):
-            await told.registered(1)
+            await published.registered(1)
             short = "expected at least 2 devices, found 1"
             assert [state.shortage for state in node.statuses()] == [short]
             (root / "two").symlink_to("/dev/zero")
             await until_allocatable(kubelet, 2)
-            changed = await told.heard(vocabulary.ExpectationChanged, 2)
+            changed = await published.of_kind(vocabulary.ExpectationChanged, 2)
             assert [event.short for event in changed] == [short, ""]
 
     run(story)
@@ -490,24 +490,24 @@ def examined(root: Path, **checks: object) -> config_settings.Settings:
     )
 
 
-def test_a_command_takes_a_device_away_and_gives_it_back_after_good_checks(root: Path) -> None:
+def test_a_failed_check_command_makes_a_device_unhealthy_until_checks_pass(root: Path) -> None:
     async def story() -> None:
         told_by = 'test -e "${MUSTER_DEVICES%one}/well" || { echo worn out >&2; exit 3; }'
         (root / "well").touch()
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(examined(root, command=["/bin/sh", "-c", told_by])) as (_, told),
+            plugin(examined(root, command=["/bin/sh", "-c", told_by])) as (_, published),
         ):
             await until_allocatable(kubelet, 1)
             (root / "well").unlink()
-            bad = await told.turned(Health.UNHEALTHY)
+            bad = await published.until_health(Health.UNHEALTHY)
             assert (bad.code, bad.reason) == (
                 "check-failed",
                 f"{root / 'one'}: /bin/sh ended with 3: worn out",
             )
             await until_allocatable(kubelet, 0)
             (root / "well").touch()
-            assert (await told.turned(Health.HEALTHY)).code == "device-healthy"
+            assert (await published.until_health(Health.HEALTHY)).code == "device-healthy"
             await until_allocatable(kubelet, 1)
 
     run(story)
@@ -515,15 +515,15 @@ def test_a_command_takes_a_device_away_and_gives_it_back_after_good_checks(root:
 
 def pipes() -> int:
     """Count the pipes that this process has open."""
-    found = 0
+    events = 0
     for link in [*Path("/proc/self/fd").iterdir()]:
         # gRPC's threads close theirs meanwhile, and the listing's own is gone
         with contextlib.suppress(FileNotFoundError):
-            found += str(link.readlink()).startswith("pipe:")
-    return found
+            events += str(link.readlink()).startswith("pipe:")
+    return events
 
 
-def test_a_command_that_leaves_a_daemon_behind_has_ended_and_costs_no_descriptor(
+def test_a_check_command_that_leaves_a_daemon_behind_has_ended_and_leaks_no_descriptor(
     root: Path,
 ) -> None:
     async def story() -> None:
@@ -532,61 +532,64 @@ def test_a_command_that_leaves_a_daemon_behind_has_ended_and_costs_no_descriptor
         (root / "well").touch()
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(examined(root, command=["/bin/sh", "-c", told_by])) as (_, told),
+            plugin(examined(root, command=["/bin/sh", "-c", told_by])) as (_, published),
         ):
             await until_allocatable(kubelet, 1)
             before = pipes()
             (root / "well").unlink()
-            bad = await told.turned(Health.UNHEALTHY)
+            bad = await published.until_health(Health.UNHEALTHY)
             assert bad.reason == f"{root / 'one'}: /bin/sh ended with 3: worn"
             (root / "well").touch()
-            await told.turned(Health.HEALTHY)
+            await published.until_health(Health.HEALTHY)
             # one that looks just now has its own
             assert pipes() <= before + 2
 
     run(story)
 
 
-def test_a_command_that_does_not_end_is_a_failed_check(root: Path) -> None:
+def test_a_check_command_that_does_not_end_is_a_failed_check(root: Path) -> None:
     async def story() -> None:
         settings = examined(root, command=["/bin/sh", "-c", "sleep 30"], timeout_s=0.05)
         async with (
             stand_in.Kubelet(directory=root, node="n1"),
-            plugin(settings) as (_, told),
+            plugin(settings) as (_, published),
         ):
-            bad = await told.turned(Health.UNHEALTHY)
+            bad = await published.until_health(Health.UNHEALTHY)
             assert bad.reason == f"{root / 'one'}: /bin/sh has not ended within 0.05 s"
 
     run(story)
 
 
-def test_a_device_that_has_to_be_opened_first_is_not_offered_before_it_was(root: Path) -> None:
+def test_a_device_with_an_open_check_is_not_healthy_before_it_was_opened(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(examined(root, open=True)) as (_, told),
+            plugin(examined(root, open=True)) as (_, published),
         ):
-            assert (await told.turned(Health.HEALTHY)).code == "device-healthy"
+            assert (await published.until_health(Health.HEALTHY)).code == "device-healthy"
             await until_allocatable(kubelet, 1)
 
     run(story)
 
 
-def test_a_scripted_xid_takes_one_gpu_away_until_it_is_cleared(root: Path) -> None:
+def test_a_scripted_xid_makes_one_gpu_unhealthy_until_it_is_cleared(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root, gpus=4)) as (_, told),
+            plugin(fuse(root, gpus=4)) as (_, published),
         ):
             await until_allocatable(kubelet, 4, GPU)
             script = root / "faults"
             script.write_text('{"device": 2, "xid": 79}\n{"device": 0, "xid": 13}\n')
-            event = await told.turned(Health.UNHEALTHY)
+            event = await published.until_health(Health.UNHEALTHY)
             await until_allocatable(kubelet, 3, GPU)
             assert (event.resource, event.device_id) == (GPU, names.gpu_uuid("n1", 2))
             assert (event.code, event.reason) == ("xid-79", "XID 79: GPU has fallen off the bus")
             assert event.policy.startswith("nvidia-compatible/")
-            assert [seen.source for seen in event.evidence] == ["nvml-events", "nvml-poll"]
+            assert [evaluator.source for evaluator in event.evidence] == [
+                "nvml-events",
+                "nvml-poll",
+            ]
             with script.open("a") as appended:
                 appended.write('{"device": 2, "clear": 79}\n')
             await until_allocatable(kubelet, 4, GPU)
@@ -594,11 +597,11 @@ def test_a_scripted_xid_takes_one_gpu_away_until_it_is_cleared(root: Path) -> No
     run(story)
 
 
-def test_a_container_gets_what_it_asked_for_and_the_bus_hears_of_it(root: Path) -> None:
+def test_a_container_gets_what_it_requested_and_the_allocation_is_published(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root, gpus=2)) as (_, told),
+            plugin(fuse(root, gpus=2)) as (_, published),
         ):
             await until_allocatable(kubelet, 1)
             await until_allocatable(kubelet, 2, GPU)
@@ -608,7 +611,7 @@ def test_a_container_gets_what_it_asked_for_and_the_bus_hears_of_it(root: Path) 
             assert list(device.answer.devices) == [spec]
             assert dict(device.answer.envs) == {names.environment_variable(FUSE): path}
             assert dict(gpu.answer.envs) == {"NVIDIA_VISIBLE_DEVICES": gpu.ids[0]}
-            observed = [e for e in told.events if isinstance(e, vocabulary.AllocationObserved)]
+            observed = [e for e in published.events if isinstance(e, vocabulary.AllocationObserved)]
             assert [(e.resource, e.device_ids) for e in observed] == [
                 (FUSE, device.ids),
                 (GPU, gpu.ids),
@@ -617,18 +620,18 @@ def test_a_container_gets_what_it_asked_for_and_the_bus_hears_of_it(root: Path) 
     run(story)
 
 
-def test_the_kubelet_says_which_pod_holds_a_device(root: Path) -> None:
+def test_podresources_show_which_pod_holds_a_device(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root)) as (node, told),
+            plugin(fuse(root)) as (node, published),
         ):
             await until_allocatable(kubelet, 1)
-            (given,) = await kubelet.allocate(name="pod", resources={FUSE: 1})
-            events = await told.heard(vocabulary.AllocationObserved, 2)
+            (device,) = await kubelet.allocate(name="pod", resources={FUSE: 1})
+            events = await published.of_kind(vocabulary.AllocationObserved, 2)
             assert [(event.pod, event.device_ids) for event in events] == [
-                ("", given.ids),
-                ("default/pod", given.ids),
+                ("", device.ids),
+                ("default/pod", device.ids),
             ]
             (state,) = node.statuses()
             assert (state.allocated, state.mismatch) == (1, "")
@@ -636,15 +639,15 @@ def test_the_kubelet_says_which_pod_holds_a_device(root: Path) -> None:
     run(story)
 
 
-def test_a_beat_comes_at_once_when_a_new_kubelet_refuses_us_and_is_no_longer_only_new(
+def test_a_heartbeat_is_sent_at_once_when_a_new_kubelet_refuses_the_registration(
     root: Path,
 ) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root)) as (node, told),
+            plugin(fuse(root)) as (node, published),
         ):
-            await told.registered(1)
+            await published.registered(1)
             kubelet.accept_registrations(accepts=False)
             await kubelet.restart()
             (state,) = node.statuses()
@@ -657,14 +660,14 @@ def test_a_beat_comes_at_once_when_a_new_kubelet_refuses_us_and_is_no_longer_onl
     run(story)
 
 
-def test_what_is_gone_is_told_to_the_kubelet_before_the_allocation_fails(root: Path) -> None:
+def test_a_device_that_is_gone_is_advertised_so_before_its_allocation_fails(root: Path) -> None:
     async def story() -> None:
         settings = fuse(root, "one")
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(settings, watches=False) as (node, told),
+            plugin(settings, watches=False) as (node, published),
         ):
-            await told.registered(1)
+            await published.registered(1)
             await until_allocatable(kubelet, 1)
             path = socket_of(node, kubelet.plugins_directory)
             (root / "one").unlink()
@@ -695,7 +698,7 @@ def explained(root: Path) -> config_settings.Settings:
     )
 
 
-def test_a_cdi_spec_explains_what_a_container_is_given_and_stays_for_its_next_start(
+def test_a_cdi_spec_has_what_a_container_gets_and_stays_for_its_next_start(
     root: Path,
 ) -> None:
     async def story() -> None:
@@ -707,19 +710,19 @@ def test_a_cdi_spec_explains_what_a_container_is_given_and_stays_for_its_next_st
             plugin(explained(root)),
         ):
             await until_allocatable(kubelet, 1)
-            (given,) = await kubelet.allocate(name="pod", resources={FUSE: 1})
-            names = [device.name for device in given.answer.cdi_devices]
+            (allocated,) = await kubelet.allocate(name="pod", resources={FUSE: 1})
+            names = [device.name for device in allocated.answer.cdi_devices]
             file, others = sorted((root / "cdi").iterdir())
             assert (file.name, others.name) == ("muster-smarter-devices_fuse.json", "vendor.json")
             spec = msgspec.json.decode(file.read_bytes())
             assert names == [f"{spec['kind']}={spec['devices'][0]['name']}"]
-            assert not given.answer.devices
+            assert not allocated.answer.devices
         assert file.exists()
 
     run(story)
 
 
-def test_a_cdi_spec_that_somebody_removes_is_written_again(root: Path) -> None:
+def test_a_cdi_spec_that_is_removed_is_written_again(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
@@ -736,7 +739,7 @@ def test_a_cdi_spec_that_somebody_removes_is_written_again(root: Path) -> None:
     run(story)
 
 
-def test_a_cdi_spec_is_written_only_for_what_nobody_else_serves(root: Path) -> None:
+def test_a_cdi_spec_is_written_only_for_resources_that_no_other_plugin_serves(root: Path) -> None:
     async def story() -> None:
         other = resource_locks.ResourceLocks(root / config_settings.SOCKET_DIRECTORY)
         assert other.acquire(FUSE) == ""
@@ -759,10 +762,10 @@ def test_a_cdi_spec_that_cannot_be_written_is_a_problem_of_its_resource(root: Pa
         (root / "cdi").write_text("no directory")
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(explained(root)) as (node, told),
+            plugin(explained(root)) as (node, published),
         ):
             await until_allocatable(kubelet, 1)
-            await told.registered(1)
+            await published.registered(1)
             (state,) = node.statuses()
             path = root / "cdi/muster-smarter-devices_fuse.json"
             assert state.problem == f"its CDI spec cannot be written: {path}: Not a directory"
@@ -774,13 +777,13 @@ def test_a_cdi_spec_that_cannot_be_written_is_a_problem_of_its_resource(root: Pa
     run(story)
 
 
-def test_an_unknown_id_fails_with_a_text_that_helps(root: Path) -> None:
+def test_an_unknown_id_fails_with_a_helpful_text(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root)) as (node, told),
+            plugin(fuse(root)) as (node, published),
         ):
-            await told.registered(1)
+            await published.registered(1)
             path = socket_of(node, kubelet.plugins_directory)
             request = dp.AllocateRequest(
                 container_requests=[dp.ContainerAllocateRequest(devices_ids=["nope"])]
@@ -788,17 +791,17 @@ def test_an_unknown_id_fails_with_a_text_that_helps(root: Path) -> None:
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await rpc.DevicePluginClient(channel).allocate(request)
-            known = names.device_id(str(root / "fuse"), 0)
+            device_id = names.device_id(str(root / "fuse"), 0)
             assert (caught.value.code(), caught.value.details()) == (
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"{FUSE} has no device 'nope'; it has {known}",
+                f"{FUSE} has no device 'nope'; it has {device_id}",
             )
 
     run(story)
 
 
-def arbitrary_ids(chance: random.Random, known: str) -> list[str]:
-    kinds = (known, "", "x" * 5000, "nope", "\u2028\u0000", known + "0")
+def arbitrary_ids(chance: random.Random, device_id: str) -> list[str]:
+    kinds = (device_id, "", "x" * 5000, "nope", "\u2028\u0000", device_id + "0")
     return [chance.choice(kinds) for _ in range(chance.randrange(6))]
 
 
@@ -814,30 +817,30 @@ def test_no_request_breaks_the_plugin_or_stops_its_stream(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root)) as (node, told),
+            plugin(fuse(root)) as (node, published),
         ):
-            await told.registered(1)
-            known = names.device_id(str(root / "fuse"), 0)
+            await published.registered(1)
+            device_id = names.device_id(str(root / "fuse"), 0)
             path, chance = socket_of(node, kubelet.plugins_directory), random.Random(1)  # noqa: S311  # the same requests every time
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 client = rpc.DevicePluginClient(channel)
                 for _ in range(200):
-                    wanted = [arbitrary_ids(chance, known) for _ in range(chance.randrange(4))]
-                    asked = [dp.ContainerAllocateRequest(devices_ids=names) for names in wanted]
-                    is_known = all(name == known for names in wanted for name in names)
-                    request = dp.AllocateRequest(container_requests=asked)
+                    wanted = [arbitrary_ids(chance, device_id) for _ in range(chance.randrange(4))]
+                    container = [dp.ContainerAllocateRequest(devices_ids=names) for names in wanted]
+                    is_known = all(name == device_id for names in wanted for name in names)
+                    request = dp.AllocateRequest(container_requests=container)
                     answer = await asyncio.gather(client.allocate(request), return_exceptions=True)
                     assert says(answer[0]) == (len(wanted) if is_known else "INVALID_ARGUMENT")
                     preferred = dp.ContainerPreferredAllocationRequest(
-                        available_deviceIDs=arbitrary_ids(chance, known),
-                        must_include_deviceIDs=arbitrary_ids(chance, known),
+                        available_deviceIDs=arbitrary_ids(chance, device_id),
+                        must_include_deviceIDs=arbitrary_ids(chance, device_id),
                         allocation_size=chance.choice([-(2**31), -1, 0, 1, 5, 2**31 - 1]),
                     )
                     await client.get_preferred_allocation(
                         dp.PreferredAllocationRequest(container_requests=[preferred])
                     )
             assert kubelet.state().resources[FUSE].streams_open == 1
-            assert told.lost() == []
+            assert published.lost() == []
 
     run(story)
 
@@ -851,9 +854,9 @@ def test_two_streams_each_get_the_whole_list_and_every_change(root: Path) -> Non
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root)) as (node, told),
+            plugin(fuse(root)) as (node, published),
         ):
-            await told.registered(1)
+            await published.registered(1)
             path = socket_of(node, kubelet.plugins_directory)
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 client = rpc.DevicePluginClient(channel)
@@ -866,7 +869,7 @@ def test_two_streams_each_get_the_whole_list_and_every_change(root: Path) -> Non
     run(story)
 
 
-def test_only_dead_sockets_of_ours_are_removed_at_start(root: Path) -> None:
+def test_only_dead_sockets_of_muster_plugins_are_removed_at_start(root: Path) -> None:
     sockets = root / "device-plugins"
     bound = {}
     for name in ("muster-a_b-1-1.sock", "muster-a_b-2-1.sock", "other.sock"):

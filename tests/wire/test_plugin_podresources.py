@@ -1,4 +1,4 @@
-"""What is concluded from what the kubelet says of pods, and from its saying nothing."""
+"""What follows from the answers of the podresources socket, and from no answer."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,7 @@ async def serving(kubelet: Kubelet, socket: Path) -> AsyncIterator[None]:
     await server.stop(None)
 
 
-def test_a_kubelet_that_does_not_tell_what_is_allocatable_tells_who_holds_what(
+def test_a_kubelet_without_allocatable_resources_still_lists_pods(
     socket: Path,
 ) -> None:
     async def story() -> podresources_check.Listing:
@@ -94,14 +94,14 @@ def test_a_kubelet_that_does_not_tell_what_is_allocatable_tells_who_holds_what(
     )
 
 
-def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: Path) -> None:
+def test_an_answer_stays_valid_while_the_kubelet_is_busy_but_not_for_ever(socket: Path) -> None:
     async def story() -> list[podresources_check.Listing | None]:
-        told: list[podresources_check.Listing | None] = []
+        listings: list[podresources_check.Listing | None] = []
         turned = asyncio.Event()
 
         async def heard(listing: podresources_check.Listing | None) -> None:
-            if not told or told[-1] != listing:
-                told.append(listing)
+            if not listings or listings[-1] != listing:
+                listings.append(listing)
                 turned.set()
 
         async def turn() -> None:
@@ -122,12 +122,12 @@ def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: 
             await turn()
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-        return told
+        return listings
 
     assert asyncio.run(story()) == [HELD, None, HELD, None]
 
 
-def test_a_socket_that_is_gone_leaves_nothing_known(socket: Path) -> None:
+def test_without_the_socket_nothing_is_known(socket: Path) -> None:
     async def story() -> None:
         heard: asyncio.Queue[podresources_check.Listing | None] = asyncio.Queue()
         pods = podresources.PodResourcesPoller(socket, heard.put)

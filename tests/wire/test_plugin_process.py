@@ -33,18 +33,18 @@ def resource(name: str, path: str, **more: object) -> dict[str, object]:
 
 def settings(root: Path, url: str, **more: object) -> Path:
     file = root / "plugin.yaml"
-    told = {
+    configuration = {
         "node": "n1.example",
         "bus": {"url": url},
         "kubelet": {"directory": str(root)},
         "heartbeat": {"interval_s": 0.3},
         "resources": [resource(FUSE, str(root / "fuse"))],
     }
-    file.write_bytes(msgspec.yaml.encode(told | more))
+    file.write_bytes(msgspec.yaml.encode(configuration | more))
     return file
 
 
-def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
+def test_it_serves_reports_answers_and_publishes_its_end(root: Path) -> None:
     async def story() -> None:
         async with (
             nats.NatsServer(root / "nats") as server,
@@ -78,8 +78,8 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
                     in metrics
                 )
                 probe = vocabulary.rpc_subject("n1.example", "device-plugin", "probe")
-                asked = codec.decode_heartbeat(await listener.request(probe, timeout_s=2))
-                assert asked.instance == beat.instance
+                answer = codec.decode_heartbeat(await listener.request(probe, timeout_s=2))
+                assert answer.instance == beat.instance
                 await process.stop()
             kept = await consumers.newest(
                 listener.link, streams.EVENTS, "muster.event.n1_example.>"
@@ -98,7 +98,9 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
     plugin_process.run(story)
 
 
-def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> None:
+def test_a_problem_is_reported_at_once_and_not_only_in_the_next_periodic_heartbeat(
+    root: Path,
+) -> None:
     async def story() -> None:
         async with (
             nats.NatsServer(root / "nats") as server,
@@ -123,7 +125,7 @@ def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> 
     plugin_process.run(story)
 
 
-def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(root: Path) -> None:
+def test_a_problem_with_devices_is_published_when_it_begins_and_when_it_ends(root: Path) -> None:
     async def story() -> None:
         links = resource("a.example/links", str(root / "x*"), grace_s=0)
         both = f"{FUSE} and a.example/links both advertise /dev/null"
@@ -166,16 +168,16 @@ def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> Non
             plugin_process.started(settings(root, url)) as process,
         ):
             await process.said("bus_disconnected")
-            found = await kubelet.until(
+            node = await kubelet.until(
                 lambda state: FUSE in state.resources and state.resources[FUSE].allocatable == 1
             )
-            assert found.resources[FUSE].registered == 1
+            assert node.resources[FUSE].registered == 1
             await process.stop()
 
     plugin_process.run(story)
 
 
-def test_it_ends_in_time_while_the_bus_is_frozen(root: Path) -> None:
+def test_it_ends_in_time_while_the_bus_hangs(root: Path) -> None:
     async def story() -> None:
         async with (
             nats.NatsServer(root / "nats") as server,
@@ -212,12 +214,12 @@ def test_after_a_kill_nothing_is_left_behind_by_the_next_start(root: Path) -> No
 
 async def refused(config: Path) -> str:
     async with plugin_process.started(config) as process:
-        told, errors = await process.process.communicate()
-        assert (process.process.returncode, told) == (2, b"")
+        output, errors = await process.process.communicate()
+        assert (process.process.returncode, output) == (2, b"")
         return errors.decode()
 
 
-def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
+def test_an_unusable_configuration_is_one_line_and_exit_code_two(root: Path) -> None:
     async def story() -> None:
         url = "nats://127.0.0.1:1"
         (root / "empty").mkdir()
@@ -240,7 +242,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
     plugin_process.run(story)
 
 
-def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Path) -> None:
+def test_with_a_low_limit_of_open_files_the_resources_that_fit_are_served(root: Path) -> None:
     async def story() -> None:
         (root / "d").mkdir()
         for number in range(30):
@@ -257,11 +259,11 @@ def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Pat
                 *limits, "--config", str(file), stdout=pipe, stderr=pipe
             )
             process = plugin_process.Plugin(started)
-            said = await process.said("device_problem")
-            assert str(said["problem"]).startswith("30 resources are more than the 9 that the ")
+            problem = await process.said("device_problem")
+            assert str(problem["problem"]).startswith("30 resources are more than the 9 that the ")
             await process.said("listening")
-            found = await kubelet.until(lambda state: len(state.resources) == len(own))
-            assert sorted(found.resources) == names
+            node = await kubelet.until(lambda state: len(state.resources) == len(own))
+            assert sorted(node.resources) == names
             await process.stop()
 
     plugin_process.run(story)

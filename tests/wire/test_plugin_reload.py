@@ -60,7 +60,7 @@ async def until_allocatable(kubelet: stand_in.Kubelet, **counts: int) -> None:
     )
 
 
-def test_a_changed_configmap_is_applied_and_what_did_not_change_is_left_alone(root: Path) -> None:
+def test_a_changed_configmap_is_applied_and_unchanged_resources_stay_registered(root: Path) -> None:
     async def story() -> None:
         file = mounted(root, written(one=1, two=1))
         async with (
@@ -69,8 +69,8 @@ def test_a_changed_configmap_is_applied_and_what_did_not_change_is_left_alone(ro
         ):
             await until_allocatable(kubelet, one=1, two=1)
             mounted(root, written(one=3, three=2))
-            said = await process.said("configuration_applied")
-            assert [said[key] for key in ("added", "removed", "registered_again", "restart")] == [
+            entry = await process.said("configuration_applied")
+            assert [entry[key] for key in ("added", "removed", "registered_again", "restart")] == [
                 ["a.example/three"],
                 [TWO],
                 [],
@@ -84,7 +84,7 @@ def test_a_changed_configmap_is_applied_and_what_did_not_change_is_left_alone(ro
     plugin_process.run(story)
 
 
-def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root: Path) -> None:
+def test_a_changed_registration_option_registers_the_resource_again(root: Path) -> None:
     async def story() -> None:
         file = mounted(root, written(one=1, two=1))
         async with (
@@ -95,8 +95,8 @@ def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root:
             changed = orjson.loads(written(one=1, two=1))
             changed["resources"][0]["preStart"] = True
             mounted(root, orjson.dumps(changed))
-            said = await process.said("configuration_applied")
-            assert said["registered_again"] == [ONE]
+            entry = await process.said("configuration_applied")
+            assert entry["registered_again"] == [ONE]
             await process.said("registered", resource=ONE, reason="configuration_changed")
             await until_allocatable(kubelet, one=1, two=1)
             assert kubelet.state().resources[TWO].registered == 1
@@ -113,8 +113,8 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
         ):
             await until_allocatable(kubelet, one=1)
             mounted(root, b"resources: [{name: one, group: []}]")
-            said = await process.said("configuration_refused")
-            assert said["problems"] == [
+            entry = await process.said("configuration_refused")
+            assert entry["problems"] == [
                 f"{file}: resources[0].group: unknown key (value []); did you mean groups?",
                 f"{file}: resources[0].groups: required, and missing",
                 f"{file}: resources[0].name: 'one' has no domain; write it as example.com/one",
@@ -128,7 +128,9 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
     plugin_process.run(story)
 
 
-def test_a_mended_file_ends_the_refusal_and_the_same_mistake_is_told_again(root: Path) -> None:
+def test_a_restored_file_ends_the_refusal_and_the_same_mistake_is_reported_again(
+    root: Path,
+) -> None:
     async def story() -> None:
         file = plugin_process.written(root / "c.json", plugin_process.resource(ONE, "/dev/null"))
         good = file.read_bytes()
@@ -139,14 +141,14 @@ def test_a_mended_file_ends_the_refusal_and_the_same_mistake_is_told_again(root:
             await process.said("listening")
             for times in (1, 2):
                 plugin_process.written(file, plugin_process.resource("no-domain", "/dev/null"))
-                said = await process.said("configuration_refused")
+                entry = await process.said("configuration_refused")
                 _, metrics = await process.asked("/metrics")
                 assert f"muster_plugin_configurations_refused_total {times}.0" in metrics
                 assert "muster_plugin_problems 1.0" in metrics
                 assert "muster_plugin_configuration_refused_seconds 0.0\n" not in metrics
                 file.write_bytes(good)
                 applied = await process.said("configuration_applied")
-                assert applied["config_hash"] == said["active"]
+                assert applied["config_hash"] == entry["active"]
                 assert [applied[key] for key in ("added", "removed", "restart")] == [[], [], []]
                 _, metrics = await process.asked("/metrics")
                 assert "muster_plugin_configuration_refused_seconds 0.0\n" in metrics
@@ -156,7 +158,7 @@ def test_a_mended_file_ends_the_refusal_and_the_same_mistake_is_told_again(root:
     plugin_process.run(story)
 
 
-def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:
+def test_another_plugins_file_can_be_used_unchanged(root: Path) -> None:
     async def story() -> None:
         file = root / "conf.yaml"
         file.write_text("- {devicematch: ^null$, nummaxdevices: 20}\n")
@@ -165,10 +167,10 @@ def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:
             plugin_process.plugin(root, file, "--config-format", "smarter") as process,
         ):
             await process.said("registered", resource="smarter-devices/null")
-            found = await kubelet.until(
+            node = await kubelet.until(
                 lambda state: state.resources["smarter-devices/null"].allocatable == 20
             )
-            assert [*found.resources] == ["smarter-devices/null"]
+            assert [*node.resources] == ["smarter-devices/null"]
 
     plugin_process.run(story)
 
@@ -194,7 +196,7 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
     plugin_process.run(story)
 
 
-def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: Path) -> None:
+def test_at_a_handover_the_second_plugin_waits_for_the_end_of_the_first(root: Path) -> None:
     async def story() -> None:
         file = mounted(root, written(one=1))
         async with (
@@ -213,15 +215,15 @@ def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: P
     plugin_process.run(story)
 
 
-def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses(
+def test_check_prints_the_configuration_of_this_node_and_refuses_what_the_start_refuses(
     root: Path,
 ) -> None:
     """The node's own rules are in it, by NODE_NAME, and nobody else's."""
 
     async def checked(file: Path, **environment: str) -> tuple[int | None, str, str]:
         async with plugin_process.plugin(root, file, "--check", **environment) as process:
-            told, errors = await process.process.communicate()
-            return process.process.returncode, told.decode(), errors.decode()
+            output, errors = await process.process.communicate()
+            return process.process.returncode, output.decode(), errors.decode()
 
     async def story() -> None:
         group = {"devices": [{"path": "/dev/null"}], "count": 2}
@@ -229,10 +231,10 @@ def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses
         there = {"match": "edge-*", "resources": [{"name": TWO, "groups": [group]}]}
         file = mounted(root, orjson.dumps({"nodes": [here, there]}))
         code, printed, problem = await checked(file)
-        told = yaml.safe_load(printed)
+        configuration = yaml.safe_load(printed)
         assert (code, problem) == (0, "")
-        assert (told["node"], told["nodes"]) == ("node-a", [])
-        assert told["resources"] == [{"name": ONE, "groups": [group]}]
+        assert (configuration["node"], configuration["nodes"]) == ("node-a", [])
+        assert configuration["resources"] == [{"name": ONE, "groups": [group]}]
 
         code, printed, problem = await checked(file, NODE_NAME="No Name")
         assert (code, printed) == (2, "")
@@ -250,8 +252,8 @@ def test_what_differs_from_the_peer_is_in_the_log_of_the_start(root: Path) -> No
     async def story() -> None:
         file = mounted(root, b"[{devicematch: nul, nummaxdevices: 2}]")
         async with plugin_process.plugin(root, file, "--config-format", "smarter") as process:
-            said = await process.said("import_difference")
-            assert said["file"] == str(file)
-            assert said["difference"].startswith("[0]: devicematch 'nul' is not anchored: ")
+            entry = await process.said("import_difference")
+            assert entry["file"] == str(file)
+            assert entry["difference"].startswith("[0]: devicematch 'nul' is not anchored: ")
 
     plugin_process.run(story)

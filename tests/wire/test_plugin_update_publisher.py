@@ -1,4 +1,4 @@
-"""Changes that are brought to the kubelet first, and to everybody else afterwards."""
+"""Changes are published to the kubelet first, and to the log and the bus afterwards."""
 
 import asyncio
 import contextlib
@@ -48,19 +48,19 @@ def played(
 ) -> None:
     async def run() -> None:
         devices = inventory.Inventory(node="n1", plugin="p")
-        slow, told = Slow(root, devices), event_log.EventLog("n1", "p")
+        slow, events = Slow(root, devices), event_log.EventLog("n1", "p")
         published: list[vocabulary.Event] = []
-        told.publish_to(published.append)
-        made = update_publisher.UpdatePublisher(
+        events.publish_to(published.append)
+        publisher = update_publisher.UpdatePublisher(
             devices,
             slow,
-            told,
+            events,
             reason=lambda: vocabulary.RegistrationReason.START,
             on_published=lambda: None,
         )
-        following = asyncio.create_task(made.run())
+        following = asyncio.create_task(publisher.run())
         async with asyncio.timeout(30):
-            await story(made, slow, published)
+            await story(publisher, slow, published)
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
@@ -73,16 +73,16 @@ async def until(is_it: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def test_what_changes_while_something_is_brought_is_brought_together_and_told_in_order(
+def test_changes_that_arrive_during_a_publication_are_published_together_and_in_order(
     tmp_path: Path,
 ) -> None:
     async def story(
-        made: update_publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
+        publisher: update_publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
-        first = asyncio.create_task(made.publish([removed("a")]))
+        first = asyncio.create_task(publisher.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
-        made.publish_soon([removed("b")])
-        made.publish_soon([removed("c")])
+        publisher.publish_soon([removed("b")])
+        publisher.publish_soon([removed("c")])
         assert published == []
         slow.may.release()
         await first
@@ -96,13 +96,13 @@ def test_what_changes_while_something_is_brought_is_brought_together_and_told_in
     played(tmp_path, story)
 
 
-def test_a_change_is_told_though_who_brought_it_has_no_time_any_more(tmp_path: Path) -> None:
+def test_a_change_is_published_even_if_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def story(
-        made: update_publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
+        publisher: update_publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
-        bringing = asyncio.create_task(made.publish([removed("a")]))
+        bringing = asyncio.create_task(publisher.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
-        waiting = asyncio.create_task(made.publish([removed("b")]))
+        waiting = asyncio.create_task(publisher.publish([removed("b")]))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -117,13 +117,11 @@ def test_a_change_is_told_though_who_brought_it_has_no_time_any_more(tmp_path: P
     played(tmp_path, story)
 
 
-def test_of_a_configuration_with_hundreds_of_problems_the_first_are_told_and_how_many_more() -> (
-    None
-):
-    told = event_log.EventLog("n1", "p")
+def test_of_hundreds_of_problems_the_first_are_published_and_how_many_more() -> None:
+    events = event_log.EventLog("n1", "p")
     published: list[vocabulary.Event] = []
-    told.publish_to(published.append)
-    told.configuration_refused(tuple(f"problem {number}" for number in range(150)), active="0")
+    events.publish_to(published.append)
+    events.configuration_refused(tuple(f"problem {number}" for number in range(150)), active="0")
     (refused,) = published
     assert isinstance(refused, vocabulary.ConfigurationRefused)
     assert refused.problems == (

@@ -1,4 +1,4 @@
-"""Of two plugins on one node, one serves a resource; the other says so, and takes over."""
+"""Of two plugins on one node, one serves a resource; the other reports that, and takes over."""
 
 import asyncio
 import shutil
@@ -24,7 +24,7 @@ def root() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_a_resource_is_claimed_once_until_it_is_given_back(root: Path) -> None:
+def test_a_resource_is_locked_once_until_it_is_released(root: Path) -> None:
     ours, theirs = resource_locks.ResourceLocks(root), resource_locks.ResourceLocks(root)
     assert (ours.acquire(ONE), ours.acquire(ONE), ours.acquire(TWO)) == ("", "", "")
     assert theirs.acquire(ONE).startswith(f"{socket.gethostname()}, process ")
@@ -36,7 +36,7 @@ def test_a_resource_is_claimed_once_until_it_is_given_back(root: Path) -> None:
     assert list((root / resource_locks.DIRECTORY).iterdir()) == []
 
 
-def test_a_lock_whose_file_is_gone_is_claimed_again(root: Path) -> None:
+def test_a_lock_whose_file_is_gone_is_acquired_again(root: Path) -> None:
     ours, theirs = resource_locks.ResourceLocks(root), resource_locks.ResourceLocks(root)
     assert ours.acquire(ONE) == ""
     shutil.rmtree(root / resource_locks.DIRECTORY)
@@ -49,7 +49,7 @@ def test_a_lock_whose_file_is_gone_is_claimed_again(root: Path) -> None:
     theirs.release_all()
 
 
-def test_lock_files_that_nobody_holds_are_removed_at_start(root: Path) -> None:
+def test_lock_files_that_no_process_holds_are_removed_at_start(root: Path) -> None:
     ours = resource_locks.ResourceLocks(root)
     assert ours.acquire(ONE) == ""
     (root / resource_locks.DIRECTORY / "a.example_old.lock").touch()
@@ -61,7 +61,7 @@ def test_lock_files_that_nobody_holds_are_removed_at_start(root: Path) -> None:
     ours.release_all()
 
 
-def test_where_nothing_can_be_locked_everything_is_ours(root: Path) -> None:
+def test_where_no_file_can_be_locked_every_resource_is_free(root: Path) -> None:
     nowhere = resource_locks.ResourceLocks(root / "none")
     assert (nowhere.acquire(ONE), nowhere.holds(ONE)) == ("", False)
 
@@ -75,7 +75,7 @@ def test_a_resource_whose_name_begins_like_anothers_is_another(root: Path) -> No
         assert socket_directory.served_sockets([root], ["a.example_one-shared"]) == [str(path)]
 
 
-def test_of_two_that_start_together_one_serves_and_one_refuses(root: Path) -> None:
+def test_of_two_plugins_that_start_together_one_serves_and_one_refuses(root: Path) -> None:
     async def story() -> None:
         file = plugin_process.written(
             root / "c.json",
@@ -90,9 +90,9 @@ def test_of_two_that_start_together_one_serves_and_one_refuses(root: Path) -> No
             ends = {asyncio.create_task(p.process.wait()): p for p in (first, second)}
             done, left = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             refused, serves = ends[done.pop()], ends[left.pop()]
-            code, said = await refused.ended()
+            code, text = await refused.ended()
             assert code == 2
-            assert said.startswith(f"muster-plugin: another plugin on this node serves {ONE} (")
+            assert text.startswith(f"muster-plugin: another plugin on this node serves {ONE} (")
             for name in (ONE, TWO):
                 await plugin_process.until_allocatable(kubelet, name, 1)
                 assert kubelet.state().resources[name].registered == 1
@@ -101,28 +101,30 @@ def test_of_two_that_start_together_one_serves_and_one_refuses(root: Path) -> No
     plugin_process.run(story)
 
 
-def test_a_change_that_takes_a_served_resource_waits_says_so_and_takes_over(root: Path) -> None:
+def test_a_change_to_a_resource_that_another_plugin_serves_waits_and_takes_over(root: Path) -> None:
     async def story() -> None:
-        one, two = (
+        first_name, two = (
             plugin_process.resource(ONE, "/dev/null"),
             plugin_process.resource(TWO, "/dev/zero"),
         )
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            plugin_process.plugin(root, plugin_process.written(root / "a.json", one)) as first,
+            plugin_process.plugin(
+                root, plugin_process.written(root / "a.json", first_name)
+            ) as first,
             plugin_process.plugin(root, plugin_process.written(root / "b.json", two)) as second,
         ):
             await first.said("registered", resource=ONE)
             await second.said("listening")
-            plugin_process.written(root / "b.json", one, two)
-            said = await second.said("served_elsewhere", resource=ONE)
-            assert said["owner"] == f"{socket.gethostname()}, process {first.process.pid}"
+            plugin_process.written(root / "b.json", first_name, two)
+            entry = await second.said("served_elsewhere", resource=ONE)
+            assert entry["owner"] == f"{socket.gethostname()}, process {first.process.pid}"
             code, body = await second.asked("/readyz")
             assert code == 503
             # the other resource may yet wait for its first self-probe
-            assert f"{ONE}: another plugin on this node serves it ({said['owner']}), for " in body
-            found = kubelet.state().resources[ONE]
-            assert (found.registered, found.streams_open, found.allocatable) == (1, 1, 1)
+            assert f"{ONE}: another plugin on this node serves it ({entry['owner']}), for " in body
+            served = kubelet.state().resources[ONE]
+            assert (served.registered, served.streams_open, served.allocatable) == (1, 1, 1)
             await first.stop()
             await second.said("registered", resource=ONE, reason="configuration_changed")
             await plugin_process.until_allocatable(kubelet, ONE, 1)
@@ -131,7 +133,7 @@ def test_a_change_that_takes_a_served_resource_waits_says_so_and_takes_over(root
     plugin_process.run(story)
 
 
-def test_it_can_be_ended_while_it_waits_for_anothers_end(root: Path) -> None:
+def test_the_plugin_can_be_stopped_while_it_waits_for_another_to_end(root: Path) -> None:
     async def story() -> None:
         file = plugin_process.written(root / "c.json", plugin_process.resource(ONE, "/dev/null"))
         async with (

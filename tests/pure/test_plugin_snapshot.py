@@ -1,4 +1,4 @@
-"""Thousands of devices: what is told of them, and what that costs."""
+"""Thousands of devices: what is published of them, and what that costs."""
 
 import sys
 from collections import Counter
@@ -27,7 +27,7 @@ RULE: Final = resources.Resource(name=GPU, groups=(), env="")
 
 def shared(replicas: int) -> inventory.Inventory:
     """Return eight GPUs of so many replicas each."""
-    made = inventory.Inventory(node="n1", plugin="p")
+    devices = inventory.Inventory(node="n1", plugin="p")
     parts = {uuid: gpu.Part(gpu=uuid) for uuid in UUIDS}
     of_gpus = tuple(
         advertised.Unit(
@@ -40,11 +40,11 @@ def shared(replicas: int) -> inventory.Inventory:
         for number in range(replicas)
     )
     offer = resource_plan.PlannedResource(name=GPU, rule=RULE, units=of_gpus)
-    events = made.observe(resource_plan.Plan(resources=(offer,)), [RULE], now=0.0, at=AT)
+    events = devices.observe(resource_plan.Plan(resources=(offer,)), [RULE], now=0.0, at=AT)
     assert [e.device.count for e in events if isinstance(e, vocabulary.DeviceAdded)] == (
         [replicas] * len(UUIDS)
     )
-    return made
+    return devices
 
 
 def fault(uuid: str, number: int) -> gpu.FaultBegan:
@@ -78,9 +78,7 @@ def calls(work: Callable[[], object]) -> int:
     return count
 
 
-def test_eight_gpus_in_a_thousand_replicas_each_fit_into_one_snapshot_that_health_believes() -> (
-    None
-):
+def test_eight_gpus_in_a_thousand_replicas_each_fit_into_one_snapshot_that_health_accepts() -> None:
     many = shared(1000)
     many.apply_fault(fault(UUIDS[0], 79))
     event, problem = many.snapshot(AT, bytes_max=codec.EVENT_BYTES_MAX)
@@ -93,7 +91,7 @@ def test_eight_gpus_in_a_thousand_replicas_each_fit_into_one_snapshot_that_healt
     assert [*register.bad[vocabulary.AlertKind.DEVICE_UNHEALTHY, GPU]] == [UUIDS[0]]
 
 
-def test_what_a_plugin_of_an_earlier_version_lists_one_by_one_counts_as_before() -> None:
+def test_replicas_listed_one_by_one_by_an_earlier_version_count_as_before() -> None:
     register = health_devices.DeviceFaults(100)
     one_by_one = tuple(Device(id=f"{UUIDS[0]}::{n}", resource=GPU) for n in range(4))
     event = vocabulary.InventoryReported(node="n1", plugin="p", at=AT, devices=one_by_one)
@@ -101,7 +99,7 @@ def test_what_a_plugin_of_an_earlier_version_lists_one_by_one_counts_as_before()
     assert register.totals == {GPU: 4}
 
 
-def test_replicas_of_a_gpu_that_leave_together_are_told_once() -> None:
+def test_replicas_of_a_gpu_that_are_removed_together_are_one_event() -> None:
     many = shared(1000)
     events = many.observe(resource_plan.Plan(), (), now=1.0, at=AT)
     assert [(e.physical, e.count) for e in events if isinstance(e, vocabulary.DeviceRemoved)] == [
@@ -130,7 +128,7 @@ def nodes(count: int, bad: int, *, reason: str = "/dev/x is gone") -> list[Devic
         (nodes(10_000, 9_000, reason="\0" * 900), 22, FEW_UNHEALTHY),
     ],
 )
-def test_too_many_devices_are_summed_up_and_what_is_wrong_is_named_first(
+def test_too_many_devices_are_summed_up_and_unhealthy_ones_are_listed_first(
     devices: list[Device], entries: int, words: str
 ) -> None:
     listed = snapshot.fit(devices, 300_000)
@@ -148,7 +146,7 @@ def test_too_many_devices_are_summed_up_and_what_is_wrong_is_named_first(
     assert healths([*listed.devices]) == healths(devices)
 
 
-def test_a_finding_costs_as_much_as_its_gpu_has_replicas_however_many_hold() -> None:
+def test_a_fault_costs_as_much_as_its_gpu_has_replicas_however_many_are_active() -> None:
     few, many = shared(50), shared(500)
     begins = [fault(uuid, number) for number in range(50) for uuid in UUIDS]
 
@@ -156,13 +154,13 @@ def test_a_finding_costs_as_much_as_its_gpu_has_replicas_however_many_hold() -> 
         there.devices(GPU)
         return calls(lambda: [there.apply_fault(finding) for finding in begins])
 
-    found = find(few), find(many)
+    costs = find(few), find(many)
     # that a GPU is asked for by uuid once makes up the first; nothing is asked for each device
-    assert found[1] < found[0] * 10
-    assert found[0] < len(begins) * 250
+    assert costs[1] < costs[0] * 10
+    assert costs[0] < len(begins) * 250
 
 
-def test_a_list_is_made_of_each_device_once_however_many_findings_hold() -> None:
+def test_a_list_is_made_of_each_device_once_however_many_faults_are_active() -> None:
     many = shared(1000)
     for number in range(300):
         for uuid in UUIDS:

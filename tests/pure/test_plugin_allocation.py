@@ -35,7 +35,7 @@ def allocator(sharing: config_gpus.Gpus | None = None) -> allocation.Allocator:
     return allocation.Allocator(devices, RULE.name, lambda: terms)
 
 
-def test_a_container_is_told_each_gpu_once_whatever_its_replicas() -> None:
+def test_a_container_gets_each_gpu_once_whatever_its_replicas() -> None:
     gpus = allocator()
     assert gpus.allocate([["GPU-1::2", "GPU-0::0", "GPU-1::0"], ["GPU-0::1"], []]) == (
         allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-0"}),
@@ -47,21 +47,21 @@ def test_a_container_is_told_each_gpu_once_whatever_its_replicas() -> None:
     assert gpus.optional_paths([["GPU-1::2"]]) == ()
 
 
-def test_what_has_to_be_there_and_what_may_be_is_told_beforehand() -> None:
-    told = config_gpus.ContainerOptions(device_specs=True, dev_root="/host")
-    gpus = allocator(config_gpus.Gpus(given=told))
-    asked = [["GPU-1::2", "GPU-1::0", "GPU-0::0"]]
-    assert gpus.host_paths(asked) == ("/host/dev/nvidia1", "/host/dev/nvidia0")
-    optional = gpus.optional_paths(asked)
+def test_required_and_optional_host_paths_are_known_before_the_allocation() -> None:
+    options = config_gpus.ContainerOptions(device_specs=True, dev_root="/host")
+    gpus = allocator(config_gpus.Gpus(given=options))
+    requested = [["GPU-1::2", "GPU-1::0", "GPU-0::0"]]
+    assert gpus.host_paths(requested) == ("/host/dev/nvidia1", "/host/dev/nvidia0")
+    optional = gpus.optional_paths(requested)
     assert optional == tuple(f"/host{path}" for path in CONTROL)
-    (answer,) = gpus.allocate(asked, present=frozenset(optional[:2]))
+    (answer,) = gpus.allocate(requested, present=frozenset(optional[:2]))
     paths = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1", "/dev/nvidia0"]
     assert [one.container_path for one in answer.devices] == paths
 
 
 def test_an_annotation_reaches_the_kubelet() -> None:
-    told = config_gpus.ContainerOptions(device_list=(config_gpus.DeviceList.CDI_ANNOTATIONS,))
-    gpus = allocator(config_gpus.Gpus(given=told))
+    options = config_gpus.ContainerOptions(device_list=(config_gpus.DeviceList.CDI_ANNOTATIONS,))
+    gpus = allocator(config_gpus.Gpus(given=options))
     name = "k8s.device-plugin.nvidia.com/gpu=GPU-0"
     answers = gpus.allocate([["GPU-0::1"]], annotation="5f0c")
     assert protobuf.allocated(answers) == dp.AllocateResponse(
@@ -72,7 +72,7 @@ def test_an_annotation_reaches_the_kubelet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules_", "asked", "told"),
+    ("rules_", "requested", "problem"),
     [
         (
             config_gpus.Gpus(sharing=config_gpus.Sharing(one_per_request=True)),
@@ -96,17 +96,17 @@ def test_an_annotation_reaches_the_kubelet() -> None:
         (config_gpus.Gpus(), ["GPU-0::9"], "nvidia.com/gpu has no device 'GPU-0::9'; it has GPU-0"),
     ],
 )
-def test_what_may_not_be_given_is_refused_in_words_and_nothing_is_given_away(
-    rules_: config_gpus.Gpus, asked: list[str], told: str
+def test_an_invalid_request_is_refused_in_words_and_allocates_nothing(
+    rules_: config_gpus.Gpus, requested: list[str], problem: str
 ) -> None:
     gpus = allocator(rules_)
     with pytest.raises(allocation.Refusal) as caught:
-        gpus.allocate([["GPU-1::2"], asked])
-    assert told in str(caught.value)
+        gpus.allocate([["GPU-1::2"], requested])
+    assert problem in str(caught.value)
     assert gpus.allocated == 0
 
 
-def test_advice_follows_the_policy_and_what_the_kubelet_no_longer_offers() -> None:
+def test_preferred_ids_follow_the_policy_and_the_kubelets_offers() -> None:
     left = ["GPU-0::1", "GPU-0::2", "GPU-1::0", "GPU-1::1", "GPU-1::2"]
     advised = {
         policy: allocator(config_gpus.Gpus(placement=policy)).prefer(left, [], 2)

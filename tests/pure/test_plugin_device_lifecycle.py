@@ -1,4 +1,4 @@
-"""The table of the docstring, row by row, and what holds after any sequence of events."""
+"""The table of the docstring, row by row, and what is true after any sequence of signals."""
 
 import pytest
 from hypothesis import given, settings
@@ -106,14 +106,14 @@ def test_the_table_holds(
     assert turned(after(*before), step) == expected
 
 
-def test_a_device_is_healthy_as_soon_as_it_is_seen_where_nothing_is_checked() -> None:
+def test_a_device_without_checks_is_healthy_as_soon_as_it_is_observed() -> None:
     life = device_lifecycle.DeviceLifecycle("a.example/a", device_lifecycle.Policy())
     device = vocabulary.Device(id="a-0", resource="a.example/a")
     assert life.receive(LOOK["same"], 0.0) == [device_lifecycle.Added(device)]
     assert life.devices() == (device,)
 
 
-def test_a_device_that_nobody_has_examined_is_given_to_nobody() -> None:
+def test_a_device_that_was_never_checked_is_not_healthy() -> None:
     life = device_lifecycle.DeviceLifecycle("a.example/a", CHECKED)
     reason = "/dev/a has not been checked since it was plugged in"
     device = vocabulary.Device(id="a-0", resource="a.example/a", health=UNHEALTHY, reason=reason)
@@ -121,7 +121,7 @@ def test_a_device_that_nobody_has_examined_is_given_to_nobody() -> None:
     assert life.units_to_check() == (A,)
 
 
-def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period() -> None:
+def test_a_device_that_goes_is_unhealthy_first_and_removed_after_the_grace_period() -> None:
     life = after("same", policy=device_lifecycle.Policy(grace_s=60))
     gone = device_lifecycle.HealthChanged(
         "a-0", UNHEALTHY, "/dev/a is gone", device_lifecycle.MISSING
@@ -135,7 +135,7 @@ def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period
     assert (life.devices(), life.unit("a-0"), life.next_deadline()) == ((), None, None)
 
 
-def test_a_device_that_a_pod_holds_never_leaves() -> None:
+def test_a_device_that_a_pod_holds_is_never_removed() -> None:
     life = after("same", policy=device_lifecycle.Policy(grace_s=60))
     life.receive(device_lifecycle.AllocationsChanged(frozenset({"a-0"})), 0.0)
     life.receive(LOOK["gone"], 100.0)
@@ -145,7 +145,7 @@ def test_a_device_that_a_pod_holds_never_leaves() -> None:
     assert life.receive(device_lifecycle.AllocationsChanged(frozenset()), 10_001.0) == [left]
 
 
-def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> None:
+def test_another_device_is_new_under_the_same_id_once_the_old_one_is_removed() -> None:
     policy = device_lifecycle.Policy(grace_s=60)
     reason = "/dev/a is another device now: /dev/a char 10:1 became /dev/a char 10:2"
     turned_replaced = device_lifecycle.HealthChanged(
@@ -222,7 +222,7 @@ def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
     assert life.problem == "expected at least 2 devices, found 1"
 
 
-def test_of_shared_gpus_each_is_expected_once() -> None:
+def test_each_shared_gpu_is_expected_once() -> None:
     life = device_lifecycle.DeviceLifecycle(
         "nvidia.com/gpu", device_lifecycle.Policy(expected=2, of_gpus=True)
     )
@@ -234,7 +234,7 @@ def test_of_shared_gpus_each_is_expected_once() -> None:
     assert life.problem == "expected at least 2 GPUs or MIG devices, found 1"
 
 
-def test_patience_is_what_the_rule_says() -> None:
+def test_the_policy_follows_from_the_rule() -> None:
     groups = (resources.Group(devices=(resources.Entry(path="/dev/a"),)),)
     plain = resources.Resource(name="a.example/a", groups=groups)
     assert device_lifecycle.policy(plain) == device_lifecycle.Policy(grace_s=60.0, good_checks=3)
@@ -273,25 +273,27 @@ policies = st.builds(
 )
 
 
-def replay(told: dict[str, vocabulary.Health], facts: list[device_lifecycle.Fact]) -> None:
+def replay(
+    advertised_health: dict[str, vocabulary.Health], facts: list[device_lifecycle.Fact]
+) -> None:
     for fact in facts:
         match fact:
             case device_lifecycle.Added(device=device):
-                assert device.id not in told
-                told[device.id] = device.health
+                assert device.id not in advertised_health
+                advertised_health[device.id] = device.health
             case device_lifecycle.Removed(device_id=name):
-                assert told.pop(name) is UNHEALTHY
+                assert advertised_health.pop(name) is UNHEALTHY
             case device_lifecycle.HealthChanged(device_id=name, health=health):
-                told[name] = health
+                advertised_health[name] = health
 
 
 @settings(deadline=None)
 @given(policies, st.lists(st.tuples(signals, st.integers(0, 10)), max_size=40))
-def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
+def test_whatever_happens_the_list_follows_from_the_facts_and_no_missing_unit_is_healthy(
     policy: device_lifecycle.Policy, story: list[tuple[device_lifecycle.Signal | None, int]]
 ) -> None:
     life = device_lifecycle.DeviceLifecycle("a.example/a", policy)
-    told: dict[str, vocabulary.Health] = {}
+    advertised_health: dict[str, vocabulary.Health] = {}
     there: dict[str, advertised.Unit] = {}
     lost: dict[str, float] = {}
     held: frozenset[str] | None = None
@@ -299,18 +301,20 @@ def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
     for signal, pause in story:
         now += pause
         for step in (None, signal):
-            before = set(told)
-            replay(told, list(life.tick(now) if step is None else life.receive(step, now)))
+            before = set(advertised_health)
+            replay(
+                advertised_health, list(life.tick(now) if step is None else life.receive(step, now))
+            )
             if isinstance(step, device_lifecycle.Observed):
-                there = {seen.id: seen for seen in step.units}
+                there = {healthy_before.id: healthy_before for healthy_before in step.units}
             if isinstance(step, device_lifecycle.AllocationsChanged):
                 held = step.ids
-            assert {d.id: d.health for d in life.devices()} == told
-            assert there.keys() <= told.keys()
-            for name in before - told.keys():
+            assert {d.id: d.health for d in life.devices()} == advertised_health
+            assert there.keys() <= advertised_health.keys()
+            for name in before - advertised_health.keys():
                 assert now - lost.pop(name, now) >= policy.grace_s
                 assert held is None or name not in held
-            for name, health in told.items():
+            for name, health in advertised_health.items():
                 is_there = name in there and life.unit(name) == there[name]
                 assert is_there or health is UNHEALTHY
                 lost.pop(name, None) if is_there else lost.setdefault(name, now)

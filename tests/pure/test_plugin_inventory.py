@@ -134,7 +134,7 @@ def test_a_device_that_appears_is_added_to_its_resource() -> None:
     ]
 
 
-def test_a_device_that_goes_is_unhealthy_and_leaves_after_the_grace_period() -> None:
+def test_a_device_that_goes_is_unhealthy_and_removed_after_the_grace_period() -> None:
     devices = made()
     gone = "/dev/kvm is gone"
     assert look(devices, FUSE, now=10.0, offers=(SHARED,)) == [
@@ -180,7 +180,7 @@ def test_a_resource_stays_while_it_is_configured_and_one_named_by_a_match_goes_w
     assert [*devices.resources] == ["a.com/fuse"]
 
 
-def test_what_is_no_longer_configured_leaves_at_once() -> None:
+def test_what_is_no_longer_configured_is_removed_at_once() -> None:
     devices = made()
     gone = look(devices, FUSE, KVM, TUN, configured=(EACH,), offers=(SHARED,))
     left = "no longer configured"
@@ -190,26 +190,26 @@ def test_what_is_no_longer_configured_leaves_at_once() -> None:
     assert devices.resources == ("nvidia.com/gpu", "b.com/net_tun")
 
 
-def test_what_a_lowered_count_leaves_out_is_no_longer_configured_and_not_gone() -> None:
+def test_devices_beyond_a_lowered_count_are_not_configured_and_not_missing() -> None:
     devices = made()
     fewer = msgspec.structs.replace(
         RULE, groups=tuple(msgspec.structs.replace(group, count=1) for group in RULE.groups)
     )
     left = "no longer configured"
-    told = look(devices, FUSE, KVM, configured=(fewer,), offers=(SHARED,))
-    assert told == [removed("a.com/fuse", name, left) for name in ("fuse-1", "kvm-1")]
+    events = look(devices, FUSE, KVM, configured=(fewer,), offers=(SHARED,))
+    assert events == [removed("a.com/fuse", name, left) for name in ("fuse-1", "kvm-1")]
 
 
-def test_a_unit_that_is_paired_otherwise_by_new_rules_is_another_from_the_start() -> None:
+def test_a_unit_that_new_rules_group_differently_is_another_unit() -> None:
     def paired(path: str) -> resources.Resource:
         entries = (resources.Entry(path="/dev/fuse"), resources.Entry(path=path))
         return resources.Resource(name="a.com/pair", groups=(resources.Group(devices=entries),))
 
     devices = inventory.Inventory(node="n1", plugin="p")
     look(devices, FUSE, KVM, TUN, configured=(paired("/dev/kvm"),))
-    told = look(devices, FUSE, KVM, TUN, configured=(paired("/dev/net/tun"),))
+    events = look(devices, FUSE, KVM, TUN, configured=(paired("/dev/net/tun"),))
     device = vocabulary.Device(id="fuse-0", resource="a.com/pair", health=Health.HEALTHY)
-    assert told == [
+    assert events == [
         removed("a.com/pair", "fuse-0", "no longer configured"),
         vocabulary.DeviceAdded(node="n1", at=AT, plugin="p", device=device),
     ]
@@ -263,7 +263,7 @@ def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -
         assert devices.observe(plan, [rule], now=1.0, at=AT) == []
 
 
-def test_a_fault_turns_every_replica_of_its_gpu_and_is_told_once() -> None:
+def test_a_fault_makes_every_replica_of_its_gpu_unhealthy_and_is_published_once() -> None:
     devices = made()
     assert devices.apply_fault(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
     assert {device.id: device.reason for device in devices.devices("nvidia.com/gpu")} == {
@@ -315,7 +315,7 @@ def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_tha
     assert unhealthy() == ["MIG-b"]
 
 
-def test_a_gpu_is_healthy_again_when_nothing_holds_against_it_any_more() -> None:
+def test_a_gpu_is_healthy_again_when_its_last_fault_has_ended() -> None:
     devices = made()
     devices.apply_fault(fault(GPU_1, "other", "worn"))
     assert devices.apply_fault(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
@@ -328,7 +328,7 @@ def test_a_gpu_is_healthy_again_when_nothing_holds_against_it_any_more() -> None
     assert devices.apply_fault(mended(GPU_1)) == []
 
 
-def test_what_is_only_worth_knowing_of_a_gpu_leaves_it_healthy() -> None:
+def test_a_condition_leaves_a_gpu_healthy() -> None:
     devices = made()
     devices.record_pods({"nvidia.com/gpu": {f"{GPU_1}::1": "team/train"}}, now=0.0, at=AT)
     warm = fault(GPU_1, "thermal", "it is hot", effect=gpu.Effect.DEGRADED)
@@ -350,7 +350,7 @@ def test_what_is_only_worth_knowing_of_a_gpu_leaves_it_healthy() -> None:
     assert devices.conditions("nvidia.com/gpu") == {vocabulary.Condition.DEGRADED: 2}
 
 
-def test_a_gpu_that_is_broken_when_it_is_first_seen_is_never_called_healthy() -> None:
+def test_a_gpu_that_is_faulty_at_the_first_scan_is_never_called_healthy() -> None:
     devices = inventory.Inventory(node="n1", plugin="p")
     assert devices.apply_fault(fault(GPU_0)) == []
     events = look(devices, configured=(), offers=(SHARED,))
@@ -359,7 +359,7 @@ def test_a_gpu_that_is_broken_when_it_is_first_seen_is_never_called_healthy() ->
     ] == [Health.HEALTHY if uuid == GPU_1 else Health.UNHEALTHY for uuid in sorted([GPU_0, GPU_1])]
 
 
-def test_a_gpu_that_comes_back_broken_is_not_told_to_be_healthy() -> None:
+def test_a_gpu_that_returns_with_a_fault_is_not_called_healthy() -> None:
     devices = made()
     gone = msgspec.structs.replace(SHARED, units=SHARED.units[2:])
     assert look(devices, FUSE, KVM, offers=(gone,)) == [
@@ -370,7 +370,7 @@ def test_a_gpu_that_comes_back_broken_is_not_told_to_be_healthy() -> None:
     assert devices.count("nvidia.com/gpu") == {Health.HEALTHY: 2, Health.UNHEALTHY: 2}
 
 
-def test_a_node_with_gpus_and_no_driver_is_short_of_them_and_one_without_gpus_is_not() -> None:
+def test_gpus_without_a_driver_are_a_shortage_and_a_node_without_gpus_has_none() -> None:
     devices = inventory.Inventory(node="n1", plugin="p")
     none = msgspec.structs.replace(SHARED, units=())
     look(devices, FUSE, KVM, offers=(none,))
@@ -380,22 +380,22 @@ def test_a_node_with_gpus_and_no_driver_is_short_of_them_and_one_without_gpus_is
     devices.gpu_context = container_spec.AllocationContext(
         scan=msgspec.structs.replace(away, on_bus=8)
     )
-    said = "8 NVIDIA GPUs on the PCI bus, and no_library: it is nowhere"
-    assert devices.shortage("nvidia.com/gpu") == said
+    text = "8 NVIDIA GPUs on the PCI bus, and no_library: it is nowhere"
+    assert devices.shortage("nvidia.com/gpu") == text
     assert devices.shortage("a.com/fuse") == ""
 
 
-def test_a_fault_of_a_stranger_changes_nothing() -> None:
+def test_a_fault_of_an_unknown_gpu_changes_nothing() -> None:
     assert made().apply_fault(fault("GPU-stranger")) == []
 
 
-def test_a_snapshot_holds_every_device_with_its_reason_and_replicas_that_are_alike_once() -> None:
+def test_a_snapshot_has_every_device_with_its_reason_and_equal_replicas_once() -> None:
     devices = made()
     devices.apply_fault(fault(GPU_1))
     look(devices, FUSE, offers=(SHARED,))
     snapshot = devices.snapshot(AT, bytes_max=LARGE).event
-    told = {d.id: (d.count, d.health, d.reason) for d in snapshot.devices}
-    assert told == {
+    listed = {d.id: (d.count, d.health, d.reason) for d in snapshot.devices}
+    assert listed == {
         "fuse-0": (2, Health.HEALTHY, ""),
         "kvm-0": (1, Health.UNHEALTHY, "/dev/kvm is gone"),
         "kvm-1": (1, Health.UNHEALTHY, "/dev/kvm is gone"),
@@ -412,11 +412,11 @@ def test_simulated_gpus_of_two_nodes_have_different_uuids() -> None:
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF), min_size=1, max_size=300))
 def test_an_id_is_stable_short_and_plain(name: str) -> None:
-    found = names.device_id(f"/dev/{name}", 999)
-    assert found == names.device_id(f"/dev/{name}", 999)
-    assert 0 < len(found) <= 63
-    assert found.isascii()
-    assert found.isprintable()
+    device_id = names.device_id(f"/dev/{name}", 999)
+    assert device_id == names.device_id(f"/dev/{name}", 999)
+    assert 0 < len(device_id) <= 63
+    assert device_id.isascii()
+    assert device_id.isprintable()
 
 
 def test_ids_of_paths_that_only_look_alike_differ() -> None:
@@ -473,7 +473,7 @@ def test_allocate_answers_each_container_in_order_and_names_its_devices() -> Non
     assert fuse.host_paths([["fuse-0", "kvm-0"], ["fuse-1"]]) == ("/dev/fuse", "/dev/kvm")
 
 
-def test_a_unit_brings_its_nodes_and_mounts_and_no_variable_where_none_is_wanted() -> None:
+def test_a_unit_has_its_nodes_and_mounts_and_no_variable_where_none_is_configured() -> None:
     pair = resources.Group(
         devices=(
             resources.Entry(path="/dev/kvm", mount_path="/dev/virt/"),
@@ -521,19 +521,19 @@ def test_with_cdi_a_container_gets_names_that_the_spec_explains() -> None:
     }
 
 
-def test_a_container_is_told_which_gpus_it_sees() -> None:
+def test_a_container_gets_the_uuids_of_its_gpus() -> None:
     gpus = allocation.Allocator(made(), "nvidia.com/gpu")
     assert gpus.allocate([[f"{GPU_1}::0", f"{GPU_0}::1", f"{GPU_1}::1"]]) == (
         allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": f"{GPU_1},{GPU_0}"}),
     )
 
 
-def test_an_unknown_id_is_refused_in_words_and_gives_nothing_away() -> None:
+def test_an_unknown_id_is_refused_in_words_and_allocates_nothing() -> None:
     fuse = allocation.Allocator(made(), "a.com/fuse")
     with pytest.raises(allocation.Refusal) as caught:
         fuse.allocate([["fuse-0"], ["nope"]])
-    told = "a.com/fuse has no device 'nope'; it has fuse-0, fuse-1, kvm-0, kvm-1"
-    assert (str(caught.value), fuse.allocated) == (told, 0)
+    text = "a.com/fuse has no device 'nope'; it has fuse-0, fuse-1, kvm-0, kvm-1"
+    assert (str(caught.value), fuse.allocated) == (text, 0)
 
 
 def test_the_least_busy_physical_device_is_preferred_then_the_first_id() -> None:
@@ -571,7 +571,7 @@ def test_a_preference_never_fails_and_never_names_what_was_not_offered(
 # The kubelet's messages
 
 
-def test_the_list_says_health_in_the_kubelets_words() -> None:
+def test_the_list_has_health_in_the_kubelets_words() -> None:
     devices = made()
     look(devices, FUSE)
     message = protobuf.device_list(devices.devices("a.com/fuse"))
@@ -583,7 +583,7 @@ def test_the_list_says_health_in_the_kubelets_words() -> None:
     ]
 
 
-def test_numa_is_told_where_it_is_known_and_left_out_elsewhere() -> None:
+def test_the_numa_node_is_advertised_where_it_is_known() -> None:
     devices = [
         vocabulary.Device(id="a", resource="r", numa_node=1),
         vocabulary.Device(id="b", resource="r"),
@@ -593,7 +593,7 @@ def test_numa_is_told_where_it_is_known_and_left_out_elsewhere() -> None:
     assert not message.devices[1].HasField("topology")
 
 
-def test_an_allocation_keeps_its_containers_apart_on_the_wire() -> None:
+def test_an_allocation_keeps_its_containers_separate_on_the_wire() -> None:
     fuse = allocation.Allocator(made(), "a.com/fuse")
     request = dp.AllocateRequest(
         container_requests=[
@@ -632,7 +632,7 @@ def test_options_are_the_same_in_both_places_the_kubelet_looks() -> None:
         ("UNIMPLEMENTED", "unknown service", True),
     ],
 )
-def test_only_what_trying_again_cannot_change_is_permanent(
+def test_only_a_refusal_that_a_retry_cannot_change_is_permanent(
     code: str, text: str, *, permanent: bool
 ) -> None:
     assert protobuf.is_permanent(code, text) is permanent
@@ -686,7 +686,7 @@ VITALS = heartbeats.ProcessStatus(
 )
 
 
-def test_a_beat_that_nobody_would_believe_is_cut_and_still_says_what_is_wrong() -> None:
+def test_a_heartbeat_that_is_too_large_is_cut_and_still_has_the_problems() -> None:
     wrong = msgspec.structs.replace(
         NEVER, problem="\0" * 2000, shortage="x" * 900, mismatch="y" * 900
     )
@@ -699,7 +699,7 @@ def test_a_beat_that_nobody_would_believe_is_cut_and_still_says_what_is_wrong() 
     assert all(one.problem and one.short and one.mismatch for one in beat.resources)
 
 
-def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:
+def test_a_heartbeat_has_ages_and_never_where_nothing_happened() -> None:
     states = [STATE, NEVER]
     beat = heartbeats.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
     assert beat == vocabulary.Heartbeat(
@@ -741,21 +741,23 @@ def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:
 
 def test_readiness_names_what_is_missing_for_each_resource() -> None:
     assert resource_status.readiness([STATE], now=110.0, probe_s=10.0) is None
-    told = resource_status.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
-    assert told == (
+    text = resource_status.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
+    assert text == (
         "a.com/fuse: the last self-probe was 30.5 s ago; a.com/kvm: not registered yet, registering"
     )
 
 
 @given(st.text(min_size=1), st.floats(0.1, 60))
-def test_the_first_beat_of_a_node_comes_within_the_interval(node: str, interval_s: float) -> None:
+def test_the_first_heartbeat_of_a_node_is_sent_within_the_interval(
+    node: str, interval_s: float
+) -> None:
     assert 0 <= heartbeats.first_heartbeat_s(node, interval_s) <= interval_s
     assert heartbeats.first_heartbeat_s(node, interval_s) == heartbeats.first_heartbeat_s(
         node, interval_s
     )
 
 
-def test_a_change_of_sharing_says_of_no_good_gpu_that_it_is_gone() -> None:
+def test_a_change_of_sharing_reports_no_healthy_gpu_as_gone() -> None:
     devices = made()
     fewer = msgspec.structs.replace(SHARED, units=SHARED.units[::2])
     shared = gpus.Sharing(resources=(gpus.Shared(name="nvidia.com/gpu", replicas=2),))
