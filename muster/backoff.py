@@ -26,7 +26,7 @@ class Backoff:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        assert 0 <= self.first_s <= self.max_s, f"back-off from {self.first_s} to {self.max_s} s"
+        assert self.first_s >= 0, f"a first delay of {self.first_s} s"
         assert 0 <= self.jitter <= 1, f"jitter {self.jitter} is no share"
 
     def delay_s(self, failures: int, *, chance: float = 1.0) -> float:

@@ -22,10 +22,10 @@ import grpc.aio
 import orjson
 import pytest
 
+from muster import blocking
 from muster.local import kubelet as stand_in
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
-from muster_plugin import blocking
 
 # Linux, include/uapi/linux/fuse.h: FUSE_INIT is answered, and nothing after it
 SERVER: Final = """
@@ -198,19 +198,19 @@ def test_a_mount_that_begins_to_hang_fails_only_its_own_allocations_in_time(root
 
 def test_while_a_look_hangs_the_last_answer_stands_and_is_not_waited_for_again() -> None:
     async def story() -> None:
-        look, release = blocking.Look(0), threading.Event()
+        look, release = blocking.Latest(0), threading.Event()
 
         def hang() -> int:
             assert release.wait(20)
             return 2
 
-        assert await look.again(lambda: 1, timeout_s=5) == 1
-        assert (await look.again(hang, timeout_s=0.05), look.hangs) == (1, True)
+        assert await look.refresh(lambda: 1, timeout_s=5) == 1
+        assert (await look.refresh(hang, timeout_s=0.05), look.is_hanging) == (1, True)
         async with asyncio.timeout(30):
-            assert (await look.again(lambda: 3, timeout_s=60), look.hangs) == (1, True)
+            assert (await look.refresh(lambda: 3, timeout_s=60), look.is_hanging) == (1, True)
         release.set()
-        while (await look.again(lambda: 3, timeout_s=5)) != 3:
+        while (await look.refresh(lambda: 3, timeout_s=5)) != 3:
             await asyncio.sleep(0)
-        assert not look.hangs
+        assert not look.is_hanging
 
     asyncio.run(story())

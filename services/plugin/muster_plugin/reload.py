@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from muster_plugin import blocking
+from muster import blocking
 from muster_plugin import node as node_door
 from muster_plugin.config import document, settings
 from muster_plugin.discovery import inotify
@@ -46,7 +46,7 @@ class Reloader:
         self._node = node
         self._active = chosen
         self._read_requested = asyncio.Event()
-        self._files = blocking.Lane()
+        self._files = blocking.Serial()
         self._policy: Path | None = None
         self._stamps: tuple[_Stamp | None, ...] = ()
         """Stamps of the files when they were last read; () forces a read."""

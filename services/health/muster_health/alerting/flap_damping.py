@@ -11,6 +11,7 @@ The count starts again when nothing failed for a whole window. Plugins are dampe
 
 from typing import Final
 
+from muster import backoff
 from muster_health.model import config
 
 _COUNTED_MAX: Final = 64
@@ -46,10 +47,9 @@ class FlapDamping:
     @property
     def hold_s(self) -> float:
         """Return for how long it must stay healthy, beyond the usual."""
-        if self.level <= 1:
-            return 0.0
-        doubled = self._settings.hold_s * 2.0 ** min(self.level - 2, _COUNTED_MAX)
-        return min(doubled, self._settings.hold_max_s)
+        settings = self._settings
+        holds = backoff.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
+        return holds.delay_s(self.level - 1)
 
     def failures(self, now: float) -> int:
         """Return how often it failed within the window."""

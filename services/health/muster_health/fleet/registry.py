@@ -3,9 +3,8 @@
 import functools
 from collections.abc import Iterable, Mapping
 
-from muster import vocabulary
+from muster import ratelimit, vocabulary
 from muster.vocabulary import Verdict
-from muster_health.alerting import rate_limit
 from muster_health.model import config, facts, signals
 from muster_health.plugin import tracked_plugin
 
@@ -18,7 +17,7 @@ class Node:
     def __init__(self) -> None:
         self.plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
         self.offers: Mapping[str, facts.Offer] | None = None
-        self.bucket: rate_limit.Bucket | None = None
+        self.bucket: ratelimit.TokenBucket | None = None
 
     def find(self, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return one of its plugins; there are few, and mostly one."""
@@ -36,7 +35,7 @@ class Registry:
         self._around = about
         self.nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, facts.Expected]] = {}
-        self._bucket: rate_limit.Bucket | None = None
+        self._bucket: ratelimit.TokenBucket | None = None
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return what is known of a plugin, if anything."""
@@ -117,27 +116,31 @@ class Registry:
 
     def may_open(self, now: float) -> bool:
         """Tell whether the fleet may have one more alert now."""
-        return self._whole(now).has(now)
+        return self._whole(now).has_token(now)
 
     def next_open_at(self, now: float) -> float:
         """Return when the fleet may have one more alert."""
-        return self._whole(now).next_at()
+        return self._whole(now).ready_at(now)
 
     def spend(self, node: str, now: float) -> bool:
         """Tell whether a node may have one more alert now, and count it."""
         whole, home = self._whole(now), self.nodes[node]
         if home.bucket is None:
-            home.bucket = rate_limit.Bucket(self._around.bounds.alerts_per_node_minute, now)
-        if not (whole.has(now) and home.bucket.has(now)):
+            home.bucket = _bucket(self._around.bounds.alerts_per_node_minute, now)
+        if not (whole.has_token(now) and home.bucket.has_token(now)):
             return False
-        whole.take()
-        home.bucket.take()
+        whole.take(now)
+        home.bucket.take(now)
         return True
 
-    def _whole(self, now: float) -> rate_limit.Bucket:
+    def _whole(self, now: float) -> ratelimit.TokenBucket:
         if self._bucket is None:
-            self._bucket = rate_limit.Bucket(self._around.bounds.alerts_per_minute, now)
+            self._bucket = _bucket(self._around.bounds.alerts_per_minute, now)
         return self._bucket
+
+
+def _bucket(per_minute: int, now: float) -> ratelimit.TokenBucket:
+    return ratelimit.TokenBucket(per_s=per_minute / 60, burst=per_minute, now=now)
 
 
 def _inhibit(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from muster import vocabulary
+from muster import backoff, vocabulary
 from muster_health.model import config, facts, signals, snapshot
 from muster_health.plugin import tracked_plugin
 
@@ -75,7 +75,8 @@ class RestartBudget:
         times = self._of(node)
         if not times:
             return ""
-        wait_s = self._settings.node_backoff_s * 2.0 ** (min(len(times), snapshot.REMEDIES_MAX) - 1)
+        attempts = min(len(times), snapshot.REMEDIES_MAX)
+        wait_s = backoff.Backoff(first_s=self._settings.node_backoff_s).delay_s(attempts)
         since_s = now - max(times)
         if since_s >= wait_s:
             return ""

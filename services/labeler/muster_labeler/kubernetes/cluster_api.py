@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from muster import backoff
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import objects
 from muster.service import logs
@@ -24,7 +25,7 @@ NODES_PATH: Final = "/api/v1/nodes"
 
 _ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _ATTEMPTS: Final = 3
-_RETRY_S: Final = 0.1
+_BACKOFF: Final = backoff.Backoff(first_s=0.2)
 _LEASE: Final = "muster-labeler"
 _NODE: Final = msgspec.json.Decoder(objects.Node)
 
@@ -213,7 +214,7 @@ async def write(
             )
         if not answer.is_passing or attempt == _ATTEMPTS:
             break
-        await asyncio.sleep(max(answer.wait_s, _RETRY_S * 2**attempt))
+        await asyncio.sleep(max(answer.wait_s, _BACKOFF.delay_s(attempt)))
     return answer
 
 

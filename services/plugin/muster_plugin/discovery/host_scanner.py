@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from pathlib import Path
 from typing import Final
 
-from muster_plugin import blocking
+from muster import blocking
 from muster_plugin.config import resources
 from muster_plugin.discovery import devfs, inotify, resource_plan
 from muster_plugin.model import errors, scan_result
@@ -38,14 +38,14 @@ class HostScanner:
         """The directories whose changes may change the result."""
         self.changed = asyncio.Event()
         """Set when `directories` has changed, so that the new ones are watched."""
-        self._dev = blocking.Look(devfs.Scan())
-        self._elsewhere = blocking.Look(devfs.Scan())
-        self._planning = blocking.Lane()
+        self._dev = blocking.Latest(devfs.Scan())
+        self._elsewhere = blocking.Latest(devfs.Scan())
+        self._planning = blocking.Serial()
 
     @property
     def is_dev_hanging(self) -> bool:
         """Whether not even /dev can be scanned."""
-        return self._dev.hangs
+        return self._dev.is_hanging
 
     def scan_times(
         self, others: Callable[[], Iterable[Path]]
@@ -89,7 +89,7 @@ class HostScanner:
         hanging = tuple(
             _hanging(scanned)
             for scan, scanned in ((self._dev, dev_entries), (self._elsewhere, others))
-            if scan.hangs and scanned
+            if scan.is_hanging and scanned
         )
         result = scan_result.merged(dev.result, elsewhere.result)
         return scan_result.merged(result, scan_result.ScanResult(problems=hanging))
@@ -99,7 +99,7 @@ class HostPaths:
     """Checks paths anywhere on the host without blocking the event loop."""
 
     def __init__(self) -> None:
-        self._lane = blocking.Lane()
+        self._lane = blocking.Serial()
 
     async def missing(self, paths: Sequence[str]) -> list[str]:
         """Return the paths that do not exist. Raises TimeoutError if their mount hangs."""
@@ -119,11 +119,11 @@ def _is_below_dev(entry: resources.Entry) -> bool:
 
 
 async def _scan(
-    repeated: blocking.Look[devfs.Scan], entries: Sequence[resources.Entry], *, timeout_s: float
+    repeated: blocking.Latest[devfs.Scan], entries: Sequence[resources.Entry], *, timeout_s: float
 ) -> devfs.Scan:
     if not entries:
         return devfs.Scan()
-    return await repeated.again(lambda: devfs.scan(entries), timeout_s=timeout_s)
+    return await repeated.refresh(lambda: devfs.scan(entries), timeout_s=timeout_s)
 
 
 def _hanging(entries: Sequence[resources.Entry]) -> str:

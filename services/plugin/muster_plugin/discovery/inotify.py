@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from muster import blocking
 from muster.service import logs
-from muster_plugin import blocking
 
 # Linux, include/uapi/linux/inotify.h
 _MODIFY: Final = 0x2
@@ -63,17 +63,17 @@ async def scan_times(
     changed = changed or asyncio.Event()
     clock, budget = asyncio.get_running_loop().time, CpuBudget(share)
     library = ctypes.CDLL(None, use_errno=True)
-    arming: blocking.Look[tuple[int, ...]] = blocking.Look(())
+    arming: blocking.Latest[tuple[int, ...]] = blocking.Latest(())
     scanned: tuple[int, ...] | None = None
     rest_until = clock()
     with _watching(library, changed) as descriptor:
         while True:
             paths = sorted(directories())
-            watched = await arming.again(
+            watched = await arming.refresh(
                 functools.partial(_arm, library, descriptor, paths, mask), timeout_s=_ARM_TIMEOUT_S
             )
             if watched == scanned:
-                is_watched = min(watched, default=0) >= 0 and not arming.hangs
+                is_watched = min(watched, default=0) >= 0 and not arming.is_hanging
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(
                         period_s if is_watched else min(period_s, _WITHOUT_INOTIFY_S)

@@ -22,6 +22,7 @@ every time that the part became unhealthy within `FLAP_WINDOW_S` of its recovery
 
 from typing import Final
 
+from muster import backoff
 from muster_plugin.config import gpus
 from muster_plugin.gpu import poll_signals, xid_policy
 from muster_plugin.model import gpu
@@ -150,7 +151,8 @@ class ActiveFault:
 def required_quiet_s(cooldown_s: float, *, doublings: int, has_evidence: bool) -> float:
     """Return how long quiet has to be."""
     longest = max(QUIET_MAX_S, cooldown_s * UNPROVEN_FACTOR)
-    return min(cooldown_s * 2.0**doublings * (1 if has_evidence else UNPROVEN_FACTOR), longest)
+    first_s = cooldown_s * (1 if has_evidence else UNPROVEN_FACTOR)
+    return backoff.Backoff(first_s=first_s, max_s=longest).delay_s(doublings + 1)
 
 
 class FlapHistory:

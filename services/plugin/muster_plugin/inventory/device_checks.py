@@ -8,7 +8,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Self
 
-from muster_plugin import blocking
+from muster import blocking
 from muster_plugin.config import resources
 from muster_plugin.inventory import inventory
 from muster_plugin.model import advertised
@@ -36,7 +36,7 @@ class DeviceChecker:
         self._devices = devices
         self._on_result = on_result
         self._due: dict[Key, float] = {}
-        self._lanes: dict[Key, blocking.Lane] = {}
+        self._lanes: dict[Key, blocking.Serial] = {}
         self._running: set[Key] = set()
         self._slots = asyncio.Semaphore(_PARALLEL_MAX)
 
@@ -49,7 +49,7 @@ class DeviceChecker:
                 now = clock()
                 to_check = self._to_check()
                 self._due = {key: self._due.get(key, now) for key in to_check}
-                self._lanes = {key: self._lanes.get(key) or blocking.Lane() for key in to_check}
+                self._lanes = {key: self._lanes.get(key) or blocking.Serial() for key in to_check}
                 for key, (unit, checks) in to_check.items():
                     if self._due[key] <= now and key not in self._running:
                         self._due[key] = now + checks.period_s
@@ -73,7 +73,7 @@ class DeviceChecker:
         return to_check
 
     async def _check(
-        self, key: Key, unit: advertised.Unit, checks: resources.Checks, lane: blocking.Lane
+        self, key: Key, unit: advertised.Unit, checks: resources.Checks, lane: blocking.Serial
     ) -> None:
         async with self._slots:
             problem = await _opened(unit, checks, lane) if checks.open else ""
@@ -84,7 +84,7 @@ class DeviceChecker:
         self.changed.set()
 
 
-async def _opened(unit: advertised.Unit, checks: resources.Checks, lane: blocking.Lane) -> str:
+async def _opened(unit: advertised.Unit, checks: resources.Checks, lane: blocking.Serial) -> str:
     try:
         return await lane.run(lambda: _open_all(unit), timeout_s=checks.timeout_s)
     except TimeoutError:

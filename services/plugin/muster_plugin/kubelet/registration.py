@@ -36,7 +36,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from muster import vocabulary
+from muster import backoff, vocabulary
 from muster_plugin.kubelet import registration_events as events
 from muster_plugin.kubelet import resource_status
 
@@ -44,7 +44,6 @@ Reason = vocabulary.RegistrationReason
 State = resource_status.State
 
 _PROBE_FAILURES_MAX: Final = 2
-_DOUBLINGS_MAX: Final = 30
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +64,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     def backoff_s(self, failures: int) -> float:
         """Return the wait after so many failures: 20 ms doubling to 5 s; none below 0."""
-        if failures < 0:
-            return 0.0
-        return min(self.retry_first_s * 2.0 ** min(failures, _DOUBLINGS_MAX), self.retry_max_s)
+        delays = backoff.Backoff(first_s=self.retry_first_s, max_s=self.retry_max_s)
+        return delays.delay_s(failures + 1)
 
 
 class Registration:

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from muster import backoff
 from muster_plugin.gpu.nvml import decode, library, poll
 from muster_plugin.model import gpu
 
@@ -21,7 +22,7 @@ _DOUBLE_BIT: Final = 0x2
 _MIG_CHANGED: Final = 0x100
 _WANTED: Final = _XID | _DOUBLE_BIT | _MIG_CHANGED
 _PAUSE_FIRST_S: Final = 0.5
-_PAUSE_MAX_S: Final = 30.0
+_BACKOFF: Final = backoff.Backoff(first_s=_PAUSE_FIRST_S, max_s=30.0)
 _PAUSE_SHORT_S: Final = 0.01
 """After a wait that NVML cut short; enough not to spin."""
 _DRAIN_MAX: Final = 256
@@ -195,8 +196,8 @@ class EventListener:
         if error.value in decode.LOST and self._find_lost():
             self._rearm()
             return
-        pause_s = min(_PAUSE_FIRST_S * 2.0 ** min(self._failures, 16), _PAUSE_MAX_S)
         self._failures += 1
+        pause_s = _BACKOFF.delay_s(self._failures)
         problem = f"NVML reports no events: {name}"
         problems = {uuid: self._problems.get(uuid) or problem for uuid in self._handles}
         self._on_event(MonitoringProblems(problems))

@@ -16,7 +16,7 @@ from typing import Final, NoReturn, TypeVar, assert_never
 
 import msgspec
 
-from muster_plugin import blocking
+from muster import blocking
 from muster_plugin.gpu.nvml import decode, events, session
 from muster_plugin.model import gpu
 
@@ -53,7 +53,7 @@ class InflightCalls:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
 
-    def start(self, lane: blocking.Lane, work: Callable[[], Result]) -> asyncio.Task[Result]:
+    def start(self, lane: blocking.Serial, work: Callable[[], Result]) -> asyncio.Task[Result]:
         """Start work that may never return."""
         task = asyncio.ensure_future(lane.run(work, timeout_s=math.inf))
         self._tasks.add(task)
@@ -188,7 +188,7 @@ class SessionMonitor:
 
     async def _wait_for_events(self) -> None:
         """Run the thread that waits for events."""
-        waiting = self._calls.start(blocking.Lane(), self._session.events.wait_for_events)
+        waiting = self._calls.start(blocking.Serial(), self._session.events.wait_for_events)
         await asyncio.wait([waiting])
         waiting.result()
 
@@ -238,7 +238,7 @@ class SessionMonitor:
             await asyncio.sleep(self._timeouts.guard_s)
 
     async def _poll(self, uuid: str, first_s: float) -> None:
-        lane, wait_s = blocking.Lane(), first_s
+        lane, wait_s = blocking.Serial(), first_s
         while True:
             await _set_within(self._poll_requested[uuid], wait_s)
             poll = lambda: self._session.poll(uuid)  # noqa: E731  # in one place with its call
@@ -263,7 +263,7 @@ class SessionMonitor:
 
     async def _rescan(self) -> None:
         """Rescan on request, and regularly while a GPU cannot be read."""
-        lane, scanned_at = blocking.Lane(), time.monotonic()
+        lane, scanned_at = blocking.Serial(), time.monotonic()
         while True:
             requested = await _set_within(self._rescan_requested, self._poll_s())
             is_due = time.monotonic() - scanned_at > self._timeouts.rescan_s
@@ -281,7 +281,7 @@ class SessionMonitor:
                 self._checked_at[POLL_KIND] = self._checked_at[SCAN_KIND]
 
     async def _call(
-        self, lane: blocking.Lane, work: Callable[[], Result], gpus: Collection[str], kind: str
+        self, lane: blocking.Serial, work: Callable[[], Result], gpus: Collection[str], kind: str
     ) -> Result:
         """Return the answer, however long it takes; report when it is late, and its arrival."""
         call = self._calls.start(lane, work)

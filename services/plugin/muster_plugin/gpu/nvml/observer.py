@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from muster import blocking
 from muster.service import logs
-from muster_plugin import blocking
 from muster_plugin.config import gpus
 from muster_plugin.gpu.nvml import discovery, library, monitor
 from muster_plugin.gpu.nvml import session as nvml_session
@@ -50,7 +50,7 @@ class NvmlSource:
         self._poll_s = rules.health.poll_s
         self._files = discovery.KernelFiles(sysfs=sysfs, proc=proc)
         self._timeouts = timeouts or Timeouts()
-        self._lane = blocking.Lane()
+        self._lane = blocking.Serial()
         self._calls = monitor.InflightCalls()
         self._starting: asyncio.Task[_Started] | None = None
         self._session: nvml_session.Session | None = None
@@ -183,7 +183,7 @@ class NvmlSource:
             self._log.error("nvml_shutdown_hangs", waited_s=abandon_s)
         else:
             return
-        self._calls, self._lane = monitor.InflightCalls(), blocking.Lane()
+        self._calls, self._lane = monitor.InflightCalls(), blocking.Serial()
 
     def _close_all(self) -> None:
         """Shut NVML down once for every session; runs in a thread, with no call in flight."""
