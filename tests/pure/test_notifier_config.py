@@ -15,24 +15,26 @@ def load(text: str, tmp_path: Path) -> schema.Settings:
 def problems(text: str, tmp_path: Path) -> list[str]:
     with pytest.raises(settings.BadSettings) as refused:
         load(text, tmp_path)
-    return [told.partition("settings.yaml: ")[2] for told in refused.value.problems]
+    return [
+        problem_texts.partition("settings.yaml: ")[2] for problem_texts in refused.value.problems
+    ]
 
 
-def test_nothing_given_is_alertmanagers_times_and_the_console(tmp_path: Path) -> None:
-    found = load("", tmp_path)
-    assert found == schema.Settings()
-    assert (found.group_wait_s, found.group_interval_s, found.repeat_interval_s) == (
+def test_the_defaults_are_alertmanagers_times_and_the_console(tmp_path: Path) -> None:
+    loaded = load("", tmp_path)
+    assert loaded == schema.Settings()
+    assert (loaded.group_wait_s, loaded.group_interval_s, loaded.repeat_interval_s) == (
         30,
         300,
         14_400,
     )
-    assert found.receivers == (
+    assert loaded.receivers == (
         receiver_settings.Receiver(name="console", console=receiver_settings.Console()),
     )
 
 
 def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
-    found = load(
+    loaded = load(
         """
         group_by: [kind]
         group_wait_s: 0
@@ -42,7 +44,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert found == schema.Settings(
+    assert loaded == schema.Settings(
         group_by=("kind",),
         group_wait_s=0.0,
         receivers=(
@@ -142,4 +144,4 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_refused_with_its_path(
     text: str, problem: str, tmp_path: Path
 ) -> None:
-    assert [found[: len(problem)] for found in problems(text, tmp_path)] == [problem]
+    assert [loaded[: len(problem)] for loaded in problems(text, tmp_path)] == [problem]

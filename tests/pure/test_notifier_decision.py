@@ -6,31 +6,37 @@ from muster_notifier.routing import decision, groups
 REPEAT_S = 100.0
 
 
-def told(firing: str, resolved: str = "", *, at: float = 0.0) -> groups.Notified:
+def notified(firing: str, resolved: str = "", *, at: float = 0.0) -> groups.Notified:
     return groups.Notified(firing=frozenset(firing), resolved=frozenset(resolved), at=at, id="")
 
 
 @pytest.mark.parametrize(
     ("entry", "firing", "resolved", "send_resolved", "now", "answer"),
     [
-        pytest.param(None, "a", "", True, 0, Reason.FIRST, id="1 nothing told, something fires"),
-        pytest.param(None, "", "", True, 0, None, id="1 nothing told, nothing fires"),
-        pytest.param(None, "", "a", True, 0, None, id="1 fired and over before anybody was told"),
-        pytest.param(told("a"), "ab", "", True, 1, Reason.NEW_ALERTS, id="2 one more fires"),
-        pytest.param(told("a"), "b", "a", True, 1, Reason.NEW_ALERTS, id="2 goes before 4"),
-        pytest.param(told("", "a"), "a", "", True, 1, Reason.FIRST, id="2 fires again after all"),
-        pytest.param(told("a"), "", "a", True, 1, Reason.ALL_RESOLVED, id="3 all over"),
+        pytest.param(None, "a", "", True, 0, Reason.FIRST, id="1 nobody notified, something fires"),
+        pytest.param(None, "", "", True, 0, None, id="1 nobody notified, nothing fires"),
+        pytest.param(None, "", "a", True, 0, None, id="1 fired and over before any notification"),
+        pytest.param(notified("a"), "ab", "", True, 1, Reason.NEW_ALERTS, id="2 one more fires"),
+        pytest.param(notified("a"), "b", "a", True, 1, Reason.NEW_ALERTS, id="2 goes before 4"),
         pytest.param(
-            told("a"), "", "a", False, 1, Reason.ALL_RESOLVED, id="3 wish does not matter"
+            notified("", "a"), "a", "", True, 1, Reason.FIRST, id="2 fires again after all"
         ),
-        pytest.param(told("", "a"), "", "a", True, 1, None, id="3 all over and told"),
-        pytest.param(told("", "a"), "", "b", True, 999, None, id="3 never repeats what is over"),
-        pytest.param(told("ab"), "a", "b", True, 1, Reason.NEW_RESOLVED, id="4 one of two over"),
-        pytest.param(told("ab"), "a", "b", False, 1, None, id="4 not wished for"),
-        pytest.param(told("a", "b"), "a", "b", True, 1, None, id="4 told already"),
-        pytest.param(told("a"), "a", "", True, REPEAT_S, Reason.REPEAT, id="5 old enough"),
-        pytest.param(told("ab"), "a", "b", False, REPEAT_S, Reason.REPEAT, id="5 fewer fire"),
-        pytest.param(told("a"), "a", "", True, REPEAT_S - 1, None, id="6 otherwise"),
+        pytest.param(notified("a"), "", "a", True, 1, Reason.ALL_RESOLVED, id="3 all over"),
+        pytest.param(
+            notified("a"), "", "a", False, 1, Reason.ALL_RESOLVED, id="3 wish does not matter"
+        ),
+        pytest.param(notified("", "a"), "", "a", True, 1, None, id="3 all over and notified"),
+        pytest.param(
+            notified("", "a"), "", "b", True, 999, None, id="3 never repeats what is over"
+        ),
+        pytest.param(
+            notified("ab"), "a", "b", True, 1, Reason.NEW_RESOLVED, id="4 one of two over"
+        ),
+        pytest.param(notified("ab"), "a", "b", False, 1, None, id="4 not wished for"),
+        pytest.param(notified("a", "b"), "a", "b", True, 1, None, id="4 notified already"),
+        pytest.param(notified("a"), "a", "", True, REPEAT_S, Reason.REPEAT, id="5 old enough"),
+        pytest.param(notified("ab"), "a", "b", False, REPEAT_S, Reason.REPEAT, id="5 fewer fire"),
+        pytest.param(notified("a"), "a", "", True, REPEAT_S - 1, None, id="6 otherwise"),
     ],
 )
 def test_alertmanagers_table_decides(

@@ -17,10 +17,10 @@ TEXT = (ROOT / "docs" / "notifier.md").read_text("utf-8")
 
 def test_the_settings_that_are_shown_can_be_used() -> None:
     (shown,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-    found = settings.validate(schema.Settings, yaml.safe_load(shown), source="docs")
-    assert [receiver.name for receiver in found.receivers] == ["ops", "pager", "team-ml"]
-    told = schema.route_tree(found).find({"severity": "critical", "node": "gpu-1"})
-    assert [route.receivers for route in told] == [("pager",)]
+    settings_ = settings.validate(schema.Settings, yaml.safe_load(shown), source="docs")
+    assert [receiver.name for receiver in settings_.receivers] == ["ops", "pager", "team-ml"]
+    text = schema.route_tree(settings_).find({"severity": "critical", "node": "gpu-1"})
+    assert [route.receivers for route in text] == [("pager",)]
 
 
 def test_every_name_of_the_templates_is_listed() -> None:
@@ -40,5 +40,5 @@ def test_every_outcome_is_explained(outcome: result.Outcome) -> None:
 
 @pytest.mark.parametrize("kind", ["health_silent", "dead_letters"])
 def test_what_the_notifier_raises_itself_has_a_runbook(kind: str) -> None:
-    assert kind in {str(one) for one in vocabulary.AlertKind}
+    assert kind in {str(alert) for alert in vocabulary.AlertKind}
     assert (ROOT / "docs" / "runbooks" / f"{kind}.md").exists()

@@ -98,7 +98,7 @@ def names(alerts: Iterable[vocabulary.AlertChanged]) -> str:
     return "".join(sorted(alert.fingerprint.lstrip("0") for alert in alerts))
 
 
-def told(notifications: Sequence[Notification]) -> list[tuple[str, Reason, str, str]]:
+def summary(notifications: Sequence[Notification]) -> list[tuple[str, Reason, str, str]]:
     return [
         (n.receiver, n.reason, names(n.firing), names(n.notified_resolved)) for n in notifications
     ]
@@ -114,14 +114,16 @@ def delivered(
 
 
 def run(driven: grouping.Grouping, *, until: float) -> list[tuple[float, str, str, str]]:
-    """Advance, with receivers that take everything at once; return what was told and when."""
-    found: list[tuple[float, str, str, str]] = []
+    """Advance, with receivers that take everything at once; return what was sent and when."""
+    machine: list[tuple[float, str, str, str]] = []
     while (deadline := driven.next_deadline()) is not None and deadline <= until:
         sent = driven.tick(deadline)
         while sent:
-            found += [(deadline, reason, firing, over) for _, reason, firing, over in told(sent)]
+            machine += [
+                (deadline, reason, firing, over) for _, reason, firing, over in summary(sent)
+            ]
             sent = delivered(driven, sent, deadline)
-    return found
+    return machine
 
 
 def test_what_fires_within_group_wait_is_one_message() -> None:
@@ -144,7 +146,7 @@ def test_other_nodes_and_kinds_are_other_messages() -> None:
     ]
 
 
-def test_changes_wait_for_the_interval_reminders_for_theirs_and_the_end_is_told() -> None:
+def test_changes_wait_for_the_interval_reminders_for_theirs_and_the_end_is_sent() -> None:
     health, driven = Health(), machine()
     driven.receive(health.fires("a"), 0.0)
     story = run(driven, until=100)
@@ -165,7 +167,7 @@ def test_changes_wait_for_the_interval_reminders_for_theirs_and_the_end_is_told(
     assert driven.next_deadline() is None
 
 
-def test_what_is_over_within_group_wait_is_never_told() -> None:
+def test_what_is_resolved_within_group_wait_is_never_sent() -> None:
     health, driven = Health(), machine()
     driven.receive(health.fires("a"), 0.0)
     driven.receive(health.resolves("a"), 10.0)
@@ -203,7 +205,7 @@ def test_a_resolve_never_overtakes_its_trigger() -> None:
     assert driven.tick(330.0) == []
     assert driven.tick(630.0) == []
     after = driven.receive(grouping.Delivered(first[0]), 700.0)
-    assert told(after) == [("r", Reason.ALL_RESOLVED, "", "a")]
+    assert summary(after) == [("r", Reason.ALL_RESOLVED, "", "a")]
 
 
 def test_what_failed_is_decided_again_at_the_next_flush_with_what_is_true_then() -> None:
@@ -246,7 +248,7 @@ def test_what_waits_for_a_busy_receiver_says_what_is_true_when_its_turn_comes() 
     sent = driven.tick(30.0)
     driven.receive(health.fires("e", node="node-8"), 40.0)
     after = driven.receive(grouping.Delivered(sent[0]), 50.0)
-    assert told(after) == [("r", Reason.FIRST, "8e", "")]
+    assert summary(after) == [("r", Reason.FIRST, "8e", "")]
 
 
 def test_old_news_that_comes_again_is_no_news() -> None:
@@ -340,7 +342,7 @@ def test_what_is_in_the_outbox_is_not_decided_again_and_its_end_is_told_after_it
     after.receive(health.resolves("a"), 50.0)
     assert run(after, until=2000) == []
     (end,) = after.receive(grouping.Delivered(first), 2000.0)
-    assert told([end]) == [("r", Reason.ALL_RESOLVED, "", "a")]
+    assert summary([end]) == [("r", Reason.ALL_RESOLVED, "", "a")]
 
 
 def test_what_waits_for_a_receiver_that_is_away_is_replaced_by_what_is_true() -> None:
@@ -350,14 +352,14 @@ def test_what_waits_for_a_receiver_that_is_away_is_replaced_by_what_is_true() ->
     assert driven.receive(grouping.Postponed(first), 31.0) == []
     driven.receive(health.fires("b"), 40.0)
     (second,) = driven.tick(330.0)
-    assert told([second]) == [("r", Reason.FIRST, "ab", "")]
+    assert summary([second]) == [("r", Reason.FIRST, "ab", "")]
     # the first got through after all: the second still says what is true
     assert driven.receive(grouping.Delivered(first), 331.0) == ()
     assert driven.tick(630.0) == []
     driven.receive(health.resolves("a"), 640.0)
     driven.receive(health.resolves("b"), 640.0)
     (end,) = driven.receive(grouping.Delivered(second), 650.0)
-    assert told([end]) == [("r", Reason.ALL_RESOLVED, "", "ab")]
+    assert summary([end]) == [("r", Reason.ALL_RESOLVED, "", "ab")]
 
 
 def test_what_is_over_before_a_receiver_that_is_away_has_heard_of_it_is_told_all_the_same() -> None:
@@ -368,7 +370,7 @@ def test_what_is_over_before_a_receiver_that_is_away_has_heard_of_it_is_told_all
     driven.receive(health.resolves("a"), 40.0)
     assert run(driven, until=2000) == []
     (end,) = driven.receive(grouping.Delivered(first), 2000.0)
-    assert told([end]) == [("r", Reason.ALL_RESOLVED, "", "a")]
+    assert summary([end]) == [("r", Reason.ALL_RESOLVED, "", "a")]
 
 
 def test_receivers_that_are_away_do_not_keep_groups_from_the_outbox() -> None:
@@ -476,14 +478,14 @@ class World:
         self.newest: dict[str, codec.CloudEvent] = {}
         self.stream: dict[tuple[str, str], codec.CloudEvent] = {}
         self.history: list[codec.CloudEvent] = []
-        self.believed: dict[str, str] = {}
+        self.notified: dict[str, str] = {}
         self.ids: list[str] = []
 
     def step(self, step: Step) -> None:
         verb, which, seconds = step
         name, node = "abcd"[which], f"node-{which % 2}"
-        known = self.newest.get(name)
-        last = known.data if known is not None else None
+        notified = self.newest.get(name)
+        last = notified.data if notified is not None else None
         assert last is None or isinstance(last, vocabulary.AlertChanged)
         fires = last is not None and last.state is AlertState.FIRING
         match verb:
@@ -525,21 +527,21 @@ class World:
             self._sent(self.driven.receive(grouping.Failed(notification), self.now))
             return
         if not notification.is_ledger_only:
-            assert notification.id not in self.ids, "the same news was delivered twice"
+            assert notification.id not in self.ids, "the same notification was delivered twice"
             self.ids.append(notification.id)
-        self.believed[notification.group] = names(notification.firing)
+        self.notified[notification.group] = names(notification.firing)
         self.ledger[notification.group] = entry(notification)
         self._sent(self.driven.receive(grouping.Delivered(notification), self.now))
 
     def firing(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        machine: dict[str, str] = {}
         for event in self.newest.values():
             alert = event.data
             assert isinstance(alert, vocabulary.AlertChanged)
             group = f'{{}}:{{kind="{alert.kind}",node="{alert.node}"}}'
             if alert.state is AlertState.FIRING:
-                found[group] = "".join(sorted(found.get(group, "") + names([alert])))
-        return found
+                machine[group] = "".join(sorted(machine.get(group, "") + names([alert])))
+        return machine
 
     def _hear(self, name: str, event: codec.CloudEvent) -> None:
         assert isinstance(event.data, vocabulary.AlertChanged)
@@ -564,7 +566,7 @@ class World:
 
 
 def settled(world: World) -> None:
-    """Let everything be delivered that is still to be told."""
+    """Let everything be delivered that is still to be sent."""
     for _ in range(5):
         while world.on_their_way:
             world.settle(0)
@@ -573,7 +575,7 @@ def settled(world: World) -> None:
         world.settle(0)
 
 
-def test_what_takes_the_place_of_what_may_have_been_heard_is_news_of_its_own() -> None:
+def test_what_replaces_what_may_have_been_delivered_has_an_id_of_its_own() -> None:
     health = Health()
     driven = machine(group_by=())
     driven.receive(health.fires("a"), 0.0)
@@ -592,12 +594,16 @@ def test_what_takes_the_place_of_what_may_have_been_heard_is_news_of_its_own() -
     )
     driven.receive(muting.SilenceChanged("s1", silence), 340.0)
     (third,) = driven.tick(630.0)
-    assert [names(one.firing) for one in (first, second, third)] == ["a", "ab", "a"]
+    assert [names(notification.firing) for notification in (first, second, third)] == [
+        "a",
+        "ab",
+        "a",
+    ]
     assert len({first.id, second.id, third.id}) == 3
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_an_alert_that_was_another_in_the_meantime_is_news_again(*, restarts: bool) -> None:
+def test_an_alert_that_fires_again_after_another_is_sent_again(*, restarts: bool) -> None:
     world = World(send_resolved=True)
     world.step(("fires", 0, 0))
     settled(world)
@@ -608,27 +614,31 @@ def test_an_alert_that_was_another_in_the_meantime_is_news_again(*, restarts: bo
             world.step(("restart", 0, 0))
     # the first, and four times the end of one kind and the beginning of the other
     assert len(set(world.ids)) == len(world.ids) >= 9
-    assert {group: told for group, told in world.believed.items() if told} == world.firing()
+    assert {group: sent for group, sent in world.notified.items() if sent} == world.firing()
 
 
 @settings(max_examples=400, deadline=None)
 @given(steps=STEPS)
-def test_in_the_end_a_receiver_knows_what_fires_and_heard_nothing_twice(steps: list[Step]) -> None:
+def test_in_the_end_a_receiver_knows_what_fires_and_was_notified_of_nothing_twice(
+    steps: list[Step],
+) -> None:
     world = World(send_resolved=True)
     for step in steps:
         world.step(step)
     settled(world)
-    assert {group: told for group, told in world.believed.items() if told} == world.firing()
+    assert {group: sent for group, sent in world.notified.items() if sent} == world.firing()
 
 
 @settings(max_examples=200, deadline=None)
 @given(steps=STEPS)
-def test_a_receiver_without_resolves_hears_of_everything_that_fires(steps: list[Step]) -> None:
+def test_a_receiver_without_resolves_is_notified_of_everything_that_fires(
+    steps: list[Step],
+) -> None:
     world = World(send_resolved=False)
     for step in steps:
         world.step(step)
     settled(world)
     assert all(
-        set(firing) <= set(world.believed.get(group, ""))
+        set(firing) <= set(world.notified.get(group, ""))
         for group, firing in world.firing().items()
     )

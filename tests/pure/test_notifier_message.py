@@ -62,27 +62,27 @@ def notification(
     )
 
 
-def body(told: Notification) -> bytes:
+def body(notification: Notification) -> bytes:
     return webhook.encode_body(
-        told, message.compose(told), format_=receiver_settings.Format.CLOUDEVENTS
+        notification, message.compose(notification), format_=receiver_settings.Format.CLOUDEVENTS
     )
 
 
 def test_pods_that_an_alert_counts_and_does_not_name_are_counted_in_the_message() -> None:
-    told = notification(firing=(alert(pods=("ml/a", "ml/b"), pods_total=40),))
-    again = notifications.decode(notifications.encode(told))
-    for one in (told, again):
-        lines = message.compose(one).text.splitlines()
+    sent = notification(firing=(alert(pods=("ml/a", "ml/b"), pods_total=40),))
+    again = notifications.decode(notifications.encode(sent))
+    for each in (sent, again):
+        lines = message.compose(each).text.splitlines()
         assert "  pods that use it: ml/a, ml/b and 38 more" in lines
-        assert json.loads(body(one))["data"]["truncatedPods"] == 38
+        assert json.loads(body(each))["data"]["truncatedPods"] == 38
 
 
 def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() -> None:
-    told = notification(
+    sent = notification(
         firing=(alert(pods=("ml/train-0", "ml/train-1")),),
         resolved=(alert("00000000000000bb", state=AlertState.RESOLVED, summary="fell silent"),),
     )
-    assert message.compose(told).text.splitlines() == [
+    assert message.compose(sent).text.splitlines() == [
         "[FIRING] stuck on node-a: device-plugin is frozen (1 firing, 1 resolved)",
         "- firing critical: device-plugin is frozen",
         "  where: node-a device-plugin nvidia.com/gpu GPU-1, since 2026-01-01 12:00:00 UTC",
@@ -99,12 +99,12 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
     ]
 
 
-def test_the_body_is_a_cloudevent_with_the_alerts_as_they_crossed_the_bus() -> None:
+def test_the_body_is_a_cloudevent_with_the_alerts_as_on_the_bus() -> None:
     fires, over = alert(), alert("00000000000000bb", state=AlertState.RESOLVED)
-    told = notification(firing=(fires,), resolved=(over,))
-    assert msgspec.json.decode(body(told)) == {
+    sent = notification(firing=(fires,), resolved=(over,))
+    assert msgspec.json.decode(body(sent)) == {
         "specversion": "1.0",
-        "id": told.id,
+        "id": sent.id,
         "source": "/services/notifier",
         "type": "dev.muster.notification",
         "time": "2026-01-01T12:00:00Z",
@@ -117,7 +117,7 @@ def test_the_body_is_a_cloudevent_with_the_alerts_as_they_crossed_the_bus() -> N
             "groupKey": '{}:{kind="stuck",node="node-a"}',
             "groupLabels": {"kind": "stuck", "node": "node-a"},
             "title": "[FIRING] stuck on node-a: device-plugin is frozen (1 firing, 1 resolved)",
-            "text": message.compose(told).text,
+            "text": message.compose(sent).text,
             "alerts": msgspec.json.decode(msgspec.json.encode([fires, over])),
             "truncatedAlerts": 0,
             "truncatedPods": 0,
@@ -129,19 +129,19 @@ def test_the_body_is_a_cloudevent_with_the_alerts_as_they_crossed_the_bus() -> N
 def test_a_storm_fits_into_a_body_and_what_was_left_out_is_counted() -> None:
     pods = tuple(f"namespace/pod-{index}" for index in range(10_000))
     storm = tuple(alert(f"{index:016x}", pods=pods, observed="x" * 2048) for index in range(300))
-    told = notifications.decode(notifications.encode(notification(firing=storm)))
-    data = msgspec.json.decode(body(told))["data"]
-    assert len(body(told)) <= webhook.BODY_BYTES_MAX
+    sent = notifications.decode(notifications.encode(notification(firing=storm)))
+    data = msgspec.json.decode(body(sent))["data"]
+    assert len(body(sent)) <= webhook.BODY_BYTES_MAX
     assert len(notifications.encode(notification(firing=storm))) <= notifications.ENCODED_BYTES_MAX
     assert data["truncatedAlerts"] == 300 - len(data["alerts"])
     assert data["truncatedPods"] == 3_000_000 - 50 * len(data["alerts"])
-    assert "  and 280 more alerts" in message.compose(told).text.splitlines()
+    assert "  and 280 more alerts" in message.compose(sent).text.splitlines()
 
 
 @given(summary=st.text(max_size=500), observed=st.text(max_size=500), pod=st.text(max_size=100))
 def test_whatever_alerts_carry_a_line_stays_a_line(summary: str, observed: str, pod: str) -> None:
-    told = notification(firing=(alert(summary=summary, observed=observed, pods=(pod,)),))
-    lines = message.compose(told).text.split("\n")
+    sent = notification(firing=(alert(summary=summary, observed=observed, pods=(pod,)),))
+    lines = message.compose(sent).text.split("\n")
     assert len(lines) == 8
     assert all(line.isprintable() and len(line) <= 400 for line in lines)
 
@@ -153,7 +153,7 @@ def test_a_ledger_entry_comes_back_as_it_was(attempts: int, data: dict[str, str]
 
 
 @given(value=st.binary(max_size=200))
-def test_what_is_no_ledger_entry_is_told_apart(value: bytes) -> None:
+def test_what_is_no_ledger_entry_is_refused(value: bytes) -> None:
     try:
         ledger.decode(value)
     except ledger.MalformedEntry:
@@ -161,37 +161,37 @@ def test_what_is_no_ledger_entry_is_told_apart(value: bytes) -> None:
     raise AssertionError(f"{value!r} was read as an entry")
 
 
-def test_a_letter_comes_back_as_it_was() -> None:
-    told = notification(firing=(alert(),), resolved=(alert("00000000000000bb"),))
-    assert notifications.decode(notifications.encode(told)) == told
+def test_an_encoded_notification_comes_back_as_it_was() -> None:
+    sent = notification(firing=(alert(),), resolved=(alert("00000000000000bb"),))
+    assert notifications.decode(notifications.encode(sent)) == sent
 
 
-def test_a_letter_about_ten_thousand_alerts_names_them_all_and_shows_the_first() -> None:
+def test_a_notification_about_ten_thousand_alerts_names_them_all_and_shows_the_first() -> None:
     storm = tuple(alert(f"{index:016x}") for index in range(10_000))
-    letter = notifications.encode(notification(firing=storm))
-    assert len(letter) <= notifications.ENCODED_BYTES_MAX
-    told = notifications.decode(letter)
-    assert told.firing_ids == tuple(found.fingerprint for found in storm)
-    assert 0 < len(told.firing) <= notifications.ALERTS_MAX
+    encoded = notifications.encode(notification(firing=storm))
+    assert len(encoded) <= notifications.ENCODED_BYTES_MAX
+    sent = notifications.decode(encoded)
+    assert sent.firing_ids == tuple(one_alert.fingerprint for one_alert in storm)
+    assert 0 < len(sent.firing) <= notifications.ALERTS_MAX
 
 
 @given(value=st.binary(max_size=200))
-def test_what_is_no_letter_is_told_apart(value: bytes) -> None:
+def test_what_is_no_notification_is_refused(value: bytes) -> None:
     try:
         notifications.decode(value)
     except notifications.MalformedNotification:
         return
-    raise AssertionError(f"{value!r} was read as a letter")
+    raise AssertionError(f"{value!r} was read as a notification")
 
 
-def test_words_of_ones_own_take_the_place_of_ours() -> None:
+def test_templates_replace_the_built_in_texts() -> None:
     words = receiver_settings.Templates(
         title="$state: $kind on $node ($firing)",
         text="$title\n$alerts\n$look_closer",
         alert="* $severity $summary since $since; $pods",
     )
-    told = notification(firing=(alert(pods=("ml/a",)),))
-    composed = message.compose(told, words)
+    sent = notification(firing=(alert(pods=("ml/a",)),))
+    composed = message.compose(sent, words)
     assert composed.problem == ""
     assert composed.text.splitlines() == [
         "firing: stuck on node-a (1)",
@@ -200,11 +200,11 @@ def test_words_of_ones_own_take_the_place_of_ours() -> None:
     ]
 
 
-def test_a_template_that_cannot_be_used_gives_way_to_ours_and_that_is_said() -> None:
-    told = notification(firing=(alert(),))
+def test_a_template_that_cannot_be_used_is_ignored_and_the_message_says_so() -> None:
+    sent = notification(firing=(alert(),))
     broken = receiver_settings.Templates(title="$nonsense", alert="100 $")
-    composed = message.compose(told, broken)
-    assert composed.title == message.title(told)
+    composed = message.compose(sent, broken)
+    assert composed.title == message.title(sent)
     assert composed.problem == (
         "title: there is no $nonsense; alert: Invalid placeholder in string: line 1, col 5"
     )
@@ -215,12 +215,12 @@ def test_a_template_that_cannot_be_used_gives_way_to_ours_and_that_is_said() -> 
 
 
 def test_alertmanagers_body_is_its_version_4() -> None:
-    told = notification(
+    sent = notification(
         firing=(alert(),), resolved=(alert("00000000000000bb", state=AlertState.RESOLVED),)
     )
-    words = message.compose(told)
+    words = message.compose(sent)
     made = webhook.encode_body(
-        told, words, format_=receiver_settings.Format.ALERTMANAGER, alerts_max=1
+        sent, words, format_=receiver_settings.Format.ALERTMANAGER, alerts_max=1
     )
     labels = {
         "alertname": "stuck",

@@ -41,7 +41,7 @@ def settings(*given_: schema.Route, **more: object) -> schema.Settings:
 
 
 @pytest.mark.parametrize(
-    ("text", "found", "holds"),
+    ("text", "texts", "holds"),
     [
         ('a="1"', ['a="1"'], True),
         ("a=1", ['a="1"'], True),
@@ -56,9 +56,9 @@ def settings(*given_: schema.Route, **more: object) -> schema.Settings:
         ("b=x y, a=1", ['b="x y"', 'a="1"'], False),
     ],
 )
-def test_matchers_are_alertmanagers(text: str, found: list[str], *, holds: bool) -> None:
+def test_matchers_are_alertmanagers(text: str, texts: list[str], *, holds: bool) -> None:
     parsed = matchers.parse(text)
-    assert [str(one) for one in parsed] == found
+    assert [str(matcher_) for matcher_ in parsed] == texts
     assert matchers.all_hold(parsed, {"a": "1", "b": "y"}) is holds
 
 
@@ -90,8 +90,8 @@ def test_no_expression_takes_long_to_match() -> None:
 
 @given(value=st.text(max_size=50))
 def test_a_matcher_reads_what_it_writes(value: str) -> None:
-    one = matchers.matcher("a", matchers.Operator.EQUAL, value)
-    assert matchers.parse(str(one)) == (one,)
+    matcher_ = matchers.matcher("a", matchers.Operator.EQUAL, value)
+    assert matchers.parse(str(matcher_)) == (matcher_,)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_an_alert_goes_to_the_deepest_routes_that_match(
             route('kind="flapping"', to="ops"),
         )
     )
-    assert [name for found in root.find(labels) for name in found.receivers] == receivers
+    assert [name for route in root.find(labels) for name in route.receivers] == receivers
 
 
-def test_what_a_route_does_not_say_its_parent_says_but_for_mute_times() -> None:
+def test_a_route_inherits_all_but_mute_times() -> None:
     root = schema.route_tree(
         settings(
             route(
@@ -154,40 +154,40 @@ def rule(source: str, target: str, *equal: str) -> muting.Rule:
     )
 
 
-def test_a_source_that_fires_keeps_targets_with_equal_labels_quiet() -> None:
-    found = muting.Inhibition([rule('kind="node_down"', 'kind!="node_down"', "node")])
-    found.add_firing("f1", {"kind": "node_down", "node": "a"})
-    assert found.inhibited_by({"kind": "stuck", "node": "a"}) == muting.Inhibited("f1", "r")
-    assert found.inhibited_by({"kind": "stuck", "node": "b"}) is None
-    assert found.inhibited_by({"kind": "node_down", "node": "a"}) is None
-    found.remove("f1")
-    assert found.inhibited_by({"kind": "stuck", "node": "a"}) is None
+def test_a_source_that_fires_mutes_targets_with_equal_labels() -> None:
+    inhibition = muting.Inhibition([rule('kind="node_down"', 'kind!="node_down"', "node")])
+    inhibition.add_firing("f1", {"kind": "node_down", "node": "a"})
+    assert inhibition.inhibited_by({"kind": "stuck", "node": "a"}) == muting.Inhibited("f1", "r")
+    assert inhibition.inhibited_by({"kind": "stuck", "node": "b"}) is None
+    assert inhibition.inhibited_by({"kind": "node_down", "node": "a"}) is None
+    inhibition.remove("f1")
+    assert inhibition.inhibited_by({"kind": "stuck", "node": "a"}) is None
 
 
 def test_labels_that_neither_has_are_equal() -> None:
-    found = muting.Inhibition([rule('kind="a"', 'kind="b"', "rack")])
-    found.add_firing("f1", {"kind": "a"})
-    assert found.inhibited_by({"kind": "b"}) is not None
-    assert found.inhibited_by({"kind": "b", "rack": "1"}) is None
+    inhibition = muting.Inhibition([rule('kind="a"', 'kind="b"', "rack")])
+    inhibition.add_firing("f1", {"kind": "a"})
+    assert inhibition.inhibited_by({"kind": "b"}) is not None
+    assert inhibition.inhibited_by({"kind": "b", "rack": "1"}) is None
 
 
 def test_an_alert_on_both_sides_is_inhibited_only_by_one_that_is_on_one_side() -> None:
-    found = muting.Inhibition([rule('severity=~"critical|warning"', 'severity="warning"')])
-    found.add_firing("f1", {"severity": "warning"})
-    assert found.inhibited_by({"severity": "warning"}) is None
-    found.add_firing("f2", {"severity": "critical"})
-    assert found.inhibited_by({"severity": "warning"}) == muting.Inhibited("f2", "r")
+    inhibition = muting.Inhibition([rule('severity=~"critical|warning"', 'severity="warning"')])
+    inhibition.add_firing("f1", {"severity": "warning"})
+    assert inhibition.inhibited_by({"severity": "warning"}) is None
+    inhibition.add_firing("f2", {"severity": "critical"})
+    assert inhibition.inhibited_by({"severity": "warning"}) == muting.Inhibited("f2", "r")
 
 
 def test_a_source_that_changes_its_labels_is_a_source_no_more() -> None:
-    found = muting.Inhibition([rule('kind="node_down"', 'kind="stuck"')])
-    found.add_firing("f1", {"kind": "node_down"})
-    found.add_firing("f1", {"kind": "plugin_down"})
-    assert found.inhibited_by({"kind": "stuck"}) is None
+    inhibition = muting.Inhibition([rule('kind="node_down"', 'kind="stuck"')])
+    inhibition.add_firing("f1", {"kind": "node_down"})
+    inhibition.add_firing("f1", {"kind": "plugin_down"})
+    assert inhibition.inhibited_by({"kind": "stuck"}) is None
 
 
 @pytest.mark.parametrize(
-    ("words", "inside", "outside"),
+    ("parts", "inside", "outside"),
     [
         ({"times": [("09:00", "17:00")]}, "2026-01-01T09:00", "2026-01-01T17:00"),
         ({"times": [("22:00", "24:00")]}, "2026-01-01T23:59", "2026-01-02T00:00"),
@@ -211,15 +211,15 @@ def test_a_source_that_changes_its_labels_is_a_source_no_more() -> None:
     ],
 )
 def test_time_intervals_are_alertmanagers(
-    words: dict[str, list[str]], inside: str, outside: str
+    parts: dict[str, list[str]], inside: str, outside: str
 ) -> None:
-    found = intervals.interval(**words)  # type: ignore[arg-type]
-    assert found.contains(dt.datetime.fromisoformat(inside).replace(tzinfo=dt.UTC))
-    assert not found.contains(dt.datetime.fromisoformat(outside).replace(tzinfo=dt.UTC))
+    interval = intervals.interval(**parts)  # type: ignore[arg-type]
+    assert interval.contains(dt.datetime.fromisoformat(inside).replace(tzinfo=dt.UTC))
+    assert not interval.contains(dt.datetime.fromisoformat(outside).replace(tzinfo=dt.UTC))
 
 
 @pytest.mark.parametrize(
-    "words",
+    "parts",
     [
         {"times": [("9:00", "17:00")]},
         {"times": [("17:00", "09:00")]},
@@ -233,28 +233,28 @@ def test_time_intervals_are_alertmanagers(
         {"location": "Mars/Olympus"},
     ],
 )
-def test_what_is_no_time_interval_is_refused(words: dict[str, list[str]]) -> None:
+def test_what_is_no_time_interval_is_refused(parts: dict[str, list[str]]) -> None:
     with pytest.raises(ValueError, match=r"."):
-        intervals.interval(**words)  # type: ignore[arg-type]
+        intervals.interval(**parts)  # type: ignore[arg-type]
 
 
 class Story:
     """A machine of one receiver on a virtual clock, which takes everything at once."""
 
-    def __init__(self, found: schema.Settings) -> None:
-        self.muting = schema.initial_muting(found)
+    def __init__(self, settings_: schema.Settings) -> None:
+        self.muting = schema.initial_muting(settings_)
         self.machine = grouping.Grouping(
-            {receiver.name: receiver.send_resolved for receiver in found.receivers},
-            root=schema.route_tree(found),
-            owners=schema.owners_route(found),
-            ungrouped=schema.ungrouped_receivers(found),
-            acknowledging=schema.acknowledging_receivers(found),
+            {receiver.name: receiver.send_resolved for receiver in settings_.receivers},
+            root=schema.route_tree(settings_),
+            owners=schema.owners_route(settings_),
+            ungrouped=schema.ungrouped_receivers(settings_),
+            acknowledging=schema.acknowledging_receivers(settings_),
             muted_by=self.muting,
             at=T0,
             now=0.0,
         )
         self.sequence = 0
-        self.told: list[tuple[float, str, Reason, str]] = []
+        self.summary: list[tuple[float, str, Reason, str]] = []
         self.sent: list[Notification] = []
 
     def says(self, now: float, name: str, state: str, **about: object) -> None:
@@ -293,7 +293,7 @@ class Story:
     def silence(self, now: float, *texts: str, hours: float = 1.0, id_: str = "s1") -> None:
         self.until(now)
         starts_at = T0 + dt.timedelta(seconds=now)
-        found = silences.Silence(
+        silence = silences.Silence(
             id=id_,
             matchers=texts,
             starts_at=starts_at,
@@ -301,30 +301,30 @@ class Story:
             author="ann",
             comment="known",
         )
-        self.machine.receive(muting.SilenceChanged(id_, found), now)
+        self.machine.receive(muting.SilenceChanged(id_, silence), now)
 
     def until(self, now: float) -> list[tuple[float, str, Reason, str]]:
         while (at := self.machine.next_deadline()) is not None and at <= now:
             sent: Sequence[Notification] = self.machine.tick(at)
             while sent:
                 self.sent += sent
-                self.told += [(at, n.receiver, n.reason, names(n)) for n in sent]
+                self.summary += [(at, n.receiver, n.reason, names(n)) for n in sent]
                 sent = [
                     more for n in sent for more in self.machine.receive(grouping.Delivered(n), at)
                 ]
-        return self.told
+        return self.summary
 
 
 def names(notification: Notification) -> str:
-    found = (*notification.firing, *notification.notified_resolved)
-    return "".join(sorted(alert.fingerprint.lstrip("0") for alert in found))
+    alerts = (*notification.firing, *notification.notified_resolved)
+    return "".join(sorted(alert.fingerprint.lstrip("0") for alert in alerts))
 
 
 def simple(**more: object) -> schema.Settings:
     return settings(group_by=("node",), **more)
 
 
-def test_what_is_inhibited_is_not_told_until_its_source_ends() -> None:
+def test_what_is_inhibited_is_not_sent_until_its_source_ends() -> None:
     down = schema.InhibitRule(
         source_matchers=('kind="node_down"',),
         target_matchers=('kind!="node_down"',),
@@ -342,7 +342,7 @@ def test_what_is_inhibited_is_not_told_until_its_source_ends() -> None:
     ]
 
 
-def test_what_is_silenced_is_not_told_while_the_silence_lasts() -> None:
+def test_what_is_silenced_is_not_sent_while_the_silence_lasts() -> None:
     story = Story(simple())
     story.silence(0, 'kind="stuck"', 'node=~"node-.*"', hours=0.5)
     story.says(1, "a", "firing")
@@ -362,7 +362,7 @@ def test_a_silence_that_is_expired_by_hand_is_over() -> None:
     assert story.until(400) == [(331.0, "default", Reason.FIRST, "a")]
 
 
-def test_the_end_of_what_was_told_is_told_through_a_silence() -> None:
+def test_the_end_of_what_was_sent_is_sent_through_a_silence() -> None:
     story = Story(simple())
     story.says(0, "a", "firing")
     story.silence(100, 'kind="stuck"')
@@ -373,7 +373,7 @@ def test_the_end_of_what_was_told_is_told_through_a_silence() -> None:
     ]
 
 
-def test_what_fires_and_ends_within_a_silence_is_never_told() -> None:
+def test_what_fires_and_ends_within_a_silence_is_never_sent() -> None:
     story = Story(simple())
     story.silence(0, 'kind="stuck"')
     story.says(0, "a", "firing")
@@ -391,14 +391,14 @@ def paged() -> schema.Settings:
     return schema.Settings(group_by=("node",), repeat_interval_s=3600, receivers=receivers)
 
 
-def test_a_pager_is_told_once_that_somebody_has_silenced_what_it_was_told() -> None:
+def test_a_pager_is_notified_once_that_somebody_has_silenced_all_of_it() -> None:
     story = Story(paged())
     story.says(0, "a", "firing")
     story.silence(100, 'kind="stuck"', hours=1)
     story.says(110, "b", "firing")
     story.until(3000)
     story.says(3700, "a", "resolved")
-    assert [told for told in story.until(20_000) if told[1] == "pager"] == [
+    assert [sent for sent in story.until(20_000) if sent[1] == "pager"] == [
         (30.0, "pager", Reason.FIRST, "a"),
         (330.0, "pager", Reason.ACKNOWLEDGED, "a"),
         (3930.0, "pager", Reason.NEW_ALERTS, "ab"),
@@ -407,15 +407,15 @@ def test_a_pager_is_told_once_that_somebody_has_silenced_what_it_was_told() -> N
         (14_730.0, "pager", Reason.REPEAT, "b"),
         (18_330.0, "pager", Reason.REPEAT, "b"),
     ]
-    assert Reason.ACKNOWLEDGED not in {told[2] for told in story.told if told[1] == "default"}
+    assert Reason.ACKNOWLEDGED not in {sent[2] for sent in story.summary if sent[1] == "default"}
 
 
-def test_a_pager_is_not_told_that_somebody_knows_of_half_of_it() -> None:
+def test_a_pager_is_not_notified_that_half_of_it_is_silenced() -> None:
     story = Story(paged())
     story.says(0, "a", "firing")
     story.says(0, "b", "firing", kind="missing")
     story.silence(100, 'kind="stuck"', hours=1)
-    assert [told for told in story.until(3600) if told[1] == "pager"] == [
+    assert [sent for sent in story.until(3600) if sent[1] == "pager"] == [
         (30.0, "pager", Reason.FIRST, "ab")
     ]
 
@@ -438,7 +438,7 @@ def test_what_was_acknowledged_is_not_acknowledged_again_after_a_restart() -> No
     again = Story(paged())
     again.silence(0, 'kind="stuck"', hours=1)
     again.machine.restore([entry], [], [story.event(0, "a", "firing")], now=400.0)
-    assert [told for told in again.until(3500) if told[1] == "pager"] == []
+    assert [sent for sent in again.until(3500) if sent[1] == "pager"] == []
 
 
 def test_reminders_are_silenced_too() -> None:
@@ -493,7 +493,7 @@ NOON = schema.TimeInterval(
 )
 
 
-def test_a_muted_route_tells_afterwards_what_still_fires_and_what_has_ended() -> None:
+def test_a_muted_route_sends_afterwards_what_still_fires_and_what_has_ended() -> None:
     story = Story(simple(time_intervals=(NOON,), mute_times=("noon",)))
     story.says(0, "a", "firing")
     story.says(0, "b", "firing")
@@ -521,7 +521,7 @@ def test_an_alert_that_becomes_urgent_reaches_the_pager_and_leaves_where_it_was(
     ]
 
 
-def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_end() -> None:
+def test_the_owner_of_a_workload_is_notified_beside_others_also_of_the_end() -> None:
     story = Story(simple(owners=schema.Owners(receivers=("team",))))
     story.says(0, "a", "firing", pods=("ml/mine", "x/other"))
     event = story.event(0, "a", "firing", pods=("ml/mine", "x/other"))
@@ -534,32 +534,32 @@ def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_
         (330.0, "default", Reason.ALL_RESOLVED, "a"),
         (330.0, "team", Reason.ALL_RESOLVED, "a"),
     ]
-    told = {
+    sent = {
         n.receiver: (n.why, n.pods_total, *(a.pods for a in (*n.firing, *n.resolved)))
         for n in story.sent
     }
     why = "the annotation muster.dev/notify of these pods, or of their namespace"
-    # an owner sees no pods of others, and is not told how many they are
-    assert told == {"default": ("", 9, ("ml/mine", "x/other")), "team": (why, 1, ("ml/mine",))}
+    # an owner sees no pods of others, and does not learn how many they are
+    assert sent == {"default": ("", 9, ("ml/mine", "x/other")), "team": (why, 1, ("ml/mine",))}
 
 
-def test_owners_that_are_not_asked_yet_change_nothing_for_those_who_were_told() -> None:
+def test_owners_that_are_not_looked_up_yet_change_nothing_for_notified_ones() -> None:
     story = Story(simple(owners=schema.Owners(receivers=("team",))))
     owned = alert_index.OwnedAlert(
         story.event(0, "a", "firing", pods=("ml/p",)), {"team": ("ml/p",)}
     )
     story.machine.receive(owned, 0.0)
     story.says(100, "a", "firing", pods=("ml/p", "ml/q"))
-    assert [told for told in story.until(1000) if told[1] == "team"] == [
+    assert [sent for sent in story.until(1000) if sent[1] == "team"] == [
         (30.0, "team", Reason.FIRST, "a")
     ]
     story.machine.receive(alert_index.OwnedAlert(story.event(1000, "a", "firing"), {}), 1000.0)
-    assert [told for told in story.until(2000) if told[1] == "team"][1:] == [
+    assert [sent for sent in story.until(2000) if sent[1] == "team"][1:] == [
         (1230.0, "team", Reason.ALL_RESOLVED, "a")
     ]
 
 
-def test_an_owner_who_was_told_before_a_restart_hears_of_the_end_after_it() -> None:
+def test_an_owner_notified_before_a_restart_is_notified_of_the_end_after_it() -> None:
     story = Story(simple(owners=schema.Owners(receivers=("team",))))
     entry = ledger.Entry(
         receiver="team",
@@ -572,9 +572,9 @@ def test_an_owner_who_was_told_before_a_restart_hears_of_the_end_after_it() -> N
         attempts=1,
     )
     story.machine.restore([entry], [], [story.event(0, "a", "firing")], now=0.0)
-    assert [told for told in story.until(1000) if told[1] == "team"] == []
+    assert [sent for sent in story.until(1000) if sent[1] == "team"] == []
     story.says(1000, "a", "resolved")
-    assert [told for told in story.until(2000) if told[1] == "team"] == [
+    assert [sent for sent in story.until(2000) if sent[1] == "team"] == [
         (1030.0, "team", Reason.ALL_RESOLVED, "a")
     ]
 
@@ -586,7 +586,7 @@ def test_every_label_can_make_a_group_of_its_own() -> None:
     assert [what[3] for what in story.until(30)] == ["b", "a"]
 
 
-def test_an_alertmanager_takes_each_alert_by_itself_and_hears_the_end_of_what_has_changed() -> None:
+def test_an_alertmanager_gets_each_alert_by_itself_and_the_end_of_what_has_changed() -> None:
     push = receiver_settings.Alertmanager(url="http://am:9093")
     receivers = (receiver_settings.Receiver(name="am", alertmanager=push),)
     story = Story(schema.Settings(receivers=receivers, group_by=("kind",)))
@@ -614,7 +614,7 @@ def test_an_alertmanager_takes_each_alert_by_itself_and_hears_the_end_of_what_ha
         {"id": "a.b"},
     ],
 )
-def test_what_is_no_silence_is_told_apart(change: dict[str, object]) -> None:
+def test_what_is_no_silence_is_refused(change: dict[str, object]) -> None:
     good: dict[str, object] = {
         "id": "s1",
         "matchers": ('kind="stuck"',),
@@ -623,7 +623,7 @@ def test_what_is_no_silence_is_told_apart(change: dict[str, object]) -> None:
         "author": "ann",
         "comment": "known",
     }
-    found = silences.decode(msgspec.json.encode(good))
-    assert silences.decode(silences.encode(found)) == found
+    silence = silences.decode(msgspec.json.encode(good))
+    assert silences.decode(silences.encode(silence)) == silence
     with pytest.raises(silences.MalformedSilence):
         silences.decode(msgspec.json.encode(good | change))

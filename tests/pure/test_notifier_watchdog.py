@@ -33,7 +33,7 @@ def test_ticks_in_time_are_no_news() -> None:
     assert machine.next_deadline() == 590 + 25
 
 
-def test_silence_is_told_once_and_its_end_once() -> None:
+def test_silence_is_reported_once_and_its_end_once() -> None:
     machine = connected()
     machine.receive(ticked(5, "a"), 100.0)
     assert machine.tick(124.9) == ()
@@ -51,7 +51,7 @@ def test_a_health_service_that_never_came_is_silent_after_our_patience() -> None
     assert machine.tick(70.0) == (watchdog.Silent(seconds=60.0, holder=""),)
 
 
-def test_no_wait_runs_while_our_own_link_is_gone() -> None:
+def test_no_deadline_runs_while_our_own_connection_is_lost() -> None:
     machine = connected()
     machine.receive(ticked(5), 0.0)
     assert machine.receive(LOST, 1.0) == ()
@@ -77,7 +77,7 @@ def test_a_tick_of_a_former_leader_is_none() -> None:
     assert machine.tick(25.0) == (watchdog.Silent(seconds=25.0, holder="b"),)
 
 
-def test_after_the_bus_came_back_whoever_ticks_first_is_believed() -> None:
+def test_after_the_connection_is_restored_the_first_tick_counts() -> None:
     machine = connected()
     machine.receive(ticked(57, "a"), 0.0)
     machine.receive(watchdog.BusLost(), 1.0)
@@ -87,7 +87,7 @@ def test_after_the_bus_came_back_whoever_ticks_first_is_believed() -> None:
     assert (machine.term, machine.is_stale(1), machine.is_stale(0)) == (1, False, True)
 
 
-def test_revisions_that_begin_again_are_believed_after_a_silence() -> None:
+def test_terms_that_begin_again_count_after_a_silence() -> None:
     machine = connected()
     machine.receive(ticked(900, "b"), 0.0)
     machine.tick(25.0)
@@ -110,15 +110,15 @@ def test_silence_and_its_end_take_turns(
 ) -> None:
     machine = watchdog.Watchdog(patience_s=60)
     now = 0.0
-    told: list[watchdog.Output] = []
+    reported: list[watchdog.Output] = []
     for wait_s, event in steps:
         now += wait_s
-        told += machine.tick(now)
+        reported += machine.tick(now)
         deadline = machine.next_deadline()
         assert deadline is None or deadline > now
         if event is not None:
-            told += machine.receive(event, now)
-    kinds = [type(one) for one in told]
+            reported += machine.receive(event, now)
+    kinds = [type(output) for output in reported]
     assert kinds == [watchdog.Silent, watchdog.Recovered] * (len(kinds) // 2) + [
         watchdog.Silent
     ] * (len(kinds) % 2)

@@ -76,9 +76,13 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
             assert code == 0
             name = out.strip()
             code, out, _ = await muster(url, "silence", "list", "--json")
-            (found,) = [orjson.loads(line) for line in out.splitlines()]
-            assert (found["id"], found["author"], found["comment"]) == (name, "ann", "new disk")
-            assert found["matchers"] == ["node=node-a", 'kind=~"stuck|missing"']
+            (silence,) = [orjson.loads(line) for line in out.splitlines()]
+            assert (silence["id"], silence["author"], silence["comment"]) == (
+                name,
+                "ann",
+                "new disk",
+            )
+            assert silence["matchers"] == ["node=node-a", 'kind=~"stuck|missing"']
             assert (await muster(url, "silence", "expire", name))[0] == 0
             assert (await muster(url, "silence", "list"))[1] == "no silences\n"
             assert name in (await muster(url, "silence", "list", "--all"))[1]
@@ -87,7 +91,7 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
             code, _, errors = await muster(url, "silence", "add", 'node=~".*"', "--comment", "x")
             assert code == 2
             assert "these match everything" in errors
-            for given, problem in (
+            for arguments_, problem in (
                 (["nod=node-a"], 'nod="node-a": no alert has a label nod; did you mean node?'),
                 (["kind=stukc"], 'kind="stukc": no kind is called stukc; did you mean stuck?'),
                 ([], "name what to silence, such as node=node-a"),
@@ -100,7 +104,7 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
                     "--duration: '99999w' is not between 1 s and 366 days",
                 ),
             ):
-                code, _, errors = await muster(url, "silence", "add", *given, "--comment", "x")
+                code, _, errors = await muster(url, "silence", "add", *arguments_, "--comment", "x")
                 assert code == 2
                 assert errors.startswith(f"muster silence: {problem}")
             async with bus.Bus(url, producer="test", name="bad") as connected:
@@ -155,7 +159,7 @@ def test_a_test_of_a_pager_leaves_nothing_open(tmp_path: pathlib.Path) -> None:
             for name in ("pager", "am"):
                 assert (await muster("", "notify", "test", name, "--config", str(file)))[0] == 0
             bodies = [orjson.loads(received.body) for received in hook.received()]
-        assert [one["event_action"] for one in bodies[:2]] == ["trigger", "resolve"]
+        assert [body["event_action"] for body in bodies[:2]] == ["trigger", "resolve"]
         fires, ended = bodies[2][0], bodies[3][0]
         assert fires["labels"] == ended["labels"]
         assert ended["endsAt"] < fires["endsAt"]
@@ -174,8 +178,8 @@ def test_what_an_alert_would_meet_is_explained(tmp_path: pathlib.Path) -> None:
             settings = {"bus": {"url": url}, "receivers": receivers, "routes": [route]}
             file.write_bytes(orjson.dumps(settings))
             await muster(url, "silence", "add", "node=node-a", "--comment", "x")
-            asked = ("--labels", "kind=stuck,node=node-a,severity=critical")
-            explain = ("notify", "explain", "--config", str(file), *asked)
+            labels = ("--labels", "kind=stuck,node=node-a,severity=critical")
+            explain = ("notify", "explain", "--config", str(file), *labels)
             code, out, _ = await muster(url, *explain)
             *lines, last = out.splitlines()
             assert code == 0

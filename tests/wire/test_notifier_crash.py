@@ -1,4 +1,4 @@
-"""A notifier that is killed again and again loses nothing, and tells nothing twice."""
+"""A notifier that is killed again and again loses nothing and repeats nothing."""
 
 import asyncio
 from pathlib import Path
@@ -13,12 +13,12 @@ def test_kills_at_random_points_lose_nothing_and_show_at_most_one_repeat_each(
         async with asyncio.timeout(100):
             return await killed_services.play(tmp_path, kills=5, seed=7)
 
-    found = asyncio.run(story())
-    for way, result in found.items():
+    results = asyncio.run(story())
+    for way, result in results.items():
         print(way, result)  # noqa: T201  # the counts are part of the answer
-    assert {way: result.lost for way, result in found.items()} == dict.fromkeys(found, 0)
-    assert {way: found[way].again for way in receivers.IDEMPOTENT} == dict.fromkeys(
+    assert {way: result.lost for way, result in results.items()} == dict.fromkeys(results, 0)
+    assert {way: results[way].again for way in receivers.IDEMPOTENT} == dict.fromkeys(
         receivers.IDEMPOTENT, 0
     )
-    assert all(found[way].again_of_one_kill <= 1 for way in receivers.REPEATING)
-    assert all(result.messages for result in found.values())
+    assert all(results[way].again_of_one_kill <= 1 for way in receivers.REPEATING)
+    assert all(result.messages for result in results.values())

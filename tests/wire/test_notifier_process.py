@@ -38,7 +38,7 @@ class World:
         self.bus: bus.Bus | None = None
 
     async def start(self, **settings: object) -> processes.Process:
-        """Start a notifier that groups for no time and tells the receiver `hook`."""
+        """Start a notifier that does not wait for groups and notifies the receiver `hook`."""
         file = self.directory / "notifier.json"
         receiver = {"name": "hook", "webhook": {"url": f"{self.hook.url}/x", **LOCAL}}
         times = {"group_wait_s": 0, "group_interval_s": 0.2, "repeat_interval_s": 3600}
@@ -70,7 +70,7 @@ class World:
             )
         )
 
-    async def heard(self, count: int) -> list[tuple[str, str, int]]:
+    async def received(self, count: int) -> list[tuple[str, str, int]]:
         """Return what the receiver was sent and answered, once it is that many."""
 
         def enough(kept: Sequence[webhook.Received]) -> bool:
@@ -86,7 +86,7 @@ class World:
     async def outcome(self, count: int = 1) -> list[vocabulary.NotificationEvent]:
         """Return the first outcomes that the notifier published."""
         assert self.bus is not None
-        found: list[vocabulary.NotificationEvent] = []
+        values: list[vocabulary.NotificationEvent] = []
         events = consumers.follow(
             self.bus.link,
             streams.ALERTS,
@@ -95,10 +95,10 @@ class World:
         )
         async for event in events:
             assert isinstance(event.data, vocabulary.NotificationEvent)
-            found.append(event.data)
-            if len(found) == count:
+            values.append(event.data)
+            if len(values) == count:
                 break
-        return found
+        return values
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Ask the notifier's own server."""
@@ -117,8 +117,8 @@ class World:
     def log(self, event: str) -> list[dict[str, object]]:
         """Return the notifier's log lines of one event."""
         lines = (self.directory / "notifier.log").read_text().splitlines()
-        found = [msgspec.json.decode(line, type=dict[str, object]) for line in lines]
-        return [line for line in found if line["event"] == event]
+        values = [msgspec.json.decode(line, type=dict[str, object]) for line in lines]
+        return [line for line in values if line["event"] == event]
 
 
 @contextlib.asynccontextmanager
@@ -145,14 +145,16 @@ def play(story: Callable[[World], Awaitable[None]], directory: pathlib.Path) -> 
     asyncio.run(played())
 
 
-def test_what_fires_is_told_once_and_so_is_its_end(tmp_path: pathlib.Path) -> None:
+def test_receivers_are_notified_once_of_an_alert_and_once_of_its_end(
+    tmp_path: pathlib.Path,
+) -> None:
     async def story(made: World) -> None:
         hook = {"name": "hook", "webhook": {"url": made.hook.url, **LOCAL}}
         await made.start(receivers=[hook, {"name": "console", "console": {}}])
         await made.says("a", AlertState.FIRING)
-        assert await made.heard(1) == [("first", "alert a", 200)]
+        assert await made.received(1) == [("first", "alert a", 200)]
         await made.says("a", AlertState.RESOLVED)
-        assert await made.heard(2) == [
+        assert await made.received(2) == [
             ("first", "alert a", 200),
             ("all_resolved", "alert a", 200),
         ]
@@ -172,14 +174,14 @@ def test_what_fires_is_told_once_and_so_is_its_end(tmp_path: pathlib.Path) -> No
     play(story, tmp_path)
 
 
-def test_a_receiver_that_is_unwell_gets_the_same_message_until_it_takes_it(
+def test_a_receiver_that_fails_gets_the_same_message_until_it_takes_it(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
         made.hook.behave(webhook.Behaviour(status=503, times=2))
         await made.start()
         await made.says("a", AlertState.FIRING)
-        assert await made.heard(3) == [
+        assert await made.received(3) == [
             ("first", "alert a", 503),
             ("first", "alert a", 503),
             ("first", "alert a", 200),
@@ -191,12 +193,14 @@ def test_a_receiver_that_is_unwell_gets_the_same_message_until_it_takes_it(
     play(story, tmp_path)
 
 
-def test_a_refusal_is_told_as_a_failure_and_decided_again_later(tmp_path: pathlib.Path) -> None:
+def test_a_refusal_is_published_as_a_failure_and_decided_again_later(
+    tmp_path: pathlib.Path,
+) -> None:
     async def story(made: World) -> None:
         made.hook.behave(webhook.Behaviour(status=400, times=1))
         await made.start()
         await made.says("a", AlertState.FIRING)
-        assert await made.heard(2) == [("first", "alert a", 400), ("first", "alert a", 200)]
+        assert await made.received(2) == [("first", "alert a", 400), ("first", "alert a", 200)]
         failed, delivered = await made.outcome(2)
         assert isinstance(failed, vocabulary.NotificationFailed)
         assert (failed.error, failed.attempts, failed.firing) == ("HTTP 400", 1, ("0" * 15 + "a",))
@@ -223,14 +227,14 @@ def test_a_dead_receiver_delays_no_other(tmp_path: pathlib.Path) -> None:
             await made.start(receivers=[dead, hook])
             for index in range(1, 9):
                 await made.says(str(index), AlertState.FIRING, node=f"node-{index}")
-            assert sorted(await made.heard(8)) == [
+            assert sorted(await made.received(8)) == [
                 ("first", f"alert {index}", 200) for index in range(1, 9)
             ]
             state = orjson.loads((await made.get("/state"))[1])
-            told = {group["receiver"]: 0 for group in state["groups"]}
+            sent = {group["receiver"]: 0 for group in state["groups"]}
             for group in state["groups"]:
-                told[group["receiver"]] += bool(group["told_firing"])
-            assert told["dead"] == 0
+                sent[group["receiver"]] += bool(group["told_firing"])
+            assert sent["dead"] == 0
             assert made.notifier is not None
             await made.notifier.kill()
 
@@ -250,19 +254,22 @@ def test_a_restart_repeats_nothing_and_loses_nothing(
         first = await made.start()
         await made.says("a", AlertState.FIRING, node="node-a")
         await made.says("b", AlertState.FIRING, node="node-b")
-        assert sorted(await made.heard(2)) == [("first", "alert a", 200), ("first", "alert b", 200)]
+        assert sorted(await made.received(2)) == [
+            ("first", "alert a", 200),
+            ("first", "alert b", 200),
+        ]
         await made.outcome(2)
         first.signal(how)
         await first.wait()
         await made.says("c", AlertState.FIRING, node="node-c")
         await made.says("b", AlertState.RESOLVED, node="node-b")
         await made.start()
-        assert sorted((await made.heard(4))[2:]) == [
+        assert sorted((await made.received(4))[2:]) == [
             ("all_resolved", "alert b", 200),
             ("first", "alert c", 200),
         ]
         await made.says("a", AlertState.RESOLVED, node="node-a")
-        assert (await made.heard(5))[4:] == [("all_resolved", "alert a", 200)]
+        assert (await made.received(5))[4:] == [("all_resolved", "alert a", 200)]
         await made.outcome(5)
         assert made.bus is not None
         entries = await buckets.read_all(made.bus.link, streams.LEDGER)
@@ -276,14 +283,14 @@ def test_a_restart_repeats_nothing_and_loses_nothing(
     play(story, tmp_path)
 
 
-def test_a_message_on_its_way_at_sigterm_is_finished_and_never_repeated(
+def test_a_message_in_flight_at_sigterm_is_finished_and_never_repeated(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
         made.hook.behave(webhook.Behaviour(status=200, times=1, delay_s=0.3))
         notifier = await made.start()
         await made.says("a", AlertState.FIRING)
-        await made.heard(1)
+        await made.received(1)
         began = time.monotonic()
         notifier.signal(signal.SIGTERM)
         assert await notifier.wait() == 0
@@ -292,12 +299,12 @@ def test_a_message_on_its_way_at_sigterm_is_finished_and_never_repeated(
         assert outcome.TYPE == "notification.delivered"
         await made.start()
         await made.says("b", AlertState.FIRING, node="node-b")
-        assert await made.heard(2) == [("first", "alert a", 200), ("first", "alert b", 200)]
+        assert await made.received(2) == [("first", "alert a", 200), ("first", "alert b", 200)]
 
     play(story, tmp_path)
 
 
-def test_a_ledger_entry_that_cannot_be_read_is_told_and_stops_nothing(
+def test_a_ledger_entry_that_cannot_be_read_is_logged_and_stops_nothing(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
@@ -305,7 +312,7 @@ def test_a_ledger_entry_that_cannot_be_read_is_told_and_stops_nothing(
         await buckets.put(made.bus.link, streams.LEDGER, "hook.0", b"nonsense")
         await made.start()
         await made.says("a", AlertState.FIRING)
-        assert await made.heard(1) == [("first", "alert a", 200)]
+        assert await made.received(1) == [("first", "alert a", 200)]
         assert [line["key"] for line in made.log("ledger_entry_unreadable")] == ["hook.0"]
 
     play(story, tmp_path)
@@ -317,12 +324,12 @@ def test_without_nats_it_starts_says_that_it_is_not_ready_and_heals(
     async def story(made: World) -> None:
         await made.server.kill()
         await made.start()
-        assert await made.get("/readyz") == (503, b"NATS is away\n")
+        assert await made.get("/readyz") == (503, b"NATS is disconnected\n")
         assert (await made.get("/healthz"))[0] == 200
         await made.server.start()
         await made.ready()
         await made.says("a", AlertState.FIRING)
-        assert await made.heard(1) == [("first", "alert a", 200)]
+        assert await made.received(1) == [("first", "alert a", 200)]
 
     play(story, tmp_path)
 
@@ -343,11 +350,11 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, said = asyncio.run(ends(f"http: {{port: {port}}}"))
+        code, printed = asyncio.run(ends(f"http: {{port: {port}}}"))
     assert code == 2
-    assert said.startswith("muster-notifier: ")
-    assert said.count("\n") == 1
-    assert str(port) in said
+    assert printed.startswith("muster-notifier: ")
+    assert printed.count("\n") == 1
+    assert str(port) in printed
     assert asyncio.run(ends("receivers: [{name: a, webhook: {url: 'http://h:99999/'}}]")) == (
         2,
         "muster-notifier: receiver a: Port out of range 0-65535\n",
@@ -355,67 +362,67 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> 
 
 
 def test_a_check_finds_what_would_not_start(tmp_path: pathlib.Path) -> None:
-    def said(receivers: str) -> tuple[int, str]:
+    def printed(receivers: str) -> tuple[int, str]:
         file = tmp_path / "checked.yaml"
         file.write_text(f"receivers: [{receivers}]")
         program = (sys.executable, "-m", "muster_notifier", "--config", str(file), "--check")
         done = subprocess.run(program, check=False, capture_output=True, text=True)
         return done.returncode, done.stderr
 
-    assert said("{name: a, console: {}}") == (0, "")
-    assert said("{name: a, console: {}, templates: {title: $sumary}}") == (
+    assert printed("{name: a, console: {}}") == (0, "")
+    assert printed("{name: a, console: {}, templates: {title: $sumary}}") == (
         2,
         "muster-notifier: receiver a: template title: there is no $sumary\n",
     )
 
 
-def test_what_was_refused_is_a_dead_letter_that_is_told_of_and_can_be_replayed(
+def test_what_was_refused_is_a_dead_letter_with_an_alert_and_can_be_replayed(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
         made.hook.behave(webhook.Behaviour(status=400, times=1))
         receivers = [
             {"name": "hook", "webhook": {"url": made.hook.url, **LOCAL}},
-            {"name": "file", "file": {"path": str(tmp_path / "told.jsonl")}},
+            {"name": "file", "file": {"path": str(tmp_path / "notifications.jsonl")}},
         ]
         await made.start(receivers=receivers, group_interval_s=3600)
         await made.says("a", AlertState.FIRING)
         await made.outcome(2)
         assert made.bus is not None
-        (letter,) = await work_queue.waiting(
+        (message,) = await work_queue.waiting(
             made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
         )
-        subject, body, headers, _ = letter
-        told = notifications.decode(body)
-        assert (told.receiver, told.firing_ids) == ("hook", ("0" * 15 + "a",))
+        subject, body, headers, _ = message
+        sent = notifications.decode(body)
+        assert (sent.receiver, sent.firing_ids) == ("hook", ("0" * 15 + "a",))
         assert (headers["Muster-Error"], headers["Muster-Attempts"]) == ("HTTP 400", "1")
         await work_queue.put(
             made.bus.link, "muster.outbox.hook.replay-1", body, key="1", headers={REPLAY: "1"}
         )
         await work_queue.remove(made.bus.link, streams.DEAD_LETTERS, subject)
-        assert [what[2] for what in await made.heard(2)] == [400, 200]
+        assert [what[2] for what in await made.received(2)] == [400, 200]
         keys = {received.headers["idempotency-key"] for received in made.hook.received()}
-        assert keys == {told.id}
+        assert keys == {sent.id}
 
     play(story, tmp_path)
 
 
-def test_a_letter_to_nobody_who_is_configured_any_more_is_a_dead_letter(
+def test_a_notification_for_a_receiver_that_is_no_longer_configured_is_a_dead_letter(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
         made.hook.behave(webhook.Behaviour(status=503, times=1000))
         notifier = await made.start()
         await made.says("a", AlertState.FIRING)
-        await made.heard(1)
+        await made.received(1)
         await notifier.end()
         await made.start(receivers=[{"name": "other", "console": {}}])
         await made.ready()
         assert made.bus is not None
-        letters = await work_queue.waiting(
+        messages = await work_queue.waiting(
             made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
         )
-        assert [headers["Muster-Error"] for _, _, headers, _ in letters] == [
+        assert [headers["Muster-Error"] for _, _, headers, _ in messages] == [
             "no receiver of this name is configured any more"
         ]
         assert (
@@ -425,7 +432,7 @@ def test_a_letter_to_nobody_who_is_configured_any_more_is_a_dead_letter(
     play(story, tmp_path)
 
 
-def test_a_silence_in_the_bucket_keeps_what_it_matches_from_being_told(
+def test_a_silence_in_the_bucket_mutes_what_it_matches(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
@@ -443,18 +450,20 @@ def test_a_silence_in_the_bucket_keeps_what_it_matches_from_being_told(
         await made.start()
         await made.says("a", AlertState.FIRING, node="node-a")
         await made.says("b", AlertState.FIRING, node="node-b")
-        assert await made.heard(1) == [("first", "alert b", 200)]
+        assert await made.received(1) == [("first", "alert b", 200)]
         await buckets.put(made.bus.link, streams.SILENCES, "s1", b"")
-        assert (await made.heard(2))[1:] == [("first", "alert a", 200)]
+        assert (await made.received(2))[1:] == [("first", "alert a", 200)]
 
     play(story, tmp_path)
 
 
-def test_health_that_is_silent_is_told_of_and_so_is_its_return(tmp_path: pathlib.Path) -> None:
+def test_silence_of_health_raises_an_alert_and_its_return_resolves_it(
+    tmp_path: pathlib.Path,
+) -> None:
     async def story(made: World) -> None:
         await made.start(watchdog={"patience_s": 0.3})
-        (told,) = await made.heard(1)
-        assert told == (
+        (sent,) = await made.received(1)
+        assert sent == (
             "first",
             "the health service is silent: plugins are not monitored",
             200,
@@ -464,6 +473,6 @@ def test_health_that_is_silent_is_told_of_and_so_is_its_return(tmp_path: pathlib
             node=vocabulary.FLEET, at=T0, leader=3, holder="health-0", interval_s=60
         )
         await made.bus.publish(tick)
-        assert (await made.heard(2))[1][:2] == ("all_resolved", "the health service is back")
+        assert (await made.received(2))[1][:2] == ("all_resolved", "the health service is back")
 
     play(story, tmp_path)

@@ -61,7 +61,7 @@ def alert(
     return vocabulary.AlertChanged(**(about | more))
 
 
-def told(
+def make_notification(
     firing: Sequence[vocabulary.AlertChanged] = (),
     resolved: Sequence[vocabulary.AlertChanged] = (),
     reason: vocabulary.NotificationReason = vocabulary.NotificationReason.FIRST,
@@ -79,22 +79,22 @@ def told(
     )
 
 
-FIRES = told([alert()])
-OVER = told(
+FIRES = make_notification([alert()])
+OVER = make_notification(
     resolved=[alert(state=AlertState.RESOLVED)], reason=vocabulary.NotificationReason.ALL_RESOLVED
 )
 
 
 @dataclass
 class Fake:
-    """An HTTP server that answers what it is told to, in order, the last for ever."""
+    """An HTTP server that answers as it is set to, in order, the last for ever."""
 
-    said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
+    responses: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     url: str = ""
 
     def answer(self, status: int, body: Any = None, **headers: str) -> None:
-        self.said.append((status, headers, b"" if body is None else orjson.dumps(body)))
+        self.responses.append((status, headers, b"" if body is None else orjson.dumps(body)))
 
     def bodies(self) -> list[Any]:
         return [orjson.loads(body) for _, _, body in self.got]
@@ -105,7 +105,9 @@ class Fake:
         headers = dict(line.lower().split(": ", 1) for line in lines)
         body = await reader.readexactly(int(headers["content-length"]))
         self.got.append((first.removesuffix(" HTTP/1.1"), headers, body))
-        status, more, answer = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        status, more, answer = (
+            self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
+        )
         shown = "".join(f"{name}: {value}\r\n" for name, value in more.items())
         writer.write(
             f"HTTP/1.1 {status} X\r\n{shown}Content-Length: {len(answer)}\r\n\r\n".encode()
@@ -127,9 +129,9 @@ def sender(settings: schema.Settings | None = None, **way: Any) -> factory.Sende
     return factory.make(receiver_settings.Receiver(name="r", **way), settings or schema.Settings())
 
 
-def send(found: factory.Sender, notification: Notification) -> Result:
+def send(receiver: factory.Sender, notification: Notification) -> Result:
     async def sent() -> Result:
-        return await found.send(notification, {})
+        return await receiver.send(notification, {})
 
     return asyncio.run(sent())
 
@@ -273,8 +275,8 @@ def test_without_a_bot_slack_gets_a_message_for_each_change(tmp_path: pathlib.Pa
     async def story(server: Fake) -> None:
         server.answer(200)
         hook = secret(tmp_path, f"{server.url}/services/T0/B0/x")
-        found = sender(slack=receiver_settings.Slack(webhook_from=hook, reach=LOOPBACK))
-        assert (await found.send(FIRES, {})).kind is Kind.TAKEN
+        receiver = sender(slack=receiver_settings.Slack(webhook_from=hook, reach=LOOPBACK))
+        assert (await receiver.send(FIRES, {})).kind is Kind.TAKEN
         assert server.got[0][0] == "POST /services/T0/B0/x"
         assert sorted(server.bodies()[0]) == ["attachments", "text"]
 
@@ -284,14 +286,16 @@ def test_without_a_bot_slack_gets_a_message_for_each_change(tmp_path: pathlib.Pa
 def test_pagerduty_has_one_incident_a_group(tmp_path: pathlib.Path) -> None:
     async def story(server: Fake) -> None:
         server.answer(202, {"status": "success"})
-        found = sender(
+        receiver = sender(
             pagerduty=receiver_settings.PagerDuty(
                 routing_key_from=secret(tmp_path, "R0"), url=f"{server.url}/v2", reach=LOOPBACK
             )
         )
-        known = told([alert()], reason=vocabulary.NotificationReason.ACKNOWLEDGED)
-        for notification in (FIRES, known, OVER):
-            answer = await found.send(notification, {})
+        acknowledged = make_notification(
+            [alert()], reason=vocabulary.NotificationReason.ACKNOWLEDGED
+        )
+        for notification in (FIRES, acknowledged, OVER):
+            answer = await receiver.send(notification, {})
             assert answer == Result(outcome=Outcome.TAKEN, detail="HTTP 202")
         trigger, acknowledge, resolve = server.bodies()
         details = trigger["payload"].pop("custom_details")
@@ -318,24 +322,24 @@ def test_pagerduty_has_one_incident_a_group(tmp_path: pathlib.Path) -> None:
     play(story)
 
 
-def test_what_pagerduty_says_of_a_bad_key_is_told_and_the_key_is_not(
+def test_what_pagerduty_says_about_a_bad_key_is_reported_without_the_key(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(server: Fake) -> None:
         server.answer(400, {"message": "Event object is invalid"})
-        found = sender(
+        receiver = sender(
             pagerduty=receiver_settings.PagerDuty(
                 routing_key_from=secret(tmp_path, "R0SECRET"), url=server.url, reach=LOOPBACK
             )
         )
-        answer = await found.send(FIRES, {})
+        answer = await receiver.send(FIRES, {})
         assert answer.kind is Kind.REFUSED
         assert answer.detail == 'HTTP 400 {"message":"Event object is invalid"}'
 
     play(story)
 
 
-def test_a_server_that_says_what_it_was_sent_gets_no_secret_into_our_answer(
+def test_a_server_that_repeats_what_it_was_sent_gets_no_secret_into_our_result(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(server: Fake) -> None:
@@ -346,8 +350,8 @@ def test_a_server_that_says_what_it_was_sent_gets_no_secret_into_our_answer(
         url = secret(tmp_path, f"{server.url}/v2/T0KEN?sig=a%20b")
         workflow = receiver_settings.Teams(url_from=url, reach=LOOPBACK)
         details = [
-            (await found.send(FIRES, {})).detail
-            for found in (sender(pagerduty=service), sender(teams=workflow))
+            (await receiver.send(FIRES, {})).detail
+            for receiver in (sender(pagerduty=service), sender(teams=workflow))
         ]
         assert details == [
             'HTTP 400 {"bad key":"(secret)","path":"/v2/T0KEN?sig=a%20b"}',
@@ -360,10 +364,12 @@ def test_a_server_that_says_what_it_was_sent_gets_no_secret_into_our_answer(
 def test_teams_gets_a_card_that_is_small_enough() -> None:
     async def story(server: Fake) -> None:
         server.answer(202)
-        found = sender(teams=receiver_settings.Teams(url=f"{server.url}/w?sig=1", reach=LOOPBACK))
-        assert (await found.send(FIRES, {})).kind is Kind.TAKEN
-        many = told([alert(f"{index:x}", summary="x" * 300) for index in range(300)])
-        assert (await found.send(many, {})).kind is Kind.TAKEN
+        receiver = sender(
+            teams=receiver_settings.Teams(url=f"{server.url}/w?sig=1", reach=LOOPBACK)
+        )
+        assert (await receiver.send(FIRES, {})).kind is Kind.TAKEN
+        many = make_notification([alert(f"{index:x}", summary="x" * 300) for index in range(300)])
+        assert (await receiver.send(many, {})).kind is Kind.TAKEN
         assert server.got[0][0] == "POST /w?sig=1"
         (attachment,) = server.bodies()[0]["attachments"]
         assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
@@ -375,15 +381,15 @@ def test_teams_gets_a_card_that_is_small_enough() -> None:
     play(story)
 
 
-def test_an_alertmanager_gets_the_alerts_and_believes_them_until_we_remind_it() -> None:
+def test_an_alertmanager_gets_alerts_that_last_until_the_next_reminder() -> None:
     async def story(server: Fake) -> None:
         server.answer(200)
-        found = sender(
+        receiver = sender(
             schema.Settings(repeat_interval_s=3600),
             alertmanager=receiver_settings.Alertmanager(url=f"{server.url}/am/", reach=LOOPBACK),
         )
         over = alert("b", AlertState.RESOLVED)
-        assert (await found.send(told([alert()], [over]), {})).kind is Kind.TAKEN
+        assert (await receiver.send(make_notification([alert()], [over]), {})).kind is Kind.TAKEN
         assert server.got[0][0] == "POST /am/api/v2/alerts"
         fires, ended = server.bodies()[0]
         assert fires == {
@@ -409,10 +415,10 @@ def test_an_alertmanager_gets_the_alerts_and_believes_them_until_we_remind_it() 
 
 
 def test_a_file_gets_one_line_for_each_notification(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "told.jsonl"
-    found = sender(file=receiver_settings.File(path=str(file)))
+    file = tmp_path / "notifications.jsonl"
+    receiver = sender(file=receiver_settings.File(path=str(file)))
     for notification in (FIRES, OVER):
-        assert send(found, notification).kind is Kind.TAKEN
+        assert send(receiver, notification).kind is Kind.TAKEN
     lines = [orjson.loads(line) for line in file.read_bytes().splitlines()]
     assert [line["id"] for line in lines] == [FIRES.id, OVER.id]
     away = sender(file=receiver_settings.File(path=str(tmp_path / "none" / "x")))
@@ -424,19 +430,19 @@ def test_a_file_gets_one_line_for_each_notification(tmp_path: pathlib.Path) -> N
 def test_a_line_that_does_not_fit_into_a_file_leaves_no_half_of_it(
     tmp_path: pathlib.Path,
 ) -> None:
-    file = tmp_path / "told.jsonl"
-    found = sender(file=receiver_settings.File(path=str(file)))
-    assert send(found, FIRES).kind is Kind.TAKEN
+    file = tmp_path / "notifications.jsonl"
+    receiver = sender(file=receiver_settings.File(path=str(file)))
+    assert send(receiver, FIRES).kind is Kind.TAKEN
     size = file.stat().st_size
     was = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, was[1]))
     try:
-        answer = send(found, OVER)
+        answer = send(receiver, OVER)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, was)
     assert answer.outcome is Outcome.NOT_WRITTEN
     assert file.stat().st_size == size
-    assert send(found, OVER).kind is Kind.TAKEN
+    assert send(receiver, OVER).kind is Kind.TAKEN
     assert len([orjson.loads(line) for line in file.read_bytes().splitlines()]) == 2
 
 
@@ -488,7 +494,7 @@ def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
 def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None:
     async def story() -> None:
         async with asyncio.timeout(100), kubernetes.KubernetesApi() as api:
-            found = sender(
+            receiver = sender(
                 schema.Settings(kubernetes=receiver_settings.Kubernetes(url=api.url)),
                 kubernetes=receiver_settings.KubernetesEvents(),
                 limits=QUICK,
@@ -500,9 +506,9 @@ def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None
                 made = await http.post("/api/v1/namespaces/ml/pods", json=pod)
                 uid = (await made.json())["metadata"]["uid"]
             for _ in range(2):
-                answer = await found.send(FIRES, {})
+                answer = await receiver.send(FIRES, {})
                 assert answer == Result(outcome=Outcome.TAKEN, detail="2 events", requests=2)
-            assert (await found.send(OVER, {})).kind is Kind.TAKEN
+            assert (await receiver.send(OVER, {})).kind is Kind.TAKEN
             async with (
                 aiohttp.ClientSession(api.url) as http,
                 http.get("/apis/events.k8s.io/v1/events") as response,
@@ -569,8 +575,8 @@ async def relay(
     context.load_cert_chain(certificate, key)
     mailbox = Mailbox()
 
-    def login(_server: Any, _session: Any, _envelope: Any, _mechanism: str, given: Any) -> Any:
-        is_right = (given.login, given.password) == (b"muster", b"pass word")
+    def login(_server: Any, _session: Any, _envelope: Any, _mechanism: str, login_data: Any) -> Any:
+        is_right = (login_data.login, login_data.password) == (b"muster", b"pass word")
         return aiosmtpd.smtp.AuthResult(success=is_right, handled=is_right)
 
     def protocol() -> aiosmtpd.smtp.SMTP:
@@ -614,10 +620,10 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
 ) -> None:
     async def story() -> Mailbox:
         async with asyncio.timeout(100), relay(tmp_path) as (mailbox, port, certificate):
-            found = by_mail(port, certificate, tmp_path)
-            dotted = told([alert(summary="ünï\r\n.code\r\n.\r\nQUIT")])
+            receiver = by_mail(port, certificate, tmp_path)
+            dotted = make_notification([alert(summary="ünï\r\n.code\r\n.\r\nQUIT")])
             for notification in (dotted, OVER):
-                answer = await found.send(notification, {})
+                answer = await receiver.send(notification, {})
                 assert answer == Result(outcome=Outcome.TAKEN, detail=f"taken by 127.0.0.1:{port}")
             return mailbox
 
@@ -632,7 +638,7 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
     assert last["Subject"] == "[RESOLVED] stuck on node-a: device-plugin <is> stuck"
     assert first["References"] == last["References"]
     assert (first["Message-ID"], last["Message-ID"]) == (
-        f"<{told([alert(summary='')]).id}@example.com>",
+        f"<{make_notification([alert(summary='')]).id}@example.com>",
         f"<{OVER.id}@example.com>",
     )
     assert first["Auto-Submitted"] == "auto-generated"
@@ -640,7 +646,7 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
     assert body == message.compose(OVER).text + "\n"
 
 
-def test_a_mail_relay_that_is_not_believed_or_says_no_gets_no_mail(tmp_path: pathlib.Path) -> None:
+def test_a_mail_relay_that_is_not_trusted_or_refuses_gets_no_mail(tmp_path: pathlib.Path) -> None:
     async def story() -> None:
         async with asyncio.timeout(100), relay(tmp_path) as (mailbox, port, certificate):
             answer = await by_mail(port, None, tmp_path).send(FIRES, {})
@@ -651,36 +657,36 @@ def test_a_mail_relay_that_is_not_believed_or_says_no_gets_no_mail(tmp_path: pat
             assert answer.kind is Kind.REFUSED
             assert "535" in answer.detail
             assert "wrong" not in answer.detail
-            found = by_mail(port, certificate, tmp_path)
+            receiver = by_mail(port, certificate, tmp_path)
             mailbox.unknown = {"ann@example.com"}
-            answer = await found.send(FIRES, {})
+            answer = await receiver.send(FIRES, {})
             assert answer.kind is Kind.TAKEN
             assert answer.detail.endswith("; refused there: ann@example.com")
             mailbox.refusal = "452 mailbox full"
-            assert (await found.send(FIRES, {})).kind is Kind.TEMPORARY
+            assert (await receiver.send(FIRES, {})).kind is Kind.TEMPORARY
             mailbox.refusal = "554 spam"
-            assert (await found.send(FIRES, {})).kind is Kind.REFUSED
+            assert (await receiver.send(FIRES, {})).kind is Kind.REFUSED
             mailbox.unknown = {"ann@example.com", "ops@example.com"}
-            assert (await found.send(FIRES, {})).kind is Kind.REFUSED
+            assert (await receiver.send(FIRES, {})).kind is Kind.REFUSED
             assert len(mailbox.mails) == 1
 
     asyncio.run(story())
 
 
-def test_an_addressee_whom_the_relay_may_take_later_is_tried_again_alone(
+def test_a_recipient_that_the_relay_may_accept_later_is_tried_again_alone(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story() -> Mailbox:
         async with asyncio.timeout(100), relay(tmp_path) as (mailbox, port, certificate):
-            found = by_mail(port, certificate, tmp_path)
+            receiver = by_mail(port, certificate, tmp_path)
             mailbox.grey = {"ann@example.com"}
-            answer = await found.send(FIRES, {})
+            answer = await receiver.send(FIRES, {})
             assert answer.outcome is Outcome.UNWELL
             assert answer.detail.endswith("ann@example.com: 450 greylisted")
-            assert (await found.send(FIRES, {})).outcome is Outcome.UNWELL
+            assert (await receiver.send(FIRES, {})).outcome is Outcome.UNWELL
             mailbox.grey = set()
-            assert (await found.send(FIRES, {})).kind is Kind.TAKEN
-            assert (await found.send(OVER, {})).kind is Kind.TAKEN
+            assert (await receiver.send(FIRES, {})).kind is Kind.TAKEN
+            assert (await receiver.send(OVER, {})).kind is Kind.TAKEN
             return mailbox
 
     mailbox = asyncio.run(story())
@@ -813,13 +819,15 @@ def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_w
     async def story(server: Fake) -> None:
         server.answer(200)
         server.answer(404)
-        address = server.url.replace("http://", "json://") + "/told/"
-        found = sender(apprise=receiver_settings.Apprise(url_from=secret(tmp_path, address)))
-        assert await found.send(FIRES, {}) == Result(outcome=Outcome.TAKEN, detail="apprise: sent")
-        assert await found.send(OVER, {}) == Result(
+        address = server.url.replace("http://", "json://") + "/hook/"
+        receiver = sender(apprise=receiver_settings.Apprise(url_from=secret(tmp_path, address)))
+        assert await receiver.send(FIRES, {}) == Result(
+            outcome=Outcome.TAKEN, detail="apprise: sent"
+        )
+        assert await receiver.send(OVER, {}) == Result(
             outcome=Outcome.FAILED, detail="apprise: not sent", is_unknown=True
         )
-        assert [path for path, _, _ in server.got] == ["POST /told/", "POST /told/"]
+        assert [path for path, _, _ in server.got] == ["POST /hook/", "POST /hook/"]
         first, last = server.bodies()
         assert (first["type"], last["type"]) == ("failure", "success")
         assert first["title"] == "[FIRING] stuck on node-a: device-plugin <is> stuck"
@@ -891,21 +899,23 @@ def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace
                     pod = {"metadata": metadata, "spec": spec}
                     response = await http.post("/api/v1/namespaces/ml/pods", json=pod)
                     assert response.status == 201
-            found = workload_owners.Owners(
+            receiver = workload_owners.Owners(
                 kubernetes_events.KubernetesApi(receiver_settings.Kubernetes(url=api.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml", "team-own"),
                 report=nobody,
             )
-            assert await found.owners_of(["ml/own"]) == {"team-own": ("ml/own",)}
-            assert await found.owners_of(["ml/plain", "ml/gone"]) == {
+            assert await receiver.owners_of(["ml/own"]) == {"team-own": ("ml/own",)}
+            assert await receiver.owners_of(["ml/plain", "ml/gone"]) == {
                 "team-ml": ("ml/plain", "ml/gone")
             }
-            assert await found.owners_of(["ml/own", "ml/plain"]) == {
+            assert await receiver.owners_of(["ml/own", "ml/plain"]) == {
                 "team-ml": ("ml/plain",),
                 "team-own": ("ml/own",),
             }
-            assert await found.owners_of(["ml/../../nodes", "x\r\nHost: y/z", "", "none/a"]) == {}
+            assert (
+                await receiver.owners_of(["ml/../../nodes", "x\r\nHost: y/z", "", "none/a"]) == {}
+            )
 
     asyncio.run(story())
 
@@ -916,33 +926,33 @@ async def nobody(_: alert_index.OwnedAlert) -> None:
 
 def test_owners_that_cannot_be_asked_are_asked_again_and_the_newest_alert_counts() -> None:
     async def story() -> None:
-        heard: asyncio.Queue[alert_index.OwnedAlert] = asyncio.Queue()
+        reported: asyncio.Queue[alert_index.OwnedAlert] = asyncio.Queue()
         answer = {"metadata": {"annotations": {"muster.dev/notify": "team-ml"}}}
         async with asyncio.timeout(100), fake() as server:
             server.answer(503)
-            found = workload_owners.Owners(
+            receiver = workload_owners.Owners(
                 kubernetes_events.KubernetesApi(receiver_settings.Kubernetes(url=server.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml",),
-                report=heard.put,
+                report=reported.put,
                 retry_s=0.01,
             )
-            found.look_up(event(alert("a")))
+            receiver.look_up(event(alert("a")))
             newest = event(alert("a", summary="again"))
-            found.look_up(newest)
-            found.look_up(event(alert("b", pods=())))
-            found.look_up(event(alert("c")))
-            found.look_up(event(alert("c", AlertState.RESOLVED)))
+            receiver.look_up(newest)
+            receiver.look_up(event(alert("b", pods=())))
+            receiver.look_up(event(alert("c")))
+            receiver.look_up(event(alert("c", AlertState.RESOLVED)))
             async with asyncio.TaskGroup() as tasks:
-                working = tasks.create_task(found.run())
+                working = tasks.create_task(receiver.run())
                 while len(server.got) < 3:
                     await asyncio.sleep(0.01)  # asks another task
-                assert heard.empty()
-                server.said = [(200, {}, orjson.dumps(answer))]
-                assert await heard.get() == alert_index.OwnedAlert(
+                assert reported.empty()
+                server.responses = [(200, {}, orjson.dumps(answer))]
+                assert await reported.get() == alert_index.OwnedAlert(
                     newest, {"team-ml": ("ml/train-0",)}
                 )
-                assert heard.empty()
+                assert reported.empty()
                 working.cancel()
 
     asyncio.run(story())

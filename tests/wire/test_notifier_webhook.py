@@ -141,7 +141,7 @@ def test_each_answer_has_one_meaning(text: bytes, answer: Result) -> None:
     assert asyncio.run(send(saying(text))) == answer
 
 
-def test_a_receiver_that_says_nothing_costs_no_more_than_the_timeout() -> None:
+def test_a_receiver_that_does_not_answer_costs_no_more_than_the_timeout() -> None:
     async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -169,7 +169,7 @@ def test_nobody_there_is_a_temporary_failure_that_names_host_and_port_only() -> 
     assert "secret" not in answer.detail
 
 
-def test_plain_http_spoken_to_tls_is_a_temporary_failure() -> None:
+def test_plain_http_as_an_answer_to_tls_is_a_temporary_failure() -> None:
     async def story() -> Result:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(100)
@@ -192,7 +192,7 @@ def test_a_url_that_cannot_be_is_refused(url: str) -> None:
         site(url)
 
 
-def test_a_signed_body_is_believed_by_an_independent_library_under_either_secret() -> None:
+def test_a_signed_body_is_verified_by_an_independent_library_under_either_secret() -> None:
     got = bytearray()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,7 +202,7 @@ def test_a_signed_body_is_believed_by_an_independent_library_under_either_secret
         await writer.drain()
         writer.close()
 
-    secrets = ["whsec_" + base64.b64encode(bytes([one]) * 32).decode() for one in (1, 2)]
+    secrets = ["whsec_" + base64.b64encode(bytes([byte]) * 32).decode() for byte in (1, 2)]
 
     async def story() -> Result:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
@@ -227,7 +227,7 @@ def test_a_signed_body_is_believed_by_an_independent_library_under_either_secret
 
 
 @pytest.mark.parametrize("secret", ["whsec_!", "whsec_" + base64.b64encode(b"short").decode()])
-def test_a_signing_secret_that_is_none_is_refused_without_being_told(secret: str) -> None:
+def test_an_invalid_signing_secret_is_refused_without_being_shown(secret: str) -> None:
     with pytest.raises(ValueError, match="signing secret") as refused:
         webhook.signing_key(secret)
     assert secret not in str(refused.value)
@@ -263,13 +263,13 @@ def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothin
     """The name is looked up once: what was checked is what is connected to."""
 
     async def story() -> tuple[Result, int]:
-        asked = 0
+        lookups = 0
         look_up = socket.getaddrinfo
 
         def getaddrinfo(*about: Any, **more: Any) -> Any:
-            nonlocal asked
-            asked += about[0] == "rebinding.example"
-            address = "127.0.0.1" if asked == 1 else "169.254.169.254"
+            nonlocal lookups
+            lookups += about[0] == "rebinding.example"
+            address = "127.0.0.1" if lookups == 1 else "169.254.169.254"
             return look_up(address, *about[1:], **more)
 
         # the name server is somebody else's, and an attacker's here
@@ -286,7 +286,7 @@ def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothin
             hook = webhook.Webhook(site(f"http://rebinding.example:{port}"))
             first = await hook.send(SENT, {})
             assert (await hook.send(SENT, {})).kind is Kind.REFUSED
-            return first, asked
+            return first, lookups
 
-    first, asked = asyncio.run(story())
-    assert (first.kind, asked) == (Kind.TAKEN, 2)
+    first, lookups = asyncio.run(story())
+    assert (first.kind, lookups) == (Kind.TAKEN, 2)

@@ -1,4 +1,4 @@
-"""One receiver's letters, from the outbox to what became of them."""
+"""One receiver's notifications, from the outbox to what became of them."""
 
 import asyncio
 import datetime as dt
@@ -27,7 +27,7 @@ class Job:
     hold: Callable[[], Awaitable[None]] = nothing
 
 
-def letter(group: str) -> notifications.Notification:
+def notification(group: str) -> notifications.Notification:
     return notifications.create(
         after="",
         receiver="ops",
@@ -41,9 +41,9 @@ def letter(group: str) -> notifications.Notification:
     )
 
 
-def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C901  # its doors
-    buried: list[str] = []
-    told: list[str] = []
+def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C901  # its dependencies
+    given_up: list[str] = []
+    published: list[str] = []
 
     async def story() -> None:  # noqa: C901  # the same
         inbox: asyncio.Queue[runtime.Delivery[queue.Input]] = asyncio.Queue()
@@ -57,26 +57,26 @@ def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C9
             return result.Result(outcome=result.Outcome.TAKEN, detail="")
 
         async def put(_: str, body: bytes, __: str, headers: Mapping[str, str]) -> None:
-            buried.append(f"{notifications.decode(body).group}: {headers['Muster-Outcome']}")
+            given_up.append(f"{notifications.decode(body).group}: {headers['Muster-Outcome']}")
 
         async def take(_: str, __: str) -> AsyncIterator[Job]:
             for number, group in enumerate(("bad", "good"), start=1):
-                yield Job(number, notifications.encode(letter(group)))
+                yield Job(number, notifications.encode(notification(group)))
 
         async def publish(event: vocabulary.Event, _: str) -> None:
             assert isinstance(event, vocabulary.NotificationEvent)
-            told.append(f"{event.group}: {event.TYPE}")
+            published.append(f"{event.group}: {event.TYPE}")
 
         async def remember(*_: object) -> None:
             pass
 
-        async def hear(event: queue.Input) -> None:
+        async def enqueue_input(event: queue.Input) -> None:
             await inbox.put(runtime.Delivery(event))
 
         async def report(_: grouping.Outcome) -> None:
             ended.release()
 
-        doors = worker.Dependencies(
+        dependencies = worker.Dependencies(
             may_act=nothing,
             firing=lambda _: frozenset(),
             put=put,
@@ -86,14 +86,19 @@ def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C9
             publish=publish,
             instance="1",
         )
-        at_desk = queue.DeliveryQueue(rate_per_s=1000, burst=1000, retry_for_s=60)
+        deliveries = queue.DeliveryQueue(rate_per_s=1000, burst=1000, retry_for_s=60)
         made = worker.ReceiverWorker(
-            "ops", send, queue=at_desk, dependencies=doors, enqueue_input=hear, report=report
+            "ops",
+            send,
+            queue=deliveries,
+            dependencies=dependencies,
+            enqueue_input=enqueue_input,
+            report=report,
         )
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(made.work()),
-                tasks.create_task(runtime.drive(at_desk, inbox, made.act)),
+                tasks.create_task(runtime.drive(deliveries, inbox, made.act)),
             ]
             for _ in ("bad", "good"):
                 await ended.acquire()
@@ -101,5 +106,5 @@ def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C9
                 task.cancel()
 
     asyncio.run(story())
-    assert buried == ["bad: broken"]
-    assert sorted(told) == ["bad: notification.failed", "good: notification.delivered"]
+    assert given_up == ["bad: broken"]
+    assert sorted(published) == ["bad: notification.failed", "good: notification.delivered"]

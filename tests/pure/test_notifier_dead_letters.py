@@ -1,4 +1,4 @@
-"""What a dead letter says when it is sent again later."""
+"""What a dead letter becomes when it is replayed later."""
 
 import datetime as dt
 
@@ -29,7 +29,7 @@ def alert(name: str, state: AlertState) -> vocabulary.AlertChanged:
     )
 
 
-def letter(*names: str, state: AlertState = AlertState.FIRING) -> notifications.Notification:
+def notification(*names: str, state: AlertState = AlertState.FIRING) -> notifications.Notification:
     fires = state is AlertState.FIRING
     return notifications.create(
         after="",
@@ -45,7 +45,7 @@ def letter(*names: str, state: AlertState = AlertState.FIRING) -> notifications.
 
 
 @pytest.mark.parametrize(
-    ("fires", "told", "is_said"),
+    ("fires", "notified", "is_sent"),
     [
         ({A, B}, (), True),
         ({A}, (), True),
@@ -53,26 +53,28 @@ def letter(*names: str, state: AlertState = AlertState.FIRING) -> notifications.
         ({A}, (A, B), False),
     ],
 )
-def test_what_still_fires_is_told_to_who_does_not_know(
-    fires: set[str], told: tuple[str, ...], *, is_said: bool
+def test_what_still_fires_is_sent_to_a_receiver_that_does_not_know(
+    fires: set[str], notified: tuple[str, ...], *, is_sent: bool
 ) -> None:
-    dead = letter(A, B)
-    assert dead_letters.as_of_now(dead, fires=fires, notified=told) == (dead if is_said else None)
+    dead = notification(A, B)
+    assert dead_letters.as_of_now(dead, fires=fires, notified=notified) == (
+        dead if is_sent else None
+    )
 
 
-def test_what_is_over_by_now_is_told_as_over() -> None:
-    found = dead_letters.as_of_now(letter(A, B), fires=set(), notified=())
-    assert found is not None
-    assert (found.state, found.firing, found.firing_ids) == (AlertState.RESOLVED, (), ())
-    assert [(one.fingerprint, one.state) for one in found.resolved] == [
+def test_what_is_resolved_by_now_is_sent_as_resolved() -> None:
+    current = dead_letters.as_of_now(notification(A, B), fires=set(), notified=())
+    assert current is not None
+    assert (current.state, current.firing, current.firing_ids) == (AlertState.RESOLVED, (), ())
+    assert [(alert_.fingerprint, alert_.state) for alert_ in current.resolved] == [
         (A, AlertState.RESOLVED),
         (B, AlertState.RESOLVED),
     ]
-    assert found.resolved_ids == (A, B)
-    assert notifications.decode(msgspec.json.encode(found)) == found
+    assert current.resolved_ids == (A, B)
+    assert notifications.decode(msgspec.json.encode(current)) == current
 
 
-def test_an_end_is_told_unless_something_fires_again() -> None:
-    dead = letter(A, state=AlertState.RESOLVED)
+def test_an_end_is_sent_unless_something_fires_again() -> None:
+    dead = notification(A, state=AlertState.RESOLVED)
     assert dead_letters.as_of_now(dead, fires=set(), notified=()) == dead
     assert dead_letters.as_of_now(dead, fires={A}, notified=(A,)) is None

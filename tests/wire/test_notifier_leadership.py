@@ -17,15 +17,15 @@ from tests.worlds import webhook_sink
 class Pair:
     """Two notifiers of the same settings, on one NATS server."""
 
-    def __init__(self, world: webhook_sink.World, told: webhook_sink.Sink) -> None:
+    def __init__(self, world: webhook_sink.World, sent: webhook_sink.Sink) -> None:
         self.world = world
-        self.told = told
+        self.sink = sent
         self.both: list[processes.Process] = []
         self.names: list[str] = []
 
     async def start(self, name: str) -> processes.Process:
         file = self.world.directory / f"{name}.json"
-        receiver = {"name": "hook", "webhook": {"url": self.told.url, "reach": "loopback"}}
+        receiver = {"name": "hook", "webhook": {"url": self.sink.url, "reach": "loopback"}}
         settings: dict[str, object] = {
             "bus": {"url": self.world.server.url},
             "receivers": [receiver],
@@ -42,16 +42,16 @@ class Pair:
         self.names.append(name)
         return made
 
-    async def hears(self, number: int) -> None:
-        """Return once what fires was told."""
+    async def notified_of(self, number: int) -> None:
+        """Return once its notification was delivered."""
         await self.world.says(number, "firing", node=f"node-{number}")
         group = f'{{}}:{{kind="stuck",node="node-{number}"}}'
-        await self.told.wait_for(lambda taken: any(one.group == group for one in taken), 15)
-        while sum(self.log(one).count("delivered") for one in self.names) < number:
+        await self.sink.wait_for(lambda taken: any(message.group == group for message in taken), 15)
+        while sum(self.log(name).count("delivered") for name in self.names) < number:
             await asyncio.sleep(0.02)  # another process writes it
 
-    async def asked(self, process: processes.Process, path: str) -> bytes:
-        """Ask a notifier's own server."""
+    async def get(self, process: processes.Process, path: str) -> bytes:
+        """Return a page of a notifier."""
         url = process.addresses["http"] + path
         async with aiohttp.ClientSession() as http, http.get(url) as response:
             return await response.read()
@@ -69,76 +69,78 @@ def play(story: Callable[[Pair], Awaitable[None]], directory: pathlib.Path) -> N
     async def played() -> None:
         async with (
             asyncio.timeout(100),
-            webhook_sink.sink() as told,
+            webhook_sink.sink() as sent,
             webhook_sink.world(directory) as world,
         ):
-            pair = Pair(world, told)
+            pair = Pair(world, sent)
             try:
                 await story(pair)
             finally:
-                for one in pair.both:
-                    await one.kill()
+                for notifier in pair.both:
+                    await notifier.kill()
 
     asyncio.run(played())
 
 
-def test_of_two_notifiers_one_acts_and_the_other_takes_its_place(tmp_path: pathlib.Path) -> None:
+def test_of_two_notifiers_one_leads_and_the_other_takes_over(tmp_path: pathlib.Path) -> None:
     async def story(pair: Pair) -> None:
         first = await pair.start("first")
-        await pair.hears(1)
+        await pair.notified_of(1)
         second = await pair.start("second")
         await pair.logs("second", "waiting_for_lock")
         # a rollout, and an eviction, wait until both are ready
-        assert [await pair.asked(one, "/readyz") for one in (first, second)] == [b"ok\n"] * 2
-        states = [orjson.loads(await pair.asked(one, "/state")) for one in (first, second)]
+        assert [await pair.get(notifier, "/readyz") for notifier in (first, second)] == [
+            b"ok\n"
+        ] * 2
+        states = [orjson.loads(await pair.get(notifier, "/state")) for notifier in (first, second)]
         assert [state["acts"] for state in states] == [True, False]
-        await pair.hears(2)
-        await pair.hears(3)
+        await pair.notified_of(2)
+        await pair.notified_of(3)
         await first.kill()
-        await pair.hears(4)
+        await pair.notified_of(4)
         assert "elected" in pair.log("second")
         await pair.start("third")
         await pair.logs("third", "waiting_for_lock")
         await second.end()
-        await pair.hears(5)
-        assert len({one.key for one in pair.told.taken}) == len(pair.told.taken) == 5
+        await pair.notified_of(5)
+        assert len({message.key for message in pair.sink.taken}) == len(pair.sink.taken) == 5
 
     play(story, tmp_path)
 
 
-def test_a_notifier_that_was_stopped_meanwhile_acts_no_more(tmp_path: pathlib.Path) -> None:
+def test_a_notifier_that_was_suspended_meanwhile_no_longer_acts(tmp_path: pathlib.Path) -> None:
     async def story(pair: Pair) -> None:
         first = await pair.start("first")
-        await pair.hears(1)
+        await pair.notified_of(1)
         first.signal(signal.SIGSTOP)
         await pair.start("second")
-        await pair.hears(2)
+        await pair.notified_of(2)
         first.signal(signal.SIGCONT)
         await first.wait()
         assert pair.log("first")[-1] == "another_notifier_leads"
-        await pair.hears(3)
-        assert len({one.key for one in pair.told.taken}) == len(pair.told.taken) == 3
+        await pair.notified_of(3)
+        assert len({message.key for message in pair.sink.taken}) == len(pair.sink.taken) == 3
 
     play(story, tmp_path)
 
 
-def test_a_notifier_whose_lock_is_lost_says_so_and_acts_again_when_it_is_made_anew(
+def test_a_notifier_whose_lock_is_lost_reports_it_and_leads_again_once_it_is_back(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(pair: Pair) -> None:
         notifier = await pair.start("first")
-        await pair.hears(1)
+        await pair.notified_of(1)
         link = pair.world.voice.link
         client = await link.client()
-        said = b""
-        while not said.startswith(b"the lock has not answered for 1 s: nats: "):
+        events = b""
+        while not events.startswith(b"the lock has not answered for 1 s: nats: "):
             # its owner makes it anew when it looks
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 await client.jetstream().delete_stream("KV_muster_tenure")
-            said = await pair.asked(notifier, "/readyz")
+            events = await pair.get(notifier, "/readyz")
         await link.prepare(client)
-        await pair.hears(2)
-        assert await pair.asked(notifier, "/readyz") == b"ok\n"
-        assert len({one.key for one in pair.told.taken}) == len(pair.told.taken) == 2
+        await pair.notified_of(2)
+        assert await pair.get(notifier, "/readyz") == b"ok\n"
+        assert len({message.key for message in pair.sink.taken}) == len(pair.sink.taken) == 2
 
     play(story, tmp_path)

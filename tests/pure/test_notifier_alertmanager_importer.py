@@ -73,12 +73,12 @@ time_intervals:
 def load(text: str, tmp_path: Path) -> tuple[schema.Settings, list[str]]:
     file = tmp_path / "alertmanager.yml"
     file.write_text(text)
-    found = files.read(file, written_for="alertmanager", environment={})
-    return found, files.translate(text.encode(), str(file))[1]
+    imported = files.read(file, written_for="alertmanager", environment={})
+    return imported, files.translate(text.encode(), str(file))[1]
 
 
 def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: Path) -> None:
-    found, _ = load(FILE, tmp_path)
+    imported, _ = load(FILE, tmp_path)
     file = str(tmp_path / "alertmanager.yml")
     loopback = receiver_settings.Reach.LOOPBACK
     inside = {
@@ -91,7 +91,7 @@ def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: 
             "teams": "receivers.3.msteamsv2_configs.0.webhook_url",
         }.items()
     }
-    assert found.receivers == (
+    assert imported.receivers == (
         receiver_settings.Receiver(
             name="team-X-mails",
             send_resolved=False,
@@ -150,7 +150,7 @@ def test_its_routes_become_ours(tmp_path: Path) -> None:
         300.0,
         5400.0,
     )
-    told = [
+    notified = [
         (labels, [name for route in root.find(labels) for name in route.receivers])
         for labels in (
             {"severity": "warning"},
@@ -158,7 +158,7 @@ def test_its_routes_become_ours(tmp_path: Path) -> None:
             {"kind": "flapping", "node": "a"},
         )
     ]
-    assert [receivers for _, receivers in told] == [
+    assert [receivers for _, receivers in notified] == [
         ["team-X-mails"],
         ["pager", "pager-2"],
         ["slack", "slack-2"],
@@ -169,15 +169,15 @@ def test_its_routes_become_ours(tmp_path: Path) -> None:
 
 
 def test_its_rules_and_times_become_ours(tmp_path: Path) -> None:
-    found, _ = load(FILE, tmp_path)
-    assert found.inhibit_rules == (
+    imported, _ = load(FILE, tmp_path)
+    assert imported.inhibit_rules == (
         schema.InhibitRule(
             source_matchers=('kind="node_down"',),
             target_matchers=('kind=~"stuck|missing"',),
             equal=("node",),
         ),
     )
-    assert found.time_intervals == (
+    assert imported.time_intervals == (
         schema.TimeInterval(
             name="office",
             time_intervals=(
@@ -192,7 +192,7 @@ def test_its_rules_and_times_become_ours(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_not_taken_is_named(tmp_path: Path) -> None:
+def test_what_is_not_imported_is_reported(tmp_path: Path) -> None:
     more = FILE.replace("  smtp_from", "  smtp_hello: h\n  smtp_from")
     more = more.replace("equal: [node]", "equal: [node, cluster]")
     more = more.replace("{kind: flapping}", "{kind: flapping, team: ml}")
@@ -235,8 +235,8 @@ def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
     head, _, tail = text.partition("inhibit_rules:")
     text = head + f"inhibit_rules: [{', '.join(rules)}]\ntime_intervals:"
     text += tail.partition("time_intervals:")[2]
-    found, left_out = load(text, tmp_path)
-    assert [(rule.source_matchers, rule.equal) for rule in found.inhibit_rules] == [
+    imported, left_out = load(text, tmp_path)
+    assert [(rule.source_matchers, rule.equal) for rule in imported.inhibit_rules] == [
         (("severity=critical",), ("node",))
     ]
     assert sorted(line for line in left_out if line.startswith(("inhibit", "route"))) == [
@@ -255,7 +255,7 @@ def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
             " holds"
         ),
     ]
-    assert found.routes[0].matchers == ('severity="critical"', 'node=~"gpu-.*"')
+    assert imported.routes[0].matchers == ('severity="critical"', 'node=~"gpu-.*"')
 
 
 def test_times_and_ranges_may_stand_without_quotes(tmp_path: Path) -> None:

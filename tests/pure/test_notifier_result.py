@@ -85,7 +85,7 @@ def test_what_the_receiver_asked_for_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "retry_after",
     [
         "Wed, 21 Oct 2026 07:28:00 -0000",
         "Wed, 21 Oct 2026 07:28:00",
@@ -94,13 +94,13 @@ def test_what_the_receiver_asked_for_wins() -> None:
         "Wed, 21 Oct 0001 07:28:00 +2359",
     ],
 )
-def test_no_date_that_a_receiver_can_write_ends_us(asked: str) -> None:
-    headers = {"retry-after": asked, "date": "Wed, 21 Oct 2026 07:27:00 GMT"}
+def test_no_date_of_a_receiver_crashes_us(retry_after: str) -> None:
+    headers = {"retry-after": retry_after, "date": "Wed, 21 Oct 2026 07:27:00 GMT"}
     answer = result.of_status(503, headers)
     assert answer.kind is Kind.TEMPORARY
     assert answer.retry_after_s is None or 0 <= answer.retry_after_s <= 3600
 
 
-def test_a_receiver_that_asks_for_no_wait_is_not_stormed() -> None:
+def test_a_receiver_that_asks_for_no_wait_is_not_flooded() -> None:
     answer = result.of_status(503, {"retry-after": "0"})
     assert [result.delay_s(n, answer, chance=1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]

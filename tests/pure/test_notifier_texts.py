@@ -60,32 +60,32 @@ def alerts(draw: st.DrawFn) -> vocabulary.AlertChanged:
 
 
 @st.composite
-def told(draw: st.DrawFn) -> notifications.Notification:
-    found = draw(st.lists(alerts(), min_size=1, max_size=5, unique_by=lambda a: a.fingerprint))
+def any_notification(draw: st.DrawFn) -> notifications.Notification:
+    drawn = draw(st.lists(alerts(), min_size=1, max_size=5, unique_by=lambda a: a.fingerprint))
     return notifications.create(
         after="",
         receiver="ops",
         group=draw(TEXT),
         labels={"kind": draw(TEXT)},
         reason=draw(st.sampled_from(vocabulary.NotificationReason)),
-        firing=[one for one in found if one.ends_at is None],
-        resolved=[one for one in found if one.ends_at is not None],
+        firing=[each for each in drawn if each.ends_at is None],
+        resolved=[each for each in drawn if each.ends_at is not None],
         send_resolved=True,
         at=T0,
     )
 
 
 @settings(max_examples=60, deadline=None)
-@given(notification=told())
-def test_every_receiver_gets_words_that_it_can_take(
+@given(notification=any_notification())
+def test_every_receiver_gets_a_body_that_it_accepts(
     notification: notifications.Notification,
 ) -> None:
     words = message.compose(notification)
     assert words.problem == ""
     assert all(line.isprintable() for line in words.text.split("\n"))
-    letter = notifications.encode(notification)
-    assert notifications.decode(letter) == notification
-    assert len(letter) <= notifications.ENCODED_BYTES_MAX
+    encoded = notifications.encode(notification)
+    assert notifications.decode(encoded) == notification
+    assert len(encoded) <= notifications.ENCODED_BYTES_MAX
     for layout in receiver_settings.Format:
         body = webhook.encode_body(notification, words, format_=layout)
         assert len(body) <= webhook.BODY_BYTES_MAX
@@ -101,9 +101,9 @@ def test_every_receiver_gets_words_that_it_can_take(
     assert (event["event_action"] == "acknowledge") == is_known
     assert is_known or (event["event_action"] == "trigger") == bool(notification.firing_ids)
     msgspec.json.decode(alertmanager.alerts(notification, lifetime=HOUR))
-    for one in kubernetes_events.events(notification, namespace="default", pods=True):
-        assert len(str(one.body["note"]).encode()) <= 1024
-        assert re.fullmatch("[a-z0-9-]+", one.namespace)
+    for each in kubernetes_events.events(notification, namespace="default", pods=True):
+        assert len(str(each.body["note"]).encode()) <= 1024
+        assert re.fullmatch("[a-z0-9-]+", each.namespace)
     mail = receivers_email.encode_mail(
         notification, words, sender="m <m@example.com>", to=("a@example.com",)
     )
@@ -150,10 +150,10 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
         send_resolved=True,
         at=T0,
     )
-    letter = notifications.encode(whole)
-    kept = notifications.decode(letter)
+    encoded = notifications.encode(whole)
+    kept = notifications.decode(encoded)
     words = message.compose(kept)
-    assert len(letter) <= notifications.ENCODED_BYTES_MAX
+    assert len(encoded) <= notifications.ENCODED_BYTES_MAX
     assert len(kept.firing_ids) == 500
     assert len(words.text) <= message.TEXT_MAX
     assert "(500 firing)" in words.title or words.title.endswith("…")
