@@ -1,1 +1,1 @@
-"""Pure: package."""
+"""The command `muster config`: validates, shows and imports configurations (`configure`)."""
