@@ -102,7 +102,9 @@ class Steps:
             raise StepFailed(f"the verdict on {node} is {change.verdict}, not {verdict}")
         kind = AlertKind(verdict.lower())
         delivered_s = await self._delivered(kind, node, AlertState.FIRING, since)
-        why = change.evidence[0].observed if change.evidence else change.rule
+        why = change.rule
+        if change.evidence:
+            why = f"{change.evidence[0].source}: {change.evidence[0].observed}"
         verdict_s = at - since
         return (
             f"{node} {verdict} after {verdict_s:.2f} s ({why}); notified after {delivered_s:.2f} s"
