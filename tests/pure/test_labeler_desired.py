@@ -451,7 +451,7 @@ def test_a_label_of_ours_never_outlives_the_gpus_it_was_written_of(
 
 def test_what_nobody_is_known_to_own_is_not_ours_to_change() -> None:
     node = model.Node(name="a", labels={KEY: "t4"})
-    told = f"{KEY}=t4 is owned by nobody that is known"
+    told = f"{KEY}=t4 is owned by an unknown manager"
     assert decide(Mode.APPLY, {L4: 2}, node) == decision(Action.REFUSE, LABEL, told)
 
 

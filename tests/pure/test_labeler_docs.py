@@ -58,7 +58,7 @@ def test_the_manifests_give_every_right_that_is_asked_for_at_the_start() -> None
     documents = [*yaml.safe_load_all((ROOT / "k8s/base/labeler.yaml").read_text())]
     roles = [one for one in documents if one["kind"] in {"Role", "ClusterRole"}]
     every = config.Settings(mode=config.Mode.APPLY, condition=True)
-    for right in __main__._rights(every):
+    for right in __main__._permissions(every):
         given = [
             rule
             for role in roles

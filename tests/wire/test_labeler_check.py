@@ -146,7 +146,7 @@ UNLABELLED = f"no label {KEY}: it would be"
                     "GPU010",
                     "unknown",
                     "b",
-                    "nobody says which GPUs it has: no agent, no DRA, no label",
+                    "no source says which GPUs it has: no agent, no DRA, no label",
                 ),
             ],
             1,
@@ -173,12 +173,19 @@ UNLABELLED = f"no label {KEY}: it would be"
         ),
         (
             [node(labels={KEY: "t4", **T4}, usable=0)],
-            [("GPU005", "error", "a", "labelled t4, but no accelerator can be had")],
+            [("GPU005", "error", "a", "labelled t4, but no accelerator is allocatable")],
             1,
         ),
         (
             [node(labels={GFD: "NVIDIA-A100"})],
-            [("GPU006", "warn", "a", "may be a100; its memory is unknown, and decides")],
+            [
+                (
+                    "GPU006",
+                    "warn",
+                    "a",
+                    "may be a100; the name depends on its memory, which is unknown",
+                )
+            ],
             0,
         ),
         (
@@ -195,12 +202,12 @@ UNLABELLED = f"no label {KEY}: it would be"
         ),
         (
             [node(labels={GFD: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"})],
-            [("GPU007", "info", "a", "MIG partitions are no whole card: not labelled")],
+            [("GPU007", "info", "a", "MIG partitions are not whole cards: not labelled")],
             0,
         ),
         (
             [node(labels={GFD: "GRID-A100X-40C"})],
-            [("GPU007", "info", "a", "virtual GPUs are no whole card: not labelled")],
+            [("GPU007", "info", "a", "virtual GPUs are not whole cards: not labelled")],
             0,
         ),
         (
@@ -221,7 +228,7 @@ UNLABELLED = f"no label {KEY}: it would be"
                     "GPU009",
                     "error",
                     "a",
-                    f"the Cluster Autoscaler holds it for unready: {EKS} without a GPU",
+                    f"the Cluster Autoscaler treats it as unready: {EKS} without a GPU",
                 )
             ],
             1,
@@ -233,7 +240,7 @@ UNLABELLED = f"no label {KEY}: it would be"
                     "GPU010",
                     "unknown",
                     "a",
-                    "nobody says which GPUs it has: no agent, no DRA, no label",
+                    "no source says which GPUs it has: no agent, no DRA, no label",
                 )
             ],
             0,
@@ -258,7 +265,7 @@ def test_several_models_on_one_node_are_told(here: Cluster) -> None:
     )
     _, report = here.check("gpu", "--muster-namespace", "default")
     assert found(report) == [
-        ("GPU006", "warn", "a", "several models on one node: no one label is right")
+        ("GPU006", "warn", "a", "several models on one node: no single label is right")
     ]
 
 
@@ -341,7 +348,7 @@ def test_an_annotated_pod_needs_an_agent_a_namespace_and_its_order(here: Cluster
             "FUSE006",
             "warn",
             "default/early",
-            "it started before the plugin on its node did, perhaps without the device",
+            "it started before the plugin on its node, perhaps without the device",
         ),
     ]
 
@@ -380,7 +387,7 @@ def test_pods_that_no_autoscaler_helps_are_told(here: Cluster) -> None:
             "AS001",
             "error",
             "default/p",
-            f"pending on {FUSE}: a request that autoscalers may not know",
+            f"pending on {FUSE}: autoscalers may not know this resource",
         ),
         ("AS005", "error", "default/p", f"the autoscaler adds no node for it: {text}"),
     ]
@@ -418,7 +425,7 @@ def test_a_template_that_must_promise_fuse_is_told_with_the_platforms_setting(
         autoscaler("--nodes=0:9:workers"),
     )
     report = here.check("autoscaler")[1]
-    said_ = f"its template must promise {FUSE}, or no node is added: {setting}"
+    said_ = f"its template must offer {FUSE}, or no node is added: {setting}"
     assert found(report) == [("AS002", "suggest", object_, said_)]
 
 
@@ -471,7 +478,7 @@ def test_node_local_devices_for_fuse_are_told(here: Cluster) -> None:
             "AS004",
             "warn",
             "fuse.example.com",
-            "node-local DRA devices for fuse: nodes are scaled down by their use alone",
+            "node-local DRA devices for fuse: scale-down considers only their use",
         )
     ]
 

@@ -143,7 +143,7 @@ def test_in_no_second_the_api_gets_more_writes_than_the_rate(here: Cluster) -> N
 def test_all_gpu_nodes_or_none(here: Cluster) -> None:
     here.put(node("a", labels=DO), node("b", labels=DO), node("c"))
     code, _, told = here.run("label-gpus", "--apply", "--yes", "--node", "a")
-    text = f"2 of 3 GPU nodes would stay without {KEY} and be hidden: b, c; --partial\n"
+    text = f"2 of 3 GPU nodes would remain without {KEY} and be hidden: b, c; --partial\n"
     assert (code, told) == (1, f"muster label-gpus: nothing is written: {text}")
     assert here.run("label-gpus", "--apply", "--yes")[0] == 1
     assert here.labels("a") == DO
@@ -198,7 +198,7 @@ def test_a_label_that_nobody_is_known_to_own_is_not_ours_to_change(here: Cluster
     assert "managedFields" not in here.node("a")["metadata"]
     code, out, _ = here.run("label-gpus", "--apply", "--yes")
     assert (code, here.labels("a")[KEY]) == (1, "l4")
-    assert "owned by nobody that is known; --overwrite" in out
+    assert "owned by an unknown manager; --overwrite" in out
     assert here.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
     assert here.labels("a")[KEY] == "h100"
 
@@ -357,7 +357,7 @@ def test_a_nodes_agent_can_have_its_labels_as_a_file_of_features(
     here.put(node("c"))
     code, _, told = here.run(*words, "--node", "a")
     assert (code, file.read_text()) == (1, "")
-    assert "a: no label: 1 of 3 GPU nodes would stay without" in told
+    assert "a: no label: 1 of 3 GPU nodes would remain without" in told
     for wrong in ((), ("--node", "a", "--apply", "--yes")):
         assert here.run(*words, *wrong)[0] == 2
     nowhere = ("label-gpus", "--features", str(tmp_path / "no" / "dir"), "--node", "a")

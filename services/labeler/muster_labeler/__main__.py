@@ -1,4 +1,4 @@
-"""Adapter: the process: inventories come, labels are suggested or applied."""
+"""Adapter: the process: wires bus, Kubernetes API and reconciler together."""
 
 import contextlib
 import functools
@@ -22,9 +22,9 @@ _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
 _STREAMS: Final = {_INVENTORIES: streams.EVENTS, _VERDICTS: streams.ALERTS}
 _OVERLAP: Final = timedelta(seconds=5)
-"""What is followed begins before what was newest was read; what comes twice is known."""
+"""Following begins so long before the newest events are read; duplicates do no harm."""
 _ATTEMPTS: Final = 4
-_IN_A_POD: Final = "KUBERNETES_SERVICE_HOST"
+_POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 
 
 def main() -> int:
@@ -49,8 +49,8 @@ async def _serve(settings: config.Settings) -> None:
 
         def problem() -> str | None:
             if not connected.link.is_connected:
-                return "NATS is away"
-            reading = None if labeler.is_restored else "the inventories are being read"
+                return "not connected to NATS"
+            reading = None if labeler.is_restored else "inventories are still being read"
             return connected.link.problem() or reading
 
         def state() -> probes.Answer:
@@ -68,16 +68,16 @@ async def _serve(settings: config.Settings) -> None:
 async def _kubernetes(settings: config.Settings) -> api.Api | None:
     if settings.mode is config.Mode.OFF:
         return None
-    where = settings.kubernetes
-    if where.kubeconfig is None and _IN_A_POD not in os.environ:
+    options = settings.kubernetes
+    if options.kubeconfig is None and _POD_MARK not in os.environ:
         if settings.mode is config.Mode.APPLY:
             raise entry.CannotStart(
-                "mode apply: no Kubernetes API: this is no pod, and no kubernetes.kubeconfig is set"
+                "mode apply: no Kubernetes API: not in a pod, and kubernetes.kubeconfig is not set"
             )
         return None
     try:
         return await api.find(
-            kubeconfig=where.kubeconfig, context=where.context, attempts=_ATTEMPTS
+            kubeconfig=options.kubeconfig, context=options.context, attempts=_ATTEMPTS
         )
     except api.NoCluster as error:
         raise entry.CannotStart(str(error)) from None
@@ -88,26 +88,27 @@ def _labeler(
 ) -> reconciler.Reconciler:
     cluster = None
     if kubernetes is not None:
-        where, turns = settings.kubernetes, pace.WritePace(settings.policy.writes_per_s)
+        options = settings.kubernetes
+        write_pace = pace.WritePace(settings.policy.writes_per_s)
         keep = functools.partial(projection.read_node, selector=settings.policy.nodes)
 
         def elect(on_change: leadership.OnChange) -> lease.Lease:
             return lease.Lease(
                 kubernetes,
-                namespace=where.namespace,
+                namespace=options.namespace,
                 name=settings.lease.name,
                 duration_s=settings.lease.lasts_s,
                 on_change=on_change,
             )
 
         cluster = reconciler.Cluster(
-            node_api=cluster_api.NodeApi(kubernetes, turns, timeout_s=where.timeout_s),
-            pace=turns,
+            node_api=cluster_api.NodeApi(kubernetes, write_pace, timeout_s=options.timeout_s),
+            pace=write_pace,
             log_missing_permissions=lambda: cluster_api.log_missing_permissions(
-                kubernetes, _rights(settings), timeout_s=where.timeout_s
+                kubernetes, _permissions(settings), timeout_s=options.timeout_s
             ),
             records=decision_publisher.ClusterRecords(
-                kubernetes, turns, namespace=where.namespace, timeout_s=where.timeout_s
+                kubernetes, write_pace, namespace=options.namespace, timeout_s=options.timeout_s
             ),
             reflector=lambda sink: watch.Reflector(
                 kubernetes,
@@ -117,31 +118,32 @@ def _labeler(
             ),
             elect=elect if settings.lease.enabled else None,
         )
-    return reconciler.Reconciler(settings, _ears(settings, connected), cluster)
+    return reconciler.Reconciler(settings, _bus(settings, connected), cluster)
 
 
-def _rights(settings: config.Settings) -> list[cluster_api.Permission]:
-    """Return the rights without which these settings cannot be followed."""
-    own = settings.kubernetes.namespace
-    rights = [cluster_api.Permission(verb, "nodes") for verb in ("get", "list", "watch")]
+def _permissions(settings: config.Settings) -> list[cluster_api.Permission]:
+    """Return the permissions that these settings need."""
+    namespace = settings.kubernetes.namespace
+    permissions = [cluster_api.Permission(verb, "nodes") for verb in ("get", "list", "watch")]
     if settings.mode is config.Mode.APPLY:
-        rights.append(cluster_api.Permission("patch", "nodes"))
+        permissions.append(cluster_api.Permission("patch", "nodes"))
     if settings.condition:
-        rights.append(cluster_api.Permission("patch", "nodes/status"))
+        permissions.append(cluster_api.Permission("patch", "nodes/status"))
     if settings.kubernetes.events:
-        rights.append(cluster_api.Permission("create", "events", namespace="default"))
+        permissions.append(cluster_api.Permission("create", "events", namespace="default"))
     if settings.lease.enabled:
         group = "coordination.k8s.io"
-        rights.append(cluster_api.Permission("create", "leases", group, own))
-        # the role names the one Lease
+        permissions.append(cluster_api.Permission("create", "leases", group, namespace))
+        # the role allows this one Lease
         name = settings.lease.name
-        rights += [
-            cluster_api.Permission(verb, "leases", group, own, name) for verb in ("get", "update")
+        permissions += [
+            cluster_api.Permission(verb, "leases", group, namespace, name)
+            for verb in ("get", "update")
         ]
-    return rights
+    return permissions
 
 
-def _ears(settings: config.Settings, connected: bus.Bus) -> reconciler.Bus:
+def _bus(settings: config.Settings, connected: bus.Bus) -> reconciler.Bus:
     since = datetime.now(UTC) - _OVERLAP
     kinds = [_INVENTORIES, *([_VERDICTS] if settings.condition else [])]
 
@@ -162,12 +164,12 @@ def _ears(settings: config.Settings, connected: bus.Bus) -> reconciler.Bus:
 
 
 async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEvent]:
-    """Give the newest event of each subject, one by one: ten thousand at once cost 90 MiB.
+    """Yield the newest event of each subject, one by one: ten thousand at once cost 90 MiB.
 
-    Begins again when the link breaks; what comes twice is known.
+    Starts over when the connection breaks; duplicates do no harm.
     """
     stream = _STREAMS[kind].name
-    patience = jetstream.ReadRetry(connected.link, stream)
+    retry = jetstream.ReadRetry(connected.link, stream)
     while True:
         client = await connected.link.client()
         try:
@@ -176,16 +178,16 @@ async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEve
                 stream,
                 jetstream.newest_of_each(kind),
                 until_empty=True,
-                served=patience.reset,
+                served=retry.reset,
             )
             async with contextlib.aclosing(pulled) as messages:
                 async for message in messages:
-                    # what cannot be believed is counted and set aside where it is followed
+                    # malformed events are counted where they are followed
                     with contextlib.suppress(codec.MalformedEvent):
                         position = message.metadata.sequence.stream
                         yield codec.decode(message.subject, message.data, position=position)
         except (jetstream.ConsumerLost, *connection.LOST) as error:
-            await patience.wait(error)
+            await retry.wait(error)
         else:
             return
 

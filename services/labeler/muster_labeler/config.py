@@ -1,4 +1,4 @@
-"""Pure: The labeler's settings: how far it may go, and where the Kubernetes API is."""
+"""Pure: the labeler's settings: what it may do, and where the Kubernetes API is."""
 
 import enum
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Lasting = Annotated[int, msgspec.Meta(ge=1, le=3600)]
 
 
 class Mode(enum.StrEnum):
-    """What the labeler does about a node whose labels are not as they should be."""
+    """What the labeler does about a node with missing or wrong labels."""
 
     OFF = "off"
     SUGGEST = "suggest"
@@ -26,8 +26,8 @@ class Mode(enum.StrEnum):
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
     """Where the API is: this kubeconfig, or, without one, the cluster this process runs in.
 
-    Never a kubeconfig found by chance: on a laptop that could be somebody's real cluster. In
-    `namespace` are the lease and the inventory for the commands. `events` are Kubernetes Events.
+    Never the user's own kubeconfig: on a laptop that may be a real cluster. `namespace` has the
+    Lease and the inventory for the commands. `events` are Kubernetes Events.
     """
 
     kubeconfig: str | None = None
@@ -40,7 +40,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What `apply` may write: which sets of labels, on which nodes, for which reasons, how fast.
 
-    `partial` lets it label some GPU nodes while others cannot be: SkyPilot then sees only those.
+    `partial` allows to label some GPU nodes while others cannot be: SkyPilot then sees only those.
     """
 
     labels: tuple[node_labels.LabelSet, ...] = (node_labels.LabelSet.SKYPILOT,)
@@ -54,7 +54,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of several replicas acts: a Lease of this name, renewed thrice in `lasts_s`."""
+    """Which of several replicas acts: a Lease of this name, renewed three times in `lasts_s`."""
 
     enabled: bool = True
     name: str = "muster-labeler"
@@ -62,11 +62,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them.
+    """All settings of the labeler.
 
     `simulated` lets `apply` label nodes whose GPUs are simulated. `aliases` maps product strings to
     accelerator names that people have reviewed. `retry_s` is how long a node waits for another try
-    after the API was away. `condition` writes the node condition `DevicePluginHealthy`.
+    after a failed write. `condition` writes the node condition `DevicePluginHealthy`.
     """
 
     bus: sections.Bus = sections.Bus()
@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retry_s: Retry = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse names that could not be label values, and a context without its file."""
+        """Reject names that are no label values, and a context without a kubeconfig."""
         for product, name in self.aliases.items():
             if not accelerators.is_name(name):
                 raise ValueError(

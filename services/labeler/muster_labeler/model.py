@@ -1,4 +1,4 @@
-"""Pure: What is known of nodes, pods, Kubernetes Events and DRA, as far as it matters here."""
+"""Pure: what the labeler keeps of nodes, pods, Kubernetes Events and ResourceSlices."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,19 +7,19 @@ from datetime import datetime
 from typing import Final
 
 FIELD_MANAGER: Final = "muster-labeler"
-"""Our field manager, the service's and the commands': what it owns, either may change."""
+"""The field manager of the service and the commands: either may change what it owns."""
 PROVENANCE: Final = "muster.dev/label-provenance"
 VGPU_LABEL: Final = "nvidia.com/vgpu.present"
 CONDITION: Final = "DevicePluginHealthy"
 DIRECTX: Final = "microsoft.com/directx"
-"""A GPU to the Cluster Autoscaler, none that computes for us."""
+"""The Cluster Autoscaler counts it as a GPU; we do not, as it does not compute."""
 FUSE_ANNOTATION: Final = "muster.dev/fuse"
 
 _ACCELERATORS: Final = re.compile(
     r"nvidia\.com/(gpu(\.shared)?|mig-[-a-z0-9.]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)"
     r"|habana\.ai/gaudi|google\.com/tpu"
 )
-"""Resources that make a node one with accelerators; `*_monitoring` is not for computing."""
+"""Resources that show that a node has accelerators; `*_monitoring` is not for computing."""
 _PARTS: Final = "nvidia.com/mig-"
 _PCI: Final = re.compile(
     r"feature\.node\.kubernetes\.io/pci-((03|12|0b40)[0-9a-f]*_)?(10de|1002)\.present"
@@ -30,11 +30,11 @@ _FUSE: Final = re.compile(r"[-a-z0-9.]+/fuse([-_.][-A-Za-z0-9_.]*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node: what it is labelled, who labelled it, what it has and offers.
+    """A node: its labels and who owns them, its resources, how it runs.
 
-    `owners` are the field managers of each label that names a model; `ours` are all labels that we
-    own, `told_of` the source and the product that the newest came from. `ready_since` is None while
-    it is not Ready. `is_selected` if a selector took it.
+    `owners` are the field managers of each label that names a model; `our_labels` are all labels
+    that we own, `labelled_from` the source and the product of the newest one. `ready_since` is None
+    while the node is not Ready. `is_selected` if the policy's selector matches.
     """
 
     name: str
@@ -55,19 +55,19 @@ class Node:
 
     @property
     def accelerators(self) -> frozenset[str]:
-        """Return the accelerator resources it names, whatever their count."""
+        """Return its accelerator resources, whatever their count."""
         names = self.capacity.keys() | self.allocatable.keys()
         return frozenset(name for name in names if _ACCELERATORS.fullmatch(name))
 
     @property
     def fuse(self) -> dict[str, int]:
-        """Return the fuse resources it names, and how many of each can be had."""
+        """Return its fuse resources, and how many of each are allocatable."""
         names = self.capacity.keys() | self.allocatable.keys()
         return {name: self.allocatable.get(name, 0) for name in sorted(names) if is_fuse(name)}
 
     @property
     def has_accelerators(self) -> bool:
-        """Return whether resources or PCI labels say that it has accelerators."""
+        """Return whether resources or PCI labels show accelerators."""
         return bool(self.accelerators) or any(_PCI.fullmatch(key) for key in self.labels)
 
     @property
@@ -86,15 +86,15 @@ class Node:
 
     @property
     def usable(self) -> int:
-        """Return how many accelerators can be had."""
+        """Return how many accelerators are allocatable."""
         return sum(self.allocatable.get(name, 0) for name in self.accelerators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod that has to do with fuse, or one of muster's own.
+    """A pod that uses fuse, or is one of muster's own.
 
-    `told` are the words its containers ended with or wait for.
+    `messages` say why its containers failed or wait.
     """
 
     namespace: str
@@ -110,7 +110,7 @@ class Pod:
 
     @property
     def is_annotated(self) -> bool:
-        """Return whether it asks for fuse by annotation."""
+        """Return whether it requests fuse by annotation."""
         return any(
             (key == FUSE_ANNOTATION or key.startswith(f"{FUSE_ANNOTATION}.container."))
             and value == "true"
@@ -142,7 +142,7 @@ class ResourceSlice:
 
 @dataclass(frozen=True, slots=True)
 class NodeSink:
-    """Who wants to know of nodes: of all at once, of one that is new or changed, of one gone."""
+    """Receives nodes: all at once, one that is new or changed, one that is gone."""
 
     replace: Callable[[list[Node]], None]
     put: Callable[[Node], None]
@@ -150,12 +150,12 @@ class NodeSink:
 
 
 def is_accelerator(resource: str) -> bool:
-    """Return whether a resource makes a node one with accelerators."""
+    """Return whether a resource shows that a node has accelerators."""
     return _ACCELERATORS.fullmatch(resource) is not None
 
 
 def is_pci_label(key: str) -> bool:
-    """Return whether a label says that a node has NVIDIA's or AMD's hardware."""
+    """Return whether a label shows that a node has hardware of NVIDIA or AMD."""
     return _PCI.fullmatch(key) is not None
 
 

@@ -1,4 +1,9 @@
-"""Pure: What keeps an autoscaler from adding nodes for fuse: AS001 to AS006."""
+"""Pure: what keeps an autoscaler from adding nodes for fuse: AS001 to AS006.
+
+A node group needs a setting in its template, or an autoscaler does not expect the fuse resource on
+new nodes. There is one setting a platform, as the providers' code reads it (kubernetes/autoscaler
+55c37cd; Karpenter v1.14 NodeOverlay); templates are not visible from inside a cluster.
+"""
 
 import datetime as dt
 import re
@@ -18,46 +23,48 @@ _STALE: Final = dt.timedelta(minutes=5)
 _DOCS: Final = "docs/check.md"
 
 
-def evaluate(world: ClusterView, where: Commands, *, only: str | None = None) -> list[Finding]:
+def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
     """Return the findings about autoscalers and fuse; a check of `only` one node has few."""
     nodes = [node for node in world.nodes or () if only in {None, node.name}]
     pending = [p for p in world.pods or () if p.phase == "Pending" and not p.node and p.requests]
-    result: list[Finding] = [*_node_local(world.slices, where)]
+    result: list[Finding] = [*_node_local(world.slices, commands)]
     if only is not None:
         return result
     for pod in pending:
-        result.extend(_pending(pod, where))
+        result.extend(_pending(pod, commands))
     refused = [e for e in world.events or () if e.reason == _NOT_TRIGGERED]
-    result.extend(_not_triggered(refused, where))
-    result.extend(_templates(world, nodes, pending, where))
-    result.extend(_gate(world, where))
-    result.extend(_stale_status(world, where))
+    result.extend(_not_triggered(refused, commands))
+    result.extend(_templates(world, nodes, pending, commands))
+    result.extend(_gate(world, commands))
+    result.extend(_stale_status(world, commands))
     return result
 
 
 def resources(world: ClusterView) -> list[str]:
-    """Return the fuse resources that nodes offer or pods ask for."""
+    """Return the fuse resources that nodes offer or pods request."""
     offered = {name for node in world.nodes or () for name in node.fuse}
     requested = {name for pod in world.pods or () for name in pod.requests}
     return sorted(offered | requested)
 
 
-def _pending(pod: model.Pod, where: Commands) -> Iterable[Finding]:
+def _pending(pod: model.Pod, commands: Commands) -> Iterable[Finding]:
     name = f"{pod.namespace}/{pod.name}"
     yield Finding(
         id=Id.AS001,
         severity=Severity.ERROR,
         scope=Scope.POD,
         object=name,
-        message=f"pending on {', '.join(pod.requests)}: a request that autoscalers may not know",
+        message=f"pending on {', '.join(pod.requests)}: autoscalers may not know this resource",
         evidence=pod.messages[:3],
         fix=Fix(
-            command=where.kubectl("describe", "pod", pod.name, "-n", pod.namespace), docs=_DOCS
+            command=commands.kubectl("describe", "pod", pod.name, "-n", pod.namespace), docs=_DOCS
         ),
     )
 
 
-def _not_triggered(events: Iterable[model.KubernetesEvent], where: Commands) -> Iterable[Finding]:
+def _not_triggered(
+    events: Iterable[model.KubernetesEvent], commands: Commands
+) -> Iterable[Finding]:
     for event in events:
         if not (_INSUFFICIENT.search(event.text) or "cannot allocate all claims" in event.text):
             continue
@@ -69,26 +76,26 @@ def _not_triggered(events: Iterable[model.KubernetesEvent], where: Commands) -> 
             message=f"the autoscaler adds no node for it: {event.text[:300]}",
             evidence=(f"event {event.reason}",),
             fix=Fix(
-                command=where.kubectl("get", "events", "-n", event.namespace),
+                command=commands.kubectl("get", "events", "-n", event.namespace),
                 docs=_DOCS,
             ),
         )
 
 
 def _templates(
-    world: ClusterView, nodes: list[model.Node], pending: list[model.Pod], where: Commands
+    world: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
 ) -> Iterable[Finding]:
-    """Tell what templates must say, where an autoscaler would have to know the resource."""
+    """Report what templates need, where an autoscaler would have to know the resource."""
     in_use = resources(world)
     if not in_use or (world.autoscaler is None and world.karpenter is None):
         return
     resource = next(iter(p.requests[0] for p in pending), in_use[0])
     settings: list[TemplateSetting] = []
     if world.karpenter is not None and resource not in world.karpenter.overlays:
-        settings.append(overlay(resource, where))
+        settings.append(overlay(resource, commands))
     if world.autoscaler is not None and not _ignores(world.autoscaler.arguments):
         groups = world.autoscaler.groups
-        settings.extend(template_settings(nodes, resource, where, groups=groups))
+        settings.extend(template_settings(nodes, resource, commands, groups=groups))
         if "--cloud-provider=clusterapi" in world.autoscaler.arguments:
             settings.extend(cluster_api(group, resource) for group in groups)
     for setting in settings:
@@ -97,8 +104,8 @@ def _templates(
             severity=Severity.WARN if pending else Severity.SUGGEST,
             scope=Scope.CLUSTER,
             object=f"{setting.platform}/{setting.group}",
-            message=f"its template must promise {resource}, or no node is added: {setting.setting}",
-            evidence=("a template cannot be seen from inside the cluster",)
+            message=f"its template must offer {resource}, or no node is added: {setting.setting}",
+            evidence=("templates are not visible from inside the cluster",)
             if setting.platform != "karpenter"
             else ("no NodeOverlay gives it",),
             fix=Fix(command=setting.command, docs=_DOCS),
@@ -110,7 +117,7 @@ def _ignores(arguments: Iterable[str]) -> bool:
     return any(argument.startswith("--scheduler-config-file") for argument in arguments)
 
 
-def _gate(world: ClusterView, where: Commands) -> Iterable[Finding]:
+def _gate(world: ClusterView, commands: Commands) -> Iterable[Finding]:
     karpenter = world.karpenter
     if karpenter is None or _GATE.search(karpenter.gates) or not resources(world):
         return
@@ -122,7 +129,7 @@ def _gate(world: ClusterView, where: Commands) -> Iterable[Finding]:
         message="the NodeOverlay gate is off: overlays are ignored",
         evidence=(f"FEATURE_GATES={karpenter.gates}",),
         fix=Fix(
-            command=where.kubectl(
+            command=commands.kubectl(
                 *("set", "env", f"deployment/{karpenter.name}", "-n", karpenter.namespace),
                 f"FEATURE_GATES={_with_gate(karpenter.gates)}",
             )
@@ -138,16 +145,16 @@ def _with_gate(gates: str) -> str:
     return ",".join([*others, "NodeOverlay=true"])
 
 
-def _node_local(slices: Iterable[model.ResourceSlice], where: Commands) -> Iterable[Finding]:
+def _node_local(slices: Iterable[model.ResourceSlice], commands: Commands) -> Iterable[Finding]:
     for driver in sorted({s.driver for s in slices if s.node and _is_fuse(s)}):
         yield Finding(
             id=Id.AS004,
             severity=Severity.WARN,
             scope=Scope.CLUSTER,
             object=driver,
-            message="node-local DRA devices for fuse: nodes are scaled down by their use alone",
+            message="node-local DRA devices for fuse: scale-down considers only their use",
             evidence=(f"ResourceSlices of driver {driver} with a node name",),
-            fix=Fix(command=where.kubectl("get", "resourceslices", "-o", "wide"), docs=_DOCS),
+            fix=Fix(command=commands.kubectl("get", "resourceslices", "-o", "wide"), docs=_DOCS),
         )
 
 
@@ -155,8 +162,8 @@ def _is_fuse(slice_: model.ResourceSlice) -> bool:
     return "fuse" in slice_.driver or any("fuse" in device for device in slice_.devices)
 
 
-def _stale_status(world: ClusterView, where: Commands) -> Iterable[Finding]:
-    """Tell of an autoscaler whose loop fails: no event tells, and its health check passes."""
+def _stale_status(world: ClusterView, commands: Commands) -> Iterable[Finding]:
+    """Report an autoscaler whose loop fails: there is no event, and its health check passes."""
     autoscaler = world.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
         return
@@ -171,7 +178,7 @@ def _stale_status(world: ClusterView, where: Commands) -> Iterable[Finding]:
         message=f"its status is {int(age.total_seconds())} s old: its loop fails, or it is gone",
         evidence=(f"kube-system/cluster-autoscaler-status of {autoscaler.renewed.isoformat()}",),
         fix=Fix(
-            command=where.kubectl(
+            command=commands.kubectl(
                 *(
                     "get",
                     "configmap",
@@ -199,7 +206,7 @@ _GKE_CONTEXT: Final = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TemplateSetting:
-    """One group, what its template lacks, and the command that says so."""
+    """A node group, the setting that its template needs, and the command that adds it."""
 
     platform: str
     group: str
@@ -208,16 +215,16 @@ class TemplateSetting:
 
 
 def template_settings(
-    nodes: Iterable[model.Node], resource: str, where: Commands, *, groups: Sequence[str] = ()
+    nodes: Iterable[model.Node], resource: str, commands: Commands, *, groups: Sequence[str] = ()
 ) -> list[TemplateSetting]:
-    """Return the setting for each node group that nodes show, or an autoscaler names."""
+    """Return the setting for each node group, from nodes and from what an autoscaler names."""
     settings: set[TemplateSetting] = set()
     platforms = set()
     for node in nodes:
         platform = node.provider_id.partition("://")[0]
         platforms.add(platform)
         if platform == "gce":
-            settings.add(_gke(node, resource, where))
+            settings.add(_gke(node, resource, commands))
         elif platform == "azure":
             settings.add(_azure(node, resource))
     if "aws" in platforms:
@@ -225,21 +232,21 @@ def template_settings(
     return sorted(settings)
 
 
-def overlay(resource: str, where: Commands) -> TemplateSetting:
-    """Return Karpenter's NodeOverlay: it gives the resource to every instance type."""
+def overlay(resource: str, commands: Commands) -> TemplateSetting:
+    """Return Karpenter's NodeOverlay: it adds the resource to every instance type."""
     document = (
         '{"apiVersion":"karpenter.sh/v1alpha1","kind":"NodeOverlay","metadata":{"name":"fuse"},'
         '"spec":{"requirements":[{"key":"karpenter.sh/nodepool","operator":"Exists"}],'
         f'"capacity":{{"{resource}":"{SLOTS}"}}}}}}'
     )
-    command = f"echo {shlex.quote(document)} | {where.kubectl('apply', '-f', '-')}"
+    command = f"echo {shlex.quote(document)} | {commands.kubectl('apply', '-f', '-')}"
     return TemplateSetting(
         "karpenter", "every NodePool", f"NodeOverlay capacity {resource}", command
     )
 
 
 def cluster_api(group: str, resource: str) -> TemplateSetting:
-    """Return where Cluster API reads other resources from: annotations cannot name them."""
+    """Return where Cluster API reads other resources: annotations cannot name them."""
     setting = f"status.capacity of the infrastructure template: {resource}: {SLOTS}"
     return TemplateSetting("cluster-api", group, setting, "")
 
@@ -254,17 +261,17 @@ def _aws(group: str, resource: str) -> TemplateSetting:
     return TemplateSetting("aws", group, f"tag {key}={SLOTS}", command)
 
 
-def _gke(node: model.Node, resource: str, where: Commands) -> TemplateSetting:
+def _gke(node: model.Node, resource: str, commands: Commands) -> TemplateSetting:
     key = f"clusterautoscaler-nodetemplate-resources.{resource}"
     pool = node.labels.get("cloud.google.com/gke-nodepool", "")
     command = ""
-    context = _GKE_CONTEXT.fullmatch(where.context or "")
+    context = _GKE_CONTEXT.fullmatch(commands.context or "")
     place = _GCE.fullmatch(node.provider_id)
     if pool and context and place:
         words = ["gcloud", "container", "node-pools", "describe", pool]
         words += ["--cluster", context[3], "--project", context[1], "--location", context[2]]
         command = shlex.join([*words, "--format=value(config.labels)"])
-    # --node-labels replaces the labels of a pool, so we print what shows them, not what drops them
+    # --node-labels would replace all labels of the pool, so the command only shows them
     return TemplateSetting("gke", pool or "the node pool", f"node label {key}={SLOTS}", command)
 
 
@@ -273,7 +280,7 @@ def _azure(node: model.Node, resource: str) -> TemplateSetting:
     key = f"k8s.io_cluster-autoscaler_node-template_resources_{name}"
     match = _AZURE.fullmatch(node.provider_id)
     scale_set = match[2] if match else "the scale set"
-    # `az vmss update --set tags.KEY` would take the dots of the key for a path
+    # `az vmss update --set tags.KEY` would read the dots of the key as a path
     identity = node.provider_id.removeprefix("azure://").rpartition("/virtualMachines/")[0]
     words = ["az", "tag", "update", "--operation", "Merge", "--resource-id", identity]
     words += ["--tags", f"{key}={SLOTS}"]

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: reads all that a check looks at, as far as rights and time allow."""
+"""Adapter: the Kubernetes API: reads what a check needs, as far as permissions and time allow."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.naming import sources
 
 Raw = TypeVar("Raw")
-Found = TypeVar("Found")
+Kept = TypeVar("Kept")
 
 NODES: Final = "/api/v1/nodes"
 
@@ -42,7 +42,7 @@ AUTOSCALER: Final = (*FUSE, cluster_api.Permission("list", "deployments", "apps"
 
 
 class Unreachable(Exception):
-    """The API does not answer, or does not know us."""
+    """The API does not answer, or rejects our credentials."""
 
 
 class _OverlaySpec(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class _Overlay(msgspec.Struct, frozen=True):
 
 
 class ClusterReader:
-    """One reading of a cluster, within `timeout_s` in all."""
+    """Reads a cluster once, within `timeout_s` in all; `unread` is what it could not read."""
 
     def __init__(self, api: api.Api, *, timeout_s: float, progress: Callable[[str], None]) -> None:
         self.unread: list[findings.Unread] = []
@@ -64,35 +64,41 @@ class ClusterReader:
         self._progress = progress
         self._missing: frozenset[cluster_api.Permission] = frozenset()
 
-    async def check_access(self, rights: Sequence[cluster_api.Permission]) -> None:
-        """Ask which rights are missing. Raises Unreachable."""
+    async def check_access(self, permissions: Sequence[cluster_api.Permission]) -> None:
+        """Check which permissions are missing. Raises Unreachable."""
         answer = await self._api.request("GET", "/version", timeout_s=self._left_s(), attempts=2)
         if not answer.status or answer.status == HTTPStatus.UNAUTHORIZED:
             raise Unreachable(answer.problem)
-        lacking = await cluster_api.missing_permissions(self._api, rights, timeout_s=self._left_s())
-        self._missing = frozenset(lacking)
+        missing = await cluster_api.missing_permissions(
+            self._api, permissions, timeout_s=self._left_s()
+        )
+        self._missing = frozenset(missing)
         self.unread.extend(
-            findings.Unread(right.resource, f"not allowed to {right}", is_forbidden=True)
-            for right in lacking
+            findings.Unread(permission.resource, f"not allowed to {permission}", is_forbidden=True)
+            for permission in missing
         )
 
     async def nodes(self) -> list[model.Node] | None:
         """Return all nodes."""
-        return await self._all(NODES, objects.Node, projection.node, right=GPU[0])
+        return await self._all(NODES, objects.Node, projection.node, permission=GPU[0])
 
     async def pods(self) -> list[model.Pod] | None:
-        """Return the pods that have to do with fuse."""
-        right = cluster_api.Permission("list", "pods")
-        return await self._all("/api/v1/pods", objects.Pod, projection.pod, right=right)
+        """Return the pods that use fuse, and those of device plugins."""
+        permission = cluster_api.Permission("list", "pods")
+        return await self._all("/api/v1/pods", objects.Pod, projection.pod, permission=permission)
 
     async def events(self) -> list[model.KubernetesEvent] | None:
-        """Return the Kubernetes Events that may tell of fuse."""
-        right = cluster_api.Permission("list", "events")
+        """Return the Kubernetes Events that may concern fuse."""
+        permission = cluster_api.Permission("list", "events")
         events: list[model.KubernetesEvent] = []
         for reason in _EVENT_REASONS:
             query = {"fieldSelector": f"reason={reason}"}
             page = await self._all(
-                "/api/v1/events", objects.Event, projection.event, right=right, query=query
+                "/api/v1/events",
+                objects.Event,
+                projection.event,
+                permission=permission,
+                query=query,
             )
             if page is None:
                 return None
@@ -107,7 +113,7 @@ class ClusterReader:
         return None if metadata is None else {entry.name: entry.labels or {} for entry in metadata}
 
     async def slices(self) -> list[model.ResourceSlice]:
-        """Return DRA's devices; none where there is no DRA or no right."""
+        """Return DRA's devices; none without DRA or without permission."""
         unread_before = len(self.unread)
         for path in _SLICES:
             slices = await self._all(
@@ -118,7 +124,7 @@ class ClusterReader:
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
-        """Return what agents reported, as the labeler wrote it down; nothing without one."""
+        """Return what agents reported, from the labeler's ConfigMap; nothing without one."""
         path = f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
         answer = await self._api.request("GET", path, timeout_s=self._left_s())
         if not answer.is_ok:
@@ -136,13 +142,13 @@ class ClusterReader:
     async def autoscalers(
         self,
     ) -> tuple[findings.ClusterAutoscaler | None, findings.Karpenter | None]:
-        """Return the autoscalers that run here, as far as they can be seen."""
-        right = AUTOSCALER[-1]
+        """Return the autoscalers that run here, as far as they are visible."""
+        permission = AUTOSCALER[-1]
         deployments = await self._all(
             _DEPLOYMENTS,
             objects.Deployment,
             lambda raw: raw if _is_autoscaler(raw) else None,
-            right=right,
+            permission=permission,
         )
         status = await self._api.request("GET", _STATUS, timeout_s=self._left_s())
         self._note(_STATUS, status, is_optional=True)
@@ -176,18 +182,18 @@ class ClusterReader:
         self,
         path: str,
         shape: type[Raw],
-        read: Callable[[Raw], Found | None],
+        read: Callable[[Raw], Kept | None],
         *,
-        right: cluster_api.Permission | None = None,
+        permission: cluster_api.Permission | None = None,
         query: Mapping[str, str] | None = None,
         is_optional: bool = False,
-    ) -> list[Found] | None:
-        """Return what there is of a kind; None if that cannot be known, which is noted."""
-        if right in self._missing:
+    ) -> list[Kept] | None:
+        """Return all objects of a kind; None if they cannot be read, which is noted."""
+        if permission in self._missing:
             return None
         decoder = msgspec.json.Decoder(shape)
         for _ in range(3):
-            kept: list[Found] = []
+            kept: list[Kept] = []
             bad = 0
             try:
                 pages = self._api.pages(path, query=query, timeout_s=self._left_s())
@@ -229,7 +235,7 @@ class ClusterReader:
 
 
 def gpus_by_node(slices: Sequence[model.ResourceSlice]) -> dict[str, sources.Kinds]:
-    """Return the GPUs of each node as DRA's drivers tell of them."""
+    """Return the GPUs of each node as DRA's drivers report them."""
     counts: dict[str, Counter[sources.Product]] = {}
     for entry in slices:
         if entry.node and entry.driver in _GPU_DRIVERS and entry.products:
@@ -262,7 +268,7 @@ def _gates(deployment: objects.Deployment) -> str:
 
 
 def _status(body: bytes) -> tuple[str, datetime | None]:
-    """Return the autoscaler's status and when it was written, by its annotation or its text."""
+    """Return the autoscaler's status and its time, from the annotation or the text."""
     try:
         config_map = msgspec.json.decode(body, type=objects.ConfigMap)
     except api.UNREADABLE:

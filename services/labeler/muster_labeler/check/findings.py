@@ -1,4 +1,4 @@
-"""Pure: Findings: what `muster check` says, with stable ids, and the exit code they amount to."""
+"""Pure: findings: what `muster check` reports, with stable ids, and the exit code for them."""
 
 import enum
 import shlex
@@ -17,7 +17,7 @@ CHECK_DOCS: Final = "docs/check.md"
 
 
 class Severity(enum.StrEnum):
-    """How bad it is: an error makes workloads fail; unknown is what could not be decided."""
+    """How bad it is: an error makes workloads fail; unknown could not be decided."""
 
     ERROR = "error"
     WARN = "warn"
@@ -35,9 +35,9 @@ class Scope(enum.StrEnum):
 
 
 class Id(enum.StrEnum):
-    """Every finding there is; a number is never given to another.
+    """All findings; an id is never used for another one.
 
-    ACCESS: no right to see; UNREAD: could not be seen.
+    ACCESS: we are not allowed to read something; UNREAD: we could not.
     """
 
     GPU001 = "GPU001"
@@ -70,14 +70,14 @@ class Id(enum.StrEnum):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: a command that runs as it stands, and where to read about it."""
+    """What to do: a complete command, and the page about it."""
 
     command: str = ""
     docs: str = CHECK_DOCS
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One thing that was found, with what shows it."""
+    """One problem, with its evidence."""
 
     id: Id
     severity: Severity
@@ -90,7 +90,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Everything that one check found; `summary` counts by severity, `checked` says how much."""
+    """The result of a check; `summary` counts by severity, `checked` what was checked."""
 
     schema_version: int = SCHEMA_VERSION
     cluster: str
@@ -103,7 +103,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Exit(enum.IntEnum):
-    """What the shell is told."""
+    """Exit codes."""
 
     FINE = 0
     PROBLEMS = 1
@@ -114,9 +114,9 @@ class Exit(enum.IntEnum):
 
 
 class Commands(msgspec.Struct, frozen=True, kw_only=True):
-    """How commands reach the cluster that was looked at, and see what was seen.
+    """Makes commands that reach the cluster that was checked, with the same options.
 
-    `aliases` is a file of reviewed names; `namespace` is muster's where it is not the usual one.
+    `aliases` is a file of reviewed names; `namespace` is muster's if it is not the default.
     """
 
     context: str | None = None
@@ -125,7 +125,7 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None = None
 
     def muster(self, *words: str) -> str:
-        """Return a command of ours."""
+        """Return a command of muster."""
         named = ["--muster-namespace", self.namespace] if self.namespace else []
         reviewed = ["--aliases", self.aliases] if self.aliases else []
         return shlex.join(["muster", *words, *self._options(), *named, *reviewed])
@@ -168,9 +168,9 @@ def report(
 
 
 def exit_code(report: Report, *, strict: bool) -> Exit:
-    """Return what a report amounts to.
+    """Return the exit code for a report.
 
-    What could not be seen counts only where nothing worse was: what is known to be broken is.
+    What could not be read matters only if there is no error.
     """
     counts = {Severity(word) for word, count in report.summary.items() if count}
     if Severity.ERROR in counts or (strict and counts & {Severity.WARN, Severity.SUGGEST}):
@@ -183,9 +183,9 @@ def exit_code(report: Report, *, strict: bool) -> Exit:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What could not be read, and why: for want of a right, or otherwise.
+    """What could not be read, and why: for lack of permission, or otherwise.
 
-    `is_needed` without which nothing can be decided: sources are others' to switch on and to show.
+    Without what `is_needed` nothing can be decided; optional sources may be absent or hidden.
     """
 
     what: str
@@ -196,7 +196,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAutoscaler:
-    """The Cluster Autoscaler as its Deployment and its status tell of it."""
+    """The Cluster Autoscaler, from its Deployment and its status."""
 
     image: str = ""
     arguments: tuple[str, ...] = ()
@@ -206,7 +206,7 @@ class ClusterAutoscaler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Karpenter:
-    """Karpenter: its gates, and the resources that NodeOverlays give."""
+    """Karpenter: its feature gates, and the resources that NodeOverlays add."""
 
     namespace: str = ""
     name: str = ""
@@ -217,7 +217,7 @@ class Karpenter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A cluster. `now` is the API server's own clock, so that ours may be wrong."""
+    """A cluster as it was read; None is what could not be. `now` is the API server's clock."""
 
     now: datetime
     nodes: Sequence[model.Node] | None = None

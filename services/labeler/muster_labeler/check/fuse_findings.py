@@ -1,7 +1,7 @@
-"""Pure: What is wrong with fuse as the cluster shows it: FUSE001 to FUSE009.
+"""Pure: what is wrong with fuse, as far as the cluster shows it: FUSE001 to FUSE009.
 
-From outside a node its module, its device and its runtime's settings cannot be looked at. They are
-concluded from what containers and the kubelet said when they failed; no word, no finding.
+A node's kernel module, device and runtime settings are not visible from outside. They are concluded
+from messages of containers and the kubelet about failures; without a message there is no finding.
 """
 
 import re
@@ -20,11 +20,15 @@ _MESSAGES: Final = tuple(
         (Id.FUSE001, r"try .?modprobe fuse", "the fuse module is not loaded"),
         (Id.FUSE001, r"hostPath type check failed: /dev/fuse", "/dev/fuse is missing on the node"),
         (Id.FUSE001, r"/dev/fuse\W.*no such (file|device)", "/dev/fuse is missing"),
-        (Id.FUSE002, r"/dev/fuse\W.*permission denied", "/dev/fuse may not be opened: its mode"),
+        (
+            Id.FUSE002,
+            r"/dev/fuse\W.*permission denied",
+            "/dev/fuse cannot be opened: check its mode",
+        ),
         (
             Id.FUSE006,
             r"open \W?/dev/fuse\W.*operation not permitted",
-            "the container was not given /dev/fuse: its device cgroup refuses",
+            "the container has no access to /dev/fuse: its device cgroup denies it",
         ),
         (
             Id.FUSE007,
@@ -38,7 +42,7 @@ _NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
 _NRI_ON_SINCE: Final = {"containerd": (2, 0)}
 
 
-def evaluate(world: ClusterView, where: Commands, *, only: str | None = None) -> list[Finding]:
+def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
     """Return the findings about fuse; about `only` one node, if it is named."""
     nodes = {node.name: node for node in world.nodes or ()}
     pods = [pod for pod in world.pods or () if only in {None, pod.node}]
@@ -47,22 +51,22 @@ def evaluate(world: ClusterView, where: Commands, *, only: str | None = None) ->
     offered = {name for node in nodes.values() for name, count in node.fuse.items() if count}
     for node in nodes.values():
         if only in {None, node.name}:
-            result.extend(_stale(node, offered, agents.get(node.name), where))
+            result.extend(_stale(node, offered, agents.get(node.name), commands))
     annotated = [pod for pod in pods if pod.is_annotated]
-    result.extend(_runtimes(annotated, nodes, where))
+    result.extend(_runtimes(annotated, nodes, commands))
     for pod in pods:
-        result.extend(_errors_of(pod, where))
+        result.extend(_errors_of(pod, commands))
     for pod in annotated:
-        result.extend(_annotated(pod, agents.get(pod.node), where, world.namespaces))
+        result.extend(_annotated(pod, agents.get(pod.node), commands, world.namespaces))
     if only is None:
-        result.extend(_from_events(world.events or (), where))
+        result.extend(_from_events(world.events or (), commands))
     return result
 
 
 def _stale(
-    node: model.Node, offered: Collection[str], agent: model.Pod | None, where: Commands
+    node: model.Node, offered: Collection[str], agent: model.Pod | None, commands: Commands
 ) -> Iterable[Finding]:
-    """Tell of counts at 0: the plugin died, and its resource stays on the node."""
+    """Report resources at 0: the plugin is gone, and its resource remains on the node."""
     if node.ready_since is None:
         return
     for resource, count in node.fuse.items():
@@ -77,22 +81,22 @@ def _stale(
             message=f"{resource} is at 0{also}: its plugin is gone or has not registered",
             evidence=(
                 f"{resource}: 0 of {node.capacity.get(resource, 0)} allocatable",
-                f"plugin pod: {agent.namespace}/{agent.name}" if agent else "plugin pod: none seen",
+                f"plugin pod: {agent.namespace}/{agent.name}" if agent else "plugin pod: none",
             ),
-            fix=Fix(command=_restart(node, agent, where), docs="docs/plugin.md"),
+            fix=Fix(command=_restart(node, agent, commands), docs="docs/plugin.md"),
         )
 
 
-def _restart(node: model.Node, agent: model.Pod | None, where: Commands) -> str:
+def _restart(node: model.Node, agent: model.Pod | None, commands: Commands) -> str:
     if agent is None:
-        return _pods_of(node.name, where)
-    return where.kubectl("delete", "pod", agent.name, "-n", agent.namespace)
+        return _pods_of(node.name, commands)
+    return commands.kubectl("delete", "pod", agent.name, "-n", agent.namespace)
 
 
 def _runtimes(
-    annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], where: Commands
+    annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], commands: Commands
 ) -> Iterable[Finding]:
-    """Tell of runtimes that cannot give a device by annotation, where a pod relies on it."""
+    """Report runtimes that cannot add a device by annotation, if a pod relies on that."""
     for name in sorted({pod.node for pod in annotated if pod.node in nodes}):
         runtime = nodes[name].runtime
         match = _RUNTIME.fullmatch(runtime)
@@ -105,16 +109,16 @@ def _runtimes(
             severity=Severity.WARN if has_it else Severity.ERROR,
             scope=Scope.NODE,
             object=name,
-            message="the runtime's NRI is off unless it was switched on"
+            message="the runtime's NRI is off by default: check that it is on"
             if has_it
-            else "the runtime has no NRI: pods get no device by annotation",
+            else "the runtime has no NRI: pods cannot have a device by annotation",
             evidence=(f"containerRuntimeVersion: {runtime}",),
-            fix=Fix(command=where.kubectl("get", "node", name, "-o", "wide")),
+            fix=Fix(command=commands.kubectl("get", "node", name, "-o", "wide")),
         )
 
 
-def _errors_of(pod: model.Pod, where: Commands) -> Iterable[Finding]:
-    """Tell what its containers said when they failed."""
+def _errors_of(pod: model.Pod, commands: Commands) -> Iterable[Finding]:
+    """Report what a pod's containers said when they failed."""
     shown: set[Id] = set()
     for text in pod.messages:
         match = next(((i, m) for i, pattern, m in _MESSAGES if pattern.search(text)), None)
@@ -128,25 +132,25 @@ def _errors_of(pod: model.Pod, where: Commands) -> Iterable[Finding]:
             object=f"{pod.namespace}/{pod.name}",
             message=match[1],
             evidence=(f"node {pod.node}", text[:300]),
-            fix=Fix(command=_fix_command(match[0], pod, where)),
+            fix=Fix(command=_fix_command(match[0], pod, commands)),
         )
 
 
-def _fix_command(id_: Id, pod: model.Pod, where: Commands) -> str:
+def _fix_command(id_: Id, pod: model.Pod, commands: Commands) -> str:
     host = ("debug", f"node/{pod.node}", "--profile=sysadmin", "--image=busybox", "--")
     if id_ is Id.FUSE001 and pod.node:
-        return where.kubectl(*host, "chroot", "/host", "modprobe", "fuse")
+        return commands.kubectl(*host, "chroot", "/host", "modprobe", "fuse")
     if id_ is Id.FUSE002 and pod.node:
-        return where.kubectl(*host, "chroot", "/host", "chmod", "0666", "/dev/fuse")
+        return commands.kubectl(*host, "chroot", "/host", "chmod", "0666", "/dev/fuse")
     if id_ is Id.FUSE006:
-        return where.kubectl("delete", "pod", pod.name, "-n", pod.namespace)
-    return where.kubectl("get", "pod", pod.name, "-n", pod.namespace, "-o", "yaml")
+        return commands.kubectl("delete", "pod", pod.name, "-n", pod.namespace)
+    return commands.kubectl("get", "pod", pod.name, "-n", pod.namespace, "-o", "yaml")
 
 
 def _annotated(
     pod: model.Pod,
     agent: model.Pod | None,
-    where: Commands,
+    commands: Commands,
     namespaces: Mapping[str, Mapping[str, str]] | None,
 ) -> Iterable[Finding]:
     name = f"{pod.namespace}/{pod.name}"
@@ -157,12 +161,12 @@ def _annotated(
             scope=Scope.POD,
             object=name,
             message=f"its namespace does not allow fuse: no label {ALLOW}=true",
-            fix=Fix(command=where.kubectl("label", "namespace", pod.namespace, f"{ALLOW}=true")),
+            fix=Fix(command=commands.kubectl("label", "namespace", pod.namespace, f"{ALLOW}=true")),
         )
     if not pod.node or pod.phase not in {"Running", "Pending"}:
         return
     if agent is None or not agent.is_ready:
-        yield _no_agent(pod, agent, where)
+        yield _no_agent(pod, agent, commands)
         if pod.phase == "Running" and any(key.startswith(REQUIRED) for key in pod.annotations):
             yield Finding(
                 id=Id.FUSE005,
@@ -170,7 +174,7 @@ def _annotated(
                 scope=Scope.NODE,
                 object=pod.node,
                 message=f"{REQUIRED} is not enforced here: {name} runs without the plugin",
-                fix=Fix(command=where.kubectl("get", "node", pod.node, "-o", "wide")),
+                fix=Fix(command=commands.kubectl("get", "node", pod.node, "-o", "wide")),
             )
     elif pod.started and agent.started and pod.started < agent.started:
         yield Finding(
@@ -178,16 +182,16 @@ def _annotated(
             severity=Severity.WARN,
             scope=Scope.POD,
             object=name,
-            message="it started before the plugin on its node did, perhaps without the device",
+            message="it started before the plugin on its node, perhaps without the device",
             evidence=(f"pod {pod.started.isoformat()}", f"plugin {agent.started.isoformat()}"),
-            fix=Fix(command=where.kubectl("delete", "pod", pod.name, "-n", pod.namespace)),
+            fix=Fix(command=commands.kubectl("delete", "pod", pod.name, "-n", pod.namespace)),
         )
 
 
-def _no_agent(pod: model.Pod, agent: model.Pod | None, where: Commands) -> Finding:
-    command = _pods_of(pod.node, where)
+def _no_agent(pod: model.Pod, agent: model.Pod | None, commands: Commands) -> Finding:
+    command = _pods_of(pod.node, commands)
     if agent is not None:
-        command = where.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")
+        command = commands.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")
     return Finding(
         id=Id.FUSE004,
         severity=Severity.ERROR,
@@ -199,7 +203,7 @@ def _no_agent(pod: model.Pod, agent: model.Pod | None, where: Commands) -> Findi
     )
 
 
-def _from_events(events: Iterable[model.KubernetesEvent], where: Commands) -> Iterable[Finding]:
+def _from_events(events: Iterable[model.KubernetesEvent], commands: Commands) -> Iterable[Finding]:
     for event in events:
         match = next(((i, m) for i, pattern, m in _MESSAGES if pattern.search(event.text)), None)
         if match is None or event.kind != "Pod":
@@ -211,11 +215,11 @@ def _from_events(events: Iterable[model.KubernetesEvent], where: Commands) -> It
             object=f"{event.namespace}/{event.name}",
             message=match[1],
             evidence=(f"event {event.reason}", event.text[:300]),
-            fix=Fix(command=where.kubectl("describe", "pod", event.name, "-n", event.namespace)),
+            fix=Fix(command=commands.kubectl("describe", "pod", event.name, "-n", event.namespace)),
         )
 
 
-def _pods_of(node: str, where: Commands) -> str:
-    return where.kubectl(
+def _pods_of(node: str, commands: Commands) -> str:
+    return commands.kubectl(
         "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"
     )

@@ -1,4 +1,4 @@
-"""Pure: What is wrong with the labels of GPU nodes: GPU001 to GPU010."""
+"""Pure: what is wrong with the labels of GPU nodes: GPU001 to GPU010."""
 
 import shlex
 from collections.abc import Collection, Iterable, Sequence
@@ -19,7 +19,7 @@ _NEITHER: Final = frozenset({LabelState.NOT_GPU, LabelState.LABELLED_OK, LabelSt
 
 @dataclass(frozen=True, slots=True)
 class _LabelAll:
-    """What labels the cluster, and whether a program may do it unasked."""
+    """What labels all nodes, and whether a program may run it without asking."""
 
     fix: Fix
     is_safe: bool
@@ -27,29 +27,29 @@ class _LabelAll:
 
 def evaluate(
     nodes: Sequence[model.Node],
-    views: sources.Evidence,
-    where: Commands,
+    evidence: sources.Evidence,
+    commands: Commands,
     *,
     simulated: Collection[str] = (),
     only: str | None = None,
 ) -> list[Finding]:
-    """Return the findings about all nodes; of `only` one, if named, judged as part of the fleet."""
-    fleet = node_labels.label_statuses(nodes, views)
+    """Return the findings about all nodes, or about `only` one, evaluated as part of the fleet."""
+    fleet = node_labels.label_statuses(nodes, evidence)
     covering = node_labels.covering_scheme(fleet)
-    remedy = _label_all(fleet, simulated, where)
+    remedy = _label_all(fleet, simulated, commands)
     result: list[Finding] = []
     for status in fleet:
         if only in {None, status.node.name}:
-            result.extend(_of_node(status, covering, where, remedy))
+            result.extend(_of_node(status, covering, commands, remedy))
     for node in nodes:
         if only in {None, node.name}:
-            result.extend(invalid_labels(node, where))
-            result.extend(held_as_unready(node, where))
-    return [*result, *_mixed_schemes(fleet, covering, where, remedy.fix)]
+            result.extend(invalid_labels(node, commands))
+            result.extend(held_as_unready(node, commands))
+    return [*result, *_mixed_schemes(fleet, covering, commands, remedy.fix)]
 
 
 def _of_node(
-    status: LabelStatus, covering: str | None, where: Commands, remedy: _LabelAll
+    status: LabelStatus, covering: str | None, commands: Commands, remedy: _LabelAll
 ) -> Iterable[Finding]:
     name = status.node.name
     if status.state in _NEITHER or (covering is not None and _is_covered(status)):
@@ -58,31 +58,31 @@ def _of_node(
         case LabelState.UNLABELLED:
             yield _unlabelled(status, remedy)
         case LabelState.WRONG:
-            yield _wrong(status, where)
+            yield _wrong(status, commands)
         case LabelState.NO_GPU:
             yield Finding(
                 id=Id.GPU005,
                 severity=Severity.ERROR,
                 scope=Scope.NODE,
                 object=name,
-                message=f"labelled {status.current}, but no accelerator can be had",
+                message=f"labelled {status.current}, but no accelerator is allocatable",
                 evidence=resources(status.node),
-                fix=Fix(command=_pods_of(name, where)),
+                fix=Fix(command=_pods_of(name, commands)),
             )
         case LabelState.AMBIGUOUS | LabelState.UNKNOWN_MODEL:
-            yield _uncertain(status, where)
+            yield _uncertain(status, commands)
         case LabelState.MIXED:
             yield Finding(
                 id=Id.GPU006,
                 severity=Severity.WARN,
                 scope=Scope.NODE,
                 object=name,
-                message="several models on one node: no one label is right",
+                message="several models on one node: no single label is right",
                 evidence=_claims_of(status),
-                fix=Fix(command=_show(name, where)),
+                fix=Fix(command=_show(name, commands)),
             )
         case LabelState.MIG | LabelState.VGPU:
-            yield _partitioned(status, where)
+            yield _partitioned(status, commands)
         case LabelState.CONFLICT:
             yield Finding(
                 id=Id.GPU008,
@@ -91,7 +91,7 @@ def _of_node(
                 object=name,
                 message="sources disagree about the model; nothing is labelled",
                 evidence=_claims_of(status),
-                fix=Fix(command=where.muster("label-gpus", "--dry-run", "--node", name)),
+                fix=Fix(command=commands.muster("label-gpus", "--dry-run", "--node", name)),
             )
         case LabelState.UNREACHABLE:
             yield Finding(
@@ -99,31 +99,31 @@ def _of_node(
                 severity=Severity.UNKNOWN,
                 scope=Scope.NODE,
                 object=name,
-                message="nobody says which GPUs it has: no agent, no DRA, no label",
+                message="no source says which GPUs it has: no agent, no DRA, no label",
                 evidence=resources(status.node),
-                fix=Fix(command=_show(name, where)),
+                fix=Fix(command=_show(name, commands)),
             )
         case _:
-            pass  # empty and invalid labels are told by scheme
+            pass  # empty and invalid labels are reported by scheme
 
 
 def _is_covered(status: LabelStatus) -> bool:
-    """Return whether a node only lacks our label, which it needs not."""
+    """Return whether a node only lacks our label, which it does not need."""
     return status.state in {LabelState.UNLABELLED, LabelState.AMBIGUOUS, LabelState.UNREACHABLE}
 
 
 def _label_all(
-    fleet: Sequence[LabelStatus], simulated: Collection[str], where: Commands
+    fleet: Sequence[LabelStatus], simulated: Collection[str], commands: Commands
 ) -> _LabelAll:
-    """Return what labels all GPU nodes; of one that cannot be labelled yet, what shows why."""
+    """Return what labels all GPU nodes; if one cannot be labelled yet, what shows why."""
     allowed = label_plan.Allowed(simulated=bool(simulated))
     left = label_plan.unlabelled_after(label_plan.plan(fleet, allowed, simulated=simulated))
     if left:
         return _LabelAll(
-            Fix(command=where.muster("check", "gpu", "--node", left[0])), is_safe=False
+            Fix(command=commands.muster("check", "gpu", "--node", left[0])), is_safe=False
         )
     option = ["--simulated"] if simulated else []
-    command = where.muster("label-gpus", "--apply", "--yes", *option)
+    command = commands.muster("label-gpus", "--apply", "--yes", *option)
     return _LabelAll(Fix(command=command), is_safe=not simulated)
 
 
@@ -135,14 +135,14 @@ def _unlabelled(status: LabelStatus, remedy: _LabelAll) -> Finding:
         scope=Scope.NODE,
         object=status.node.name,
         message=f"no label {schemes.SKYPILOT}: it would be {status.wanted}"
-        + (", but no accelerator can be had" if is_empty else ""),
+        + (", but no accelerator is allocatable" if is_empty else ""),
         evidence=_claims_of(status),
         fix=remedy.fix,
         safe_to_auto_apply=remedy.is_safe,
     )
 
 
-def _wrong(status: LabelStatus, where: Commands) -> Finding:
+def _wrong(status: LabelStatus, commands: Commands) -> Finding:
     owners = ", ".join(status.other_owners)
     is_guess = status.identity.name.reason is Reason.MEMORY_UNKNOWN
     return Finding(
@@ -154,7 +154,7 @@ def _wrong(status: LabelStatus, where: Commands) -> Finding:
         + (f" (set by {owners})" if owners else ""),
         evidence=(f"{schemes.SKYPILOT}={status.current}", *_claims_of(status)),
         fix=Fix(
-            command=where.muster(
+            command=commands.muster(
                 *("label-gpus", "--apply", "--overwrite", "--yes", "--node", status.node.name),
                 *(["--force-ambiguous"] if is_guess else []),
             )
@@ -162,23 +162,23 @@ def _wrong(status: LabelStatus, where: Commands) -> Finding:
     )
 
 
-def _uncertain(status: LabelStatus, where: Commands) -> Finding:
+def _uncertain(status: LabelStatus, commands: Commands) -> Finding:
     name = status.identity.name
     product = status.identity.best.text if status.identity.best else ""
     if name.value is None:
-        message, command = f"no name for it ({name.reason})", _show(status.node.name, where)
+        message, command = f"no name for it ({name.reason})", _show(status.node.name, commands)
     elif name.reason is Reason.MEMORY_UNKNOWN:
-        message = f"may be {name.value}; its memory is unknown, and decides"
-        command = where.muster("label-gpus", "--apply", "--force-ambiguous", "--yes")
+        message = f"may be {name.value}; the name depends on its memory, which is unknown"
+        command = commands.muster("label-gpus", "--apply", "--force-ambiguous", "--yes")
     elif (
         status.identity.best is not None
         and status.identity.best.source is sources.Source.INSTANCE_TYPE
     ):
         message = f"only its instance type says what it has, perhaps {name.value}"
-        command = where.muster("label-gpus", "--apply", "--from-instance-type", "--yes")
+        command = commands.muster("label-gpus", "--apply", "--from-instance-type", "--yes")
     else:
         message = f"an unknown model, perhaps {name.value}: review it, and name it in an alias file"
-        command = _review(status, name.value, where)
+        command = _review(status, name.value, commands)
     return Finding(
         id=Id.GPU006,
         severity=Severity.WARN,
@@ -190,22 +190,22 @@ def _uncertain(status: LabelStatus, where: Commands) -> Finding:
     )
 
 
-def _partitioned(status: LabelStatus, where: Commands) -> Finding:
+def _partitioned(status: LabelStatus, commands: Commands) -> Finding:
     what = "MIG partitions" if status.state is LabelState.MIG else "virtual GPUs"
-    label = f"; labelled {status.current} all the same" if status.current else ""
+    label = f"; labelled {status.current} nevertheless" if status.current else ""
     return Finding(
         id=Id.GPU007,
         severity=Severity.WARN if status.current else Severity.INFO,
         scope=Scope.NODE,
         object=status.node.name,
-        message=f"{what} are no whole card: not labelled{label}",
+        message=f"{what} are not whole cards: not labelled{label}",
         evidence=_claims_of(status),
-        fix=Fix(command=_show(status.node.name, where), docs="docs/labeler.md"),
+        fix=Fix(command=_show(status.node.name, commands), docs="docs/labeler.md"),
     )
 
 
 def _mixed_schemes(
-    fleet: Sequence[LabelStatus], covering: str | None, where: Commands, label_all: Fix
+    fleet: Sequence[LabelStatus], covering: str | None, commands: Commands, label_all: Fix
 ) -> Iterable[Finding]:
     partial = node_labels.partial_schemes(fleet)
     if covering is not None or not partial:
@@ -214,7 +214,7 @@ def _mixed_schemes(
     hidden = len(fleet) - next(iter(partial.values()))
     fix = label_all
     if ours and len(partial) > 1:
-        fix = Fix(command=where.muster("unlabel-gpus", "--yes"))
+        fix = Fix(command=commands.muster("unlabel-gpus", "--yes"))
     yield Finding(
         id=Id.GPU004,
         severity=Severity.ERROR,
@@ -234,12 +234,12 @@ def _claims_of(status: LabelStatus) -> tuple[str, ...]:
     )
 
 
-def _review(status: LabelStatus, value: str, where: Commands) -> str:
-    """Return what adds a product to the file of reviewed names, and shows that it is read."""
+def _review(status: LabelStatus, value: str, commands: Commands) -> str:
+    """Return the command that adds a product to the file of reviewed names, and shows its name."""
     product = status.identity.best.product if status.identity.best else ""
     if not (product and product.isprintable()):
-        return _show(status.node.name, where)
-    file = where.aliases or ALIASES
+        return _show(status.node.name, commands)
+    file = commands.aliases or ALIASES
     entry = shlex.join(["echo", f"{_quoted(product)}: {value}"])
     return f"{entry} >> {shlex.quote(file)} && " + shlex.join(
         ["muster", "gpu-name", "--aliases", file, "--", product]
@@ -250,14 +250,14 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _pods_of(node: str, where: Commands) -> str:
-    return where.kubectl(
+def _pods_of(node: str, commands: Commands) -> str:
+    return commands.kubectl(
         "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"
     )
 
 
-def _show(node: str, where: Commands) -> str:
-    return where.kubectl("get", "node", node, "--show-labels")
+def _show(node: str, commands: Commands) -> str:
+    return commands.kubectl("get", "node", node, "--show-labels")
 
 
 _AUTOSCALERS_GPUS: Final = frozenset(
@@ -269,7 +269,7 @@ _AUTOSCALERS_GPUS: Final = frozenset(
         model.DIRECTX,
     }
 )
-"""What the Cluster Autoscaler takes for a GPU (processors/customresources/gpu_processor.go)."""
+"""What the Cluster Autoscaler counts as a GPU (processors/customresources/gpu_processor.go)."""
 _PROVIDERS: Final = {
     "aws": frozenset({"k8s.amazonaws.com/accelerator"}),
     "azure": frozenset({"kubernetes.azure.com/accelerator", "accelerator"}),
@@ -281,8 +281,8 @@ _PROVIDERS: Final = {
 """Which key the Cluster Autoscaler looks at, by the scheme of a node's providerID."""
 
 
-def invalid_labels(node: model.Node, where: Commands) -> Iterable[Finding]:
-    """Tell each value that its scheme refuses: the first one hides the scheme for the cluster."""
+def invalid_labels(node: model.Node, commands: Commands) -> Iterable[Finding]:
+    """Report each invalid value: the first one disables its scheme for the whole cluster."""
     for reading in schemes.read(node.labels):
         if reading.fault is None or (reading.scheme.id == "muster" and not reading.value):
             continue
@@ -293,21 +293,21 @@ def invalid_labels(node: model.Node, where: Commands) -> Iterable[Finding]:
             object=node.name,
             message=f"{reading.scheme.key}={reading.value!r} is {reading.fault}",
             evidence=(f"scheme {reading.scheme.id}",),
-            fix=Fix(command=where.kubectl("label", "node", node.name, f"{reading.scheme.key}-")),
+            fix=Fix(command=commands.kubectl("label", "node", node.name, f"{reading.scheme.key}-")),
         )
 
 
-def held_as_unready(node: model.Node, where: Commands) -> Iterable[Finding]:
-    """Tell each key by which the Cluster Autoscaler waits for a GPU that is not there."""
+def held_as_unready(node: model.Node, commands: Commands) -> Iterable[Finding]:
+    """Report each key that makes the Cluster Autoscaler wait for a GPU that does not exist."""
     if any(node.allocatable.get(name, 0) for name in _AUTOSCALERS_GPUS):
         return
     if node.ready_since is None:
         return
     provider = node.provider_id.partition("://")[0]
     if not provider:
-        # no autoscaler can know whose machine this is
+        # no autoscaler recognizes this machine
         return
-    # a key is one provider's; where we do not know whose cloud this is, it may matter
+    # each key belongs to one provider; for an unknown provider any may matter
     mine = _PROVIDERS.get(provider, schemes.AUTOSCALER_KEYS - {"accelerator"})
     for key in sorted(mine & node.labels.keys()):
         yield Finding(
@@ -315,14 +315,14 @@ def held_as_unready(node: model.Node, where: Commands) -> Iterable[Finding]:
             severity=Severity.ERROR if provider in _PROVIDERS else Severity.WARN,
             scope=Scope.NODE,
             object=node.name,
-            message=f"the Cluster Autoscaler holds it for unready: {key} without a GPU",
+            message=f"the Cluster Autoscaler treats it as unready: {key} without a GPU",
             evidence=(f"{key}={node.labels[key]}", *resources(node)),
-            fix=Fix(command=where.kubectl("label", "node", node.name, f"{key}-")),
+            fix=Fix(command=commands.kubectl("label", "node", node.name, f"{key}-")),
         )
 
 
 def resources(node: model.Node) -> tuple[str, ...]:
-    """Return in words how many accelerators a node has."""
+    """Return how many accelerators a node has, as text."""
     return tuple(
         f"{name}: {node.allocatable.get(name, 0)} of {node.capacity.get(name, 0)} allocatable"
         for name in sorted(node.accelerators)

@@ -1,4 +1,4 @@
-"""Pure: What `muster label-gpus` would do with each node and why, and whether it may at all."""
+"""Pure: what `muster label-gpus` would do with each node and why, and whether it may."""
 
 import enum
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from muster_labeler.naming.node_labels import LabelState, LabelStatus
 
 
 class Step(enum.StrEnum):
-    """What becomes of one node."""
+    """What is done with a node."""
 
     KEEP = "keep"
     WRITE = "write"
@@ -28,7 +28,7 @@ _UNLABELLABLE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """How far one who asked lets us go."""
+    """Which labels may be written that would otherwise be refused."""
 
     unknown: bool = False
     ambiguous: bool = False
@@ -59,36 +59,36 @@ class Row:
 
 
 def plan(
-    standings: Sequence[LabelStatus],
+    statuses: Sequence[LabelStatus],
     allowed: Allowed,
     *,
     simulated: Collection[str] = (),
     only: Collection[str] = (),
 ) -> list[Row]:
-    """Return a row for each GPU node; of `only` these are any written, if some are named."""
+    """Return a row for each GPU node; if `only` names some, no other is written."""
     return [
         _row(status, allowed, is_simulated=status.node.name in simulated)
         if not only or status.node.name in only
-        else _planned(status, Step.KEEP, status.current, "not asked for")
-        for status in standings
+        else _planned(status, Step.KEEP, status.current, "not selected")
+        for status in statuses
     ]
 
 
 def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list[Row]:
-    """Return a row for each node with labels of ours, or with the label: others' stay."""
+    """Return a row for each node with labels of ours, or with the accelerator label."""
     planned = []
     for node in sorted(nodes, key=lambda node: node.name):
         status = node_labels.label_status(node)
         if status.current is None and not node.our_labels:
             continue
         if only and node.name not in only:
-            planned.append(_planned(status, Step.KEEP, status.current, "not asked for"))
+            planned.append(_planned(status, Step.KEEP, status.current, "not selected"))
         elif not node.our_labels:
             planned.append(
                 _planned(status, Step.KEEP, status.current, f"owned by {status.foreign_owners}")
             )
         elif status.foreign_owners:
-            reason = f"what is ours; {schemes.SKYPILOT} is owned by {status.foreign_owners}"
+            reason = f"our other labels; {schemes.SKYPILOT} is owned by {status.foreign_owners}"
             planned.append(_planned(status, Step.REMOVE, status.current, reason))
         else:
             planned.append(_planned(status, Step.REMOVE, None, "ours"))
@@ -105,7 +105,7 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
 
     SkyPilot reads one scheme for a whole cluster: a label on some GPU nodes hides the others.
     """
-    # a value that is corrected where one stood hides nobody who was seen before
+    # correcting a value hides no node that was visible before
     is_new = any(row.step is Step.WRITE and not row.current for row in planned)
     if not is_new or allowed.partial:
         return None
@@ -114,7 +114,7 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
         return f"{covering} names every GPU node already; labels on some would hide {_named(left)}"
     if left:
         return (
-            f"{len(left)} of {len(planned)} GPU nodes would stay without "
+            f"{len(left)} of {len(planned)} GPU nodes would remain without "
             f"{schemes.SKYPILOT} and be hidden: {_named(left)}"
         )
     return None
@@ -137,11 +137,11 @@ def _row(status: LabelStatus, allowed: Allowed, *, is_simulated: bool) -> Row:
 def _refusal(
     status: LabelStatus, reason: Reason, allowed: Allowed, *, is_simulated: bool
 ) -> str | None:
-    """Return why a known name is not written, and which option lets it."""
+    """Return why a name is not written, and which option allows it."""
     if is_simulated and not allowed.simulated:
         return "the GPUs are simulated; --simulated"
     if reason is Reason.MEMORY_UNKNOWN and not allowed.ambiguous:
-        return "its memory is unknown, and decides; --force-ambiguous"
+        return "the name depends on its memory, which is unknown; --force-ambiguous"
     if reason is Reason.FALLBACK and not allowed.unknown:
         by_type = (
             status.identity.best is not None and status.identity.best.source == "instance type"
@@ -190,7 +190,7 @@ _STEP_WORDS: Final = {
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows for people, and how many of each kind; what needs a person stands first."""
+    """Return the rows as a table, with how many of each kind; refused rows come first."""
     if not rows:
         return "no GPU node\n"
     order = (Step.REFUSE, Step.WRITE, Step.REMOVE, Step.KEEP)

@@ -1,4 +1,4 @@
-"""Pure: A report as people read it, as JSON, and as JUnit XML for CI."""
+"""Pure: evaluates a cluster, and renders the report as text, as JSON, or as JUnit XML for CI."""
 
 import enum
 from collections import Counter
@@ -16,7 +16,7 @@ _FAILING = frozenset({Severity.ERROR, Severity.WARN})
 
 
 class Output(enum.StrEnum):
-    """How a report is written."""
+    """How a report is rendered."""
 
     TEXT = "text"
     JSON = "json"
@@ -24,7 +24,7 @@ class Output(enum.StrEnum):
 
 
 def render(report: Report, output: Output) -> str:
-    """Return a report, with a line's end."""
+    """Return a report as text, with a newline at the end."""
     match output:
         case Output.TEXT:
             return "\n".join(_text(report)) + "\n"
@@ -45,7 +45,7 @@ def _text(report: Report) -> Iterable[str]:
             )
         elif shown[finding.id] == totals[finding.id]:
             more = totals[finding.id] - _LINES_MAX
-            yield f"{'':<8} {finding.id:<8} and {more} more; --output json tells all"
+            yield f"{'':<8} {finding.id:<8} and {more} more; --json shows all"
     for note in report.notes:
         yield findings.plain(f"{'NOTE':<8} {note}")
     commands = _commands(report.findings)
@@ -65,7 +65,7 @@ def _text(report: Report) -> Iterable[str]:
 
 
 def _commands(findings: Iterable[Finding]) -> dict[str, list[str]]:
-    """Return the commands, each once, with the findings that each mends; at most 20 for an id."""
+    """Return each command once, with the ids that it fixes; at most 20 commands for an id."""
     commands: dict[str, list[str]] = {}
     used: Counter[str] = Counter()
     for finding in findings:
@@ -115,7 +115,7 @@ def _quoted(text: str) -> str:
 
 
 class Topic(enum.StrEnum):
-    """What is looked at."""
+    """What is checked."""
 
     GPU = "gpu"
     FUSE = "fuse"
@@ -125,28 +125,28 @@ class Topic(enum.StrEnum):
 def evaluate(
     view: findings.ClusterView,
     topics: Sequence[Topic],
-    where: findings.Commands,
+    commands: findings.Commands,
     *,
     cluster: str,
     only: str | None = None,
 ) -> findings.Report:
-    """Return everything that is found in a cluster, about `only` one node if it is named."""
-    results: list[Finding] = list(_unread(view.unread, where))
+    """Return all findings about a cluster, or about `only` one node if it is named."""
+    results: list[Finding] = list(_unread(view.unread, commands))
     notes = [entry.why for entry in view.unread if _is_notable(entry)]
     fleet = node_labels.label_statuses(view.nodes or (), view.evidence)
     if Topic.GPU in topics and view.nodes is not None:
         results.extend(
             gpu_findings.evaluate(
-                view.nodes, view.evidence, where, simulated=view.simulated, only=only
+                view.nodes, view.evidence, commands, simulated=view.simulated, only=only
             )
         )
         covering = node_labels.covering_scheme(fleet)
         if covering is not None:
             notes.append(f"{covering} names the model of every GPU node: nothing to label")
     if Topic.FUSE in topics:
-        results.extend(fuse_findings.evaluate(view, where, only=only))
+        results.extend(fuse_findings.evaluate(view, commands, only=only))
     if Topic.AUTOSCALER in topics:
-        results.extend(autoscaler_findings.evaluate(view, where, only=only))
+        results.extend(autoscaler_findings.evaluate(view, commands, only=only))
     checked = {"nodes": len(view.nodes or ()), "gpuNodes": len(fleet)}
     if view.pods is not None:
         checked["fusePods"] = sum(not pod.is_agent for pod in view.pods)
@@ -160,7 +160,7 @@ def evaluate(
     )
 
 
-def _unread(unread: Iterable[findings.Unread], where: findings.Commands) -> Iterable[Finding]:
+def _unread(unread: Iterable[findings.Unread], commands: findings.Commands) -> Iterable[Finding]:
     for entry in unread:
         if _is_notable(entry):
             continue
@@ -172,17 +172,17 @@ def _unread(unread: Iterable[findings.Unread], where: findings.Commands) -> Iter
             scope=Scope.CLUSTER,
             object=entry.what,
             message=f"cannot be read: {entry.why}",
-            fix=Fix(command=where.kubectl(*asking)),
+            fix=Fix(command=commands.kubectl(*asking)),
         )
 
 
 def _is_notable(entry: findings.Unread) -> bool:
-    """Return whether something may stay unseen: a source to which we have no right."""
+    """Return whether this is only worth a note: an optional source that we may not read."""
     return entry.is_forbidden and not entry.is_needed
 
 
 def _deduplicated(results: Iterable[Finding]) -> list[Finding]:
-    """Return each finding about an object once: a pod and its event tell the same."""
+    """Return each finding about an object once: a pod and its event may say the same."""
     kept: dict[tuple[str, str, str], Finding] = {}
     for finding in results:
         kept.setdefault((finding.id, finding.object, finding.message), finding)

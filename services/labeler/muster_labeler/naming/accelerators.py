@@ -1,4 +1,4 @@
-"""Pure: From a GPU's product string to the accelerator name schedulers know it by, and why.
+"""Pure: from a GPU's product string to the accelerator name that schedulers use, and why.
 
 Whole words are compared, never parts of them: `RTX A4000` is no A40, and an A100 with 80 GB is an
 `a100-80gb`. Names are SkyPilot's (sky/utils/gpu_names.py), so that a label and a request meet.
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?")
 
 _ERROR_TEXTS: Final = ("failed", "error", "no devices")
 _PLACEHOLDERS: Final = frozenset({"[n/a]", "n/a", "err!", "[err!]", "[unknown]", "[not supported]"})
-"""What nvidia-smi writes where it cannot tell."""
+"""What nvidia-smi prints instead of an unknown value."""
 _MIG = re.compile(r"\d+g\.\d+gb")
 _VGPU = re.compile(r"\d+[cqab]")
 _MEMORY = re.compile(r"(\d+)gb?")
@@ -46,7 +46,7 @@ _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Reason(enum.StrEnum):
-    """How sure a name is, or why there is none."""
+    """How certain a name is, or why there is none."""
 
     EXACT = "exact"
     ALIAS = "alias"
@@ -62,7 +62,7 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A label value, or None, and why; `is_shared` says that the product string told of sharing."""
+    """A label value or None, and why; `is_shared` if the product string says that it is shared."""
 
     value: str | None
     reason: Reason
@@ -93,8 +93,8 @@ def name(
 ) -> Name:
     """Return the accelerator name of a product, as NVML, nvidia-smi, GFD or DRA write it.
 
-    `memory_mib` is measured, and wins over what the string says. `aliases` are reviewed by people
-    and win over guesses, but make no name where there must be none (partitions, error texts).
+    `memory_mib` is measured, and takes precedence over the string. `aliases` are reviewed by people
+    and take precedence over guesses, but never name what must have no name (partitions, errors).
     """
     text = product.strip().lower()
     words = _words(text)
@@ -125,7 +125,7 @@ def of_node(names: Iterable[Name]) -> Name:
 def _refusal(
     text: str, words: Sequence[str], core: Sequence[str], *, is_mig: bool, is_vgpu: bool
 ) -> Reason | None:
-    """Return why there must be no name, whatever people or rules say."""
+    """Return why there must be no name, whatever aliases say."""
     if not text:
         return Reason.NO_NAME
     if text in _PLACEHOLDERS or any(word in text for word in _ERROR_TEXTS):

@@ -1,8 +1,8 @@
-"""Pure: The labels that NVIDIA's GPU feature discovery would give a node with these GPUs.
+"""Pure: the labels that NVIDIA's GPU feature discovery would give a node with these GPUs.
 
 Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that what selects
-nodes by them goes on doing so. On purpose otherwise: what is unknown is left out, and costs no
-other label; and a node of several models is told as one of them, always the same, where NVIDIA's
+nodes by them keeps working. Two differences are intended: an unknown value is left out without
+affecting other labels; and of several models on a node always the same one is named, where NVIDIA's
 choice is random: whole GPUs before partitioned ones, the more numerous first, then by name.
 """
 
@@ -49,20 +49,20 @@ _FAMILIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """How often each device of a resource is handed out, and whether that shows in its name."""
+    """How often each device of a resource is shared, and whether the resource is renamed."""
 
     replicas: int
     is_renamed: bool = False
 
 
 _IN_PARTS: Final = _Share(0)
-"""A whole GPU in MIG mode is not handed out, only its parts."""
+"""A whole GPU in MIG mode is not allocated, only its parts."""
 
 
 def labels(node: vocabulary.GpuNode, *, timestamp: int | None = None) -> dict[str, str]:
     """Return the labels of a node, by key in sorted order; none where there is no GPU.
 
-    The Kubernetes API takes all of them. `timestamp` is Unix seconds; NVIDIA's is of its start.
+    The Kubernetes API accepts all of them. `timestamp` is Unix seconds; NVIDIA's is of its start.
     """
     if not node.gpus:
         return {}
@@ -79,7 +79,7 @@ def labels(node: vocabulary.GpuNode, *, timestamp: int | None = None) -> dict[st
 
 
 def sanitised(text: str) -> str:
-    """Return what NVIDIA makes of a name: odd characters dropped, blanks joined by `-`."""
+    """Return a name as NVIDIA writes it: odd characters dropped, blanks joined by `-`."""
     return "-".join(_NOT_KEPT.sub("", text).split())
 
 
@@ -143,7 +143,7 @@ def _of_gpus(
 def _of_single(
     gpus: Sequence[vocabulary.Gpu], resources: Iterable[vocabulary.GpuResource]
 ) -> dict[str, str]:
-    """Return the labels of MIG devices that are handed out as `gpu`, if they are all alike."""
+    """Return the labels of MIG devices that are allocated as `gpu`, if all have one profile."""
     profiles = _profiles(gpus)
     if len(profiles) == 1 and all(gpu.mig for gpu in gpus):
         ((profile, devices),) = profiles.items()
@@ -216,7 +216,7 @@ def _of_architecture(gpus: Iterable[vocabulary.Gpu]) -> dict[str, str]:
 def _product(model: str, *more: str) -> str:
     """Return the value of a product label, empty for a GPU without a name.
 
-    What follows the model says that this is no whole GPU: of a long value, the model gives way.
+    What follows the model shows that this is no whole GPU: in a long value the model is shortened.
     """
     name = sanitised(model).strip(_ENDS)
     if not name:
@@ -230,7 +230,7 @@ def _value(text: str) -> str:
 
 
 def _model(products: Iterable[str], *, first: Iterable[str] = ()) -> str:
-    """Return the product that speaks for all: one of the `first`, the most frequent, by name."""
+    """Return the product that stands for all: one of the `first`, the most frequent, by name."""
     counts = Counter(products)
     preferred = set(first)
     return min(counts, key=lambda product: (product not in preferred, -counts[product], product))

@@ -1,4 +1,4 @@
-"""Pure: How the label of one node stands: the states of the reference, in order of precedence."""
+"""Pure: how a node's labels compare with its GPUs, and which labels it should have."""
 
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ FIELD_MANAGER: Final = model.FIELD_MANAGER
 
 
 class LabelState(enum.StrEnum):
-    """How a node's accelerator label stands."""
+    """How a node's accelerator label compares with its GPUs."""
 
     NOT_GPU = "not-gpu"
     LABELLED_OK = "labelled-ok"
@@ -45,14 +45,14 @@ _UNLABELLED: Final[Mapping[Reason, LabelState]] = {
     Reason.MIG: LabelState.MIG,
     Reason.VGPU: LabelState.VGPU,
 }
-"""How a node without a label stands, by how sure its name is."""
+"""The state of a node without a label, by how certain its name is."""
 _NEVER: Final = frozenset({Reason.MIXED, Reason.MIG, Reason.VGPU})
-"""What must have no label, whatever stands there."""
+"""GPUs that must have no label."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelStatus:
-    """A node with its state, what is known of its GPUs, and what its label should be."""
+    """A node with the state of its label and what its GPUs are."""
 
     node: model.Node
     state: LabelState
@@ -65,7 +65,7 @@ class LabelStatus:
 
     @property
     def wanted(self) -> str | None:
-        """Return the value that the label should have, certain or not, if there is one."""
+        """Return the value that the label should have, certain or not; None if there is none."""
         return None if self.identity.is_conflict else self.identity.name.value
 
     @property
@@ -75,19 +75,19 @@ class LabelStatus:
 
     @property
     def foreign_owners(self) -> str:
-        """Return in words whose label this is, empty if it is ours alone or there is none."""
+        """Return who else owns the label, as text; empty if nobody does or there is no label."""
         if self.current is None or (self.is_ours and not self.other_owners):
             return ""
-        return ", ".join(self.other_owners) or "nobody that is known"
+        return ", ".join(self.other_owners) or "an unknown manager"
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether the label is ours, and was written of other GPUs than are there now."""
+        """Return whether the label is ours, and was written for other GPUs than these."""
         claim, (source, product) = self.identity.best, self.node.labelled_from
         if claim is None or not self.node.is_ours_alone(schemes.SKYPILOT):
             return False
         if self.identity.name.reason in {Reason.NO_NAME, Reason.NOT_A_NAME}:
-            # trouble with a driver, not other GPUs
+            # a problem with the driver, not other GPUs
             return False
         if self.identity.name.reason in _NEVER:
             return True
@@ -102,24 +102,24 @@ class LabelStatus:
         return FIELD_MANAGER in self.node.owners.get(schemes.SKYPILOT, ())
 
 
-def label_status(node: model.Node, views: sources.Evidence = sources.NO_EVIDENCE) -> LabelStatus:
-    """Return how a node stands."""
-    identity = sources.identify(node, views)
+def label_status(node: model.Node, evidence: sources.Evidence = sources.NO_EVIDENCE) -> LabelStatus:
+    """Return how a node is labelled."""
+    identity = sources.identify(node, evidence)
     return LabelStatus(node, _state(node, identity), identity)
 
 
 def label_statuses(
-    nodes: Sequence[model.Node], views: sources.Evidence = sources.NO_EVIDENCE
+    nodes: Sequence[model.Node], evidence: sources.Evidence = sources.NO_EVIDENCE
 ) -> list[LabelStatus]:
-    """Return how the nodes with accelerators stand, by name."""
-    statuses = [label_status(node, views) for node in sorted(nodes, key=lambda node: node.name)]
+    """Return how each node with accelerators is labelled, in order of names."""
+    statuses = [label_status(node, evidence) for node in sorted(nodes, key=lambda node: node.name)]
     return [status for status in statuses if status.state is not LabelState.NOT_GPU]
 
 
 def provenance(
     status: LabelStatus, value: str | None, *, actor: str, version: str, at: str
 ) -> Mapping[str, object]:
-    """Return what is written down of a label: who said so, from what, and what stood there."""
+    """Return what is recorded about a label: its source, who wrote it, the previous value."""
     claim = status.identity.best
     previous = {"previous": status.current} if status.current is not None else {}
     return {
@@ -135,34 +135,34 @@ def provenance(
     }
 
 
-def covering_scheme(standings: Sequence[LabelStatus]) -> str | None:
-    """Return the key of another scheme that names every GPU node with a known product, if any.
+def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
+    """Return the key of another scheme that names every GPU node with certainty, if there is one.
 
-    SkyPilot then needs no label of ours, and one on some nodes would hide the others.
+    Then SkyPilot needs no label of ours, and one on some nodes would hide the others.
     """
-    if not standings or any(status.current is not None for status in standings):
+    if not statuses or any(status.current is not None for status in statuses):
         return None
     for scheme in schemes.SCHEMES:
         if not scheme.is_skypilots or scheme.key == schemes.SKYPILOT:
             continue
-        if all(is_named_by(status, scheme) for status in standings):
+        if all(is_named_by(status, scheme) for status in statuses):
             return scheme.key
     return None
 
 
-def partial_schemes(standings: Sequence[LabelStatus]) -> Mapping[str, int]:
-    """Return how many GPU nodes each scheme of SkyPilot's names, where not all have the same.
+def partial_schemes(statuses: Sequence[LabelStatus]) -> Mapping[str, int]:
+    """Return how many GPU nodes each of SkyPilot's schemes names, if they are mixed.
 
     Empty when one scheme names them all, or none names any.
     """
     counts = {
-        scheme.key: sum(_has_valid_label(status, scheme) for status in standings)
+        scheme.key: sum(_has_valid_label(status, scheme) for status in statuses)
         for scheme in schemes.SCHEMES
         if scheme.is_skypilots
     }
     used = {key: count for key, count in counts.items() if count}
     first = next(iter(used), None)
-    if first is None or used[first] == len(standings):
+    if first is None or used[first] == len(statuses):
         return {}
     return used
 
@@ -222,7 +222,7 @@ def _owned_state(node: model.Node) -> LabelState:
 
 
 def _is_wrong(label: str, wanted: accelerators.Name) -> bool:
-    """Return whether a label is known to be wrong: a guess or an unknown memory proves little."""
+    """Return whether a label is certainly wrong: a guess or unknown memory proves little."""
     if wanted.value is None or wanted.reason is Reason.FALLBACK:
         return False
     if wanted.reason is Reason.MEMORY_UNKNOWN:
@@ -235,7 +235,7 @@ MEMORY_LABEL: Final = "muster.dev/accelerator-memory-mib"
 
 
 class LabelSet(enum.StrEnum):
-    """Keys that belong together; the autoscalers' own are in none of them."""
+    """Keys that belong together; the autoscalers' keys are in none of them."""
 
     SKYPILOT = "skypilot"
     MUSTER = "muster"
@@ -251,7 +251,7 @@ def wanted_labels(
 ) -> dict[str, str]:
     """Return the labels of a node whose accelerators are called `name`.
 
-    NVIDIA's can be told only where an agent reported `gpus`.
+    NVIDIA's labels need the `gpus` that an agent reported.
     """
     labels: dict[str, str] = {}
     if LabelSet.SKYPILOT in sets:
@@ -275,22 +275,24 @@ def stale_labels(
     *,
     gpus: vocabulary.GpuNode | None,
 ) -> frozenset[str]:
-    """Return which labels of ours nothing speaks for any more.
+    """Return which of our labels no longer apply.
 
-    SkyPilot's stays where it is not for us to write: a person's command wrote it. So do NVIDIA's
-    where they are, and nobody reported the GPUs.
+    SkyPilot's stays if the policy does not write it: a person's command wrote it. NVIDIA's stay
+    while no agent reports the GPUs.
     """
-    unsaid = f"{feature_discovery.DOMAIN}/" if LabelSet.NVIDIA in sets and gpus is None else None
+    undecided = f"{feature_discovery.DOMAIN}/" if LabelSet.NVIDIA in sets and gpus is None else None
     return frozenset(
         key
         for key in ours
-        if key not in wanted and key != schemes.SKYPILOT and not (unsaid and key.startswith(unsaid))
+        if key not in wanted
+        and key != schemes.SKYPILOT
+        and not (undecided and key.startswith(undecided))
     )
 
 
 def feature_file(wanted: Mapping[str, str]) -> str:
-    """Return labels as node-feature-discovery reads them from features.d, a line each.
+    """Return labels as node-feature-discovery reads them from features.d, one a line.
 
-    A node's agent that has this file needs no right on nodes: NFD's master writes the labels.
+    A node's agent that has this file needs no permission on nodes: NFD's master writes the labels.
     """
     return "".join(f"{key}={value}\n" for key, value in sorted(wanted.items()))

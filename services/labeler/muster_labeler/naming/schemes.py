@@ -1,4 +1,4 @@
-"""Pure: The label schemes in which others name accelerators, read back into one set of names.
+"""Pure: the label schemes and instance types by which others name accelerators.
 
 SkyPilot reads one scheme for a whole cluster, the first of these (in this order) whose first value
 is valid (sky/provision/kubernetes/utils.py, _GPULabelFormatterSelector); those behind Nebius are
@@ -40,19 +40,19 @@ AUTOSCALER_KEYS: Final = frozenset(
         "node.kubernetes.ovhcloud.com/gpu",
     }
 )
-"""Keys that make the Cluster Autoscaler hold a node without GPUs for unready: never written here
+"""Keys by which the Cluster Autoscaler treats a node without GPUs as unready: never written here
 (each provider's GPULabel, kubernetes/autoscaler 55c37cd)."""
 
 _GKE: Final = {"h100-80gb": "h100", "h200-141gb": "h200", "h100-mega-80gb": "h100-mega"}
 _GKE_STRIPPED: Final = ("nvidia-tesla-", "nvidia-")
 _AMBIGUOUS: Final = frozenset({"rtx6000"})
-"""Nebius calls an RTX PRO 6000 so; everybody else an RTX 6000."""
+"""Nebius means an RTX PRO 6000, everybody else an RTX 6000."""
 _MIB: Final = re.compile(r"[0-9]{1,9}")
 _MIB_PER_GIB: Final = 1024
 
 
 class Fault(enum.StrEnum):
-    """Why a value of a scheme cannot be used; it may hide the scheme for a whole cluster."""
+    """Why a value is unusable; one such value may disable its scheme for a whole cluster."""
 
     EMPTY = "empty"
     NOT_LOWER_CASE = "not lower case"
@@ -62,7 +62,7 @@ class Fault(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A way of naming accelerators. `read` returns the name that a value stands for."""
+    """A scheme of labels; `read` returns the name that a value means."""
 
     id: str
     key: str
@@ -76,7 +76,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one label of a node says."""
+    """What one label of a node means."""
 
     scheme: Scheme
     value: str
@@ -85,7 +85,7 @@ class Reading:
 
 
 def read(labels: Mapping[str, str]) -> list[Reading]:
-    """Return what each scheme says about a node, SkyPilot's order first."""
+    """Return what each scheme says about a node, in SkyPilot's order."""
     readings = []
     for scheme in SCHEMES:
         value = labels.get(scheme.key)
@@ -115,7 +115,7 @@ def _memory(scheme: Scheme, labels: Mapping[str, str]) -> int | None:
 
 
 def _vendor_name(value: str, memory_mib: int | None) -> Name:
-    """Return a name that others have settled; memory tells apart what they do not."""
+    """Return a vendor's own name; memory distinguishes what that does not."""
     name = accelerators.name(value, memory_mib)
     is_known = name.reason in {Reason.EXACT, Reason.MEMORY_UNKNOWN}
     return name if is_known else Name(value.lower(), Reason.EXACT)
@@ -182,7 +182,7 @@ KEYS: Final = (
     | AUTOSCALER_KEYS
     | {"muster.dev/accelerator-count", "muster.dev/accelerator-memory-mib", model.VGPU_LABEL}
 )
-"""Every label that is worth keeping of a node."""
+"""All labels of a node that matter here."""
 
 OWNED: Final = frozenset(
     {
@@ -246,7 +246,10 @@ _INSTANCE_TYPES: Final = tuple(
 
 
 def instance_type_hint(instance_type: str) -> str | None:
-    """Return the accelerator that a type brings, or None for one that nobody listed."""
+    """Return the accelerator of an instance type, or None for an unlisted one.
+
+    It is a hint for people, and a label only if they ask for it: the type says what was ordered.
+    """
     text = instance_type.lower()
     for pattern, name in _INSTANCE_TYPES:
         match = pattern.fullmatch(text)

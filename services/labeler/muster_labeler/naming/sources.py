@@ -1,6 +1,6 @@
-"""Pure: Who says what a node's GPUs are, in the order in which they are believed.
+"""Pure: what a node's GPUs are, from several sources in order of trust.
 
-Sources that disagree make a finding, never a label: one of them is wrong, and nobody knows which.
+If sources disagree that is a finding, and there is no label: one is wrong, and nobody knows which.
 """
 
 import enum
@@ -16,7 +16,7 @@ from muster_labeler.naming.accelerators import Name, Reason
 
 
 class Source(enum.StrEnum):
-    """Who knows, the best first."""
+    """The sources, the most trusted first."""
 
     AGENT = "agent inventory"
     DRA = "DRA ResourceSlice"
@@ -36,14 +36,14 @@ class Product:
 
 
 Kinds = Mapping[Product, int]
-"""How many there are of each kind."""
+"""How many GPUs there are of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one source says: a name, and the words it was made of.
+    """What one source says: a name, and the text that it comes from.
 
-    `product` is what a reviewed name can be given to: empty for several, or what is none.
+    `product` is what an alias can name: empty if there are several products, or none.
     """
 
     source: Source
@@ -55,7 +55,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """All that is known of a node's accelerators; `of` is what is believed, if anything is."""
+    """What all sources say about a node's accelerators; `best` is the claim that counts, if any."""
 
     claims: tuple[Claim, ...] = ()
     best: Claim | None = None
@@ -64,18 +64,18 @@ class Identity:
 
     @property
     def name(self) -> Name:
-        """Return the name that is believed, certain or not."""
+        """Return the name from the best source, certain or not."""
         return self.best.name if self.best else Name(None, Reason.NO_NAME)
 
     @property
     def source(self) -> str:
-        """Return who said so, and in which words."""
+        """Return the best source, and what it says."""
         return f"{self.best.source}: {self.best.text}" if self.best else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known beside the nodes themselves: agents' reports and DRA's, by node."""
+    """What is known besides the nodes themselves: what agents and DRA report, by node."""
 
     agents: Mapping[str, Kinds]
     slices: Mapping[str, Kinds]
@@ -89,13 +89,13 @@ NO_EVIDENCE: Final = Evidence({}, {}, {})
 _PRODUCTS_SHOWN_MAX: Final = 5
 _COUNTS: Final = re.compile(r"(?:^|(?<=, ))\d+ x ")
 _WRITTEN_SCHEMES: Final = frozenset({"skypilot", "muster"})
-"""Schemes that people and we write: what they say is judged, and judges nothing."""
+"""Schemes that people and we write: they are checked, and are no evidence."""
 
 
-def identify(node: model.Node, views: Evidence = NO_EVIDENCE) -> Identity:
-    """Return what all sources say of a node, and what to believe."""
+def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
+    """Return what all sources say about a node, and which one counts."""
     readings = tuple(schemes.read(node.labels))
-    claims = tuple(_claims(node, readings, views))
+    claims = tuple(_claims(node, readings, evidence))
     conclusive = [claim for claim in claims if _is_conclusive(claim)]
     if not conclusive:
         return Identity(claims, next(iter(claims), None), is_conflict=False, readings=readings)
@@ -106,7 +106,7 @@ def identify(node: model.Node, views: Evidence = NO_EVIDENCE) -> Identity:
 
 
 def describe(products: Kinds) -> str:
-    """Return the products as people write them; the same products, always the same words."""
+    """Return the products as text; the same products always give the same text."""
     texts = sorted(
         f"{count} x {product.name[:100].strip() or 'nameless'}"
         + (f" ({product.memory_mib} MiB)" if product.memory_mib is not None else "")
@@ -119,21 +119,21 @@ def describe(products: Kinds) -> str:
 
 
 def without_counts(text: str) -> str:
-    """Return what was `shown` but for how many there are of each."""
+    """Return what `describe` returned, without the counts."""
     return _COUNTS.sub("", text)
 
 
 def _claims(
-    node: model.Node, readings: Iterable[schemes.Reading], views: Evidence
+    node: model.Node, readings: Iterable[schemes.Reading], evidence: Evidence
 ) -> Iterable[Claim]:
-    if node.name in views.agents:
-        yield _claim(Source.AGENT, views.agents[node.name], views.aliases)
-    if node.name in views.slices:
-        yield _claim(Source.DRA, views.slices[node.name], views.aliases)
+    if node.name in evidence.agents:
+        yield _claim(Source.AGENT, evidence.agents[node.name], evidence.aliases)
+    if node.name in evidence.slices:
+        yield _claim(Source.DRA, evidence.slices[node.name], evidence.aliases)
     labels = [
         reading
         for reading in readings
-        # what we wrote ourselves is no second opinion
+        # our own label is no independent evidence
         if reading.fault is None
         and reading.scheme.id not in _WRITTEN_SCHEMES
         and not node.is_ours_alone(reading.scheme.key)
@@ -143,9 +143,9 @@ def _claims(
         memory = _memory(node, reading)
         name = reading.name
         if is_gfd and name.reason is Reason.FALLBACK:
-            name = accelerators.name(reading.value, memory, aliases=views.aliases)
+            name = accelerators.name(reading.value, memory, aliases=evidence.aliases)
         if node.has_partitions or node.is_virtual:
-            # labels name the card
+            # labels name the whole card
             name = Name(None, Reason.MIG if node.has_partitions else Reason.VGPU)
         source = Source.GFD if is_gfd else Source.CLOUD
         text = f"{reading.scheme.key}={reading.value}"
@@ -154,7 +154,7 @@ def _claims(
     hint = schemes.instance_type_hint(instance_type)
     is_whole = not (node.has_partitions or node.is_virtual)
     if hint is not None and node.has_accelerators and is_whole:
-        reason = Reason.EXACT if views.may_use_instance_type else Reason.FALLBACK
+        reason = Reason.EXACT if evidence.may_use_instance_type else Reason.FALLBACK
         yield Claim(
             Source.INSTANCE_TYPE, f"{schemes.INSTANCE_TYPE}={instance_type}", Name(hint, reason)
         )
@@ -190,7 +190,7 @@ def _memory(node: model.Node, reading: schemes.Reading) -> int | None:
 
 
 def _is_conclusive(claim: Claim) -> bool:
-    """Return whether a source knows something, be it that there must be no name."""
+    """Return whether a source has a name, or shows that there must be none."""
     return claim.name.value is not None or claim.name.reason in {
         Reason.MIG,
         Reason.VGPU,
@@ -199,7 +199,7 @@ def _is_conclusive(claim: Claim) -> bool:
 
 
 def _contradict(name: Name, other: Name) -> bool:
-    """Return whether both cannot be true; who does not know the memory contradicts nobody."""
+    """Return whether both cannot be true; a name without known memory contradicts few."""
     if name.value is None or other.value is None or Reason.FALLBACK in {name.reason, other.reason}:
         # a cloud names the card, an agent knows that it is partitioned
         return False
