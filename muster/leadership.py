@@ -7,7 +7,6 @@ each act instead of once.
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 
@@ -33,12 +32,7 @@ class Election(Protocol):
     async def __aenter__(self) -> Self:
         """Begin to run for leader; never waits."""
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Resign, so that the next leader can take over at once."""
 
     def term(self) -> int | None:

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from types import TracebackType
 from typing import Final, Self
 
 import aiohttp
@@ -155,12 +154,7 @@ class Api:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def request(

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from http import HTTPStatus
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -70,12 +69,7 @@ class Lease:
         self._task = asyncio.create_task(self._keep())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Release it, so that the next replica can have it at once."""
         assert self._task is not None, "left without being entered"
         self._task.cancel()

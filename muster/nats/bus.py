@@ -10,7 +10,6 @@ import functools
 import itertools
 import uuid
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Final, Self
 
 import nats.errors
@@ -79,12 +78,7 @@ class Bus:
             self._tasks.append(asyncio.create_task(self._sweep()))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close; events that are still queued are lost, see `flush`."""
         assert self._tasks, "left without being entered"
         pending = set(self._tasks)
@@ -92,9 +86,9 @@ class Bus:
             for task in pending:
                 task.cancel()
             # see runtime.end_if_cancelled
-            _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
+            _done, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.link.__aexit__(kind, error, at)
+        await self.link.__aexit__()
 
     def enqueue(self, event: vocabulary.Event, *, event_id: str | None = None) -> None:
         """Publish an event soon and in order; never waits, never raises.

@@ -11,7 +11,6 @@ import random
 import re
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 from typing import Any, Final, Self
 
 import nats.aio.client
@@ -100,12 +99,7 @@ class Connection:
         self._task = asyncio.create_task(self._stay_connected())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the connection."""
         assert self._task is not None, "left without being entered"
         self._outage_logged = True

@@ -12,7 +12,6 @@ one at a time through nats-py, and this way 4 % (CPython 3.11, nats-py 2.16).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 import nats.aio.client
@@ -44,14 +43,9 @@ class HeartbeatStream:
         await self.link.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the connection."""
-        await self.link.__aexit__(kind, error, at)
+        await self.link.__aexit__()
 
     async def follow(self, handler: Handler) -> None:
         """Call `handler` with the valid heartbeats of each batch, from now on; count the others.

@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -161,12 +160,7 @@ class Lock:
         self._task = asyncio.create_task(self._keep())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Release it, so that the next process can have it at once."""
         assert self._task is not None, "left without being entered"
         self._task.cancel()

@@ -8,8 +8,8 @@ method. Paths and shapes are those of the .proto files in `proto/muster/pb`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -27,6 +27,7 @@ POD_RESOURCES = "v1.PodResourcesLister"
 Request = TypeVar("Request", bound=message.Message)
 Answer = TypeVar("Answer", bound=message.Message)
 if TYPE_CHECKING:
+    Methods: TypeAlias = dict[str, grpc.RpcMethodHandler[Any, Any]]
     Context: TypeAlias = grpc.aio.ServicerContext[Request, Answer]
     Unary: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[Request, Answer]
     Stream: TypeAlias = grpc.aio.UnaryStreamMultiCallable[Request, Answer]
@@ -120,134 +121,98 @@ class PodResourcesServicer(Protocol):
 
 def registration_handler(servicer: RegistrationServicer) -> grpc.GenericRpcHandler:
     """Wrap the kubelet's half of a registration for a server."""
-    return grpc.method_handlers_generic_handler(
-        REGISTRATION,
-        {
-            "Register": grpc.unary_unary_rpc_method_handler(
-                servicer.register, dp.RegisterRequest.FromString, dp.Empty.SerializeToString
-            )
-        },
-    )
+    methods: Methods = {"Register": _unary(servicer.register, dp.RegisterRequest, dp.Empty)}
+    return grpc.method_handlers_generic_handler(REGISTRATION, methods)
 
 
 def device_plugin_handler(servicer: DevicePluginServicer) -> grpc.GenericRpcHandler:
     """Wrap a plugin for a server."""
-    return grpc.method_handlers_generic_handler(
-        DEVICE_PLUGIN,
-        {
-            "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(
-                servicer.get_device_plugin_options,
-                dp.Empty.FromString,
-                dp.DevicePluginOptions.SerializeToString,
-            ),
-            "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                servicer.list_and_watch,
-                dp.Empty.FromString,
-                dp.ListAndWatchResponse.SerializeToString,
-            ),
-            "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(
-                servicer.get_preferred_allocation,
-                dp.PreferredAllocationRequest.FromString,
-                dp.PreferredAllocationResponse.SerializeToString,
-            ),
-            "Allocate": grpc.unary_unary_rpc_method_handler(
-                servicer.allocate,
-                dp.AllocateRequest.FromString,
-                dp.AllocateResponse.SerializeToString,
-            ),
-            "PreStartContainer": grpc.unary_unary_rpc_method_handler(
-                servicer.pre_start_container,
-                dp.PreStartContainerRequest.FromString,
-                dp.PreStartContainerResponse.SerializeToString,
-            ),
-        },
-    )
+    methods: Methods = {
+        "GetDevicePluginOptions": _unary(
+            servicer.get_device_plugin_options, dp.Empty, dp.DevicePluginOptions
+        ),
+        "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+            servicer.list_and_watch,
+            dp.Empty.FromString,
+            dp.ListAndWatchResponse.SerializeToString,
+        ),
+        "GetPreferredAllocation": _unary(
+            servicer.get_preferred_allocation,
+            dp.PreferredAllocationRequest,
+            dp.PreferredAllocationResponse,
+        ),
+        "Allocate": _unary(servicer.allocate, dp.AllocateRequest, dp.AllocateResponse),
+        "PreStartContainer": _unary(
+            servicer.pre_start_container, dp.PreStartContainerRequest, dp.PreStartContainerResponse
+        ),
+    }
+    return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
 
 
 def plugin_watcher_handler(servicer: PluginWatcherServicer) -> grpc.GenericRpcHandler:
     """Wrap a plugin's registration socket for a server."""
-    return grpc.method_handlers_generic_handler(
-        PLUGIN_WATCHER,
-        {
-            "GetInfo": grpc.unary_unary_rpc_method_handler(
-                servicer.get_info, pr.InfoRequest.FromString, pr.PluginInfo.SerializeToString
-            ),
-            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(
-                servicer.notify_registration_status,
-                pr.RegistrationStatus.FromString,
-                pr.RegistrationStatusResponse.SerializeToString,
-            ),
-        },
-    )
+    methods: Methods = {
+        "GetInfo": _unary(servicer.get_info, pr.InfoRequest, pr.PluginInfo),
+        "NotifyRegistrationStatus": _unary(
+            servicer.notify_registration_status,
+            pr.RegistrationStatus,
+            pr.RegistrationStatusResponse,
+        ),
+    }
+    return grpc.method_handlers_generic_handler(PLUGIN_WATCHER, methods)
 
 
 def pod_resources_handler(servicer: PodResourcesServicer) -> grpc.GenericRpcHandler:
     """Wrap the kubelet's podresources API for a server."""
-    return grpc.method_handlers_generic_handler(
-        POD_RESOURCES,
-        {
-            "List": grpc.unary_unary_rpc_method_handler(
-                servicer.list,
-                podres.ListPodResourcesRequest.FromString,
-                podres.ListPodResourcesResponse.SerializeToString,
-            ),
-            "GetAllocatableResources": grpc.unary_unary_rpc_method_handler(
-                servicer.get_allocatable_resources,
-                podres.AllocatableResourcesRequest.FromString,
-                podres.AllocatableResourcesResponse.SerializeToString,
-            ),
-            "Get": grpc.unary_unary_rpc_method_handler(
-                servicer.get,
-                podres.GetPodResourcesRequest.FromString,
-                podres.GetPodResourcesResponse.SerializeToString,
-            ),
-        },
-    )
+    methods: Methods = {
+        "List": _unary(
+            servicer.list, podres.ListPodResourcesRequest, podres.ListPodResourcesResponse
+        ),
+        "GetAllocatableResources": _unary(
+            servicer.get_allocatable_resources,
+            podres.AllocatableResourcesRequest,
+            podres.AllocatableResourcesResponse,
+        ),
+        "Get": _unary(servicer.get, podres.GetPodResourcesRequest, podres.GetPodResourcesResponse),
+    }
+    return grpc.method_handlers_generic_handler(POD_RESOURCES, methods)
 
 
 class RegistrationClient:
     """Calls the kubelet as a plugin does."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.register: Unary[dp.RegisterRequest, dp.Empty] = channel.unary_unary(
-            f"/{REGISTRATION}/Register", dp.RegisterRequest.SerializeToString, dp.Empty.FromString
-        )
+        path = f"/{REGISTRATION}/Register"
+        self.register = _caller(channel, path, dp.RegisterRequest, dp.Empty)
 
 
 class DevicePluginClient:
     """Calls a plugin as the kubelet does."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.get_device_plugin_options: Unary[dp.Empty, dp.DevicePluginOptions] = (
-            channel.unary_unary(
-                f"/{DEVICE_PLUGIN}/GetDevicePluginOptions",
-                dp.Empty.SerializeToString,
-                dp.DevicePluginOptions.FromString,
-            )
+        service = f"/{DEVICE_PLUGIN}"
+        self.get_device_plugin_options = _caller(
+            channel, f"{service}/GetDevicePluginOptions", dp.Empty, dp.DevicePluginOptions
         )
         self.list_and_watch: Stream[dp.Empty, dp.ListAndWatchResponse] = channel.unary_stream(
-            f"/{DEVICE_PLUGIN}/ListAndWatch",
+            f"{service}/ListAndWatch",
             dp.Empty.SerializeToString,
             dp.ListAndWatchResponse.FromString,
         )
-        self.get_preferred_allocation: Unary[
-            dp.PreferredAllocationRequest, dp.PreferredAllocationResponse
-        ] = channel.unary_unary(
-            f"/{DEVICE_PLUGIN}/GetPreferredAllocation",
-            dp.PreferredAllocationRequest.SerializeToString,
-            dp.PreferredAllocationResponse.FromString,
+        self.get_preferred_allocation = _caller(
+            channel,
+            f"{service}/GetPreferredAllocation",
+            dp.PreferredAllocationRequest,
+            dp.PreferredAllocationResponse,
         )
-        self.allocate: Unary[dp.AllocateRequest, dp.AllocateResponse] = channel.unary_unary(
-            f"/{DEVICE_PLUGIN}/Allocate",
-            dp.AllocateRequest.SerializeToString,
-            dp.AllocateResponse.FromString,
+        self.allocate = _caller(
+            channel, f"{service}/Allocate", dp.AllocateRequest, dp.AllocateResponse
         )
-        self.pre_start_container: Unary[
-            dp.PreStartContainerRequest, dp.PreStartContainerResponse
-        ] = channel.unary_unary(
-            f"/{DEVICE_PLUGIN}/PreStartContainer",
-            dp.PreStartContainerRequest.SerializeToString,
-            dp.PreStartContainerResponse.FromString,
+        self.pre_start_container = _caller(
+            channel,
+            f"{service}/PreStartContainer",
+            dp.PreStartContainerRequest,
+            dp.PreStartContainerResponse,
         )
 
 
@@ -255,17 +220,13 @@ class PluginWatcherClient:
     """Calls a plugin's registration socket as the kubelet does."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.get_info: Unary[pr.InfoRequest, pr.PluginInfo] = channel.unary_unary(
-            f"/{PLUGIN_WATCHER}/GetInfo",
-            pr.InfoRequest.SerializeToString,
-            pr.PluginInfo.FromString,
-        )
-        self.notify_registration_status: Unary[
-            pr.RegistrationStatus, pr.RegistrationStatusResponse
-        ] = channel.unary_unary(
-            f"/{PLUGIN_WATCHER}/NotifyRegistrationStatus",
-            pr.RegistrationStatus.SerializeToString,
-            pr.RegistrationStatusResponse.FromString,
+        service = f"/{PLUGIN_WATCHER}"
+        self.get_info = _caller(channel, f"{service}/GetInfo", pr.InfoRequest, pr.PluginInfo)
+        self.notify_registration_status = _caller(
+            channel,
+            f"{service}/NotifyRegistrationStatus",
+            pr.RegistrationStatus,
+            pr.RegistrationStatusResponse,
         )
 
 
@@ -273,24 +234,36 @@ class PodResourcesClient:
     """Reads from the kubelet which pod holds which device."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.list: Unary[podres.ListPodResourcesRequest, podres.ListPodResourcesResponse] = (
-            channel.unary_unary(
-                f"/{POD_RESOURCES}/List",
-                podres.ListPodResourcesRequest.SerializeToString,
-                podres.ListPodResourcesResponse.FromString,
-            )
+        service = f"/{POD_RESOURCES}"
+        self.list = _caller(
+            channel,
+            f"{service}/List",
+            podres.ListPodResourcesRequest,
+            podres.ListPodResourcesResponse,
         )
-        self.get_allocatable_resources: Unary[
-            podres.AllocatableResourcesRequest, podres.AllocatableResourcesResponse
-        ] = channel.unary_unary(
-            f"/{POD_RESOURCES}/GetAllocatableResources",
-            podres.AllocatableResourcesRequest.SerializeToString,
-            podres.AllocatableResourcesResponse.FromString,
+        self.get_allocatable_resources = _caller(
+            channel,
+            f"{service}/GetAllocatableResources",
+            podres.AllocatableResourcesRequest,
+            podres.AllocatableResourcesResponse,
         )
-        self.get: Unary[podres.GetPodResourcesRequest, podres.GetPodResourcesResponse] = (
-            channel.unary_unary(
-                f"/{POD_RESOURCES}/Get",
-                podres.GetPodResourcesRequest.SerializeToString,
-                podres.GetPodResourcesResponse.FromString,
-            )
+        self.get = _caller(
+            channel,
+            f"{service}/Get",
+            podres.GetPodResourcesRequest,
+            podres.GetPodResourcesResponse,
         )
+
+
+def _unary(
+    method: Callable[[Request, Context[Request, Answer]], Awaitable[Answer]],
+    request: type[Request],
+    answer: type[Answer],
+) -> grpc.RpcMethodHandler[Request, Answer]:
+    return grpc.unary_unary_rpc_method_handler(method, request.FromString, answer.SerializeToString)
+
+
+def _caller(
+    channel: grpc.aio.Channel, path: str, request: type[Request], answer: type[Answer]
+) -> Unary[Request, Answer]:
+    return channel.unary_unary(path, request.SerializeToString, answer.FromString)
