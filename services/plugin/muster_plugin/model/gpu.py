@@ -155,31 +155,25 @@ class Effect(enum.StrEnum):
     UNMONITORED = "unmonitored"
 
 
-class FaultBegan(msgspec.Struct, frozen=True, kw_only=True):
+class _Fault(msgspec.Struct, frozen=True, kw_only=True):
+    part: Part
+    effect: Effect
+    code: str
+    reason: str
+    at: datetime
+    policy: str = ""
+    evidence: tuple[vocabulary.Evidence, ...] = ()
+
+
+class FaultBegan(_Fault, frozen=True, kw_only=True):
     """A fault of a part of a GPU began.
 
     A part has at most one fault of each `code`. `policy` is the rule that decided, with its source.
     """
 
-    part: Part
-    effect: Effect
-    code: str
-    reason: str
-    at: datetime
-    policy: str = ""
-    evidence: tuple[vocabulary.Evidence, ...] = ()
 
-
-class FaultEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The fault with this `code` ended, and the evidence for it."""
-
-    part: Part
-    effect: Effect
-    code: str
-    reason: str
-    at: datetime
-    policy: str = ""
-    evidence: tuple[vocabulary.Evidence, ...] = ()
+class FaultEnded(_Fault, frozen=True, kw_only=True):
+    """The fault with this `code` ended; `reason` and `evidence` say why."""
 
 
 FaultChange: TypeAlias = FaultBegan | FaultEnded

@@ -1,1 +1,5 @@
-"""Pure: Configurations written for other device plugins, as rules of ours, with the differences."""
+"""Converts the configuration of other device plugins to ours.
+
+`peer_file` reads a file as the other plugin does; `smarter`, `generic` and `nvidia` convert it, the
+last with `nvidia_settings` and `nvidia_sharing`; `manifests` finds it in Kubernetes manifests.
+"""
