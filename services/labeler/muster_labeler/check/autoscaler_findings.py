@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_labeler import model
-from muster_labeler.check.findings import ClusterView, Commands, Finding, Fix, Id, Scope, Severity
+from muster_labeler.check import findings
+from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
 _NOT_TRIGGERED: Final = "NotTriggerScaleUp"
 _INSUFFICIENT: Final = re.compile(r"Insufficient ([-a-z0-9.]+/fuse[-_.A-Za-z0-9]*)")
@@ -49,16 +50,14 @@ def resources(world: ClusterView) -> list[str]:
 
 def _pending(pod: model.Pod, commands: Commands) -> Iterable[Finding]:
     name = f"{pod.namespace}/{pod.name}"
-    yield Finding(
-        id=Id.AS001,
-        severity=Severity.ERROR,
-        scope=Scope.POD,
-        object=name,
-        message=f"pending on {', '.join(pod.requests)}: autoscalers may not know this resource",
+    yield findings.finding(
+        Id.AS001,
+        Severity.ERROR,
+        name,
+        f"pending on {', '.join(pod.requests)}: autoscalers may not know this resource",
         evidence=pod.messages[:3],
-        fix=Fix(
-            command=commands.kubectl("describe", "pod", pod.name, "-n", pod.namespace), docs=_DOCS
-        ),
+        command=commands.kubectl("describe", "pod", pod.name, "-n", pod.namespace),
+        docs=_DOCS,
     )
 
 
@@ -68,17 +67,14 @@ def _not_triggered(
     for event in events:
         if not (_INSUFFICIENT.search(event.text) or "cannot allocate all claims" in event.text):
             continue
-        yield Finding(
-            id=Id.AS005,
-            severity=Severity.ERROR,
-            scope=Scope.POD,
-            object=f"{event.namespace}/{event.name}",
-            message=f"the autoscaler adds no node for it: {event.text[:300]}",
+        yield findings.finding(
+            Id.AS005,
+            Severity.ERROR,
+            f"{event.namespace}/{event.name}",
+            f"the autoscaler adds no node for it: {event.text[:300]}",
             evidence=(f"event {event.reason}",),
-            fix=Fix(
-                command=commands.kubectl("get", "events", "-n", event.namespace),
-                docs=_DOCS,
-            ),
+            command=commands.kubectl("get", "events", "-n", event.namespace),
+            docs=_DOCS,
         )
 
 
@@ -99,16 +95,16 @@ def _templates(
         if "--cloud-provider=clusterapi" in world.autoscaler.arguments:
             settings.extend(cluster_api(group, resource) for group in groups)
     for setting in settings:
-        yield Finding(
-            id=Id.AS002,
-            severity=Severity.WARN if pending else Severity.SUGGEST,
-            scope=Scope.CLUSTER,
-            object=f"{setting.platform}/{setting.group}",
-            message=f"its template must offer {resource}, or no node is added: {setting.setting}",
+        yield findings.finding(
+            Id.AS002,
+            Severity.WARN if pending else Severity.SUGGEST,
+            f"{setting.platform}/{setting.group}",
+            f"its template must offer {resource}, or no node is added: {setting.setting}",
             evidence=("templates are not visible from inside the cluster",)
             if setting.platform != "karpenter"
             else ("no NodeOverlay gives it",),
-            fix=Fix(command=setting.command, docs=_DOCS),
+            command=setting.command,
+            docs=_DOCS,
         )
 
 
@@ -121,22 +117,19 @@ def _gate(world: ClusterView, commands: Commands) -> Iterable[Finding]:
     karpenter = world.karpenter
     if karpenter is None or _GATE.search(karpenter.gates) or not resources(world):
         return
-    yield Finding(
-        id=Id.AS003,
-        severity=Severity.WARN if karpenter.overlays else Severity.SUGGEST,
-        scope=Scope.CLUSTER,
-        object="karpenter",
-        message="the NodeOverlay gate is off: overlays are ignored",
+    yield findings.finding(
+        Id.AS003,
+        Severity.WARN if karpenter.overlays else Severity.SUGGEST,
+        "karpenter",
+        "the NodeOverlay gate is off: overlays are ignored",
         evidence=(f"FEATURE_GATES={karpenter.gates}",),
-        fix=Fix(
-            command=commands.kubectl(
-                *("set", "env", f"deployment/{karpenter.name}", "-n", karpenter.namespace),
-                f"FEATURE_GATES={_with_gate(karpenter.gates)}",
-            )
-            if karpenter.name
-            else "",
-            docs=_DOCS,
-        ),
+        command=commands.kubectl(
+            *("set", "env", f"deployment/{karpenter.name}", "-n", karpenter.namespace),
+            f"FEATURE_GATES={_with_gate(karpenter.gates)}",
+        )
+        if karpenter.name
+        else "",
+        docs=_DOCS,
     )
 
 
@@ -147,14 +140,14 @@ def _with_gate(gates: str) -> str:
 
 def _node_local(slices: Iterable[model.ResourceSlice], commands: Commands) -> Iterable[Finding]:
     for driver in sorted({s.driver for s in slices if s.node and _is_fuse(s)}):
-        yield Finding(
-            id=Id.AS004,
-            severity=Severity.WARN,
-            scope=Scope.CLUSTER,
-            object=driver,
-            message="node-local DRA devices for fuse: scale-down considers only their use",
+        yield findings.finding(
+            Id.AS004,
+            Severity.WARN,
+            driver,
+            "node-local DRA devices for fuse: scale-down considers only their use",
             evidence=(f"ResourceSlices of driver {driver} with a node name",),
-            fix=Fix(command=commands.kubectl("get", "resourceslices", "-o", "wide"), docs=_DOCS),
+            command=commands.kubectl("get", "resourceslices", "-o", "wide"),
+            docs=_DOCS,
         )
 
 
@@ -170,27 +163,24 @@ def _stale_status(world: ClusterView, commands: Commands) -> Iterable[Finding]:
     age = world.now - autoscaler.renewed
     if age < _STALE:
         return
-    yield Finding(
-        id=Id.AS006,
-        severity=Severity.ERROR,
-        scope=Scope.CLUSTER,
-        object="cluster-autoscaler",
-        message=f"its status is {int(age.total_seconds())} s old: its loop fails, or it is gone",
+    yield findings.finding(
+        Id.AS006,
+        Severity.ERROR,
+        "cluster-autoscaler",
+        f"its status is {int(age.total_seconds())} s old: its loop fails, or it is gone",
         evidence=(f"kube-system/cluster-autoscaler-status of {autoscaler.renewed.isoformat()}",),
-        fix=Fix(
-            command=commands.kubectl(
-                *(
-                    "get",
-                    "configmap",
-                    "cluster-autoscaler-status",
-                    "-n",
-                    "kube-system",
-                    "-o",
-                    "yaml",
-                )
-            ),
-            docs=_DOCS,
+        command=commands.kubectl(
+            *(
+                "get",
+                "configmap",
+                "cluster-autoscaler-status",
+                "-n",
+                "kube-system",
+                "-o",
+                "yaml",
+            )
         ),
+        docs=_DOCS,
     )
 
 

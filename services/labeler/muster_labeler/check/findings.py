@@ -69,6 +69,15 @@ class Id(enum.StrEnum):
     UNREAD = "UNREAD"
 
 
+_SCOPES: Final = {
+    **dict.fromkeys((Id.GPU004, Id.AS002, Id.AS003, Id.AS004, Id.AS006), Scope.CLUSTER),
+    **dict.fromkeys((Id.ACCESS, Id.UNREAD), Scope.CLUSTER),
+    **dict.fromkeys((Id.FUSE001, Id.FUSE002, Id.FUSE006, Id.FUSE007, Id.FUSE009), Scope.POD),
+    **dict.fromkeys((Id.AS001, Id.AS005), Scope.POD),
+}
+"""What the others are about is a node."""
+
+
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
     """What to do: a complete command, and the page about it."""
 
@@ -87,6 +96,30 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     evidence: tuple[str, ...] = ()
     fix: Fix = Fix()
     safe_to_auto_apply: bool = False
+
+
+def finding(  # what every finding has
+    id_: Id,
+    severity: Severity,
+    about: str,
+    message: str,
+    *,
+    evidence: tuple[str, ...] = (),
+    command: str = "",
+    docs: str = CHECK_DOCS,
+    is_safe: bool = False,
+) -> Finding:
+    """Return a finding about an object; its id decides its scope."""
+    return Finding(
+        id=id_,
+        severity=severity,
+        scope=_SCOPES.get(id_, Scope.NODE),
+        object=about,
+        message=message,
+        evidence=evidence,
+        fix=Fix(command=command, docs=docs),
+        safe_to_auto_apply=is_safe,
+    )
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -133,6 +166,12 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
     def kubectl(self, *words: str) -> str:
         """Return a command of kubectl."""
         return shlex.join(["kubectl", *self._options(), *words])
+
+    def pods_of(self, node: str) -> str:
+        """Return the command of kubectl that lists a node's pods."""
+        return self.kubectl(
+            "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"
+        )
 
     def _options(self) -> list[str]:
         context = ["--context", self.context] if self.context else []

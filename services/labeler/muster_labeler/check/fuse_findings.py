@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from muster_labeler import model
-from muster_labeler.check.findings import ClusterView, Commands, Finding, Fix, Id, Scope, Severity
+from muster_labeler.check import findings
+from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
 REQUIRED: Final = "required-plugins.noderesource.dev"
 ALLOW: Final = "muster.dev/allow-fuse"
@@ -73,23 +74,23 @@ def _stale(
         if count:
             continue
         also = " (other nodes offer it)" if resource in offered else ""
-        yield Finding(
-            id=Id.FUSE008,
-            severity=Severity.ERROR,
-            scope=Scope.NODE,
-            object=node.name,
-            message=f"{resource} is at 0{also}: its plugin is gone or has not registered",
+        yield findings.finding(
+            Id.FUSE008,
+            Severity.ERROR,
+            node.name,
+            f"{resource} is at 0{also}: its plugin is gone or has not registered",
             evidence=(
                 f"{resource}: 0 of {node.capacity.get(resource, 0)} allocatable",
                 f"plugin pod: {agent.namespace}/{agent.name}" if agent else "plugin pod: none",
             ),
-            fix=Fix(command=_restart(node, agent, commands), docs="docs/plugin.md"),
+            command=_restart(node, agent, commands),
+            docs="docs/plugin.md",
         )
 
 
 def _restart(node: model.Node, agent: model.Pod | None, commands: Commands) -> str:
     if agent is None:
-        return _pods_of(node.name, commands)
+        return commands.pods_of(node.name)
     return commands.kubectl("delete", "pod", agent.name, "-n", agent.namespace)
 
 
@@ -104,16 +105,15 @@ def _runtimes(
         if not runtime or (match and version >= _NRI_ON_SINCE.get(match[1], (99, 0))):
             continue
         has_it = match is not None and version >= _NRI_SINCE[match[1]]
-        yield Finding(
-            id=Id.FUSE003,
-            severity=Severity.WARN if has_it else Severity.ERROR,
-            scope=Scope.NODE,
-            object=name,
-            message="the runtime's NRI is off by default: check that it is on"
+        yield findings.finding(
+            Id.FUSE003,
+            Severity.WARN if has_it else Severity.ERROR,
+            name,
+            "the runtime's NRI is off by default: check that it is on"
             if has_it
             else "the runtime has no NRI: pods cannot have a device by annotation",
             evidence=(f"containerRuntimeVersion: {runtime}",),
-            fix=Fix(command=commands.kubectl("get", "node", name, "-o", "wide")),
+            command=commands.kubectl("get", "node", name, "-o", "wide"),
         )
 
 
@@ -125,14 +125,13 @@ def _errors_of(pod: model.Pod, commands: Commands) -> Iterable[Finding]:
         if match is None or match[0] in shown:
             continue
         shown.add(match[0])
-        yield Finding(
-            id=match[0],
-            severity=Severity.ERROR,
-            scope=Scope.POD,
-            object=f"{pod.namespace}/{pod.name}",
-            message=match[1],
+        yield findings.finding(
+            match[0],
+            Severity.ERROR,
+            f"{pod.namespace}/{pod.name}",
+            match[1],
             evidence=(f"node {pod.node}", text[:300]),
-            fix=Fix(command=_fix_command(match[0], pod, commands)),
+            command=_fix_command(match[0], pod, commands),
         )
 
 
@@ -155,51 +154,47 @@ def _annotated(
 ) -> Iterable[Finding]:
     name = f"{pod.namespace}/{pod.name}"
     if namespaces is not None and namespaces.get(pod.namespace, {}).get(ALLOW) != "true":
-        yield Finding(
-            id=Id.FUSE009,
-            severity=Severity.ERROR,
-            scope=Scope.POD,
-            object=name,
-            message=f"its namespace does not allow fuse: no label {ALLOW}=true",
-            fix=Fix(command=commands.kubectl("label", "namespace", pod.namespace, f"{ALLOW}=true")),
+        yield findings.finding(
+            Id.FUSE009,
+            Severity.ERROR,
+            name,
+            f"its namespace does not allow fuse: no label {ALLOW}=true",
+            command=commands.kubectl("label", "namespace", pod.namespace, f"{ALLOW}=true"),
         )
     if not pod.node or pod.phase not in {"Running", "Pending"}:
         return
     if agent is None or not agent.is_ready:
         yield _no_agent(pod, agent, commands)
         if pod.phase == "Running" and any(key.startswith(REQUIRED) for key in pod.annotations):
-            yield Finding(
-                id=Id.FUSE005,
-                severity=Severity.WARN,
-                scope=Scope.NODE,
-                object=pod.node,
-                message=f"{REQUIRED} is not enforced here: {name} runs without the plugin",
-                fix=Fix(command=commands.kubectl("get", "node", pod.node, "-o", "wide")),
+            yield findings.finding(
+                Id.FUSE005,
+                Severity.WARN,
+                pod.node,
+                f"{REQUIRED} is not enforced here: {name} runs without the plugin",
+                command=commands.kubectl("get", "node", pod.node, "-o", "wide"),
             )
     elif pod.started and agent.started and pod.started < agent.started:
-        yield Finding(
-            id=Id.FUSE006,
-            severity=Severity.WARN,
-            scope=Scope.POD,
-            object=name,
-            message="it started before the plugin on its node, perhaps without the device",
+        yield findings.finding(
+            Id.FUSE006,
+            Severity.WARN,
+            name,
+            "it started before the plugin on its node, perhaps without the device",
             evidence=(f"pod {pod.started.isoformat()}", f"plugin {agent.started.isoformat()}"),
-            fix=Fix(command=commands.kubectl("delete", "pod", pod.name, "-n", pod.namespace)),
+            command=commands.kubectl("delete", "pod", pod.name, "-n", pod.namespace),
         )
 
 
 def _no_agent(pod: model.Pod, agent: model.Pod | None, commands: Commands) -> Finding:
-    command = _pods_of(pod.node, commands)
+    command = commands.pods_of(pod.node)
     if agent is not None:
         command = commands.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")
-    return Finding(
-        id=Id.FUSE004,
-        severity=Severity.ERROR,
-        scope=Scope.NODE,
-        object=pod.node,
-        message=f"no muster agent is ready, and {pod.namespace}/{pod.name} needs it",
+    return findings.finding(
+        Id.FUSE004,
+        Severity.ERROR,
+        pod.node,
+        f"no muster agent is ready, and {pod.namespace}/{pod.name} needs it",
         evidence=(f"agent {agent.namespace}/{agent.name}" if agent else "no agent pod",),
-        fix=Fix(command=command),
+        command=command,
     )
 
 
@@ -208,18 +203,11 @@ def _from_events(events: Iterable[model.KubernetesEvent], commands: Commands) ->
         match = next(((i, m) for i, pattern, m in _MESSAGES if pattern.search(event.text)), None)
         if match is None or event.kind != "Pod":
             continue
-        yield Finding(
-            id=match[0],
-            severity=Severity.ERROR,
-            scope=Scope.POD,
-            object=f"{event.namespace}/{event.name}",
-            message=match[1],
+        yield findings.finding(
+            match[0],
+            Severity.ERROR,
+            f"{event.namespace}/{event.name}",
+            match[1],
             evidence=(f"event {event.reason}", event.text[:300]),
-            fix=Fix(command=commands.kubectl("describe", "pod", event.name, "-n", event.namespace)),
+            command=commands.kubectl("describe", "pod", event.name, "-n", event.namespace),
         )
-
-
-def _pods_of(node: str, commands: Commands) -> str:
-    return commands.kubectl(
-        "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"
-    )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_labeler import model
-from muster_labeler.check import label_plan
-from muster_labeler.check.findings import Commands, Finding, Fix, Id, Scope, Severity
+from muster_labeler.check import findings, label_plan
+from muster_labeler.check.findings import Commands, Finding, Id, Severity
 from muster_labeler.naming import node_labels, schemes, sources
 from muster_labeler.naming.accelerators import Reason
 from muster_labeler.naming.node_labels import LabelState, LabelStatus
@@ -21,7 +21,7 @@ _NEITHER: Final = frozenset({LabelState.NOT_GPU, LabelState.LABELLED_OK, LabelSt
 class _LabelAll:
     """What labels all nodes, and whether a program may run it without asking."""
 
-    fix: Fix
+    command: str
     is_safe: bool
 
 
@@ -36,72 +36,68 @@ def evaluate(
     """Return the findings about all nodes, or about `only` one, evaluated as part of the fleet."""
     fleet = node_labels.label_statuses(nodes, evidence)
     covering = node_labels.covering_scheme(fleet)
-    remedy = _label_all(fleet, simulated, commands)
+    label_all = _label_all(fleet, simulated, commands)
     result: list[Finding] = []
     for status in fleet:
         if only in {None, status.node.name}:
-            result.extend(_of_node(status, covering, commands, remedy))
+            result.extend(_of_node(status, covering, commands, label_all))
     for node in nodes:
         if only in {None, node.name}:
             result.extend(invalid_labels(node, commands))
             result.extend(held_as_unready(node, commands))
-    return [*result, *_mixed_schemes(fleet, covering, commands, remedy.fix)]
+    return [*result, *_mixed_schemes(fleet, covering, commands, label_all.command)]
 
 
 def _of_node(
-    status: LabelStatus, covering: str | None, commands: Commands, remedy: _LabelAll
+    status: LabelStatus, covering: str | None, commands: Commands, label_all: _LabelAll
 ) -> Iterable[Finding]:
     name = status.node.name
     if status.state in _NEITHER or (covering is not None and _is_covered(status)):
         return
     match status.state:
         case LabelState.UNLABELLED:
-            yield _unlabelled(status, remedy)
+            yield _unlabelled(status, label_all)
         case LabelState.WRONG:
             yield _wrong(status, commands)
         case LabelState.NO_GPU:
-            yield Finding(
-                id=Id.GPU005,
-                severity=Severity.ERROR,
-                scope=Scope.NODE,
-                object=name,
-                message=f"labelled {status.current}, but no accelerator is allocatable",
+            yield findings.finding(
+                Id.GPU005,
+                Severity.ERROR,
+                name,
+                f"labelled {status.current}, but no accelerator is allocatable",
                 evidence=resources(status.node),
-                fix=Fix(command=_pods_of(name, commands)),
+                command=commands.pods_of(name),
             )
         case LabelState.AMBIGUOUS | LabelState.UNKNOWN_MODEL:
             yield _uncertain(status, commands)
         case LabelState.MIXED:
-            yield Finding(
-                id=Id.GPU006,
-                severity=Severity.WARN,
-                scope=Scope.NODE,
-                object=name,
-                message="several models on one node: no single label is right",
+            yield findings.finding(
+                Id.GPU006,
+                Severity.WARN,
+                name,
+                "several models on one node: no single label is right",
                 evidence=_claims_of(status),
-                fix=Fix(command=_show(name, commands)),
+                command=_show(name, commands),
             )
         case LabelState.MIG | LabelState.VGPU:
             yield _partitioned(status, commands)
         case LabelState.CONFLICT:
-            yield Finding(
-                id=Id.GPU008,
-                severity=Severity.ERROR,
-                scope=Scope.NODE,
-                object=name,
-                message="sources disagree about the model; nothing is labelled",
+            yield findings.finding(
+                Id.GPU008,
+                Severity.ERROR,
+                name,
+                "sources disagree about the model; nothing is labelled",
                 evidence=_claims_of(status),
-                fix=Fix(command=commands.muster("label-gpus", "--dry-run", "--node", name)),
+                command=commands.muster("label-gpus", "--dry-run", "--node", name),
             )
         case LabelState.UNREACHABLE:
-            yield Finding(
-                id=Id.GPU010,
-                severity=Severity.UNKNOWN,
-                scope=Scope.NODE,
-                object=name,
-                message="no source says which GPUs it has: no agent, no DRA, no label",
+            yield findings.finding(
+                Id.GPU010,
+                Severity.UNKNOWN,
+                name,
+                "no source says which GPUs it has: no agent, no DRA, no label",
                 evidence=resources(status.node),
-                fix=Fix(command=_show(name, commands)),
+                command=_show(name, commands),
             )
         case _:
             pass  # empty and invalid labels are reported by scheme
@@ -119,45 +115,39 @@ def _label_all(
     allowed = label_plan.Allowed(simulated=bool(simulated))
     left = label_plan.unlabelled_after(label_plan.plan(fleet, allowed, simulated=simulated))
     if left:
-        return _LabelAll(
-            Fix(command=commands.muster("check", "gpu", "--node", left[0])), is_safe=False
-        )
+        return _LabelAll(commands.muster("check", "gpu", "--node", left[0]), is_safe=False)
     option = ["--simulated"] if simulated else []
     command = commands.muster("label-gpus", "--apply", "--yes", *option)
-    return _LabelAll(Fix(command=command), is_safe=not simulated)
+    return _LabelAll(command, is_safe=not simulated)
 
 
-def _unlabelled(status: LabelStatus, remedy: _LabelAll) -> Finding:
+def _unlabelled(status: LabelStatus, label_all: _LabelAll) -> Finding:
     is_empty = not status.node.usable
-    return Finding(
-        id=Id.GPU001,
-        severity=Severity.SUGGEST,
-        scope=Scope.NODE,
-        object=status.node.name,
-        message=f"no label {schemes.SKYPILOT}: it would be {status.wanted}"
+    return findings.finding(
+        Id.GPU001,
+        Severity.SUGGEST,
+        status.node.name,
+        f"no label {schemes.SKYPILOT}: it would be {status.wanted}"
         + (", but no accelerator is allocatable" if is_empty else ""),
         evidence=_claims_of(status),
-        fix=remedy.fix,
-        safe_to_auto_apply=remedy.is_safe,
+        command=label_all.command,
+        is_safe=label_all.is_safe,
     )
 
 
 def _wrong(status: LabelStatus, commands: Commands) -> Finding:
     owners = ", ".join(status.other_owners)
     is_guess = status.identity.name.reason is Reason.MEMORY_UNKNOWN
-    return Finding(
-        id=Id.GPU002,
-        severity=Severity.ERROR,
-        scope=Scope.NODE,
-        object=status.node.name,
-        message=f"labelled {status.current}, and has {status.wanted}"
+    return findings.finding(
+        Id.GPU002,
+        Severity.ERROR,
+        status.node.name,
+        f"labelled {status.current}, and has {status.wanted}"
         + (f" (set by {owners})" if owners else ""),
         evidence=(f"{schemes.SKYPILOT}={status.current}", *_claims_of(status)),
-        fix=Fix(
-            command=commands.muster(
-                *("label-gpus", "--apply", "--overwrite", "--yes", "--node", status.node.name),
-                *(["--force-ambiguous"] if is_guess else []),
-            )
+        command=commands.muster(
+            *("label-gpus", "--apply", "--overwrite", "--yes", "--node", status.node.name),
+            *(["--force-ambiguous"] if is_guess else []),
         ),
     )
 
@@ -179,51 +169,49 @@ def _uncertain(status: LabelStatus, commands: Commands) -> Finding:
     else:
         message = f"an unknown model, perhaps {name.value}: review it, and name it in an alias file"
         command = _review(status, name.value, commands)
-    return Finding(
-        id=Id.GPU006,
-        severity=Severity.WARN,
-        scope=Scope.NODE,
-        object=status.node.name,
-        message=message,
+    return findings.finding(
+        Id.GPU006,
+        Severity.WARN,
+        status.node.name,
+        message,
         evidence=_claims_of(status) or (product,),
-        fix=Fix(command=command),
+        command=command,
     )
 
 
 def _partitioned(status: LabelStatus, commands: Commands) -> Finding:
     what = "MIG partitions" if status.state is LabelState.MIG else "virtual GPUs"
     label = f"; labelled {status.current} nevertheless" if status.current else ""
-    return Finding(
-        id=Id.GPU007,
-        severity=Severity.WARN if status.current else Severity.INFO,
-        scope=Scope.NODE,
-        object=status.node.name,
-        message=f"{what} are not whole cards: not labelled{label}",
+    return findings.finding(
+        Id.GPU007,
+        Severity.WARN if status.current else Severity.INFO,
+        status.node.name,
+        f"{what} are not whole cards: not labelled{label}",
         evidence=_claims_of(status),
-        fix=Fix(command=_show(status.node.name, commands), docs="docs/labeler.md"),
+        command=_show(status.node.name, commands),
+        docs="docs/labeler.md",
     )
 
 
 def _mixed_schemes(
-    fleet: Sequence[LabelStatus], covering: str | None, commands: Commands, label_all: Fix
+    fleet: Sequence[LabelStatus], covering: str | None, commands: Commands, label_all: str
 ) -> Iterable[Finding]:
     partial = node_labels.partial_schemes(fleet)
     if covering is not None or not partial:
         return
     ours = sum(status.is_ours for status in fleet)
     hidden = len(fleet) - next(iter(partial.values()))
-    fix = label_all
+    command = label_all
     if ours and len(partial) > 1:
-        fix = Fix(command=commands.muster("unlabel-gpus", "--yes"))
-    yield Finding(
-        id=Id.GPU004,
-        severity=Severity.ERROR,
-        scope=Scope.CLUSTER,
-        object="nodes",
-        message=f"{next(iter(partial))} is on some GPU nodes only: "
+        command = commands.muster("unlabel-gpus", "--yes")
+    yield findings.finding(
+        Id.GPU004,
+        Severity.ERROR,
+        "nodes",
+        f"{next(iter(partial))} is on some GPU nodes only: "
         f"SkyPilot reads one scheme and does not see the other {hidden}",
         evidence=tuple(f"{key}: {count} of {len(fleet)}" for key, count in partial.items()),
-        fix=fix,
+        command=command,
     )
 
 
@@ -248,12 +236,6 @@ def _review(status: LabelStatus, value: str, commands: Commands) -> str:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _pods_of(node: str, commands: Commands) -> str:
-    return commands.kubectl(
-        "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"
-    )
 
 
 def _show(node: str, commands: Commands) -> str:
@@ -286,14 +268,13 @@ def invalid_labels(node: model.Node, commands: Commands) -> Iterable[Finding]:
     for reading in schemes.read(node.labels):
         if reading.fault is None or (reading.scheme.id == "muster" and not reading.value):
             continue
-        yield Finding(
-            id=Id.GPU003,
-            severity=Severity.ERROR,
-            scope=Scope.NODE,
-            object=node.name,
-            message=f"{reading.scheme.key}={reading.value!r} is {reading.fault}",
+        yield findings.finding(
+            Id.GPU003,
+            Severity.ERROR,
+            node.name,
+            f"{reading.scheme.key}={reading.value!r} is {reading.fault}",
             evidence=(f"scheme {reading.scheme.id}",),
-            fix=Fix(command=commands.kubectl("label", "node", node.name, f"{reading.scheme.key}-")),
+            command=commands.kubectl("label", "node", node.name, f"{reading.scheme.key}-"),
         )
 
 
@@ -310,14 +291,13 @@ def held_as_unready(node: model.Node, commands: Commands) -> Iterable[Finding]:
     # each key belongs to one provider; for an unknown provider any may matter
     mine = _PROVIDERS.get(provider, schemes.AUTOSCALER_KEYS - {"accelerator"})
     for key in sorted(mine & node.labels.keys()):
-        yield Finding(
-            id=Id.GPU009,
-            severity=Severity.ERROR if provider in _PROVIDERS else Severity.WARN,
-            scope=Scope.NODE,
-            object=node.name,
-            message=f"the Cluster Autoscaler treats it as unready: {key} without a GPU",
+        yield findings.finding(
+            Id.GPU009,
+            Severity.ERROR if provider in _PROVIDERS else Severity.WARN,
+            node.name,
+            f"the Cluster Autoscaler treats it as unready: {key} without a GPU",
             evidence=(f"{key}={node.labels[key]}", *resources(node)),
-            fix=Fix(command=commands.kubectl("label", "node", node.name, f"{key}-")),
+            command=commands.kubectl("label", "node", node.name, f"{key}-"),
         )
 
 

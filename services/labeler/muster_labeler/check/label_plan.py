@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_labeler import model
-from muster_labeler.check import findings
 from muster_labeler.naming import accelerators, node_labels, schemes
 from muster_labeler.naming.accelerators import Reason
 from muster_labeler.naming.node_labels import LabelState, LabelStatus
@@ -21,6 +20,18 @@ class Step(enum.StrEnum):
     REFUSE = "refuse"
 
 
+_HEAD: Final = ("NODE", "GPU", "SOURCE", "CURRENT", "NEW", "REASON")
+_CELL_MAX: Final = 60
+_REASON_MAX: Final = 200
+_ROWS_MAX: Final = 200
+_NAMES_MAX: Final = 5
+_STEP_WORDS: Final = {
+    Step.KEEP: "unchanged",
+    Step.WRITE: "to write",
+    Step.REMOVE: "to remove",
+    Step.REFUSE: "refused",
+}
+_ORDER: Final = (Step.REFUSE, Step.WRITE, Step.REMOVE, Step.KEEP)
 _UNLABELLABLE = frozenset(
     {LabelState.MIG, LabelState.VGPU, LabelState.MIXED, LabelState.UNREACHABLE}
 )
@@ -111,13 +122,33 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
         return None
     left = unlabelled_after(planned)
     if covering is not None and left:
-        return f"{covering} names every GPU node already; labels on some would hide {_named(left)}"
+        return f"{covering} names every GPU node already; labels on some would hide {some(left)}"
     if left:
         return (
             f"{len(left)} of {len(planned)} GPU nodes would remain without "
-            f"{schemes.SKYPILOT} and be hidden: {_named(left)}"
+            f"{schemes.SKYPILOT} and be hidden: {some(left)}"
         )
     return None
+
+
+def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return the cells of a table with a heading; refused rows come first."""
+    ordered = sorted(rows, key=lambda row: (_ORDER.index(row.step), row.node))
+    return [_HEAD, *(_cells(row) for row in ordered[:_ROWS_MAX])]
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Return how many rows a table leaves out, and how many there are of each step."""
+    more = [f"and {len(rows) - _ROWS_MAX} more nodes"] if len(rows) > _ROWS_MAX else []
+    counts = {step: sum(row.step is step for row in rows) for step in _ORDER}
+    parts = (f"{count} {_STEP_WORDS[step]}" for step, count in counts.items() if count)
+    return [*more, ", ".join(parts)]
+
+
+def some(nodes: Sequence[str]) -> str:
+    """Return the first names as text, and how many more there are."""
+    more = len(nodes) - _NAMES_MAX
+    return ", ".join(nodes[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _row(status: LabelStatus, allowed: Allowed, *, is_simulated: bool) -> Row:
@@ -173,43 +204,6 @@ def _claims(status: LabelStatus) -> str:
     )
 
 
-def _named(nodes: Sequence[str]) -> str:
-    shown = ", ".join(nodes[:5])
-    return shown + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")  # noqa: PLR2004
-
-
-_HEAD: Final = ("NODE", "GPU", "SOURCE", "CURRENT", "NEW", "REASON")
-_CELL_MAX: Final = 60
-_ROWS_MAX: Final = 200
-_STEP_WORDS: Final = {
-    Step.KEEP: "unchanged",
-    Step.WRITE: "to write",
-    Step.REMOVE: "to remove",
-    Step.REFUSE: "refused",
-}
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Return the rows as a table, with how many of each kind; refused rows come first."""
-    if not rows:
-        return "no GPU node\n"
-    order = (Step.REFUSE, Step.WRITE, Step.REMOVE, Step.KEEP)
-    sorted_ = sorted(rows, key=lambda row: (order.index(row.step), row.node))
-    lines = [_HEAD, *(_cells(row) for row in sorted_[:_ROWS_MAX])]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD) - 1)]
-    text = [
-        "  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[-1]]).rstrip()
-        for line in lines
-    ]
-    if len(rows) > _ROWS_MAX:
-        text.append(f"and {len(rows) - _ROWS_MAX} more nodes")
-    counts = {step: sum(row.step is step for row in rows) for step in order}
-    text.append(
-        ", ".join(f"{count} {_STEP_WORDS[step]}" for step, count in counts.items() if count)
-    )
-    return "\n".join(text) + "\n"
-
-
 def _cells(row: Row) -> tuple[str, ...]:
     if row.step is Step.REMOVE:
         new = "(removed)"
@@ -218,7 +212,4 @@ def _cells(row: Row) -> tuple[str, ...]:
     else:
         new = row.new or "-"
     cells = (row.node, row.gpu, row.source, row.current or "-", new, row.reason)
-    return tuple(
-        findings.plain(cell)[: 200 if i == len(cells) - 1 else _CELL_MAX]
-        for i, cell in enumerate(cells)
-    )
+    return (*(cell[:_CELL_MAX] for cell in cells[:-1]), cells[-1][:_REASON_MAX])

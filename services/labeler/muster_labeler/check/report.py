@@ -8,7 +8,7 @@ from xml.sax import saxutils
 import msgspec
 
 from muster_labeler.check import autoscaler_findings, findings, fuse_findings, gpu_findings
-from muster_labeler.check.findings import Finding, Fix, Id, Report, Scope, Severity
+from muster_labeler.check.findings import Finding, Id, Report, Severity
 from muster_labeler.naming import node_labels
 
 _LINES_MAX = 20
@@ -166,13 +166,12 @@ def _unread(unread: Iterable[findings.Unread], commands: findings.Commands) -> I
             continue
         path = entry.what if entry.what.startswith("/") else ""
         asking = ("get", "--raw", path) if path else ("auth", "can-i", "list", entry.what, "-A")
-        yield Finding(
-            id=Id.ACCESS if entry.is_forbidden else Id.UNREAD,
-            severity=Severity.UNKNOWN,
-            scope=Scope.CLUSTER,
-            object=entry.what,
-            message=f"cannot be read: {entry.why}",
-            fix=Fix(command=commands.kubectl(*asking)),
+        yield findings.finding(
+            Id.ACCESS if entry.is_forbidden else Id.UNREAD,
+            Severity.UNKNOWN,
+            entry.what,
+            f"cannot be read: {entry.why}",
+            command=commands.kubectl(*asking),
         )
 
 

@@ -36,7 +36,6 @@ _WRITING: Final = (
     cluster_api.Permission("patch", "nodes"),
 )
 _FAILURES_SHOWN_MAX: Final = 20
-_NAMES_SHOWN_MAX: Final = 5
 _FEATURES: Final = (LabelSet.SKYPILOT, LabelSet.MUSTER)
 
 
@@ -111,7 +110,7 @@ async def _run(request: Request, aliases: dict[str, str]) -> int:
             objection = _unread(request, reader.unread) or objection
             return _write_features(request, rows, evidence, objection=objection)
         if not request.write.json:
-            sys.stdout.write(label_plan.table(rows))
+            _print_table(rows)
         unread = _unread(request, reader.unread)
         if request.is_writing:
             objection = objection or unread
@@ -186,7 +185,9 @@ async def _carry_out(
     is_unlabelling = request.label is None
     hidden = label_plan.unlabelled_after(rows) if is_unlabelling else []
     if work and hidden and len(hidden) < len(rows):
-        output.warn(request.command, f"without the label SkyPilot does not see {_few(hidden)}")
+        output.warn(
+            request.command, f"without the label SkyPilot does not see {label_plan.some(hidden)}"
+        )
     if not work and not request.has_objects:
         _print_result(request, rows, [], {})
         return Exit.PROBLEMS if is_refused else Exit.FINE
@@ -219,6 +220,11 @@ async def _carry_out(
             output.warn(request.command, text)
         is_failed = is_failed or bool(left)
     return Exit.PROBLEMS if is_failed or is_refused else Exit.FINE
+
+
+def _print_table(rows: Sequence[Row]) -> None:
+    lines = [*output.aligned(label_plan.table(rows)), *label_plan.summary(rows)]
+    sys.stdout.write("\n".join(lines if rows else ["no GPU node"]) + "\n")
 
 
 def _print_result(
@@ -261,11 +267,6 @@ async def _ask(question: str) -> bool:
         return (await answer).strip().lower() in {"y", "yes"}
     finally:
         loop.remove_reader(file)
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_SHOWN_MAX
-    return ", ".join(names[:_NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 async def _write(
