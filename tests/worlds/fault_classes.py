@@ -324,7 +324,7 @@ FAULTS: Final = (
         heal=start,
         verdict=Verdict.PLUGIN_DOWN,
         alert=AlertKind.PLUGIN_DOWN,
-        evidence=("connection closed", "nobody listens", "CrashLoopBackOff"),
+        evidence=("connection closed", "nobody is subscribed", "CrashLoopBackOff"),
         held=True,
     ),
     Fault(
