@@ -12,6 +12,7 @@ _NEEDS: Final = {
     "cli": ("cyclopts", "rich"),
     "labeler": ("kubernetes",),
     "local": ("aiohttp", "google.protobuf", "grpc"),
+    "notifier": ("aiohttp", "aiosmtplib"),
     "plugin": ("google.protobuf", "grpc"),
 }
 """Modules by extra; pyproject.toml has the distributions that bring them."""

@@ -41,6 +41,10 @@ class DeadLetter:
         """Why it was given up."""
         return self.headers.get("Muster-Error") or self.headers.get("Muster-Reason", "")
 
+    def summary(self) -> dict[str, str]:
+        """Return it for programs, without its body."""
+        return {"id": self.id, "subject": self.subject, **self.headers}
+
 
 @app.command(name="list")
 def list_dead_letters(*, json: output.Json = False, url: bus_client.Url = None) -> int:
@@ -49,7 +53,7 @@ def list_dead_letters(*, json: output.Json = False, url: bus_client.Url = None) 
 
 
 @app.command
-def show(letter_id: str, *, url: bus_client.Url = None) -> int:
+def show(letter_id: str, *, json: output.Json = False, url: bus_client.Url = None) -> int:
     """Print one dead letter in full.
 
     Parameters
@@ -58,7 +62,7 @@ def show(letter_id: str, *, url: bus_client.Url = None) -> int:
         Its id.
 
     """
-    return bus_client.run_within("dlq", _show(letter_id, url))
+    return bus_client.run_within("dlq", _show(letter_id, url, as_json=json))
 
 
 @app.command
@@ -84,7 +88,7 @@ async def _list(url: str | None, *, as_json: bool) -> int:
         letters = await _read(connected)
     if as_json:
         for letter in letters:
-            output.print_json({"id": letter.id, "subject": letter.subject, **letter.headers})
+            output.print_json(letter.summary())
         return 0
     rows = [
         (
@@ -102,13 +106,17 @@ async def _list(url: str | None, *, as_json: bool) -> int:
     return 0
 
 
-async def _show(letter_id: str, url: str | None) -> int:
+async def _show(letter_id: str, url: str | None, *, as_json: bool) -> int:
     async with bus_client.connect("dlq", url) as connected:
         letters = [letter for letter in await _read(connected) if letter.id == letter_id]
     for letter in letters:
+        body = letter.body.decode("utf-8", "replace")
+        if as_json:
+            output.print_json({**letter.summary(), "body": body})
+            continue
         for name, value in letter.headers.items():
             print(f"{name}: {value}")
-        print(letter.body.decode("utf-8", "replace"))
+        print(body)
     return 0 if letters else output.fail("dlq", f"there is no dead letter {letter_id}")
 
 

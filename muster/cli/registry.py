@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "config": Command("Check, show and import the configuration of the devices."),
     "demo": Command(
         "Play one story and exit: faults, verdicts, notifications, recovery, with measured times.",
-        ("plugin", "labeler", "local"),
+        ("plugin", "labeler", "notifier", "local"),
         "muster.cli.demo:app",
     ),
     "dlq": Command(
@@ -51,7 +51,9 @@ COMMANDS: Final = {
     ),
     "gpu-name": Command("Say what a GPU's product would be called, and why."),
     "label-gpus": Command("Show how GPU nodes would be labelled, or label them.", ("labeler",)),
-    "notify": Command("Test receivers, explain routes, import an Alertmanager's settings."),
+    "notify": Command(
+        "Test receivers, explain routes, import an Alertmanager's settings.", ("notifier",)
+    ),
     "replay": Command("Show which alerts another policy would have raised."),
     "silence": Command(
         "Suppress the notifications of some alerts for a while.", (), "muster.cli.silence:app"
@@ -64,7 +66,7 @@ COMMANDS: Final = {
     "unlabel-gpus": Command("Remove the labels that are ours.", ("labeler",)),
     "up": Command(
         "Run all of muster on this machine until Ctrl-C: NATS, services, simulated nodes.",
-        ("plugin", "labeler", "local"),
+        ("plugin", "labeler", "notifier", "local"),
         "muster.cli.up:app",
     ),
     "why": Command(

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from muster.cli import registry
 from tests.worlds import wheels
 
 PROGRAMS: Final = {
@@ -60,13 +61,28 @@ def test_an_extra_alone_starts_its_program(
     site = installed(wheel, extra, tmp_path)
     with tempfile.TemporaryDirectory(prefix="mu-") as kubelet:  # a socket's path must be short
         (Path(kubelet) / "device-plugins").mkdir()
-        done = start(extra, option, site, tmp_path, kubelet)
+        done = start(extra, site, tmp_path, kubelet, option)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout != ""
 
 
+@pytest.mark.parametrize("name", registry.COMMANDS)
+def test_with_the_extra_cli_alone_a_command_shows_its_help_or_names_its_extra(
+    name: str, wheel: Path, tmp_path: Path
+) -> None:
+    site = installed(wheel, "cli", tmp_path)
+    done = start("cli", site, tmp_path, "", name, "--help")
+    extras = registry.COMMANDS[name].extras
+    if extras:
+        problem = f"muster {name}: not installed: pip install 'muster-k8s[{','.join(extras)}]'\n"
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", problem)
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"Usage: muster {name}")
+
+
 def start(
-    extra: str, option: str, site: Path, home: Path, kubelet: str
+    extra: str, site: Path, home: Path, kubelet: str, *options: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "NODE_NAME": "node-a"}
     environment |= {  # what has no default
@@ -75,7 +91,7 @@ def start(
     }
     program = f"{START}sys.exit(commands.{PROGRAMS[extra]}())"
     return subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program, str(site), option],
+        [sys.executable, "-I", "-S", "-c", program, str(site), *options],
         capture_output=True,
         text=True,
         check=False,

@@ -216,6 +216,8 @@ def test_dead_letters_are_listed_shown_and_replayed(tmp_path: pathlib.Path) -> N
                 (letter,) = [orjson.loads(line) for line in out.splitlines()]
                 assert (letter["id"], letter["Muster-Error"]) == ("4567", "HTTP 400")
                 assert '{"a":1}' in (await muster(url, "dlq", "show", "4567"))[1]
+                code, out, _ = await muster(url, "dlq", "show", "4567", "--json")
+                assert orjson.loads(out) == {**letter, "body": '{"a":1}'}
                 code, out, _ = await muster(url, "dlq", "replay", "4567")
                 assert (code, out) == (0, "4567: back in the outbox of ops\n")
                 assert (await muster(url, "dlq", "list"))[1] == "no dead letters\n"
