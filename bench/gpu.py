@@ -46,9 +46,9 @@ class Bench:
         file = self._root / "plugin.json"
         process = {"node": "bench", "bus": {"url": self._url}}
         kubelet = {"kubelet": {"directory": str(self._root)}}
-        seen = {"gpus": {"library": str(fake.built()), **(gpus or {})}}
+        observed = {"gpus": {"library": str(fake.built()), **(gpus or {})}}
         of_nodes = {"resources": [*resources]}
-        file.write_text(json.dumps(process | kubelet | (of_nodes if resources else seen)))
+        file.write_text(json.dumps(process | kubelet | (of_nodes if resources else observed)))
         command = [sys.executable, "-m", "muster_plugin", "--config", str(file)]
         async with programs.running(command, **self._gpus.environment()) as running:
             yield running
@@ -122,9 +122,9 @@ class Bench:
         started = time.perf_counter()
         self._gpus.drop()
         self._gpus.xid(turn % 8, 94)
-        found = await _list(heard, healthy=of - bad)
+        lines = await _list(heard, healthy=of - bad)
         await _list(heard, healthy=of)
-        return found.at - started
+        return lines.at - started
 
 
 async def measure(options: report.Options) -> list[report.Row]:
@@ -140,9 +140,9 @@ async def _list(
     """Wait for a list with so many Healthy devices."""
     async with asyncio.timeout(_WAIT_S):
         while True:
-            found = await heard.lists.get()
-            if found.healthy == healthy:
-                return found
+            lines = await heard.lists.get()
+            if lines.healthy == healthy:
+                return lines
 
 
 def _row(

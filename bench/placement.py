@@ -29,7 +29,7 @@ Joins = Callable[[int, int], gpu.Link]
 def rows(*, quick: bool) -> list[report.Row]:
     """Measure; the target is for the worst of all sizes and machines, each time the median."""
     times = 3 if quick else 9
-    found = []
+    measured = []
     worst = 0.0
     for name, links in _machines():
         medians = [
@@ -38,13 +38,13 @@ def rows(*, quick: bool) -> list[report.Row]:
         ]
         slowest, size = max(medians)
         worst = max(worst, slowest)
-        found.append(_row(f"advice, 16 GPUs, {name}", slowest, how=f"slowest size: {size}"))
-    return [_row("advice, 16 GPUs aligned, worst", worst, target=_TARGET_MS), *found]
+        measured.append(_row(f"advice, 16 GPUs, {name}", slowest, how=f"slowest size: {size}"))
+    return [_row("advice, 16 GPUs aligned, worst", worst, target=_TARGET_MS), *measured]
 
 
 def _row(name: str, value: float, *, target: float | None = None, how: str = "") -> report.Row:
-    told = how or f"median of each of {_GPUS} sizes; the slowest of all machines"
-    return report.Row(name=name, value=round(value, 2), unit="ms", target=target, how=told)
+    expected = how or f"median of each of {_GPUS} sizes; the slowest of all machines"
+    return report.Row(name=name, value=round(value, 2), unit="ms", target=target, how=expected)
 
 
 def _timed(links: placement.Links, size: int) -> float:
@@ -85,20 +85,20 @@ def _machines() -> Iterator[tuple[str, placement.Links]]:
 def _links(joins: Joins) -> placement.Links:
     names = [*_UNITS]
     return {
-        (names[one], names[other]): joins(one, other)
-        for one in range(_GPUS)
-        for other in range(one + 1, _GPUS)
+        (names[first], names[other]): joins(first, other)
+        for first in range(_GPUS)
+        for other in range(first + 1, _GPUS)
     }
 
 
-def _tree(one: int, other: int) -> gpu.Link:
-    below = (level for size, level in _LEVELS.items() if one // size == other // size)
+def _tree(first: int, other: int) -> gpu.Link:
+    below = (level for size, level in _LEVELS.items() if first // size == other // size)
     return gpu.Link(level=next(below, gpu.TopologyLevel.SYSTEM))
 
 
-def _across(one: int, other: int) -> gpu.Link:
-    is_bridged = one // 4 == other // 4 and other - one == 2  # noqa: PLR2004  # every other one
-    return gpu.Link(level=_tree(one, other).level, nvlinks=4 if is_bridged else 0)
+def _across(first: int, other: int) -> gpu.Link:
+    is_bridged = first // 4 == other // 4 and other - first == 2  # noqa: PLR2004  # every other one
+    return gpu.Link(level=_tree(first, other).level, nvlinks=4 if is_bridged else 0)
 
 
 if __name__ == "__main__":

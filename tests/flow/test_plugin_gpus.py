@@ -26,17 +26,17 @@ def test_a_gpu_lost_at_the_start_costs_the_other_seven_nothing() -> None:
         ):
             devices = await here.offers(GPU, healthy=7)
             assert {*devices} == {*UUIDS} - {UUIDS[3]}
-            told = (await here.event(vocabulary.InventoryReported)).gpus
-            assert told is not None
-            assert [one.uuid for one in told.gpus] == [*devices]
-            assert told.problem == "GPU 3 cannot be read: GPU_IS_LOST"
-            problem = await plugin.said("device_problem")
-            assert problem["problem"] == told.problem
+            reported = (await here.event(vocabulary.InventoryReported)).gpus
+            assert reported is not None
+            assert [device.uuid for device in reported.gpus] == [*devices]
+            assert reported.problem == "GPU 3 cannot be read: GPU_IS_LOST"
+            problem = await plugin.logged("device_problem")
+            assert problem["problem"] == reported.problem
 
     node.run(story)
 
 
-def test_a_gpu_lost_while_running_leaves_alone_makes_nobody_spin_and_comes_back() -> None:
+def test_a_gpu_lost_while_running_leaves_alone_makes_nobody_spin_and_returns() -> None:
     async def story() -> None:
         async with node.node(scenes.h100x8()) as here, here.plugin(here.configure()):
             await here.offers(GPU, healthy=8)
@@ -73,7 +73,7 @@ def test_a_gpu_lost_while_running_leaves_alone_makes_nobody_spin_and_comes_back(
     node.run(story)
 
 
-def test_an_xid_takes_all_replicas_of_its_gpu_and_gives_all_of_them_back() -> None:
+def test_an_xid_takes_all_replicas_of_its_gpu_and_recovers_them_all() -> None:
     async def story() -> None:
         sharing = {"resources": [{"name": GPU, "replicas": 4}]}
         async with (
@@ -107,13 +107,13 @@ def test_an_xid_takes_all_replicas_of_its_gpu_and_gives_all_of_them_back() -> No
                 evidence=bad.evidence,
                 pods=("default/train",),
             )
-            assert [one.source for one in bad.evidence] == ["nvml-events", "nvml-poll"]
+            assert [device.source for device in bad.evidence] == ["nvml-events", "nvml-poll"]
             assert bad.evidence[0].observed == "XID 48"
             here.gpus.write(well)
             await here.unhealthy(GPU)
             await here.event(Changed, health=HEALTHY)
             # one event for each turn, and not for each replica
-            assert [(one.code, one.health, one.pods) for one in here.of(Changed)] == [
+            assert [(device.code, device.health, device.pods) for device in here.of(Changed)] == [
                 ("recovery-reset", UNHEALTHY, ("default/train",)),
                 ("xid-48", UNHEALTHY, ("default/train",)),
                 ("recovery-reset", UNHEALTHY, ("default/train",)),
@@ -124,7 +124,7 @@ def test_an_xid_takes_all_replicas_of_its_gpu_and_gives_all_of_them_back() -> No
     node.run(story)
 
 
-def test_thousands_of_replicas_are_told_and_a_burst_of_xids_takes_each_gpu_once() -> None:
+def test_thousands_of_replicas_are_reported_and_a_burst_of_xids_takes_each_gpu_once() -> None:
     async def story() -> None:
         sharing = {"resources": [{"name": GPU, "replicas": 400}]}
         async with (
@@ -132,11 +132,11 @@ def test_thousands_of_replicas_are_told_and_a_burst_of_xids_takes_each_gpu_once(
             here.plugin(here.configure({"sharing": sharing, "health": FOREVER})) as plugin,
         ):
             await here.offers(GPU, healthy=3200)
-            told = await here.event(vocabulary.InventoryReported)
-            assert [(one.physical, one.count) for one in told.devices] == [
+            reported = await here.event(vocabulary.InventoryReported)
+            assert [(device.physical, device.count) for device in reported.devices] == [
                 (uuid, 400) for uuid in UUIDS
             ]
-            assert told.gpus is not None
+            assert reported.gpus is not None
             codes = range(200, 220)
             for code in codes:
                 for number in (0, 5):
@@ -146,7 +146,7 @@ def test_thousands_of_replicas_are_told_and_a_burst_of_xids_takes_each_gpu_once(
             for uuid in (UUIDS[0], UUIDS[5]):
                 await here.event(Changed, device_id=uuid, code=f"xid-{codes[-1]}")
             assert len(here.of(Changed)) == 2 * len(codes)
-            address = (await plugin.said("listening"))["http"]
+            address = (await plugin.logged("listening"))["http"]
             metrics = await asyncio.to_thread(_get, f"{address}/metrics")
             assert {
                 'muster_plugin_xids_total{xid="219"} 2.0',
@@ -158,14 +158,14 @@ def test_thousands_of_replicas_are_told_and_a_burst_of_xids_takes_each_gpu_once(
     node.run(story)
 
 
-def test_how_gpus_are_judged_is_changed_without_a_restart() -> None:
+def test_how_gpus_are_evaluated_is_changed_without_a_restart() -> None:
     async def story() -> None:
         rare = {"poll_s": 1000, "cooldown_s": 3600}
         async with node.node(scenes.h100x8()) as here:
             config = here.configure({"health": rare})
             async with here.plugin(config) as plugin:
                 await here.offers(GPU, healthy=8)
-                await plugin.said("bus_connected")
+                await plugin.logged("bus_connected")
                 here.configure({"health": {**rare, "enable": "43", "poll_s": 0.1}})
                 applied = await here.event(vocabulary.ConfigurationApplied)
                 assert applied.restart == ()
@@ -191,32 +191,32 @@ def _get(url: str) -> str:
 def test_an_xid_takes_the_mig_device_it_names_and_one_that_names_none_the_whole_gpu() -> None:
     async def story() -> None:
         scene = scenes.a100_mig()
-        one, two = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb"
+        device, two = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb"
         async with (
             node.node(scene) as here,
             here.plugin(here.configure({"migStrategy": "mixed", "health": FOREVER})),
         ):
-            await here.offers(one, healthy=8)
+            await here.offers(device, healthy=8)
             await here.offers(two, healthy=1)
             await here.offers(GPU, healthy=1)
             here.gpus.xid(1, 94, gi=9, ci=0)
             second = scene.mig_uuid(1, 2)
-            await here.unhealthy(one, second)
+            await here.unhealthy(device, second)
             bad = await here.event(Changed)
             assert (bad.resource, bad.device_id, bad.evidence[0].observed) == (
-                one,
+                device,
                 second,
                 "XID 94 on GPU instance 9, compute instance 0",
             )
             here.gpus.xid(0, 79)
-            await here.unhealthy(one, second, scene.mig_uuid(0, 0))
+            await here.unhealthy(device, second, scene.mig_uuid(0, 0))
             await here.unhealthy(two, scene.mig_uuid(0, 2))
             here.gpus.xid(2, 79)
             await here.unhealthy(GPU, scene.gpus[2].uuid)
             await here.event(Changed, resource=GPU)
             assert {(e.resource, e.device_id, e.code) for e in here.of(Changed)} == {
-                (one, second, "xid-94"),
-                (one, scene.mig_uuid(0, 0), "xid-79"),
+                (device, second, "xid-94"),
+                (device, scene.mig_uuid(0, 0), "xid-79"),
                 (two, scene.mig_uuid(0, 2), "xid-79"),
                 (GPU, scene.gpus[2].uuid, "xid-79"),
             }
@@ -229,9 +229,9 @@ def test_without_a_driver_there_are_no_gpus_and_with_one_there_are_without_a_res
         async with node.node() as here, here.plugin(here.configure()) as plugin:
             await here.offers(GPU)
             await here.beat(lambda beat: beat.resources[0].probe_ok)
-            told = (await here.event(vocabulary.InventoryReported)).gpus
-            assert told is not None
-            assert told.problem.startswith(
+            reported = (await here.event(vocabulary.InventoryReported)).gpus
+            assert reported is not None
+            assert reported.problem.startswith(
                 "no GPU can be used: not_loaded: nvmlInit: DRIVER_NOT_LOADED: the kernel module"
             )
             here.gpus.write(scenes.h100x8())
@@ -261,18 +261,18 @@ def test_a_gpu_that_is_taken_out_leaves_and_one_that_is_put_in_comes_without_a_r
     node.run(story)
 
 
-def test_gpus_that_are_divided_anew_take_their_old_devices_away_and_bring_new_ones() -> None:
+def test_gpus_that_are_repartitioned_take_their_old_devices_away_and_bring_new_ones() -> None:
     async def story() -> None:
         scene = scenes.a100_mig()
-        one, two, three = scenes.A100_40GB[:3]
-        small, middle, large = (f"nvidia.com/mig-{p.name}" for p in (one, two, three))
+        device, two, three = scenes.A100_40GB[:3]
+        small, middle, large = (f"nvidia.com/mig-{p.name}" for p in (device, two, three))
         async with (
             node.node(scene) as here,
             here.plugin(here.configure({"migStrategy": "mixed", "grace_s": 0.5})) as plugin,
         ):
             await here.offers(small, healthy=8)
             await here.offers(middle, healthy=1)
-            divided = scene.carved(0, scenes.Mig(profile=one, slot=0, gi=9)).carved(
+            divided = scene.carved(0, scenes.Mig(profile=device, slot=0, gi=9)).carved(
                 1,
                 scenes.Mig(profile=three, slot=0, gi=1),
                 scenes.Mig(profile=three, slot=1, gi=2),
@@ -298,7 +298,7 @@ def test_gpus_that_are_divided_anew_take_their_old_devices_away_and_bring_new_on
     node.run(story)
 
 
-def test_while_nvml_hangs_the_node_goes_on_and_says_that_nobody_watches_its_gpus() -> None:
+def test_while_nvml_hangs_the_node_goes_on_and_says_that_nothing_monitors_its_gpus() -> None:
     async def story() -> None:
         async with node.node(scenes.h100x8()) as here, here.plugin(here.configure()):
             await here.offers(GPU, healthy=8)
@@ -313,13 +313,13 @@ def test_while_nvml_hangs_the_node_goes_on_and_says_that_nobody_watches_its_gpus
             assert len(here.beats.items) - heard > due / 2
             assert blind.resources[0].healthy == 8
             assert min(blind.checkers["gpu_poll"], blind.checkers["gpu_events"]) > 4
-            told = await here.event(Turned, holds=True)
-            assert (told.condition, told.code, told.pods) == (
+            reported = await here.event(Turned, holds=True)
+            assert (reported.condition, reported.code, reported.pods) == (
                 vocabulary.Condition.UNMONITORED,
                 "unwatched",
                 ("default/train",),
             )
-            assert told.reason.startswith("NVML has not answered for 5 s")
+            assert reported.reason.startswith("NVML has not answered for 5 s")
             here.gpus.drop("hang")
             await here.beat(lambda beat: beat.resources[0].unmonitored == 0)
             await here.event(Turned, holds=False)
@@ -334,10 +334,10 @@ def test_it_ends_in_order_and_in_time_while_nvml_hangs() -> None:
     async def story() -> None:
         async with node.node(scenes.h100x8()) as here, here.plugin(here.configure()) as plugin:
             await here.offers(GPU, healthy=8)
-            await plugin.said("bus_connected")
-            asked = here.gpus.counts()["nvmlDeviceGetFieldValues"]
+            await plugin.logged("bus_connected")
+            requested = here.gpus.counts()["nvmlDeviceGetFieldValues"]
             here.gpus.add("hang call=nvmlDeviceGetFieldValues")
-            while here.gpus.counts()["nvmlDeviceGetFieldValues"] < asked + 8:
+            while here.gpus.counts()["nvmlDeviceGetFieldValues"] < requested + 8:
                 await asyncio.sleep(0.01)
             async with asyncio.timeout(30):
                 assert await plugin.end() == 0
@@ -404,11 +404,11 @@ def test_a_driver_that_was_replaced_ends_the_process_in_order_and_says_why() -> 
             config = here.configure()
             async with here.plugin(config) as plugin:
                 await here.offers(GPU, healthy=8)
-                await plugin.said("bus_connected")
+                await plugin.logged("bus_connected")
                 here.gpus.add("epoch 1 18", "init 18")
                 assert await plugin.process.wait() == 0
                 assert (await here.event(vocabulary.PluginStopping)).reason == "upgrade"
-                problem = (await plugin.said("driver_replaced"))["problem"]
+                problem = (await plugin.logged("driver_replaced"))["problem"]
                 assert problem.startswith("nvmlInit: LIB_RM_VERSION_MISMATCH: the loaded driver")
             here.gpus.drop("init")
             async with here.plugin(config):

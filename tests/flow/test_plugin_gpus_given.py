@@ -76,22 +76,24 @@ def test_every_strategy_gives_byte_for_byte_what_nvidias_plugin_gives_without_a_
                 (here.directory / "dev" / name).touch()
             await here.offers(GPU, healthy=8)
             root = str(here.directory)
-            for (told, one), (_, other) in zip(given(root, 0, 1), given(root, 1, 0), strict=True):
-                if told:
+            for (response, device), (_, other) in zip(
+                given(root, 0, 1), given(root, 1, 0), strict=True
+            ):
+                if response:
                     after = len(plugin.log.items)
-                    here.configure({"given": told})
-                    await plugin.said("configuration_applied", after=after)
+                    here.configure({"given": response})
+                    await plugin.logged("configuration_applied", after=after)
                 (got,) = await here.kubelet.allocate(name="train", resources={GPU: 2})
                 assert got.ids == UUIDS[:2]
                 # a kubelet asks in any order
-                assert unnumbered(got.answer) in {unnumbered(one), unnumbered(other)}, told
+                assert unnumbered(got.answer) in {unnumbered(device), unnumbered(other)}, response
                 here.kubelet.release(name="train")
             assert here.kubelet.state().resources[GPU].registered == 1
 
     node.run(story)
 
 
-def test_a_mig_device_is_given_by_its_uuid_or_by_both_indices() -> None:
+def test_a_mig_device_gets_by_its_uuid_or_by_both_indices() -> None:
     async def story() -> None:
         scene = scenes.a100_mig()
         small = "nvidia.com/mig-2g.10gb"
@@ -103,7 +105,7 @@ def test_a_mig_device_is_given_by_its_uuid_or_by_both_indices() -> None:
                 after = len(plugin.log.items)
                 if ids != "uuid":
                     here.configure({"migStrategy": "mixed", "given": {"deviceIds": ids}})
-                    await plugin.said("configuration_applied", after=after)
+                    await plugin.logged("configuration_applied", after=after)
                 await here.offers(small, healthy=1)
                 (got,) = await here.kubelet.allocate(name="train", resources={small: 1})
                 assert got.answer == Answer(envs={VISIBLE: name})
@@ -117,12 +119,12 @@ def test_device_nodes_and_gpus_are_one_process() -> None:
         async with node.node(scenes.h100x8()) as here:
             fuse = here.directory / "fuse"
             fuse.symlink_to("/dev/null")
-            told = {"name": FUSE, "groups": [{"devices": [{"path": str(fuse)}]}]}
-            async with here.plugin(here.configure(resources=[told])):
+            response = {"name": FUSE, "groups": [{"devices": [{"path": str(fuse)}]}]}
+            async with here.plugin(here.configure(resources=[response])):
                 await here.offers(FUSE, healthy=1)
                 await here.offers(GPU, healthy=8)
                 got = await here.kubelet.allocate(name="train", resources={FUSE: 1, GPU: 1})
-                answers = {one.resource: one.answer for one in got}
+                answers = {device.resource: device.answer for device in got}
                 assert [spec.host_path for spec in answers[FUSE].devices] == [str(fuse)]
                 assert answers[GPU] == Answer(envs={VISIBLE: UUIDS[0]})
                 fuse.unlink()
@@ -130,7 +132,7 @@ def test_device_nodes_and_gpus_are_one_process() -> None:
                 here.gpus.xid(7, 79)
                 await here.unhealthy(GPU, UUIDS[7])
                 beat = await here.beat(lambda beat: len(beat.resources) == 2)
-                assert {one.name for one in beat.resources} == {FUSE, GPU}
+                assert {device.name for device in beat.resources} == {FUSE, GPU}
 
     node.run(story)
 
@@ -167,10 +169,10 @@ def test_the_manifests_of_nvidias_plugin_run_ours_as_they_are() -> None:
         async with node.node(scenes.h100x8()) as here:
             manifest = here.directory / "nvidia.yaml"
             manifest.write_text(MANIFEST)
-            told = msgspec.json.decode(here.configure().read_bytes())
+            response = msgspec.json.decode(here.configure().read_bytes())
             environment = {
                 "MUSTER_PLUGIN__NODE": node.NAME,
-                "MUSTER_PLUGIN__BUS__URL": told["bus"]["url"],
+                "MUSTER_PLUGIN__BUS__URL": response["bus"]["url"],
                 "MUSTER_PLUGIN__KUBELET__DIRECTORY": str(here.directory),
                 "MUSTER_PLUGIN__GPUS__LIBRARY": str(fake.built()),
             }

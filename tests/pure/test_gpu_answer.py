@@ -85,13 +85,13 @@ def node(path: str, root: str = "") -> advertised.DeviceSpec:
         ),
     ],
 )
-def test_each_strategy_tells_the_runtime_in_its_own_way(
+def test_each_strategy_reports_the_runtime_in_its_own_way(
     strategies: tuple[gpus.DeviceList, ...], result: advertised.ContainerResponse
 ) -> None:
     assert answer(device(1), device(0), to=given_by(*strategies)) == result
 
 
-def test_devices_can_be_told_by_index() -> None:
+def test_devices_can_be_reported_by_index() -> None:
     by_index = gpus.ContainerOptions(device_list=(MOUNTS, CRI), device_ids=gpus.DeviceIds.INDEX)
     assert answer(MIG, device(0), to=by_index) == advertised.ContainerResponse(
         environment={VISIBLE: "/var/run/nvidia-container-devices"},
@@ -104,7 +104,7 @@ def test_devices_can_be_told_by_index() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "result"),
+    ("requested", "result"),
     [
         ([1, 0, 0], "GPU-1,GPU-0"),
         ([1, 0, 0, 2], "GPU-1,GPU-0,GPU-2"),
@@ -112,9 +112,9 @@ def test_devices_can_be_told_by_index() -> None:
     ],
 )
 def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
-    asked: list[int], result: str
+    requested: list[int], result: str
 ) -> None:
-    devices = [device(number) for number in asked]
+    devices = [device(number) for number in requested]
     assert answer(*devices, to=given_by(ENVVAR)).environment == {VISIBLE: result}
     by_index = gpus.ContainerOptions(device_ids=gpus.DeviceIds.INDEX)
     assert answer(*devices, to=by_index).environment == {VISIBLE: result.replace("GPU-", "")}
@@ -124,7 +124,7 @@ def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("asked", "to", "present", "key", "names"),
+    ("requested", "to", "present", "key", "names"),
     [
         ([0], gpus.ContainerOptions(), (), KEY, "gpu=GPU-0"),
         (
@@ -161,10 +161,10 @@ def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
         ),
     ],
 )
-def test_cdi_names_what_a_container_is_given(
-    asked: list[int], to: gpus.ContainerOptions, present: tuple[str, ...], key: str, names: str
+def test_cdi_names_what_a_container_gets(
+    requested: list[int], to: gpus.ContainerOptions, present: tuple[str, ...], key: str, names: str
 ) -> None:
-    told = gpus.ContainerOptions(
+    expected_text = gpus.ContainerOptions(
         device_list=(ANNOTATIONS,),
         cdi_annotation_prefix=to.cdi_annotation_prefix,
         gdrcopy=to.gdrcopy,
@@ -173,8 +173,8 @@ def test_cdi_names_what_a_container_is_given(
         imex=to.imex,
     )
     value = ",".join(f"{CDI}/{name}" for name in names.split())
-    devices = [device(number) for number in asked]
-    result = answer(*devices, to=told, present=frozenset(present))
+    devices = [device(number) for number in requested]
+    result = answer(*devices, to=expected_text, present=frozenset(present))
     assert result == advertised.ContainerResponse(annotations={key: value})
 
 
@@ -188,19 +188,19 @@ def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",
     }
-    told = gpus.ContainerOptions(gdrcopy=True, gds=True, mofed=True)
-    assert answer(device(0), to=told).environment == {VISIBLE: "GPU-0", **features}
+    expected_text = gpus.ContainerOptions(gdrcopy=True, gds=True, mofed=True)
+    assert answer(device(0), to=expected_text).environment == {VISIBLE: "GPU-0", **features}
 
 
 # Device nodes
 
 
 def test_nodes_are_given_by_minor_number_below_the_dev_root_and_control_nodes_if_present() -> None:
-    told = gpus.ContainerOptions(device_specs=True, driver_root="/run/nvidia/driver")
+    expected_text = gpus.ContainerOptions(device_specs=True, driver_root="/run/nvidia/driver")
     present = frozenset({"/run/nvidia/driver/dev/nvidiactl", "/run/nvidia/driver/dev/nvidia-uvm"})
     expected = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidia2")
     assert answer(
-        device(1), device(0), device(1), to=told, present=present
+        device(1), device(0), device(1), to=expected_text, present=present
     ) == advertised.ContainerResponse(
         environment={VISIBLE: "GPU-1,GPU-0"},
         devices=tuple(node(path, "/run/nvidia/driver") for path in expected),
@@ -208,16 +208,18 @@ def test_nodes_are_given_by_minor_number_below_the_dev_root_and_control_nodes_if
 
 
 def test_the_dev_root_may_be_another_than_the_driver_root() -> None:
-    told = gpus.ContainerOptions(device_specs=True, driver_root="/run/nvidia/driver", dev_root="/")
-    assert answer(device(0), to=told, present=CONTROL).devices == (
+    expected_text = gpus.ContainerOptions(
+        device_specs=True, driver_root="/run/nvidia/driver", dev_root="/"
+    )
+    assert answer(device(0), to=expected_text, present=CONTROL).devices == (
         *(node(path) for path in container_spec.CONTROL_NODES),
         node("/dev/nvidia2"),
     )
 
 
 def test_a_mig_device_comes_with_its_capability_nodes() -> None:
-    told = gpus.ContainerOptions(device_specs=True)
-    assert answer(MIG, to=told).devices == (
+    expected_text = gpus.ContainerOptions(device_specs=True)
+    assert answer(MIG, to=expected_text).devices == (
         node("/dev/nvidia3"),
         node("/dev/nvidia-caps/nvidia-cap30"),
         node("/dev/nvidia-caps/nvidia-cap31"),
@@ -225,14 +227,16 @@ def test_a_mig_device_comes_with_its_capability_nodes() -> None:
 
 
 def test_nodes_are_not_given_beside_cdi_alone() -> None:
-    told = gpus.ContainerOptions(device_specs=True, device_list=(ANNOTATIONS, CRI))
-    assert answer(device(0), to=told, present=CONTROL).devices == ()
-    assert container_spec.optional_paths(told) == ()
+    expected_text = gpus.ContainerOptions(device_specs=True, device_list=(ANNOTATIONS, CRI))
+    assert answer(device(0), to=expected_text, present=CONTROL).devices == ()
+    assert container_spec.optional_paths(expected_text) == ()
 
 
-def test_what_is_looked_for_is_what_may_be_left_out() -> None:
-    told = gpus.ContainerOptions(device_specs=True, dev_root="/host", imex=gpus.Imex(channels=(0,)))
-    assert container_spec.optional_paths(told) == (
+def test_what_is_searched_is_what_may_be_left_out() -> None:
+    expected_text = gpus.ContainerOptions(
+        device_specs=True, dev_root="/host", imex=gpus.Imex(channels=(0,))
+    )
+    assert container_spec.optional_paths(expected_text) == (
         "/host/dev/nvidiactl",
         "/host/dev/nvidia-uvm",
         "/host/dev/nvidia-uvm-tools",
@@ -245,10 +249,10 @@ def test_what_is_looked_for_is_what_may_be_left_out() -> None:
 # IMEX
 
 
-def test_an_imex_channel_that_is_there_is_given_in_every_way() -> None:
-    told = gpus.ContainerOptions(device_specs=True, imex=gpus.Imex(channels=(0,)))
+def test_an_imex_channel_that_is_there_gets_in_every_way() -> None:
+    expected_text = gpus.ContainerOptions(device_specs=True, imex=gpus.Imex(channels=(0,)))
     there = frozenset({CHANNEL})
-    assert answer(device(0), to=told, present=there) == advertised.ContainerResponse(
+    assert answer(device(0), to=expected_text, present=there) == advertised.ContainerResponse(
         environment={VISIBLE: "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"},
         devices=(node("/dev/nvidia2"), node(CHANNEL)),
     )
@@ -262,8 +266,8 @@ def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
     assert answer(device(0), to=wanted).environment == {VISIBLE: "GPU-0"}
     assert container_spec.missing_channel(wanted, ()) == ""
     assert container_spec.missing_channel(needed, {CHANNEL}) == ""
-    told = f"IMEX channel 0 is required; {CHANNEL} is absent"
-    assert container_spec.missing_channel(needed, ()) == told
+    expected_text = f"IMEX channel 0 is required; {CHANNEL} is absent"
+    assert container_spec.missing_channel(needed, ()) == expected_text
 
 
 # What may not be given
@@ -271,8 +275,8 @@ def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
 
 def unit(name: str, minor: int | None = 0) -> advertised.Unit:
     physical = name.split("::", maxsplit=1)[0]
-    one = gpu.Device(part=gpu.Part(gpu=physical), uuid=physical, index="0", minor=minor)
-    return advertised.Unit(id=name, physical=physical, identity={0: physical}, gpu=one)
+    item = gpu.Device(part=gpu.Part(gpu=physical), uuid=physical, index="0", minor=minor)
+    return advertised.Unit(id=name, physical=physical, identity={0: physical}, gpu=item)
 
 
 def problem(names: str, rules: gpus.Gpus) -> str:
@@ -325,10 +329,10 @@ def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -
     nameless = unit("a", minor=None)
     mig = advertised.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
     assert container_spec.request_problem("r", [nameless], container_spec.AllocationContext()) == ""
-    told = "r: a: the number of its device node is unknown"
-    assert container_spec.request_problem("r", [nameless], with_nodes) == told
-    told = "r: MIG-1: mig-minors has no gpu3/gi5/access"
-    assert container_spec.request_problem("r", [mig], with_nodes) == told
+    expected_text = "r: a: the number of its device node is unknown"
+    assert container_spec.request_problem("r", [nameless], with_nodes) == expected_text
+    expected_text = "r: MIG-1: mig-minors has no gpu3/gi5/access"
+    assert container_spec.request_problem("r", [mig], with_nodes) == expected_text
 
 
 @given(
@@ -343,12 +347,14 @@ def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -
     ),
     st.frozensets(st.sampled_from([*CONTROL, CHANNEL])),
 )
-def test_nothing_that_is_absent_and_nothing_twice_is_given(
-    devices: list[gpu.Device], told: gpus.ContainerOptions, present: frozenset[str]
+def test_nothing_that_is_absent_and_nothing_twice_gets(
+    devices: list[gpu.Device], expected_text: gpus.ContainerOptions, present: frozenset[str]
 ) -> None:
-    result = answer(*devices, to=told, present=present)
-    paths = [one.host_path for one in result.devices]
-    needed = [one.host_path for one in container_spec.device_nodes(devices, told, caps=CAPS)]
+    result = answer(*devices, to=expected_text, present=present)
+    paths = [item.host_path for item in result.devices]
+    needed = [
+        item.host_path for item in container_spec.device_nodes(devices, expected_text, caps=CAPS)
+    ]
     assert len(set(paths)) == len(paths)
     assert set(paths) <= {*present, *needed}
     assert len(set(result.cdi_devices)) == len(result.cdi_devices)

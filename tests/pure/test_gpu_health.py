@@ -41,17 +41,20 @@ LOST = gpu.Poll(gpu="GPU-a", at=START, error="GPU_IS_LOST")
 UNKNOWN = gpu.Poll(gpu="GPU-a", at=START, error="UNKNOWN")
 
 
-def poll(**said: object) -> gpu.Poll:
-    return msgspec.structs.replace(FINE, **said)
+def poll(**error_text: object) -> gpu.Poll:
+    return msgspec.structs.replace(FINE, **error_text)
 
 
 class Story:
     """A machine, its clock, and what holds by what it said."""
 
     def __init__(
-        self, judge: xid_policy.Policy = JUDGE, told: gpus.Health = TOLD, now: float = 1000.0
+        self,
+        judge: xid_policy.Policy = JUDGE,
+        health_rules: gpus.Health = TOLD,
+        now: float = 1000.0,
     ) -> None:
-        self.machine = health_state.GpuHealth(judge, told)
+        self.machine = health_state.GpuHealth(judge, health_rules)
         self.now = now
         self.said: list[gpu.FaultChange] = []
         self.holding: dict[tuple[gpu.Part, str], gpu.FaultBegan] = {}
@@ -64,12 +67,12 @@ class Story:
     def xid(self, number: int, part: gpu.Part = A, *, after: float = 0.0) -> list[str]:
         return self.see(gpu.Xid(part=part, xid=number, at=START), after=after)
 
-    def polls(self, seen: gpu.Poll, count: int, *, every: float = 10.0) -> list[str]:
+    def polls(self, observation: gpu.Poll, count: int, *, every: float = 10.0) -> list[str]:
         """Poll again and again; return what came of it, with the number of the poll."""
-        found = []
+        changes = []
         for at in range(1, count + 1):
-            found += [f"{at}: {one}" for one in self.see(seen, after=every)]
-        return found
+            changes += [f"{at}: {change}" for change in self.see(observation, after=every)]
+        return changes
 
     def tick(self) -> list[str]:
         due = self.machine.next_deadline()
@@ -84,25 +87,25 @@ class Story:
             self.tick()
         self.now = until
 
-    def take(self, found: Sequence[gpu.FaultChange]) -> list[str]:
-        for one in found:
-            self.said.append(one)
-            if isinstance(one, gpu.FaultBegan):
-                assert (one.part, one.code) not in self.holding, "it holds already"
-                self.holding[one.part, one.code] = one
+    def take(self, changes: Sequence[gpu.FaultChange]) -> list[str]:
+        for change in changes:
+            self.said.append(change)
+            if isinstance(change, gpu.FaultBegan):
+                assert (change.part, change.code) not in self.holding, "it holds already"
+                self.holding[change.part, change.code] = change
             else:
-                began = self.holding.pop((one.part, one.code))
-                assert began.effect is one.effect
-        return [short(one) for one in found]
+                began = self.holding.pop((change.part, change.code))
+                assert began.effect is change.effect
+        return [short(change) for change in changes]
 
     def effects(self, part: gpu.Part = A) -> set[gpu.Effect]:
-        return {one.effect for (of, _), one in self.holding.items() if of.covers(part)}
+        return {change.effect for (of, _), change in self.holding.items() if of.covers(part)}
 
 
-def short(found: gpu.FaultChange) -> str:
-    sign = "+" if isinstance(found, gpu.FaultBegan) else "-"
-    inner = "" if found.part.gi is None else f" on gi {found.part.gi}"
-    return f"{sign}{found.effect} {found.code}{inner}"
+def short(changes: gpu.FaultChange) -> str:
+    sign = "+" if isinstance(changes, gpu.FaultBegan) else "-"
+    inner = "" if changes.part.gi is None else f" on gi {changes.part.gi}"
+    return f"{sign}{changes.effect} {changes.code}{inner}"
 
 
 # What begins: the table of gpu_health, row by row
@@ -146,7 +149,7 @@ SEEN: list[tuple[gpu.Observation, list[str]]] = [
 
 
 @pytest.mark.parametrize(("event", "expected"), SEEN)
-def test_what_is_seen_first_begins_what_the_table_says(
+def test_what_is_observed_first_begins_what_the_table_says(
     event: gpu.Observation, expected: list[str]
 ) -> None:
     story = Story()
@@ -154,7 +157,7 @@ def test_what_is_seen_first_begins_what_the_table_says(
     assert story.see(event) == [], "it holds once"
 
 
-def test_a_fault_tells_code_reason_policy_and_evidence() -> None:
+def test_a_fault_reports_code_reason_policy_and_evidence() -> None:
     story = Story()
     story.see(FINE)
     story.xid(94, MIG3)
@@ -180,7 +183,7 @@ def test_a_fault_tells_code_reason_policy_and_evidence() -> None:
     ]
 
 
-def test_a_polled_fault_tells_where_nvml_says_so() -> None:
+def test_a_polled_fault_reports_where_nvml_says_so() -> None:
     story = Story()
     story.see(poll(slowdowns=("HW_THERMAL",), temperature_c=91, slowdown_c=89, fabric="failed"))
     began = story.holding[A, poll_signals.FABRIC]
@@ -188,7 +191,7 @@ def test_a_polled_fault_tells_where_nvml_says_so() -> None:
     assert began.policy == "polled/fabric-not-ready: unhealthy (NVML GPU fabric state)"
 
 
-def test_a_slowdown_is_told_once_it_has_lasted_and_its_heat_with_it() -> None:
+def test_a_slowdown_is_reported_once_it_has_lasted_and_its_heat_with_it() -> None:
     story = Story()
     slow = poll(slowdowns=("HW_SLOWDOWN", "HW_THERMAL"), temperature_c=91, slowdown_c=89)
     assert story.polls(slow, 2) + story.polls(FINE, 1) + story.polls(slow, 2) == []
@@ -208,7 +211,7 @@ def test_ecc_errors_that_rise_degrade_until_they_are_quiet() -> None:
     assert story.polls(poll(ecc_uncorrected=4), 6) == ["6: -degraded ecc-uncorrected"]
 
 
-def test_one_error_of_nobody_knows_what_means_nothing_and_three_that_nobody_can_see() -> None:
+def test_one_error_of_nobody_knows_what_means_nothing_and_three_that_nothing_can_see() -> None:
     story = Story()
     assert story.polls(UNKNOWN, 3) == ["3: +unmonitored unanswered"]
     assert story.polls(UNKNOWN, 20) == []
@@ -216,7 +219,7 @@ def test_one_error_of_nobody_knows_what_means_nothing_and_three_that_nobody_can_
     assert story.polls(FINE, 1) == ["1: -unmonitored unanswered"]
 
 
-def test_a_watch_is_told_when_it_ends_and_when_it_begins_again() -> None:
+def test_a_watch_is_reported_when_it_ends_and_when_it_begins_again() -> None:
     story = Story()
     story.see(FINE)
     silent = gpu.MonitoringChanged(gpu="GPU-a", at=START, problem="NVML has not answered for 5 s")
@@ -227,7 +230,7 @@ def test_a_watch_is_told_when_it_ends_and_when_it_begins_again() -> None:
     ]
 
 
-def test_a_gpu_that_nobody_polls_is_unmonitored() -> None:
+def test_a_gpu_that_nothing_polls_is_unmonitored() -> None:
     story = Story()
     story.see(FINE)
     assert story.tick() == ["+unmonitored unpolled"]
@@ -279,7 +282,7 @@ def test_it_ends_when_the_table_says(
 ) -> None:
     story = Story()
     _ = story.xid(fault) if isinstance(fault, int) else story.see(fault)
-    ends = [one for one in story.polls(then, 100) if "-" in one.split()[1][:1]]
+    ends = [change for change in story.polls(then, 100) if "-" in change.split()[1][:1]]
     assert ends == ([expected] if expected else []), row
 
 
@@ -313,7 +316,7 @@ def test_where_the_driver_cannot_say_a_reset_is_believed_from_what_it_does() -> 
     assert anew.said[-1].reason.endswith("its error counter was reset")
 
 
-def test_a_gpu_that_was_lost_before_its_xid_was_told_came_back_all_the_same() -> None:
+def test_a_gpu_that_was_lost_before_its_xid_was_reported_came_back_all_the_same() -> None:
     story = Story()
     story.polls(LOST, 1)
     story.xid(95)
@@ -330,7 +333,7 @@ def test_a_reboot_is_not_believed_from_a_gpu_that_came_back() -> None:
     assert story.effects() == {BAD}
 
 
-def test_a_second_fault_begins_quiet_anew() -> None:
+def test_a_second_fault_begins_quiet_again() -> None:
     story = Story()
     story.xid(94)
     assert story.polls(FINE, 5) == []
@@ -338,7 +341,7 @@ def test_a_second_fault_begins_quiet_anew() -> None:
     assert story.polls(FINE, 6) == ["6: -unhealthy xid-94"]
 
 
-def test_another_fault_of_the_same_part_begins_quiet_anew() -> None:
+def test_another_fault_of_the_same_part_begins_quiet_again() -> None:
     story = Story()
     story.xid(94, MIG3)
     story.polls(FINE, 5)
@@ -346,7 +349,7 @@ def test_another_fault_of_the_same_part_begins_quiet_anew() -> None:
     assert story.polls(FINE, 6) == ["6: -unhealthy xid-94 on gi 3", "6: -unhealthy xid-95"]
 
 
-def test_a_fault_of_an_application_does_not_begin_quiet_anew() -> None:
+def test_a_fault_of_an_application_does_not_begin_quiet_again() -> None:
     story = Story()
     story.xid(94)
     story.polls(FINE, 5)
@@ -364,7 +367,7 @@ def test_a_fault_of_one_mig_instance_leaves_the_other_and_its_quiet_alone() -> N
     assert story.polls(FINE, 5) == ["5: -unhealthy xid-94 on gi 5"]
 
 
-def test_an_unanswered_poll_begins_the_good_ones_anew_but_is_no_fault() -> None:
+def test_an_unanswered_poll_begins_the_good_ones_again_but_is_no_fault() -> None:
     story = Story()
     story.xid(94)
     story.polls(FINE, 5)
@@ -392,7 +395,7 @@ def test_whose_policy_degrades_sees_the_same_road_back() -> None:
 # Somebody's word
 
 
-def test_what_somebody_calls_repaired_ends_with_one_good_poll() -> None:
+def test_what_a_person_calls_repaired_ends_with_one_good_poll() -> None:
     story = Story()
     story.xid(79)
     story.polls(LOST, 1)
@@ -404,7 +407,7 @@ def test_what_somebody_calls_repaired_ends_with_one_good_poll() -> None:
     )
 
 
-def test_what_is_good_already_ends_at_once_by_somebody_s_word() -> None:
+def test_what_is_good_already_ends_at_once_by_a_person_s_word() -> None:
     story = Story()
     story.xid(79)
     story.polls(MUTE, 1)
@@ -413,7 +416,7 @@ def test_what_is_good_already_ends_at_once_by_somebody_s_word() -> None:
     ]
 
 
-def test_somebody_s_word_is_void_while_nvml_says_otherwise() -> None:
+def test_a_person_s_word_is_void_while_nvml_says_otherwise() -> None:
     story = Story()
     story.polls(LOST, 1)
     story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="a person"))
@@ -421,7 +424,7 @@ def test_somebody_s_word_is_void_while_nvml_says_otherwise() -> None:
     assert story.polls(FINE, 6) == ["6: -unhealthy gpu-lost"]
 
 
-def test_somebody_s_word_about_one_xid_leaves_the_others() -> None:
+def test_a_person_s_word_about_one_xid_leaves_the_others() -> None:
     story = Story()
     story.xid(94)
     story.xid(95)
@@ -490,43 +493,43 @@ def test_quiet_is_bounded(
     is_proven: bool,  # noqa: FBT001  # a column
     needed: float,
 ) -> None:
-    found = recovery.required_quiet_s(cooldown_s, doublings=doublings, has_evidence=is_proven)
-    assert found == needed
+    changes = recovery.required_quiet_s(cooldown_s, doublings=doublings, has_evidence=is_proven)
+    assert changes == needed
 
 
 # Looks
 
 
-def look(*polls: gpu.Poll, **said: object) -> gpu.Scan:
-    found = gpu.Scan(
-        gpus=tuple(vocabulary.Gpu(uuid=one.gpu, product="X") for one in polls), polls=polls
+def scan(*polls: gpu.Poll, **error_text: object) -> gpu.Scan:
+    changes = gpu.Scan(
+        gpus=tuple(vocabulary.Gpu(uuid=change.gpu, product="X") for change in polls), polls=polls
     )
-    return msgspec.structs.replace(found, **said)
+    return msgspec.structs.replace(changes, **error_text)
 
 
 def test_what_nvml_calls_bad_is_bad_at_the_first_look() -> None:
     story = Story()
     other = msgspec.structs.replace(LOST, gpu="GPU-b")
-    assert story.see(look(FINE, other)) == ["+unhealthy gpu-lost"]
+    assert story.see(scan(FINE, other)) == ["+unhealthy gpu-lost"]
     assert (story.effects(A), story.effects(B)) == (set(), {BAD})
 
 
 def test_a_restart_forgets_what_nvml_does_not_say() -> None:
     story = Story()
     story.xid(94)
-    assert Story().see(look(FINE)) == []
+    assert Story().see(scan(FINE)) == []
 
 
-def test_a_known_gpu_that_cannot_be_read_is_judged_by_the_error() -> None:
+def test_a_known_gpu_that_cannot_be_read_is_evaluated_by_the_error() -> None:
     story = Story()
-    story.see(look(FINE))
+    story.see(scan(FINE))
     lost = gpu.UnreadableGpu(index=0, error="GPU_IS_LOST", uuid="GPU-a")
     assert story.see(gpu.Scan(unreadable=(lost,)), after=10) == ["+unhealthy gpu-lost"]
     strange = gpu.UnreadableGpu(index=0, error="UNKNOWN", uuid="GPU-a")
     for _ in range(2):
         assert story.see(gpu.Scan(unreadable=(strange,)), after=10) == []
-    found = story.see(gpu.Scan(unreadable=(strange,)), after=10)
-    assert found == ["+unmonitored unanswered"]
+    changes = story.see(gpu.Scan(unreadable=(strange,)), after=10)
+    assert changes == ["+unmonitored unanswered"]
 
 
 @pytest.mark.parametrize(
@@ -542,17 +545,17 @@ def test_a_known_gpu_that_cannot_be_read_is_judged_by_the_error() -> None:
 )
 def test_a_gpu_that_was_gone_and_is_back_was_reset(without: gpu.Scan, is_gone: bool) -> None:  # noqa: FBT001  # a column
     story = Story()
-    story.see(look(MUTE))
+    story.see(scan(MUTE))
     story.xid(95)
     story.see(without)
     assert (story.machine.next_deadline() is None) is is_gone
-    story.see(look(MUTE), after=10)
+    story.see(scan(MUTE), after=10)
     assert story.polls(MUTE, 20) == (["5: -unhealthy xid-95"] if is_gone else [])
 
 
 def test_of_a_gpu_that_is_gone_nobody_says_that_it_is_not_polled() -> None:
     story = Story()
-    story.see(look(FINE))
+    story.see(scan(FINE))
     story.tick()
     assert story.see(gpu.Scan(), after=1) == ["-unmonitored unpolled"]
     assert story.machine.next_deadline() is None
@@ -561,7 +564,7 @@ def test_of_a_gpu_that_is_gone_nobody_says_that_it_is_not_polled() -> None:
 # Disabled checks
 
 
-def test_with_all_checks_disabled_nothing_is_taken_and_everything_still_told() -> None:
+def test_with_all_checks_disabled_nothing_is_taken_and_everything_still_reported() -> None:
     story = Story(xid_policy.Policy(KNOWN, COMPATIBLE, disable="all"))
     assert story.xid(95) == []
     assert story.see(LOST) == ["+degraded gpu-lost"]
@@ -588,7 +591,7 @@ MATCHES = [
 
 
 @pytest.mark.parametrize(("device", "event", "expected"), MATCHES)
-def test_an_xid_befalls_the_devices_that_nvidia_s_plugin_marks(
+def test_an_xid_affects_the_devices_that_nvidia_s_plugin_marks(
     device: tuple[int | None, int | None],
     event: tuple[int | None, int | None],
     expected: bool,  # noqa: FBT001  # a column
@@ -632,7 +635,7 @@ LOOKS = st.sampled_from(
         gpu.Scan(),
         gpu.Scan(driver=gpu.Driver.NOT_LOADED),
         gpu.Scan(driver=gpu.Driver.SILENT),
-        look(FINE),
+        scan(FINE),
         gpu.Scan(unreadable=(gpu.UnreadableGpu(index=0, error="UNKNOWN", uuid="GPU-a"),)),
     ]
 )
@@ -647,7 +650,7 @@ Steps = list[tuple[float, gpu.Scan | gpu.Observation]]
 def stamped(event: gpu.Scan | gpu.Observation, now: float) -> gpu.Scan | gpu.Observation:
     at = START + timedelta(seconds=now)
     if isinstance(event, gpu.Scan):
-        polls = tuple(msgspec.structs.replace(one, at=at) for one in event.polls)
+        polls = tuple(msgspec.structs.replace(change, at=at) for change in event.polls)
         return msgspec.structs.replace(event, polls=polls)
     return msgspec.structs.replace(event, at=at)
 
@@ -660,7 +663,7 @@ def test_every_finding_begins_once_ends_once_and_says_why(steps: Steps) -> None:
         story.see(event, after=wait)
         due = story.machine.next_deadline()
         assert due is None or due > story.now
-    assert all(one.reason and one.policy for one in story.said)
+    assert all(change.reason and change.policy for change in story.said)
 
 
 @given(ANYTHING)
@@ -677,26 +680,28 @@ def test_never_healthy_while_a_fault_holds_or_is_fresh(steps: Steps) -> None:
             assert BAD in story.effects(), "NVML calls it bad"
         if isinstance(event, gpu.Xid) and event.xid != 13:
             assert BAD in story.effects(event.part), "an XID took it"
-        for one in story.said[before:]:
-            if isinstance(one, gpu.FaultEnded) and one.effect is BAD:
-                assert_believable(one, past)
+        for change in story.said[before:]:
+            if isinstance(change, gpu.FaultEnded) and change.effect is BAD:
+                assert_believable(change, past)
 
 
-def is_bad(one: gpu.Poll) -> bool:
+def is_bad(change: gpu.Poll) -> bool:
     return bool(
-        one.error in {"GPU_IS_LOST", "RESET_REQUIRED"}
-        or (not one.error and one.recovery_action in {1, 2, 4, 6, 7})
-        or (not one.error and (one.remap_failed or one.fabric in {"failed", "in_progress"}))
+        change.error in {"GPU_IS_LOST", "RESET_REQUIRED"}
+        or (not change.error and change.recovery_action in {1, 2, 4, 6, 7})
+        or (
+            not change.error and (change.remap_failed or change.fabric in {"failed", "in_progress"})
+        )
     )
 
 
-def is_good(one: gpu.Poll) -> bool:
-    return not one.error and one.recovery_action in {0, None} and not one.remap_failed
+def is_good(change: gpu.Poll) -> bool:
+    return not change.error and change.recovery_action in {0, None} and not change.remap_failed
 
 
 def assert_believable(ended: gpu.FaultEnded, past: Steps) -> None:
     polls = [p for _, e in past for p in (e.polls if isinstance(e, gpu.Scan) else (e,))]
-    answered = [one for one in polls if isinstance(one, gpu.Poll)]
+    answered = [change for change in polls if isinstance(change, gpu.Poll)]
     assert is_good(answered[-1]), "the last that was seen is good"
     assert ended.code != poll_signals.REMAP_FAILED
     if any(isinstance(event, gpu.RepairReported) for _, event in past):
@@ -708,31 +713,31 @@ def assert_believable(ended: gpu.FaultEnded, past: Steps) -> None:
     faults = [at for at, event in past if is_fault(event, ended.part)]
     assert now - max(faults, default=0.0) >= TOLD.cooldown_s, "no fault for the cool-down"
     if ended.code == "xid-79":
-        assert all(one.recovery_action == 0 for one in answered[-TOLD.good :])
+        assert all(change.recovery_action == 0 for change in answered[-TOLD.good :])
 
 
 def is_fault(event: gpu.Scan | gpu.Observation, part: gpu.Part) -> bool:
     if isinstance(event, gpu.Poll):
-        told = {"GPU_IS_LOST", "RESET_REQUIRED"}
-        return event.error in told or (not event.error and not is_good(event))
+        health_rules = {"GPU_IS_LOST", "RESET_REQUIRED"}
+        return event.error in health_rules or (not event.error and not is_good(event))
     return isinstance(event, gpu.Xid) and event.xid != 13 and event.part.covers(part)
 
 
 @given(ANYTHING, ANYTHING)
 @settings(max_examples=100, deadline=None)
-def test_what_befalls_one_gpu_is_nothing_to_another(one: Steps, other: Steps) -> None:
-    steps = [(wait, event) for wait, event in one if not isinstance(event, gpu.Scan)]
+def test_a_fault_of_one_gpu_is_nothing_to_another(change: Steps, other: Steps) -> None:
+    steps = [(wait, event) for wait, event in change if not isinstance(event, gpu.Scan)]
     apart = Story()
     together = Story()
     for at, (wait, event) in enumerate(steps):
         for machine in (apart, together):
             machine.wait(wait)
         if at < len(other) and not isinstance(other[at][1], gpu.Scan):
-            seen = stamped(of_b(other[at][1]), together.now)
-            together.take(together.machine.receive(seen, together.now))
+            observation = stamped(of_b(other[at][1]), together.now)
+            together.take(together.machine.receive(observation, together.now))
         for machine in (apart, together):
             machine.take(machine.machine.receive(stamped(event, machine.now), machine.now))
-    assert [found for found in together.said if found.part.gpu == "GPU-a"] == apart.said
+    assert [changes for changes in together.said if changes.part.gpu == "GPU-a"] == apart.said
 
 
 def of_b(event: gpu.Scan | gpu.Observation) -> gpu.Scan | gpu.Observation:
@@ -749,7 +754,7 @@ def of_b(event: gpu.Scan | gpu.Observation) -> gpu.Scan | gpu.Observation:
         st.one_of(
             st.sampled_from([MUTE, UNKNOWN, FINE, poll(error="NOT_SUPPORTED")]),
             WATCHES,
-            st.sampled_from([gpu.Scan(), gpu.Scan(driver=gpu.Driver.SILENT), look(MUTE)]),
+            st.sampled_from([gpu.Scan(), gpu.Scan(driver=gpu.Driver.SILENT), scan(MUTE)]),
         ),
         max_size=40,
     )

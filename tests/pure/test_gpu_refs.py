@@ -42,15 +42,15 @@ FORMS: list[tuple[int | str, selectors.Selector | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "meant"), FORMS, ids=lambda value: str(value)[:30])
-def test_a_reference_is_read_as_nvidia_reads_it(
-    told: int | str, meant: selectors.Selector | None
+@pytest.mark.parametrize(("expected_text", "meant"), FORMS, ids=lambda value: str(value)[:30])
+def test_a_selector_is_read_as_nvidia_reads_it(
+    expected_text: int | str, meant: selectors.Selector | None
 ) -> None:
     if meant is not None:
-        assert selectors.parse(told) == meant
+        assert selectors.parse(expected_text) == meant
         return
     with pytest.raises(ValueError, match=r"does not name a device|an index is at most"):
-        selectors.parse(told)
+        selectors.parse(expected_text)
 
 
 PATTERNS = [
@@ -105,11 +105,15 @@ def test_a_pattern_of_stars_takes_no_time() -> None:
     assert not selectors.matches("*a" * 128 + "b", "a" * 10_000)
 
 
-@given(told=st.integers() | st.text() | st.from_regex(r"(GPU|MIG)-[0-9a-f-]{0,40}(/[0-9]{0,3})*"))
-def test_any_text_or_number_is_a_reference_or_is_refused(told: int | str) -> None:
+@given(
+    expected_text=st.integers()
+    | st.text()
+    | st.from_regex(r"(GPU|MIG)-[0-9a-f-]{0,40}(/[0-9]{0,3})*")
+)
+def test_any_text_or_number_is_a_selector_or_is_refused(expected_text: int | str) -> None:
     for products in (False, True):
         try:
-            selectors.parse(told, products=products)
+            selectors.parse(expected_text, products=products)
         except ValueError as error:
             assert "\n" not in str(error)  # noqa: PT017  # most are references
 
@@ -118,7 +122,7 @@ DEVICE = gpu.Device(part=gpu.Part(gpu=GPU, gi=3, ci=0), uuid=MIG, index="2:1", m
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("expected_text", "expected"),
     [
         (2, True),
         ("2", True),
@@ -133,13 +137,15 @@ DEVICE = gpu.Device(part=gpu.Part(gpu=GPU, gi=3, ci=0), uuid=MIG, index="2:1", m
         ("H100*", False),
     ],
 )
-def test_what_names_a_gpu_names_its_mig_devices_too(told: int | str, *, expected: bool) -> None:
-    meant = selectors.parse(told, products=True)
+def test_what_names_a_gpu_names_its_mig_devices_too(
+    expected_text: int | str, *, expected: bool
+) -> None:
+    meant = selectors.parse(expected_text, products=True)
     assert selectors.selects(meant, DEVICE, "NVIDIA H100 80GB HBM3") is expected
 
 
-def test_everything_wrong_with_a_list_is_told() -> None:
-    told: list[int | str] = [
+def test_everything_wrong_with_a_list_is_reported() -> None:
+    expected_text: list[int | str] = [
         0,
         "0",
         "0:1",
@@ -150,7 +156,7 @@ def test_everything_wrong_with_a_list_is_told() -> None:
         "GPU-1",
         "3090 Ti",
     ]
-    assert [*selectors.problems(told, products=True)] == [
+    assert [*selectors.problems(expected_text, products=True)] == [
         "[1]: '0' is named by [0] already",
         "[2]: '0:1' is named by [0] already",
         f"[4]: 'MIG-{GPU}/1/0' is named by [3] already",

@@ -15,9 +15,9 @@ GPU = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 
 
 def read(**gpus: Any) -> gpus.Gpus:
-    found = settings.validate(config_settings.Settings, {"gpus": gpus}).gpus
-    assert found is not None
-    return found
+    parsed = settings.validate(config_settings.Settings, {"gpus": gpus}).gpus
+    assert parsed is not None
+    return parsed
 
 
 def problems(**gpus: Any) -> list[str]:
@@ -72,11 +72,11 @@ EVERYTHING = {
 }
 
 
-def test_every_key_is_written_as_the_rest_of_the_schema_and_comes_back() -> None:
+def test_every_key_is_written_as_the_rest_of_the_schema_and_returns() -> None:
     assert msgspec.json.decode(msgspec.json.encode(read(**EVERYTHING))) == EVERYTHING
 
 
-def test_what_is_not_said_is_not_printed() -> None:
+def test_what_is_not_reported_is_not_printed() -> None:
     assert msgspec.to_builtins(read()) == {}
 
 
@@ -227,10 +227,10 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("gpus", "told"), PROBLEMS)
-def test_every_problem_is_told_with_its_key(gpus: dict[str, Any], told: list[str]) -> None:
-    found = problems(**gpus)
-    assert [line[: len(want)] for line, want in zip(found, told, strict=True)] == told
+@pytest.mark.parametrize(("gpus", "expected"), PROBLEMS)
+def test_every_problem_is_reported_with_its_key(gpus: dict[str, Any], expected: list[str]) -> None:
+    parsed = problems(**gpus)
+    assert [line[: len(want)] for line, want in zip(parsed, expected, strict=True)] == expected
 
 
 SHARED = gpus.Shared(name="nvidia.com/gpu", replicas=2)
@@ -274,11 +274,11 @@ NAMES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("gpus", "lasting", "more"), NAMES)
-def test_the_names_that_last_are_told_from_those_that_may_come(
+def test_the_names_that_last_are_reported_from_those_that_may_come(
     gpus: dict[str, Any], lasting: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
-    found = read(**gpus)
-    assert (found.always_advertised(), found.names()) == (lasting, lasting + more)
+    parsed = read(**gpus)
+    assert (parsed.always_advertised(), parsed.names()) == (lasting, lasting + more)
 
 
 TREES = st.recursive(
@@ -309,9 +309,9 @@ TREES = st.recursive(
 @given(tree=TREES)
 def test_any_tree_is_a_configuration_or_is_refused(tree: object) -> None:
     try:
-        found = settings.validate(config_settings.Settings, {"gpus": tree})
+        parsed = settings.validate(config_settings.Settings, {"gpus": tree})
     except settings.BadSettings as error:
         assert all("\n" not in problem for problem in error.problems)  # noqa: PT017  # or it is one
         return
-    again = msgspec.to_builtins(found.gpus)
-    assert found.gpus is None or msgspec.convert(again, gpus.Gpus, strict=True) == found.gpus
+    again = msgspec.to_builtins(parsed.gpus)
+    assert parsed.gpus is None or msgspec.convert(again, gpus.Gpus, strict=True) == parsed.gpus

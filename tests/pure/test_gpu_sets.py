@@ -12,23 +12,25 @@ Matrix = list[list[int]]
 
 def symmetric(count: int, weights: list[int]) -> Matrix:
     joined = [[0] * count for _ in range(count)]
-    for (one, other), weight in zip(itertools.combinations(range(count), 2), weights, strict=False):
-        joined[one][other] = joined[other][one] = weight
+    for (subset, other), weight in zip(
+        itertools.combinations(range(count), 2), weights, strict=False
+    ):
+        joined[subset][other] = joined[other][subset] = weight
     return joined
 
 
 def tree(places: list[int]) -> Matrix:
     """Pairs below one switch, fours below switches, eights to a socket."""
 
-    def weight(one: int, other: int) -> int:
+    def weight(subset: int, other: int) -> int:
         sizes = {2: 50, 4: 40, 8: 20}
-        return next((w for size, w in sizes.items() if one // size == other // size), 10)
+        return next((w for size, w in sizes.items() if subset // size == other // size), 10)
 
     return [[weight(a, b) if a != b else 0 for b in places] for a in places]
 
 
 def has(joined: Matrix, members: tuple[int, ...]) -> int:
-    return sum(joined[one][other] for one, other in itertools.combinations(members, 2))
+    return sum(joined[subset][other] for subset, other in itertools.combinations(members, 2))
 
 
 def divisions(left: tuple[int, ...], size: int) -> list[list[tuple[int, ...]]]:
@@ -41,10 +43,10 @@ def divisions(left: tuple[int, ...], size: int) -> list[list[tuple[int, ...]]]:
         if wanted > len(left):
             continue
         for others in itertools.combinations(left[1:], wanted - 1):
-            one = (left[0], *others)
-            rest = tuple(at for at in left if at not in one)
+            subset = (left[0], *others)
+            rest = tuple(at for at in left if at not in subset)
             fits = len(rest) % size == 0 or wanted == size
-            ways += [[one, *more] for more in divisions(rest, size)] if fits else []
+            ways += [[subset, *more] for more in divisions(rest, size)] if fits else []
     return ways
 
 
@@ -52,16 +54,16 @@ def slowly(joined: Matrix, size: int, required: tuple[int, ...]) -> tuple[int, .
     """Look at every division, in order; the first of the best counts, and its first best set."""
     able = []
     for division in sorted(divisions(tuple(range(len(joined))), size), key=padded(len(joined))):
-        sets = [one for one in division if len(one) == size and {*required} <= {*one}]
+        sets = [subset for subset in division if len(subset) == size and {*required} <= {*subset}]
         if sets:
             able.append((division, sets))
-    _, sets = max(able, key=lambda found: sum(has(joined, one) for one in found[0]))
-    return max(sets, key=lambda one: has(joined, one))
+    _, sets = max(able, key=lambda best_set: sum(has(joined, subset) for subset in best_set[0]))
+    return max(sets, key=lambda subset: has(joined, subset))
 
 
 def padded(count: int) -> Callable[[list[tuple[int, ...]]], list[tuple[int, ...]]]:
     """The smaller set is filled up with what comes after all others."""
-    return lambda division: [one + (count,) * (count - len(one)) for one in division]
+    return lambda division: [subset + (count,) * (count - len(subset)) for subset in division]
 
 
 @st.composite
@@ -111,8 +113,11 @@ def test_of_sixteen_gpus_in_disorder_those_of_one_socket_are_taken_together() ->
 def test_the_search_of_sixteen_agrees_with_the_best_of_two_halves() -> None:
     half = symmetric(8, [(7 * at * at) % 211 for at in range(1, 29)])
     apart = [
-        [half[one % 8][other % 8] + 1000 if one // 8 == other // 8 else 0 for other in range(16)]
-        for one in range(16)
+        [
+            half[subset % 8][other % 8] + 1000 if subset // 8 == other // 8 else 0
+            for other in range(16)
+        ]
+        for subset in range(16)
     ]
     for at in range(16):
         apart[at][at] = 0

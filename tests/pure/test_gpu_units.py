@@ -48,7 +48,7 @@ def card(
     )
 
 
-def told(**gpus: Any) -> config_gpus.Gpus:
+def gpu_rules(**gpus: Any) -> config_gpus.Gpus:
     return msgspec.convert(gpus, config_gpus.Gpus, strict=True)
 
 
@@ -56,7 +56,7 @@ def sharing(*resources: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"sharing": {"resources": [*resources], **more}}
 
 
-def look(*gpus: vocabulary.Gpu, **more: Any) -> gpu.Scan:
+def scan(*gpus: vocabulary.Gpu, **more: Any) -> gpu.Scan:
     return gpu.Scan(gpus=gpus, **more)
 
 
@@ -183,16 +183,16 @@ def test_a_mig_strategy_costs_no_more_than_what_does_not_fit(
     expected: dict[str, list[str]],
     problems: list[str],
 ) -> None:
-    plan = replicas.plan(look(*gpus), told(migStrategy=strategy))
+    plan = replicas.plan(scan(*gpus), gpu_rules(migStrategy=strategy))
     assert names(plan) == expected
-    found = [short(problem) for problem in plan.problems]
-    assert [p[: len(want)] for p, want in zip(found, problems, strict=True)] == problems
+    candidates = [short(problem) for problem in plan.problems]
+    assert [p[: len(want)] for p, want in zip(candidates, problems, strict=True)] == problems
 
 
 def test_a_unit_says_what_answers_and_health_need() -> None:
     plan = replicas.plan(
-        look(card(3, "3g.20gb")),
-        told(
+        scan(card(3, "3g.20gb")),
+        gpu_rules(
             migStrategy="mixed",
             grace_s=5.0,
             registration="watcher",
@@ -226,10 +226,11 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
 
 
 def test_a_mig_device_is_called_by_nvmls_number_where_some_are_missing() -> None:
-    one = card(0, "1g.5gb", "1g.5gb")
-    holes = tuple(msgspec.structs.replace(mig, index=4 + at) for at, mig in enumerate(one.mig))
+    item = card(0, "1g.5gb", "1g.5gb")
+    holes = tuple(msgspec.structs.replace(mig, index=4 + at) for at, mig in enumerate(item.mig))
     plan = replicas.plan(
-        look(msgspec.structs.replace(one, mig=holes)), told(migStrategy="single", exclude=["0:4"])
+        scan(msgspec.structs.replace(item, mig=holes)),
+        gpu_rules(migStrategy="single", exclude=["0:4"]),
     )
     assert names(plan) == {USUAL: ["0:5"]}
 
@@ -257,16 +258,18 @@ NAMINGS: list[tuple[list[dict[str, str]], dict[str, list[str]]]] = [
 def test_the_first_pattern_that_matches_names_a_device(
     resources: list[dict[str, str]], expected: dict[str, list[str]]
 ) -> None:
-    plan = replicas.plan(look(*MIXED), told(migStrategy="mixed", resources=resources))
-    found = names(plan)
-    assert found.pop("nvidia.com/mig-2g.10gb") == ["2:1"]
-    assert {name: found.get(name) for name in expected} == expected
+    plan = replicas.plan(scan(*MIXED), gpu_rules(migStrategy="mixed", resources=resources))
+    candidates = names(plan)
+    assert candidates.pop("nvidia.com/mig-2g.10gb") == ["2:1"]
+    assert {name: candidates.get(name) for name in expected} == expected
     assert plan.problems == ()
 
 
 def test_a_part_of_a_gpu_instance_can_be_given_a_name() -> None:
     naming = [{"name": "a.b/half", "mig": "1c.*"}]
-    plan = replicas.plan(look(card(0, "1c.3g.20gb")), told(migStrategy="mixed", resources=naming))
+    plan = replicas.plan(
+        scan(card(0, "1c.3g.20gb")), gpu_rules(migStrategy="mixed", resources=naming)
+    )
     assert (names(plan), plan.problems) == ({USUAL: [], "a.b/half": ["0:0"]}, ())
 
 
@@ -290,13 +293,13 @@ EXCLUDED: list[tuple[list[int | str], dict[str, list[str]], tuple[str, ...]]] = 
 def test_what_is_excluded_is_as_if_it_were_not_there(
     exclude: list[int | str], expected: dict[str, list[str]], problems: tuple[str, ...]
 ) -> None:
-    rule = told(migStrategy="mixed", exclude=exclude)
-    plan = replicas.plan(look(*MIXED), rule)
-    found = names(plan)
-    left = {name: ids for name, ids in found.items() if "mig" not in name}
+    rule = gpu_rules(migStrategy="mixed", exclude=exclude)
+    plan = replicas.plan(scan(*MIXED), rule)
+    candidates = names(plan)
+    left = {name: ids for name, ids in candidates.items() if "mig" not in name}
     assert (left, plan.problems) == (expected, problems)
-    gpus = replicas.node(look(*MIXED), rule).gpus
-    there = {one.uuid for one in gpus}.union(mig.uuid for one in gpus for mig in one.mig)
+    gpus = replicas.node(scan(*MIXED), rule).gpus
+    there = {item.uuid for item in gpus}.union(mig.uuid for item in gpus for mig in item.mig)
     assert {unit.physical for offer in plan.resources for unit in offer.units} <= there
 
 
@@ -392,10 +395,10 @@ SHARINGS: list[tuple[str, dict[str, Any], dict[str, list[str]], list[str]]] = [
     [case[1:] for case in SHARINGS],
     ids=[case[0] for case in SHARINGS],
 )
-def test_a_resource_is_shared_as_told(
+def test_a_resource_is_shared_as_reported(
     rule: dict[str, Any], expected: dict[str, list[str]], problems: list[str]
 ) -> None:
-    plan = replicas.plan(look(*FOUR), told(**rule))
+    plan = replicas.plan(scan(*FOUR), gpu_rules(**rule))
     assert (names(plan), list(plan.problems)) == (expected, problems)
 
 
@@ -403,14 +406,14 @@ def test_a_gb_is_a_thousand_mib_as_the_iktos_fork_counts() -> None:
     small = msgspec.structs.replace(card(1), memory_mib=999)
     silent = msgspec.structs.replace(card(2), memory_mib=None)
     huge = msgspec.structs.replace(card(3), memory_mib=1_000_500)
-    rule = told(
+    rule = gpu_rules(
         migStrategy="mixed",
         **sharing(
             {"name": USUAL, "perGb": True, "rename": "nvidia.com/gb"},
             {"name": "nvidia.com/mig-1g.5gb", "perGb": True},
         ),
     )
-    plan = replicas.plan(look(card(0), small, silent, huge, card(4, "1g.5gb")), rule)
+    plan = replicas.plan(scan(card(0), small, silent, huge, card(4, "1g.5gb")), rule)
     counts: dict[str, int] = {}
     for unit in (unit for offer in plan.resources for unit in offer.units):
         counts[unit.physical] = counts.get(unit.physical, 0) + 1
@@ -420,23 +423,23 @@ def test_a_gb_is_a_thousand_mib_as_the_iktos_fork_counts() -> None:
     )
 
 
-def test_no_more_ids_than_the_kubelet_can_be_told() -> None:
+def test_no_more_ids_than_the_kubelet_can_be_reported() -> None:
     gpus = [msgspec.structs.replace(card(n), memory_mib=3_000_000) for n in range(11)]
-    plan = replicas.plan(look(*gpus), told(**sharing({"name": USUAL, "perGb": True})))
+    plan = replicas.plan(scan(*gpus), gpu_rules(**sharing({"name": USUAL, "perGb": True})))
     assert [len(offer.units) for offer in plan.resources] == [resource_plan.DEVICES_MAX]
     assert plan.problems[0].endswith("would be 3000 replicas; at most 1000")
     assert plan.problems[-1] == "nvidia.com/gpu: more than 10000 devices; the rest is left out"
 
 
-def test_a_snapshot_says_how_each_resource_is_handed_out() -> None:
-    rule = told(
+def test_a_snapshot_says_how_each_resource_is_advertised() -> None:
+    rule = gpu_rules(
         migStrategy="mixed",
         **sharing({"name": USUAL, "replicas": 4, "rename": "a.b/s", "devices": [0]}),
     )
-    seen = look(
+    gpu_scan = scan(
         *MIXED, driver_version="580.95.05", cuda_version="13.0", machine="m", simulated=True
     )
-    assert replicas.node(seen, rule) == vocabulary.GpuNode(
+    assert replicas.node(gpu_scan, rule) == vocabulary.GpuNode(
         gpus=(
             *MIXED[:2],
             msgspec.structs.replace(
@@ -466,34 +469,34 @@ def test_a_snapshot_says_how_each_resource_is_handed_out() -> None:
 
 @pytest.mark.parametrize("driver", [d for d in gpu.Driver if d is not gpu.Driver.READY])
 def test_without_a_driver_the_names_stay_and_one_problem_says_why(driver: gpu.Driver) -> None:
-    rule = told(
+    rule = gpu_rules(
         migStrategy="mixed",
         exclude=[3],
         resources=[{"name": "a.b/c", "product": "*T4"}],
         **sharing({"name": "a.b/c", "replicas": 2}),
     )
-    seen = gpu.Scan(driver=driver, problem="load it", gpus=tuple(FOUR))
-    plan = replicas.plan(seen, rule)
-    said = f"no GPU can be used: {driver}: load it"
-    assert (names(plan), plan.problems) == ({"a.b/c": []}, (said,))
-    assert replicas.node(seen, rule) == vocabulary.GpuNode(mig_strategy="mixed", problem=said)
+    gpu_scan = gpu.Scan(driver=driver, problem="load it", gpus=tuple(FOUR))
+    plan = replicas.plan(gpu_scan, rule)
+    entry = f"no GPU can be used: {driver}: load it"
+    assert (names(plan), plan.problems) == ({"a.b/c": []}, (entry,))
+    assert replicas.node(gpu_scan, rule) == vocabulary.GpuNode(mig_strategy="mixed", problem=entry)
 
 
 LOST = gpu.UnreadableGpu(index=3, error="GPU_IS_LOST", uuid=uuid(3))
 
 
 @pytest.mark.parametrize(
-    ("seen", "expected", "problems"),
+    ("gpu_scan", "expected", "problems"),
     [
-        (look(), [], ("the driver is ready, but there is no GPU",)),
-        (look(unreadable=(LOST,)), [], (f"GPU 3 ({uuid(3)}) cannot be read: GPU_IS_LOST",)),
+        (scan(), [], ("the driver is ready, but there is no GPU",)),
+        (scan(unreadable=(LOST,)), [], (f"GPU 3 ({uuid(3)}) cannot be read: GPU_IS_LOST",)),
         (
-            look(*FOUR[:3], unreadable=(LOST,), problem="odd"),
+            scan(*FOUR[:3], unreadable=(LOST,), problem="odd"),
             ["0::0", "0::1", "1", "2"],
             ("odd", f"GPU 3 ({uuid(3)}) cannot be read: GPU_IS_LOST"),
         ),
         (
-            look(card(0), card(0), card(1)),
+            scan(card(0), card(0), card(1)),
             ["0::0", "0::1", "1"],
             (
                 (
@@ -504,7 +507,7 @@ LOST = gpu.UnreadableGpu(index=3, error="GPU_IS_LOST", uuid=uuid(3))
             ),
         ),
         (
-            look(card(0), msgspec.structs.replace(card(3), uuid="x" * 59)),
+            scan(card(0), msgspec.structs.replace(card(3), uuid="x" * 59)),
             ["0::0", "0::1"],
             (
                 f"GPU 3 ({'x' * 59}): {'x' * 58!r} is not a uuid of 1 to 58 characters",
@@ -513,17 +516,19 @@ LOST = gpu.UnreadableGpu(index=3, error="GPU_IS_LOST", uuid=uuid(3))
         ),
     ],
 )
-def test_what_is_wrong_with_a_gpu_is_said_once_and_costs_no_other(
-    seen: gpu.Scan, expected: list[str], problems: tuple[str, ...]
+def test_what_is_wrong_with_a_gpu_is_reported_once_and_costs_no_other(
+    gpu_scan: gpu.Scan, expected: list[str], problems: tuple[str, ...]
 ) -> None:
-    rule = told(**sharing({"name": USUAL, "replicas": 2, "devices": [0, 3]}))
-    plan = replicas.plan(seen, rule)
+    rule = gpu_rules(**sharing({"name": USUAL, "replicas": 2, "devices": [0, 3]}))
+    plan = replicas.plan(gpu_scan, rule)
     assert (names(plan), plan.problems) == ({USUAL: expected}, problems)
 
 
 def test_expected_are_devices_and_not_replicas() -> None:
-    rule = told(migStrategy="mixed", expect={"min": 3}, **sharing({"name": USUAL, "replicas": 4}))
-    plan = replicas.plan(look(*MIXED), rule)
+    rule = gpu_rules(
+        migStrategy="mixed", expect={"min": 3}, **sharing({"name": USUAL, "replicas": 4})
+    )
+    plan = replicas.plan(scan(*MIXED), rule)
     assert {offer.name: offer.rule.expect for offer in plan.resources} == {
         USUAL: resources.Expect(min=3),
         "nvidia.com/mig-1g.5gb": None,
@@ -533,10 +538,12 @@ def test_expected_are_devices_and_not_replicas() -> None:
 
 def test_the_longest_id_of_a_mig_device_still_fits() -> None:
     old = f"MIG-{uuid(0)}/14/6"
-    one = card(0, "1g.5gb")
-    named = msgspec.structs.replace(one.mig[0], uuid=old, memory_mib=2_000_000)
-    rule = told(migStrategy="mixed", **sharing({"name": "nvidia.com/mig-1g.5gb", "replicas": 1000}))
-    plan = replicas.plan(look(msgspec.structs.replace(one, mig=(named,))), rule)
+    item = card(0, "1g.5gb")
+    named = msgspec.structs.replace(item.mig[0], uuid=old, memory_mib=2_000_000)
+    rule = gpu_rules(
+        migStrategy="mixed", **sharing({"name": "nvidia.com/mig-1g.5gb", "replicas": 1000})
+    )
+    plan = replicas.plan(scan(msgspec.structs.replace(item, mig=(named,))), rule)
     assert max(len(unit.id) for unit in plan.resources[1].units) == len(f"{old}::999") == 54
 
 
@@ -580,7 +587,7 @@ RULES = st.builds(
         "resources": namings,
         "sharing": {
             "renameByDefault": flag,
-            "resources": [{**one, "perGb": one["replicas"] is None} for one in entries],
+            "resources": [{**item, "perGb": item["replicas"] is None} for item in entries],
         },
     },
     st.sampled_from(["none", "single", "mixed"]),
@@ -592,16 +599,16 @@ RULES = st.builds(
 
 
 @given(gpus=CARDS, tree=RULES, driver=st.sampled_from([gpu.Driver.READY] * 9 + [*gpu.Driver]))
-def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
+def test_whatever_is_observed_and_reported_no_device_is_advertised_twice(
     gpus: Sequence[vocabulary.Gpu], tree: dict[str, Any], driver: gpu.Driver
 ) -> None:
     try:
-        rule = told(**tree)
+        rule = gpu_rules(**tree)
     except msgspec.ValidationError:
         assume(False)  # noqa: FBT003  # refused at load
         return
-    seen = gpu.Scan(driver=driver, gpus=tuple(gpus))
-    plan = replicas.plan(seen, rule)
+    gpu_scan = gpu.Scan(driver=driver, gpus=tuple(gpus))
+    plan = replicas.plan(gpu_scan, rule)
     owners: dict[str, str] = {}
     for offer in plan.resources:
         ids = [unit.id for unit in offer.units]
@@ -614,8 +621,10 @@ def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
             assert owners.setdefault(unit.physical, offer.name) == offer.name
     assert {*rule.always_advertised()} <= {offer.name for offer in plan.resources}
     told_parts = {u.gpu.part for offer in plan.resources for u in offer.units if u.gpu is not None}
-    assert not any(one != other and one.covers(other) for one in told_parts for other in told_parts)
-    node = replicas.node(seen, rule)
+    assert not any(
+        item != other and item.covers(other) for item in told_parts for other in told_parts
+    )
+    node = replicas.node(gpu_scan, rule)
     assert {resource.name for resource in node.resources} == {
         offer.name for offer in plan.resources if offer.units
     }
@@ -624,12 +633,12 @@ def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
 
 
 @given(gpus=CARDS, tree=RULES, seed=st.integers(0, 9))
-def test_the_order_in_which_gpus_are_seen_decides_nothing(
+def test_the_order_in_which_gpus_are_observed_decides_nothing(
     gpus: list[vocabulary.Gpu], tree: dict[str, Any], seed: int
 ) -> None:
-    assume(len({one.uuid for one in gpus}) == len(gpus))
+    assume(len({item.uuid for item in gpus}) == len(gpus))
     try:
-        rule = told(**tree)
+        rule = gpu_rules(**tree)
     except msgspec.ValidationError:
         assume(False)  # noqa: FBT003  # refused at load
         return

@@ -32,19 +32,21 @@ def imported(text: str) -> peer_file.ImportedConfiguration:
     return files.import_peer(text.encode(), source="FILE", peer=Format.NVIDIA)
 
 
-def gpus(found: peer_file.ImportedConfiguration) -> Any:
+def gpus(result: peer_file.ImportedConfiguration) -> Any:
     """Return the section as people write it; hold that what is printed gives the same."""
-    printed = msgspec.yaml.encode(found.rules)
+    printed = msgspec.yaml.encode(result.rules)
     again = files.read(printed, source="F", written_for=Format.MUSTER)
-    assert again == config_settings.Settings(gpus=found.rules.gpus)
-    assert found.rules.gpus is not None
-    return msgspec.json.decode(msgspec.json.encode(found.rules.gpus))
+    assert again == config_settings.Settings(gpus=result.rules.gpus)
+    assert result.rules.gpus is not None
+    return msgspec.json.decode(msgspec.json.encode(result.rules.gpus))
 
 
-def differences(found: peer_file.ImportedConfiguration) -> list[str]:
+def differences(result: peer_file.ImportedConfiguration) -> list[str]:
     """Return the differences that this configuration in particular makes."""
     general = nvidia.read({}).differences
-    return [told for told in found.differences if told not in general]
+    return [
+        expected_lines for expected_lines in result.differences if expected_lines not in general
+    ]
 
 
 def problems(text: str) -> list[str]:
@@ -94,11 +96,11 @@ def test_shared_devices_are_read_as_nvidia_reads_them(devices: str, expected: An
         (problem,) = problems(text)
         assert problem.startswith(path) or "is named by [0] already" in problem
         return
-    found = imported(text)
+    result = imported(text)
     shared = {"name": "nvidia.com/a", "replicas": 2, **expected}
-    assert gpus(found) == {"sharing": {"resources": [shared]}}
+    assert gpus(result) == {"sharing": {"resources": [shared]}}
     drops = f"{path}: NVIDIA drops it with a warning; here it works"
-    assert differences(found) == ([drops] if expected else [])
+    assert differences(result) == ([drops] if expected else [])
 
 
 RESOURCES: list[tuple[str, Any]] = [
@@ -281,12 +283,12 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "expected", "told"), FLAGS)
+@pytest.mark.parametrize(("flags", "expected", "expected_lines"), FLAGS)
 def test_flags_of_a_file_are_read_as_nvidia_reads_them(
-    flags: str, expected: Any, told: list[str]
+    flags: str, expected: Any, expected_lines: list[str]
 ) -> None:
-    found = imported(f"{{version: v1, flags: {flags}}}")
-    assert (gpus(found), differences(found)) == (expected, told)
+    result = imported(f"{{version: v1, flags: {flags}}}")
+    assert (gpus(result), differences(result)) == (expected, expected_lines)
 
 
 IMEX: list[tuple[str, Any]] = [
@@ -302,14 +304,14 @@ IMEX: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("imex", "expected"), IMEX)
 def test_imex_is_read_as_nvidia_reads_it(imex: str, expected: Any) -> None:
     if expected is None:
-        told = "gpus: channels: [2] is neither [] nor [0] - at `gpus.given.imex`"
-        assert problems(f"imex: {imex}") == [told]
+        expected_lines = "gpus: channels: [2] is neither [] nor [0] - at `gpus.given.imex`"
+        assert problems(f"imex: {imex}") == [expected_lines]
         return
     assert gpus(imported(f"imex: {imex}")) == expected
 
 
 def test_what_nvidia_drops_with_a_warning_works_here() -> None:
-    found = imported(
+    result = imported(
         """
         version: v1
         flags: {migStrategy: mixed}
@@ -318,7 +320,7 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
           mig: [{pattern: 1g.10gb, name: small}]
         """
     )
-    assert gpus(found) == {
+    assert gpus(result) == {
         "migStrategy": "mixed",
         "resources": [
             {"name": "nvidia.com/a100", "product": "*A100*"},
@@ -327,11 +329,11 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
     }
     drops = "NVIDIA drops it with a warning; here it works; "
     drops += "a device that no pattern matches keeps its default name"
-    assert differences(found) == [f"resources.{key}: {drops}" for key in ("gpus", "mig")]
+    assert differences(result) == [f"resources.{key}: {drops}" for key in ("gpus", "mig")]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected_lines"),
     [
         ("version: v2", "version: unknown version: 'v2'; it is v1"),
         ("flagz: 1", "has no key of NVIDIA's file: version, flags, resources, sharing, "),
@@ -360,8 +362,8 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
         ),
     ],
 )
-def test_what_nvidia_refuses_is_refused(text: str, told: str) -> None:
-    assert [line[: len(told)] for line in problems(text)] == [told]
+def test_what_nvidia_refuses_is_refused(text: str, expected_lines: str) -> None:
+    assert [line[: len(expected_lines)] for line in problems(text)] == [expected_lines]
 
 
 MAPPED = [setting for setting in nvidia_settings.TABLE if setting.ours]
@@ -382,53 +384,53 @@ def samples(setting: nvidia_settings.Setting) -> tuple[str, Any]:
             return last, last
 
 
-@pytest.mark.parametrize("setting", MAPPED, ids=lambda one: one.ours)
+@pytest.mark.parametrize("setting", MAPPED, ids=lambda item: item.ours)
 def test_flag_variable_and_key_say_the_same(setting: nvidia_settings.Setting) -> None:
     text, value = samples(setting)
-    found = [nvidia.read(None, environment=[(variable, text)]) for variable in setting.variables]
+    result = [nvidia.read(None, environment=[(variable, text)]) for variable in setting.variables]
     for flag in setting.flags:
-        found.append(nvidia.read(None, arguments=[f"{flag}={text}"]))
+        result.append(nvidia.read(None, arguments=[f"{flag}={text}"]))
         is_switch = setting.kind is nvidia_settings.Kind.FLAG
-        found.append(nvidia.read(None, arguments=[flag] if is_switch else [flag, text]))
+        result.append(nvidia.read(None, arguments=[flag] if is_switch else [flag, text]))
     if setting.key:
         *above, last = setting.key.split(".")
         inner: dict[str, Any] = {last: value}
         for key in reversed(above):
             inner = {key: inner}
-        found.append(nvidia.read(inner))
-    (only,) = {msgspec.json.encode(one.rules) for one in found}
-    told = msgspec.json.decode(only)["gpus"]
+        result.append(nvidia.read(inner))
+    (only,) = {msgspec.json.encode(item.rules) for item in result}
+    expected_lines = msgspec.json.decode(only)["gpus"]
     for key in setting.ours.split("."):
-        told = told[key]
-    assert told == (value if setting.kind is not nvidia_settings.Kind.LIST else [value])
+        expected_lines = expected_lines[key]
+    assert expected_lines == (value if setting.kind is not nvidia_settings.Kind.LIST else [value])
 
 
 @pytest.mark.parametrize(
     "setting",
-    [one for one in nvidia_settings.TABLE if not one.ours],
-    ids=lambda one: one.key or "".join(one.flags or one.variables),
+    [item for item in nvidia_settings.TABLE if not item.ours],
+    ids=lambda item: item.key or "".join(item.flags or item.variables),
 )
-def test_what_has_no_equivalent_is_told(setting: nvidia_settings.Setting) -> None:
+def test_what_has_no_equivalent_is_reported(setting: nvidia_settings.Setting) -> None:
     text = "true" if setting.kind is nvidia_settings.Kind.FLAG else "x"
     for name in (*setting.flags, *setting.variables):
         flag = [f"{name}={text}"] if name in setting.flags else []
-        found = nvidia.read(None, arguments=flag, environment=[] if flag else [(name, text)])
-        assert differences(found) == [f"{name}: {text!r}: {setting.instead}"]
+        result = nvidia.read(None, arguments=flag, environment=[] if flag else [(name, text)])
+        assert differences(result) == [f"{name}: {text!r}: {setting.instead}"]
 
 
 def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
     file = {"flags": {"migStrategy": "none", "gdsEnabled": True}}
-    found = nvidia.read(
+    result = nvidia.read(
         file,
         arguments=["plugin", "--mig-strategy", "mixed", "--gds-enabled"],
         environment=[("MIG_STRATEGY", "single"), ("DP_DISABLE_HEALTHCHECKS", "xids")],
     )
-    assert gpus(found) == {
+    assert gpus(result) == {
         "migStrategy": "mixed",
         "given": {"gds": True},
         "health": {"disable": "xids"},
     }
-    assert differences(found) == [
+    assert differences(result) == [
         "MIG_STRATEGY: --mig-strategy takes precedence, with 'mixed'",
         "flags.migStrategy: --mig-strategy takes precedence, with 'mixed'",
     ]
@@ -436,16 +438,16 @@ def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
 
 @pytest.mark.parametrize(("text", "expected"), [("T", True), ("1", True), ("FALSE", None)])
 def test_a_switch_is_read_as_go_reads_it(text: str, expected: Any) -> None:
-    found = gpus(nvidia.read(None, arguments=[f"--mofed-enabled={text}"]))
-    assert found.get("given", {}).get("mofed") == expected
+    result = gpus(nvidia.read(None, arguments=[f"--mofed-enabled={text}"]))
+    assert result.get("given", {}).get("mofed") == expected
     with pytest.raises(peer_file.ImportRejected, match="--mofed-enabled: expected true or false"):
         nvidia.read(None, arguments=["--mofed-enabled=yes"])
 
 
-def test_a_flag_has_one_dash_or_two_and_an_unknown_one_is_told() -> None:
-    found = nvidia.read(None, arguments=["-mig-strategy=single", "--kubeconfig", "/x", "-v=4"])
-    assert gpus(found) == {"migStrategy": "single"}
-    assert differences(found) == ["'--kubeconfig': not a setting of GPUs; left out"]
+def test_a_flag_has_one_dash_or_two_and_an_unknown_one_is_reported() -> None:
+    result = nvidia.read(None, arguments=["-mig-strategy=single", "--kubeconfig", "/x", "-v=4"])
+    assert gpus(result) == {"migStrategy": "single"}
+    assert differences(result) == ["'--kubeconfig': not a setting of GPUs; left out"]
 
 
 MANIFESTS: Final = """
@@ -491,22 +493,22 @@ spec:
 
 
 def test_a_variable_whose_value_stands_elsewhere_is_not_taken_and_named() -> None:
-    found = imported(ELSEWHERE)
-    assert gpus(found) == {}
-    assert differences(found) == [
+    result = imported(ELSEWHERE)
+    assert gpus(result) == {}
+    assert differences(result) == [
         "MIG_STRATEGY: its value is elsewhere (valueFrom); not imported",
         "envFrom: its variables are elsewhere; not imported",
     ]
 
 
 def test_a_daemonset_is_read_with_its_configmap() -> None:
-    found = imported(MANIFESTS)
-    assert gpus(found) == {
+    result = imported(MANIFESTS)
+    assert gpus(result) == {
         "migStrategy": "mixed",
         "sharing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]},
         "given": {"deviceList": ["envvar", "cdi-cri"]},
     }
-    assert differences(found) == [
+    assert differences(result) == [
         ("--config-file: '/config/config.yaml': import that file too; this one takes precedence")
     ]
     daemonset, configmap = MANIFESTS.split("---")
@@ -542,13 +544,13 @@ def test_the_iktos_fork_shares_as_its_readme_says(text: str, expected: Any) -> N
         (problem,) = problems(yaml.safe_dump(text))
         assert expected in problem
         return
-    for found in (
+    for result in (
         imported(yaml.safe_dump(text)),
         nvidia.read({"version": "v1"}, arguments=[f"--resource-config={text}"]),
         nvidia.read(None, environment=[("NVIDIA_DRIVER_RESOURCE_CONFIG", text)]),
     ):
-        assert gpus(found) == expected
-        assert [told.partition(": ")[2] for told in differences(found)] == [
+        assert gpus(result) == expected
+        assert [expected_lines.partition(": ")[2] for expected_lines in differences(result)] == [
             "a resource that is not listed keeps its devices; with the fork it has none",
             "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
             (
@@ -560,8 +562,8 @@ def test_the_iktos_fork_shares_as_its_readme_says(text: str, expected: Any) -> N
 
 def test_the_iktos_fork_renames_mig_devices_too() -> None:
     text = "mig-1g.10gb.me:me:1,mig-3g.20gb:small:2"
-    found = nvidia.read({"flags": {"migStrategy": "mixed"}}, arguments=["--resource-config", text])
-    assert gpus(found) == {
+    result = nvidia.read({"flags": {"migStrategy": "mixed"}}, arguments=["--resource-config", text])
+    assert gpus(result) == {
         "migStrategy": "mixed",
         "resources": [{"name": "nvidia.com/me", "mig": "1g.10gb+me"}],
         "sharing": {"resources": [SMALL]},
@@ -585,7 +587,7 @@ def rows() -> list[list[str]]:
 @pytest.mark.parametrize(
     "setting",
     nvidia_settings.EVERY,
-    ids=lambda one: one.key or "".join(one.flags or one.variables),
+    ids=lambda item: item.key or "".join(item.flags or item.variables),
 )
 def test_the_page_has_a_row_for_every_setting(setting: nvidia_settings.Setting) -> None:
     wanted = [
@@ -603,25 +605,25 @@ def test_the_page_has_no_row_too_many() -> None:
 
 def fields(shape: type[msgspec.Struct], path: str = "") -> set[str]:
     """Return the path of every key of ours."""
-    found: set[str] = set()
+    result: set[str] = set()
     for field in msgspec.structs.fields(shape):
         inner = field.type
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            found |= fields(inner, f"{path}{field.encode_name}.")
+            result |= fields(inner, f"{path}{field.encode_name}.")
         else:
-            found.add(path + field.encode_name)
-    return found
+            result.add(path + field.encode_name)
+    return result
 
 
 def test_what_a_setting_is_here_is_a_key_of_ours() -> None:
-    assert {one.ours for one in nvidia_settings.EVERY if one.ours} <= fields(config_gpus.Gpus)
+    assert {item.ours for item in nvidia_settings.EVERY if item.ours} <= fields(config_gpus.Gpus)
 
 
 KEYS: Final = st.sampled_from(
     [
         *("version", "flags", "resources", "sharing", "imex", "plugin", "gfd", "timeSlicing"),
         *("gpus", "mig", "pattern", "name", "rename", "devices", "replicas", "renameByDefault"),
-        *(one.key.rpartition(".")[2] for one in nvidia_settings.TABLE if one.key),
+        *(item.key.rpartition(".")[2] for item in nvidia_settings.TABLE if item.key),
     ]
 )
 LEAVES: Final = (
@@ -656,24 +658,26 @@ FILES: Final = st.fixed_dictionaries(
     },
 )
 SHORT: Final = st.text(":,-01gpua/", max_size=8)
-NAMES: Final = [name for one in nvidia_settings.EVERY for name in (*one.flags, *one.variables)]
+NAMES: Final = [name for item in nvidia_settings.EVERY for name in (*item.flags, *item.variables)]
 
 
-def usable(found: peer_file.ImportedConfiguration) -> None:
+def usable(result: peer_file.ImportedConfiguration) -> None:
     """Hold that what was read can be used, and comes back the same."""
-    gpus(found)
-    assert all(told and "\n" not in told for told in found.differences)
+    gpus(result)
+    assert all(
+        expected_lines and "\n" not in expected_lines for expected_lines in result.differences
+    )
 
 
 @given(file=FILES | TREES)
 def test_any_tree_is_read_or_refused(file: object) -> None:
     text = yaml.safe_dump(file)
     try:
-        found = imported(text)
+        result = imported(text)
     except settings.BadSettings as error:
         assert error.problems  # noqa: PT017  # or it is read
         return
-    usable(found)
+    usable(result)
 
 
 @given(
@@ -687,18 +691,18 @@ def test_any_flags_and_variables_are_read_or_refused(
 ) -> None:
     flags = [f"{name}={value}" for name, value in values if name.startswith("-")]
     try:
-        found = nvidia.read({}, arguments=[*arguments, *flags], environment=values)
+        result = nvidia.read({}, arguments=[*arguments, *flags], environment=values)
     except peer_file.ImportRejected as error:
         assert error.problems  # noqa: PT017  # or it is read
         return
-    usable(found)
+    usable(result)
 
 
 @given(text=st.text(":,-+0123456789gpumi.", max_size=24))
 def test_any_text_of_the_fork_is_read_or_refused(text: str) -> None:
     try:
-        found = nvidia.read({}, arguments=[f"--resource-config={text}"])
+        result = nvidia.read({}, arguments=[f"--resource-config={text}"])
     except peer_file.ImportRejected as error:
         assert all(re.match(r"--resource-config|gpus", p) for p in error.problems)  # noqa: PT017
         return
-    usable(found)
+    usable(result)

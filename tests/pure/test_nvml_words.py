@@ -111,7 +111,7 @@ def test_no_text_of_capabilities_breaks_the_reader(text: str) -> None:
         ("", "/driver-root", "/driver-root/usr/lib64/libnvidia-ml.so.1", 6),
     ],
 )
-def test_the_library_is_looked_for_where_it_is_told_to_be(
+def test_the_library_is_searched_where_it_is_reported_to_be(
     library: str, driver_root: str, first: str, number: int
 ) -> None:
     paths = decode.library_paths(library, driver_root)
@@ -119,10 +119,12 @@ def test_the_library_is_looked_for_where_it_is_told_to_be(
     assert {PurePosixPath(path).name for path in paths} == {decode.LIBRARY}
 
 
-def test_where_the_library_was_looked_for_in_vain_is_told_with_what_to_do() -> None:
-    told = decode.library_problem("", "/run/nvidia/driver", "cannot open shared object file")
-    assert told.startswith("libnvidia-ml.so.1 is neither below /run/nvidia/driver or /driver-root")
-    assert told.endswith("mount it into this container, or set gpus.library")
+def test_where_the_library_was_searched_in_vain_is_reported_with_what_to_do() -> None:
+    expected = decode.library_problem("", "/run/nvidia/driver", "cannot open shared object file")
+    assert expected.startswith(
+        "libnvidia-ml.so.1 is neither below /run/nvidia/driver or /driver-root"
+    )
+    assert expected.endswith("mount it into this container, or set gpus.library")
     named = decode.library_problem("/opt/x.so", "/", "/opt/x.so: invalid ELF header")
     assert (
         named == "/opt/x.so: invalid ELF header; gpus.library names it, so nothing else was tried"
@@ -137,7 +139,7 @@ def test_a_cuda_version_has_two_parts(number: int, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "told"),
+    ("state", "status", "expected"),
     [
         (0, 0, "not_supported"),
         (1, 0, "not_started"),
@@ -147,8 +149,10 @@ def test_a_cuda_version_has_two_parts(number: int, version: str) -> None:
         (9, 0, None),
     ],
 )
-def test_a_gpus_way_into_its_fabric_is_told(state: int, status: int, told: str | None) -> None:
-    assert decode.fabric(state, status) == told
+def test_a_gpus_way_into_its_fabric_is_reported(
+    state: int, status: int, expected: str | None
+) -> None:
+    assert decode.fabric(state, status) == expected
 
 
 def test_a_clique_is_that_of_a_fabric_the_gpu_is_in() -> None:
@@ -182,7 +186,9 @@ def test_what_is_not_known_of_the_way_between_two_gpus_counts_as_far() -> None:
         (3, 0, gpu.Part(gpu="GPU-a", gi=3, ci=0)),
     ],
 )
-def test_an_event_names_the_instance_it_befell_or_none(gi: int, ci: int, part: gpu.Part) -> None:
+def test_an_event_names_the_instance_that_it_names_or_none(
+    gi: int, ci: int, part: gpu.Part
+) -> None:
     assert decode.event_part("GPU-a", gi, ci) == part
 
 

@@ -24,12 +24,12 @@ def unit(name: str, parent: str = "", gi: int | None = None) -> advertised.Unit:
     return advertised.Unit(id=name, physical=physical, identity={0: physical}, gpu=device)
 
 
-def known(*names: str) -> dict[str, advertised.Unit]:
+def existing(*names: str) -> dict[str, advertised.Unit]:
     return {name: unit(name) for name in names}
 
 
 def replicas(**counts: int) -> dict[str, advertised.Unit]:
-    return known(*(f"{name}::{at}" for name, count in counts.items() for at in range(count)))
+    return existing(*(f"{name}::{at}" for name, count in counts.items() for at in range(count)))
 
 
 # Machines, by what is published of them
@@ -51,12 +51,12 @@ def machine(
         for at in gpus
     }
     links = {}
-    for one, other in ((a, b) for a in place for b in place if a < b):
-        level = between if place[one][0] == place[other][0] else gpu.TopologyLevel.SYSTEM
-        level = gpu.TopologyLevel.ONE_SWITCH if place[one] == place[other] else level
-        links[whole(one).id, whole(other).id] = gpu.Link(level=level)
-    for one, other, count in re.findall(r"(\d+)-(\d+)x(\d+)", nvlinks):
-        key = whole(int(one)).id, whole(int(other)).id
+    for item, other in ((a, b) for a in place for b in place if a < b):
+        level = between if place[item][0] == place[other][0] else gpu.TopologyLevel.SYSTEM
+        level = gpu.TopologyLevel.ONE_SWITCH if place[item] == place[other] else level
+        links[whole(item).id, whole(other).id] = gpu.Link(level=level)
+    for item, other, count in re.findall(r"(\d+)-(\d+)x(\d+)", nvlinks):
+        key = whole(int(item)).id, whole(int(other)).id
         links[key] = gpu.Link(level=links[key].level, nvlinks=int(count))
     return links
 
@@ -285,7 +285,7 @@ def of(text: str) -> list[str]:
 def test_exclusive_takes_one_replica_of_each_gpu(
     available: str, required: str, size: int, result: str
 ) -> None:
-    devices = known(*of(available), *of(required))
+    devices = existing(*of(available), *of(required))
     chosen = prefer(EXCLUSIVE, devices, size, available=of(available), required=of(required))
     assert chosen == of(result)
 
@@ -293,8 +293,8 @@ def test_exclusive_takes_one_replica_of_each_gpu(
 # Whatever is asked
 
 IDS = st.lists(st.sampled_from([*replicas(a=3, b=2), "GPU-c", "GPU-d", "nope", ""]), max_size=12)
-SOME = {**replicas(a=3, b=2), **known("GPU-c", "GPU-d")}
-WHOLE = known("GPU-c", "GPU-d", "a::0")
+SOME = {**replicas(a=3, b=2), **existing("GPU-c", "GPU-d")}
+WHOLE = existing("GPU-c", "GPU-d", "a::0")
 
 
 @given(

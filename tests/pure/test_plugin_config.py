@@ -27,16 +27,18 @@ def load(tmp_path: Path, text: str) -> config_settings.Settings:
 def problems(tmp_path: Path, text: str) -> list[str]:
     with pytest.raises(settings.BadSettings) as caught:
         load(tmp_path, text)
-    return [told.removeprefix(f"{tmp_path}/plugin.yaml: ") for told in caught.value.problems]
+    return [
+        expected.removeprefix(f"{tmp_path}/plugin.yaml: ") for expected in caught.value.problems
+    ]
 
 
 def test_a_resource_needs_only_a_name_and_a_path(tmp_path: Path) -> None:
-    found = load(
+    result = load(
         tmp_path,
         "resources: [{name: smarter-devices/fuse, groups: [{devices: [{path: /dev/fuse}]}]}]",
     )
-    assert found.resources == (resource("smarter-devices/fuse", "/dev/fuse"),)
-    assert found.kubelet == config_settings.Kubelet(directory="/var/lib/kubelet")
+    assert result.resources == (resource("smarter-devices/fuse", "/dev/fuse"),)
+    assert result.kubelet == config_settings.Kubelet(directory="/var/lib/kubelet")
 
 
 def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None:
@@ -131,26 +133,28 @@ NAMES = st.builds("{}/{}".format, DOMAINS, SHORTS)
 
 
 @given(NAMES, NAMES)
-def test_socket_names_fit_the_usual_directory_and_differ_by_resource(one: str, two: str) -> None:
-    name = config_settings.endpoint(one, process="0123cdef", serial=99_999)
+def test_socket_names_fit_the_usual_directory_and_differ_by_resource(item: str, two: str) -> None:
+    name = config_settings.endpoint(item, process="0123cdef", serial=99_999)
     assert len(f"/var/lib/kubelet/device-plugins/{name}") <= 107
     assert "/" not in name
     assert (name == config_settings.endpoint(two, process="0123cdef", serial=99_999)) == (
-        one == two
+        item == two
     )
 
 
-def test_what_is_said_of_a_nodes_devices_makes_its_hash_and_nothing_else_does() -> None:
-    said = config_settings.Settings(resources=(resource("a.com/x", "/dev/x"),))
-    log = msgspec.structs.replace(said, log=sections.Log(level=sections.LogLevel.DEBUG))
+def test_what_is_reported_of_a_nodes_devices_makes_its_hash_and_nothing_else_does() -> None:
+    entry = config_settings.Settings(resources=(resource("a.com/x", "/dev/x"),))
+    log = msgspec.structs.replace(entry, log=sections.Log(level=sections.LogLevel.DEBUG))
     elsewhere = msgspec.structs.replace(
-        said,
+        entry,
         nodes=(document.NodeOverride(match="n2", resources=(resource("a.com/y", "/dev/y"),)),),
     )
     others = config_settings.Settings(resources=(resource("a.com/x", "/dev/y"),))
-    simulated = msgspec.structs.replace(said, simulated_gpus=config_settings.SimulatedGpus(count=1))
-    one = said.hash_for("n1")
-    assert (log.hash_for("n1"), elsewhere.hash_for("n1")) == (one, one)
+    simulated = msgspec.structs.replace(
+        entry, simulated_gpus=config_settings.SimulatedGpus(count=1)
+    )
+    item = entry.hash_for("n1")
+    assert (log.hash_for("n1"), elsewhere.hash_for("n1")) == (item, item)
     assert (
-        len({one, others.hash_for("n1"), simulated.hash_for("n1"), elsewhere.hash_for("n2")}) == 4
+        len({item, others.hash_for("n1"), simulated.hash_for("n1"), elsewhere.hash_for("n2")}) == 4
     )

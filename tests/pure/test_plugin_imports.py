@@ -34,12 +34,12 @@ def resources(
     text: str, peer: Format, domain: str | None = None
 ) -> tuple[config_resources.Resource, ...]:
     """Return what comes out, and hold that direct use and the printed form give the same."""
-    found = imported(text, peer, domain).rules
-    printed = msgspec.yaml.encode(found)
+    result = imported(text, peer, domain).rules
+    printed = msgspec.yaml.encode(result)
     direct = files.read(text.encode(), source="F", written_for=peer, domain=domain)
     again = files.read(printed, source="F", written_for=Format.MUSTER)
-    assert direct.resources == again.resources == found.resources
-    return found.resources
+    assert direct.resources == again.resources == result.resources
+    return result.resources
 
 
 def differences(text: str, peer: Format) -> list[str]:
@@ -49,7 +49,7 @@ def differences(text: str, peer: Format) -> list[str]:
         Format.GENERIC: "{domain: a.b, device: ['xy,/dev/x']}",
     }[peer]
     general = imported(plain, peer).differences
-    return [told for told in imported(text, peer).differences if told not in general]
+    return [lines for lines in imported(text, peer).differences if lines not in general]
 
 
 def problems(text: str | bytes, peer: Format) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_config_map_of_smarter_is_read_as_it_is() -> None:
     ]
 
 
-def test_what_smarter_does_without_a_word_is_said() -> None:
+def test_what_smarter_does_silently_is_reported() -> None:
     text = """
     - {devicematch: video, nummaxdevices: 2}
     - {devicematch: ^kvm$, nummaxdevices: 1}
@@ -132,7 +132,7 @@ def test_what_smarter_does_without_a_word_is_said() -> None:
     ]
 
 
-def test_every_problem_of_a_file_of_smarter_is_told_at_once() -> None:
+def test_every_problem_of_a_file_of_smarter_is_reported_at_once() -> None:
     text = """
     - {devicematch: 7, nummaxdevices: many}
     - {devicematch: '(', nummaxdevices: 1}
@@ -140,8 +140,8 @@ def test_every_problem_of_a_file_of_smarter_is_told_at_once() -> None:
     - {devicematch: a, nummaxdevices: 20000}
     - fuse
     """
-    found = problems(text, Format.SMARTER)
-    assert [line[:70] for line in found] == [
+    result = problems(text, Format.SMARTER)
+    assert [line[:70] for line in result] == [
         "FILE: [0].devicematch: expected a text; write 7 in quotes",
         "FILE: [0].nummaxdevices: expected a whole number of at least 0, found ",
         "FILE: [1].devicematch: '(' is not a regular expression: missing ): (",
@@ -189,11 +189,11 @@ def spec(name: str, groups: tuple[config_resources.Group, ...]) -> dict[str, Any
             {
                 "paths": [
                     {"path": n.path, **({"mountPath": n.mount_path} if n.mount_path else {})}
-                    for n in one.devices
+                    for n in node.devices
                 ],
-                **({"count": one.count} if one.count > 1 else {}),
+                **({"count": node.count} if node.count > 1 else {}),
             }
-            for one in groups
+            for node in groups
         ],
     }
 
@@ -214,12 +214,12 @@ def daemon_set(arguments: list[str]) -> str:
 )
 def test_the_published_manifest_of_generic_means_the_same_here(form: str) -> None:
     specs = [spec(name, groups) for name, groups in MANIFEST.items()]
-    texts = [yaml.safe_dump(one) for one in specs]
+    texts = [yaml.safe_dump(node) for node in specs]
     file = yaml.safe_dump({"devices": specs})
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.yaml": file}}
     text = {
-        "flags": daemon_set([part for one in texts for part in ("--device", one)]),
-        "flags with =": daemon_set([f"--device={one}" for one in texts]),
+        "flags": daemon_set([part for node in texts for part in ("--device", node)]),
+        "flags with =": daemon_set([f"--device={node}" for node in texts]),
         "file": file,
         "file with device": yaml.safe_dump({"device": specs}),
         "config map": yaml.safe_dump(config_map),
@@ -245,12 +245,12 @@ def test_the_published_manifest_of_generic_means_the_same_here(form: str) -> Non
         (["--domain", "devic.es"], "a.example", "a.example"),
     ],
 )
-def test_the_domain_of_a_manifest_is_taken_unless_another_is_given(
+def test_the_domain_of_a_manifest_is_taken_unless_another_gets(
     arguments: list[str], chosen: str | None, domain: str
 ) -> None:
     text = daemon_set([*arguments, "--device", "video,/dev/video0"])
-    (found,) = resources(text, Format.GENERIC, chosen)
-    assert found == config_resources.Resource(
+    (result,) = resources(text, Format.GENERIC, chosen)
+    assert result == config_resources.Resource(
         name=f"{domain}/video", groups=(group("/dev/video0"),)
     )
 
@@ -258,9 +258,9 @@ def test_the_domain_of_a_manifest_is_taken_unless_another_is_given(
 def nodes(path: str) -> config_resources.Entry:
     """Return what one path of generic's means."""
     text = f"{{domain: a.example, devices: [{{name: aa, groups: [{{paths: [{path}]}}]}}]}}"
-    (found,) = resources(text, Format.GENERIC)
-    (one,) = found.groups[0].devices
-    return one
+    (result,) = resources(text, Format.GENERIC)
+    (node,) = result.groups[0].devices
+    return node
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,8 @@ def with_usb(usb: str) -> str:
 
 def test_usb_devices_mean_the_same_here_but_two_sticks_are_two_units() -> None:
     text = with_usb("{vendor: '1050', product: '0407'}, {vendor: 1A86, product: f, serial: x}")
-    (found,) = resources(text, Format.GENERIC)
-    assert found.groups == (
+    (result,) = resources(text, Format.GENERIC)
+    assert result.groups == (
         config_resources.Group(
             devices=(
                 config_resources.Entry(
@@ -328,14 +328,14 @@ def test_usb_devices_mean_the_same_here_but_two_sticks_are_two_units() -> None:
 
 
 def test_a_usb_id_without_quotes_is_refused_in_a_file_and_hexadecimal_in_a_flag() -> None:
-    (found,) = problems(with_usb("{vendor: '1a86', product: 7523}"), Format.GENERIC)
-    assert found.startswith("FILE: devices[0].groups[0].usb[0].product: 7523 is not in quotes: g")
+    (result,) = problems(with_usb("{vendor: '1a86', product: 7523}"), Format.GENERIC)
+    assert result.startswith("FILE: devices[0].groups[0].usb[0].product: 7523 is not in quotes: g")
     flag = "{name: ch340, groups: [{usb: [{vendor: 1a86, product: 7523}]}]}"
     (resource,) = resources(daemon_set(["--device", flag]), Format.GENERIC)
     assert resource.groups[0].devices[0].usb == config_resources.Usb(vendor="1a86", product="7523")
     octal = flag.replace("7523", "0407")
-    (found,) = problems(daemon_set(["--device", octal]), Format.GENERIC)
-    assert found.startswith("FILE: --device[0].groups[0].usb[0].product: 263 is not in quotes: g")
+    (result,) = problems(daemon_set(["--device", octal]), Format.GENERIC)
+    assert result.startswith("FILE: --device[0].groups[0].usb[0].product: 263 is not in quotes: g")
 
 
 def test_nodes_that_generic_gives_to_two_resources_are_shared_here() -> None:
@@ -346,8 +346,8 @@ def test_nodes_that_generic_gives_to_two_resources_are_shared_here() -> None:
       - {{name: capture, groups: [{{paths: [{control}, {{path: /dev/snd/pcmC0D0c}}]}}]}}
       - {{name: playback, groups: [{{paths: [{control}, {{path: /dev/snd/pcmC0D0p}}]}}]}}
     """
-    one, other = resources(text, Format.GENERIC)
-    assert [n.shared for n in one.groups[0].devices] == [False, False]
+    node, other = resources(text, Format.GENERIC)
+    assert [n.shared for n in node.groups[0].devices] == [False, False]
     assert [n.shared for n in other.groups[0].devices] == [True, False]
     assert differences(text, Format.GENERIC) == [
         (
@@ -357,7 +357,7 @@ def test_nodes_that_generic_gives_to_two_resources_are_shared_here() -> None:
     ]
 
 
-def test_what_generic_does_without_a_word_is_said() -> None:
+def test_what_generic_does_silently_is_reported() -> None:
     text = """
     domain: a.example
     log-level: debug
@@ -370,8 +370,8 @@ def test_what_generic_does_without_a_word_is_said() -> None:
           - {count: 2}
       - {name: none, groups: []}
     """
-    (found,) = resources(text, Format.GENERIC)
-    assert found == config_resources.Resource(name="a.example/fuse", groups=(group("/dev/fuse"),))
+    (result,) = resources(text, Format.GENERIC)
+    assert result == config_resources.Resource(name="a.example/fuse", groups=(group("/dev/fuse"),))
     assert differences(text, Format.GENERIC) == [
         "log-level: a setting of the process; set it where muster is deployed",
         "device[0].group: generic ignores this key; did you mean groups?",
@@ -383,7 +383,7 @@ def test_what_generic_does_without_a_word_is_said() -> None:
     ]
 
 
-def test_every_problem_of_a_file_of_generic_is_told_at_once() -> None:
+def test_every_problem_of_a_file_of_generic_is_reported_at_once() -> None:
     text = """
     devices:
       - {name: a, groups: [{paths: [{path: /dev/a}]}]}
@@ -484,12 +484,12 @@ SPECS: Final = st.fixed_dictionaries(
 def usable(text: bytes, peer: Format) -> None:
     """Import and use directly; anything raised but BadSettings fails the test."""
     try:
-        found = imported(text, peer)
+        result = imported(text, peer)
         direct = files.read(text, source="F", written_for=peer)
         assert direct == config_settings.Settings(
-            resources=found.rules.resources, gpus=found.rules.gpus
+            resources=result.rules.resources, gpus=result.rules.gpus
         )
-        printed = msgspec.yaml.encode(found.rules)
+        printed = msgspec.yaml.encode(result.rules)
         again = files.read(printed, source="F", written_for=Format.MUSTER)
         assert again == direct
     except settings.BadSettings:

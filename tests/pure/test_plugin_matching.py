@@ -26,8 +26,8 @@ def directory(path: str, *links: str) -> scan_result.Node:
 
 
 def keys(rule: resources.Entry, *nodes: scan_result.Node, every_name: bool = False) -> list[str]:
-    seen = matching.NodeIndex(nodes)
-    return [m.key for m in matching.matches(rule, seen, every_name=every_name)]
+    index = matching.NodeIndex(nodes)
+    return [m.key for m in matching.matches(rule, index, every_name=every_name)]
 
 
 VIDEO = [char("/dev/video10"), char("/dev/video2"), char("/dev/video0"), char("/dev/v4l/x")]
@@ -154,7 +154,7 @@ def test_a_criterion_never_matches_what_sysfs_does_not_say() -> None:
         ("B", []),
     ],
 )
-def test_an_empty_serial_is_any_and_equal_sticks_are_told_by_their_ports(
+def test_an_empty_serial_is_any_and_equal_sticks_are_reported_by_their_ports(
     serial: str, expected: list[str]
 ) -> None:
     nodes = [

@@ -33,13 +33,13 @@ def resource(text: str) -> str:
     return f"apiVersion: muster.dev/v1\nresources: [{text}]"
 
 
-def one(nodes: str) -> str:
+def device_group(nodes: str) -> str:
     return resource(f"{{name: a.example/b, groups: [{{devices: [{nodes}]}}]}}")
 
 
 def test_a_resource_needs_a_name_and_one_way_to_find_its_nodes() -> None:
-    found = read(one("{path: /dev/fuse}"))
-    assert found.resources == (
+    parsed = read(device_group("{path: /dev/fuse}"))
+    assert parsed.resources == (
         resources.Resource(
             name="a.example/b",
             groups=(resources.Group(devices=(resources.Entry(path="/dev/fuse"),), count=1),),
@@ -53,7 +53,7 @@ def test_a_resource_needs_a_name_and_one_way_to_find_its_nodes() -> None:
             registration=resources.Registration.REGISTER,
         ),
     )
-    (group,) = found.resources[0].groups
+    (group,) = parsed.resources[0].groups
     assert group.devices == (
         resources.Entry(
             path="/dev/fuse",
@@ -98,10 +98,10 @@ nodes:
 """
 
 
-def test_everything_that_can_be_said_survives_being_printed_and_read_again() -> None:
-    found = read(EVERYTHING)
-    assert read(msgspec.yaml.encode(found).decode()) == found
-    assert found.resources[1].groups[1].devices[0].usb == resources.Usb(
+def test_everything_that_can_be_reported_survives_being_printed_and_read_again() -> None:
+    parsed = read(EVERYTHING)
+    assert read(msgspec.yaml.encode(parsed).decode()) == parsed
+    assert parsed.resources[1].groups[1].devices[0].usb == resources.Usb(
         vendor="1a86", product="7523", serial="x1"
     )
 
@@ -117,9 +117,9 @@ def test_the_schema_for_editors_takes_what_the_loader_takes_and_knows_every_key(
 
 
 def test_a_node_gets_the_rules_that_match_its_name_or_its_labels() -> None:
-    found = read(EVERYTHING)
+    parsed = read(EVERYTHING)
     of = {
-        node: [(r.name, len(r.groups)) for r in found.at(node, labels).resources]
+        node: [(r.name, len(r.groups)) for r in parsed.at(node, labels).resources]
         for node, labels in {
             "a": {},
             "edge-1": {"zone": "south", "gpu": "true"},
@@ -135,7 +135,7 @@ def test_a_node_gets_the_rules_that_match_its_name_or_its_labels() -> None:
 
 
 def test_rules_that_only_clash_on_one_node_are_refused_there() -> None:
-    found = read(
+    parsed = read(
         """
         apiVersion: muster.dev/v1
         resources: [{name: a.example/b, groups: [{devices: [{path: /dev/fuse}]}]}]
@@ -144,9 +144,9 @@ def test_rules_that_only_clash_on_one_node_are_refused_there() -> None:
             resources: [{name: a.example/c, groups: [{devices: [{path: '/dev/f*'}]}]}]
         """
     )
-    assert [r.name for r in found.at("m", {}).resources] == ["a.example/b"]
+    assert [r.name for r in parsed.at("m", {}).resources] == ["a.example/b"]
     with pytest.raises(ValueError, match=r"^resources\[0\]\.groups\[0\]\.devices\[0\]: a\.example"):
-        found.at("n", {})
+        parsed.at("n", {})
 
 
 def test_every_problem_is_reported_at_once_with_key_value_and_nearest_name() -> None:
@@ -228,8 +228,8 @@ HERE: Final = "resources[0].groups[0].devices[0]"
     ],
 )
 def test_each_way_to_describe_nodes_wrongly_is_refused(nodes: str, problem: str) -> None:
-    (found,) = problems(one(nodes))
-    assert found.startswith(HERE + (": " if problem.startswith("give") else ".") + problem)
+    (parsed,) = problems(device_group(nodes))
+    assert parsed.startswith(HERE + (": " if problem.startswith("give") else ".") + problem)
 
 
 def group(groups: str, more: str = "") -> str:
@@ -287,8 +287,8 @@ def group(groups: str, more: str = "") -> str:
     ],
 )
 def test_each_group_or_resource_that_cannot_be_is_refused(text: str, problem: str) -> None:
-    (found,) = problems(text)
-    assert found.startswith(problem)
+    (parsed,) = problems(text)
+    assert parsed.startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -304,8 +304,8 @@ def test_each_group_or_resource_that_cannot_be_is_refused(text: str, problem: st
     ],
 )
 def test_what_the_kubelet_would_refuse_is_refused(name: str, problem: str) -> None:
-    (found,) = problems(resource(f"{{name: {name!r}, groups: [{{devices: [{{path: /dev/a}}]}}]}}"))
-    assert found.startswith(f"resources[0].{problem}")
+    (parsed,) = problems(resource(f"{{name: {name!r}, groups: [{{devices: [{{path: /dev/a}}]}}]}}"))
+    assert parsed.startswith(f"resources[0].{problem}")
 
 
 CLAIMS: Final = [
@@ -348,9 +348,9 @@ def test_nodes_that_two_resources_would_both_count_are_refused(
         f"{{name: a.example/b, groups: [{{devices: [{b}]}}]}}"
     )
     if clash:
-        (found,) = problems(text)
-        assert found.startswith("resources[")
-        assert "write shared: true on one of the two" in found
+        (parsed,) = problems(text)
+        assert parsed.startswith("resources[")
+        assert "write shared: true on one of the two" in parsed
     else:
         assert len(read(text).resources) == 2
 
@@ -469,8 +469,8 @@ def test_rules_that_are_taken_are_printed_and_read_again_as_the_same(
     tree = {"apiVersion": "muster.dev/v1", "resources": resources}
     text = yaml.safe_dump(tree).encode("utf-8", "surrogateescape")
     if usable(text):
-        found = read(text.decode())
-        assert read(msgspec.yaml.encode(found).decode()) == found
+        parsed = read(text.decode())
+        assert read(msgspec.yaml.encode(parsed).decode()) == parsed
 
 
 def test_the_documentation_names_every_key_and_its_examples_can_be_used() -> None:

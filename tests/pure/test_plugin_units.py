@@ -31,7 +31,7 @@ def stick(port: str, dev: int, serial: str = "") -> scan_result.Node:
     )
 
 
-def seen(*nodes: scan_result.Node | str) -> scan_result.ScanResult:
+def scanned(*nodes: scan_result.Node | str) -> scan_result.ScanResult:
     return scan_result.ScanResult(nodes=tuple(char(n) if isinstance(n, str) else n for n in nodes))
 
 
@@ -125,17 +125,17 @@ def test_units_are_those_of_generic(
     nodes: tuple[str, ...],
     expected: list[list[tuple[str, str]]],
 ) -> None:
-    got = planned(resource(entries), seen(*nodes))
+    got = planned(resource(entries), scanned(*nodes))
     assert [given_to_a_container(unit) for unit in got] == expected
 
 
-def test_a_unit_says_everything_the_kubelet_is_told() -> None:
+def test_a_unit_says_everything_the_kubelet_is_reported() -> None:
     entries = [
         resources.Entry(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
         resources.Entry(path="/opt/lib", type=MOUNT, mount_path="/lib/x", read_only=True, limit=9),
     ]
     lib = scan_result.Node(path="/opt/lib", kind=scan_result.Kind.DIRECTORY)
-    assert planned(resource(entries, count=2), seen(char("/dev/ttyUSB0", numa=1), lib)) == tuple(
+    assert planned(resource(entries, count=2), scanned(char("/dev/ttyUSB0", numa=1), lib)) == tuple(
         advertised.Unit(
             id=f"ttyUSB0-{replica}",
             physical="/dev/ttyUSB0",
@@ -158,9 +158,9 @@ def test_a_unit_says_everything_the_kubelet_is_told() -> None:
 def test_two_identical_sticks_are_two_devices_that_keep_their_ids() -> None:
     given = resource([resources.Entry(usb=resources.Usb(vendor="1a86", product="7523"))])
     ids = ["usb-1a86-7523-S-1-1-0", "usb-1a86-7523-S-1-2-0"]
-    before = planned(given, seen(stick("1-1", 5, "S"), stick("1-2", 6, "S")))
+    before = planned(given, scanned(stick("1-1", 5, "S"), stick("1-2", 6, "S")))
     assert [unit.id for unit in before] == ids
-    after = planned(given, seen(stick("1-1", 9, "S"), stick("1-2", 6, "S")))
+    after = planned(given, scanned(stick("1-1", 9, "S"), stick("1-2", 6, "S")))
     assert [unit.id for unit in after] == ids
     assert after[0].is_same(before[0])
     assert [d.host_path for d in after[0].devices] == ["/dev/bus/usb/001/009"]
@@ -173,7 +173,7 @@ def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
         count=2,
         per_match=True,
     )
-    nodes = seen("/dev/net/tun", "/dev/a.b", "/dev/snd/c", "/dev/" + "x" * 70 + "tun")
+    nodes = scanned("/dev/net/tun", "/dev/a.b", "/dev/snd/c", "/dev/" + "x" * 70 + "tun")
     plan = resource_plan.plan([given], nodes)
     assert plan.problems == ()
     assert {o.name: [u.id for u in o.units] for o in plan.resources} == {
@@ -187,7 +187,7 @@ def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
     }
 
 
-def test_what_cannot_be_is_left_out_and_said() -> None:
+def test_what_cannot_be_is_left_out_and_reported() -> None:
     each = [resources.Entry(regex="tun$")]
     plan = resource_plan.plan(
         [
@@ -205,7 +205,7 @@ def test_what_cannot_be_is_left_out_and_said() -> None:
                 name="a.example/z",
             ),
         ],
-        seen("/dev/net/tun", "/dev/net_tun", "/dev/a", "/dev/b/a"),
+        scanned("/dev/net/tun", "/dev/net_tun", "/dev/a", "/dev/b/a"),
     )
     assert [(o.name, len(o.units)) for o in plan.resources] == [
         ("b.example/net_tun", 1),
@@ -228,7 +228,7 @@ def test_a_shared_node_may_belong_to_two_resources() -> None:
         control = resources.Entry(path="/dev/control", limit=9, shared=shared)
         return resource([resources.Entry(path=first), control], name=name)
 
-    nodes = seen("/dev/a", "/dev/b", "/dev/control")
+    nodes = scanned("/dev/a", "/dev/b", "/dev/control")
     apart = [
         pair("a.example/a", "/dev/a", shared=False),
         pair("a.example/b", "/dev/b", shared=True),
@@ -240,20 +240,20 @@ def test_a_shared_node_may_belong_to_two_resources() -> None:
     )
 
 
-def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
+def test_more_devices_than_a_message_holds_are_cut_and_reported() -> None:
     given = resource([resources.Entry(path="/dev/a*")], count=6_000)
-    plan = resource_plan.plan([given], seen("/dev/a1", "/dev/a2"))
+    plan = resource_plan.plan([given], scanned("/dev/a1", "/dev/a2"))
     assert len(plan.resources[0].units) == resource_plan.DEVICES_MAX
     assert plan.problems == ("a.example/x: more than 10000 devices; the rest is left out",)
 
 
-def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
+def test_more_devices_than_can_be_looked_after_are_cut_and_reported() -> None:
     paths = [f"/dev/a{number}" for number in range(6)]
     given = [
         resource([resources.Entry(path=path)], name=f"a.example/r{at}", count=9_000)
         for at, path in enumerate(paths)
     ]
-    plan = resource_plan.plan(given, seen(*paths))
+    plan = resource_plan.plan(given, scanned(*paths))
     assert [len(offer.units) for offer in plan.resources] == [9_000] * 5 + [5_000]
     assert plan.problems == (
         "a.example/r5: more than 50000 devices in all resources; the rest is left out",
@@ -261,7 +261,7 @@ def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "present", "count", "told"),
+    ("limit", "present", "count", "expected"),
     [
         (1, False, 4, ()),
         (
@@ -278,8 +278,8 @@ def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
         (4, True, 4, ()),
     ],
 )
-def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
-    limit: int, count: int, told: tuple[str, ...], *, present: bool
+def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_reported(
+    limit: int, count: int, expected: tuple[str, ...], *, present: bool
 ) -> None:
     entries = [
         resources.Entry(path="/dev/loop[0-3]"),
@@ -287,12 +287,12 @@ def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
         resources.Entry(path="/opt/lib", type=MOUNT, optional=True, limit=limit),
     ]
     nodes = [*(f"/dev/loop{number}" for number in range(4)), "/dev/kvm"]
-    plan = resource_plan.plan([resource(entries)], seen(*nodes, *["/opt/lib"][: int(present)]))
-    assert (len(plan.resources[0].units), plan.problems) == (count, told)
+    plan = resource_plan.plan([resource(entries)], scanned(*nodes, *["/opt/lib"][: int(present)]))
+    assert (len(plan.resources[0].units), plan.problems) == (count, expected)
 
 
-def test_a_pattern_that_finds_nothing_is_said() -> None:
-    plan = resource_plan.plan([resource([resources.Entry(regex="^/dev/a")])], seen("/dev/a"))
+def test_a_pattern_that_finds_nothing_is_reported() -> None:
+    plan = resource_plan.plan([resource([resources.Entry(regex="^/dev/a")])], scanned("/dev/a"))
     assert plan.problems == (
         (
             "a.example/x: groups[0].devices[0].regex: '^/dev/a' matches nothing: it is compared "
@@ -308,7 +308,7 @@ def test_a_pattern_that_finds_nothing_is_said() -> None:
 def test_a_unit_is_on_the_numa_node_that_all_its_nodes_are_on(
     numas: tuple[int | None, int | None], expected: int | None
 ) -> None:
-    nodes = seen(char("/dev/a", numa=numas[0]), char("/dev/b", numa=numas[1]))
+    nodes = scanned(char("/dev/a", numa=numas[0]), char("/dev/b", numa=numas[1]))
     [unit] = planned(
         resource([resources.Entry(path="/dev/a"), resources.Entry(path="/dev/b")]), nodes
     )
@@ -319,17 +319,20 @@ def test_an_optional_part_that_appears_leaves_the_unit_the_same() -> None:
     given = resource(
         [resources.Entry(path="/dev/a"), resources.Entry(path="/dev/b", optional=True)]
     )
-    [before], [after] = planned(given, seen("/dev/a")), planned(given, seen("/dev/a", "/dev/b"))
+    [before], [after] = (
+        planned(given, scanned("/dev/a")),
+        planned(given, scanned("/dev/a", "/dev/b")),
+    )
     assert (before.id, before.nodes) == ("a-0", ("/dev/a",))
     assert (after.id, after.nodes) == ("a-0", ("/dev/a", "/dev/b"))
     assert before.is_same(after)
     assert after.is_same(before)
-    [other] = planned(given, seen("/dev/a", char("/dev/b", minor=7)))
+    [other] = planned(given, scanned("/dev/a", char("/dev/b", minor=7)))
     assert not after.is_same(other)
 
 
 def test_a_row_that_is_refused_hides_no_other() -> None:
-    one = resources.Group(devices=(resources.Entry(path="/dev/a0"),))
+    item = resources.Group(devices=(resources.Entry(path="/dev/a0"),))
     both = resources.Group(
         devices=(
             resources.Entry(path="/dev/[ab]*", limit=1),
@@ -337,12 +340,12 @@ def test_a_row_that_is_refused_hides_no_other() -> None:
             resources.Entry(path="/dev/b*", limit=2),
         )
     )
-    given = resources.Resource(name="example.com/x", groups=(one, both))
-    plan = resource_plan.plan([given], seen("/dev/a0", "/dev/b0"))
+    given = resources.Resource(name="example.com/x", groups=(item, both))
+    plan = resource_plan.plan([given], scanned("/dev/a0", "/dev/b0"))
     assert [unit.id for unit in plan.resources[0].units] == ["a0-0", "b0-0"]
     assert plan.problems == ("example.com/x: groups 0 and 1 both match /dev/a0",)
     alone = resource_plan.plan(
-        [resources.Resource(name="example.com/x", groups=(both,))], seen("/dev/a0", "/dev/b0")
+        [resources.Resource(name="example.com/x", groups=(both,))], scanned("/dev/a0", "/dev/b0")
     )
     assert [unit.id for unit in alone.resources[0].units] == ["a0-0"]
     assert alone.problems == (
@@ -383,7 +386,7 @@ def by_hand(group: list[resources.Entry], names: list[str]) -> list[list[str]]:
 def test_cardinality_is_that_of_lists_laid_side_by_side(
     group: list[resources.Entry], names: list[str]
 ) -> None:
-    plan = resource_plan.plan([resource(group)], seen(*names))
+    plan = resource_plan.plan([resource(group)], scanned(*names))
     got = sorted([d.host_path for d in unit.devices] for unit in plan.resources[0].units)
     assert got == sorted(by_hand(group, names))
 
@@ -399,13 +402,13 @@ def test_ids_are_unique_short_and_the_same_whatever_the_order(
     random: Random,
 ) -> None:
     given_rules = [resource(*several, count=count)]
-    before = resource_plan.plan(given_rules, seen(*names))
+    before = resource_plan.plan(given_rules, scanned(*names))
     ids = [unit.id for unit in before.resources[0].units]
     assert len(set(ids)) == len(ids)
     assert all(1 <= len(name) <= 63 for name in ids)
     assert ids == sorted(ids)
     random.shuffle(names)
-    assert resource_plan.plan(given_rules, seen(*names)) == before
+    assert resource_plan.plan(given_rules, scanned(*names)) == before
 
 
 @settings(deadline=None)
@@ -414,8 +417,8 @@ def test_other_devices_that_come_or_go_change_no_id(
     path: str, names: list[str], others: list[str]
 ) -> None:
     given_rules = resource([resources.Entry(path=path)])
-    alone = {u.physical: u.id for u in planned(given_rules, seen(*names))}
-    together = {u.physical: u.id for u in planned(given_rules, seen(*{*names, *others}))}
+    alone = {u.physical: u.id for u in planned(given_rules, scanned(*names))}
+    together = {u.physical: u.id for u in planned(given_rules, scanned(*{*names, *others}))}
     assert alone.items() <= together.items()
 
 
@@ -424,7 +427,7 @@ def test_other_devices_that_come_or_go_change_no_id(
 def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: list[str]) -> None:
     each = resource([resources.Entry(regex=".")], name="a.example/*", per_match=True)
     paths = {f"/dev/{name}" for name in names}
-    for offer in resource_plan.plan([each], seen(*paths)).resources:
+    for offer in resource_plan.plan([each], scanned(*paths)).resources:
         assert [*resource_names.name_problems(offer.name)] == []
         assert all(1 <= len(unit.id) <= 63 for unit in offer.units)
 
@@ -435,12 +438,12 @@ def test_more_resources_than_can_be_served_are_left_out_and_those_that_stand_sta
         per_match=True,
         groups=(resources.Group(devices=(resources.Entry(path="/dev/x[0-9]"),)),),
     )
-    seen = scan_result.ScanResult(
+    scanned = scan_result.ScanResult(
         nodes=tuple(
             scan_result.Node(path=f"/dev/x{n}", kind=scan_result.Kind.CHAR) for n in range(9)
         )
     )
-    whole = resource_plan.plan([rule], seen)
+    whole = resource_plan.plan([rule], scanned)
     few = resource_plan.limited(whole, 3, current_names={"a.example/x7"})
     assert [offer.name for offer in few.resources] == [
         "a.example/x7",

@@ -64,8 +64,8 @@ def test_a_preset_is_named_as_it_is_chosen_and_its_sources_are_known(
 
 
 def test_what_the_data_calls_ignored_by_nvidia_s_plugins_are_the_six() -> None:
-    assert {xid for xid, said in KNOWN.xids.items() if said.plugin == "ignored"} == SIX
-    assert {xid for xid, said in KNOWN.xids.items() if said.dra == "no taint"} == SIX
+    assert {xid for xid, entry in KNOWN.xids.items() if entry.plugin == "ignored"} == SIX
+    assert {xid for xid, entry in KNOWN.xids.items() if entry.dra == "no taint"} == SIX
 
 
 def test_the_compatible_preset_takes_what_nvidia_s_plugin_takes() -> None:
@@ -91,11 +91,11 @@ def test_the_catalogue_preset_does_what_each_bucket_says() -> None:
         "": "degrade",
     }
     judged = judge(CATALOGUE)
-    found = {said.nvidia: set[str]() for said in KNOWN.xids.values()}
-    for xid, said in KNOWN.xids.items():
+    by_bucket = {entry.nvidia: set[str]() for entry in KNOWN.xids.values()}
+    for xid, entry in KNOWN.xids.items():
         if xid != 173:  # NVIDIA does not list it at all
-            found[said.nvidia].add(judged.rule(xid).action)
-    assert found == {bucket: {action} for bucket, action in expected.items()}
+            by_bucket[entry.nvidia].add(judged.rule(xid).action)
+    assert by_bucket == {bucket: {action} for bucket, action in expected.items()}
 
 
 DEFENSIBLE = {46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158}
@@ -156,7 +156,7 @@ def test_the_user_s_file_goes_before_the_preset_xid_by_xid() -> None:
     assert judged.rule(95) == judge().rule(95)
 
 
-def test_everything_wrong_with_the_user_s_file_is_told_at_once() -> None:
+def test_everything_wrong_with_the_user_s_file_is_reported_at_once() -> None:
     file = {
         "version": 2,
         "rule": [],
@@ -325,8 +325,8 @@ def test_no_text_in_the_lists_is_an_error(disable: str, enable: str, xid: int) -
 def test_a_simulated_gpu_answers_what_its_faults_would_make_a_real_one_answer(
     xids: set[int], error: str, action: int | None
 ) -> None:
-    found = simulated.answer("GPU-a", xids, AT)
-    assert (found.gpu, found.error, found.recovery_action) == ("GPU-a", error, action)
+    by_bucket = simulated.answer("GPU-a", xids, AT)
+    assert (by_bucket.gpu, by_bucket.error, by_bucket.recovery_action) == ("GPU-a", error, action)
 
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -337,7 +337,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 def conflicts() -> dict[str, set[int]]:
     """Return which XIDs the sources disagree about, by the name of the conflict on the page."""
-    found: dict[str, set[int]] = {
+    by_bucket: dict[str, set[int]] = {
         "the catalogue leaves the GPU in use, GPUd calls it Fatal": set(),
         "the catalogue resets or reboots, GPUd does not call it Fatal": set(),
         "NVSentinel calls it fatal, NVIDIA's catalogue ignores it": set(),
@@ -345,21 +345,21 @@ def conflicts() -> dict[str, set[int]]:
         "NVIDIA's device plugin takes the GPU for ever, NVSentinel ignores it": set(),
     }
     lenient = {"IGNORE", "RESTART_APP"}
-    for xid, said in KNOWN.xids.items():
-        gpud, sentinel = said.gpud.startswith("Fatal"), said.nvsentinel.endswith(", fatal")
-        met = (
-            said.nvidia in lenient and gpud,
-            said.nvidia in {"RESET_GPU", "RESTART_BM", "RESTART_VM"} and not gpud,
-            sentinel and said.nvidia == "IGNORE",
-            said.plugin == "ignored" and (sentinel or gpud),
-            said.plugin != "ignored" and said.nvsentinel.startswith("IGNORE"),
+    for xid, entry in KNOWN.xids.items():
+        gpud, sentinel = entry.gpud.startswith("Fatal"), entry.nvsentinel.endswith(", fatal")
+        matched = (
+            entry.nvidia in lenient and gpud,
+            entry.nvidia in {"RESET_GPU", "RESTART_BM", "RESTART_VM"} and not gpud,
+            sentinel and entry.nvidia == "IGNORE",
+            entry.plugin == "ignored" and (sentinel or gpud),
+            entry.plugin != "ignored" and entry.nvsentinel.startswith("IGNORE"),
         )
-        for name, holds in zip(found, met, strict=True):
+        for name, holds in zip(by_bucket, matched, strict=True):
             if holds:
-                found[name].add(xid)
-    return found
+                by_bucket[name].add(xid)
+    return by_bucket
 
 
-def test_the_page_tells_which_sources_disagree() -> None:
+def test_the_page_reports_which_sources_disagree() -> None:
     rows = re.findall(r"^\| ([^|]+) \| ([0-9 ]+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
     assert {name: {int(x) for x in xids.split()} for name, xids in rows} == conflicts()

@@ -72,8 +72,8 @@ NONE: Final = 0xFFFFFFFF
 class Node:
     """A node whose driver is the stand-in, and a process on it that speaks pynvml."""
 
-    def __init__(self, told: fake.Fake, process: subprocess.Popen[bytes]) -> None:
-        self.told = told
+    def __init__(self, expected: fake.Fake, process: subprocess.Popen[bytes]) -> None:
+        self.told = expected
         self.process = process
 
     def say(self, code: str) -> None:
@@ -105,16 +105,16 @@ def built() -> Path:
 
 @pytest.fixture
 def node(built: Path, tmp_path: Path) -> Iterator[Node]:
-    told = fake.Fake(tmp_path / "state")
-    with started(told, built) as process:
-        yield Node(told, process)
+    expected = fake.Fake(tmp_path / "state")
+    with started(expected, built) as process:
+        yield Node(expected, process)
 
 
 @contextlib.contextmanager
-def started(told: fake.Fake, built: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(expected: fake.Fake, built: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", SPEAKER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {**os.environ, **told.environment(built)}
+    environment = {**os.environ, **expected.environment(built)}
     with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
         try:
             yield process
@@ -145,12 +145,12 @@ def test_a_scene_is_what_pynvml_discovers(node: Node) -> None:
     assert node.ask("[nvmlDeviceGetMinorNumber(gpu(n)) for n in range(8)]") == [
         *(3, 4, 5, 6, 7, 0, 1, 2)
     ]
-    seen = node.ask(
+    discovered = node.ask(
         "h = gpu(0); [nvmlDeviceGetName(h), nvmlDeviceGetIndex(h), nvmlDeviceGetSerial(h),"
         " nvmlDeviceGetCudaComputeCapability(h), nvmlDeviceGetArchitecture(h),"
         " nvmlDeviceGetBrand(h), nvmlDeviceGetMigMode(h), nvmlDeviceGetNumaNodeId(h)]"
     )
-    assert seen == ["NVIDIA H100 80GB HBM3", 0, "1650001", [9, 0], 9, 14, [0, 0], 0]
+    assert discovered == ["NVIDIA H100 80GB HBM3", 0, "1650001", [9, 0], 9, 14, [0, 0], 0]
     assert node.ask("nvmlDeviceGetPciInfo(gpu(0))") == {
         "busIdLegacy": "0000:1B:00.0",
         "domain": 0,
@@ -182,12 +182,12 @@ def test_a_gpu_is_found_by_uuid_bus_and_serial(node: Node) -> None:
     assert node.ask(f"nvmlDeviceGetIndex(nvmlDeviceGetHandleByUUID('{scenes.GPU_UUID}'))") == (
         error(6)
     )
-    asked = (
+    queried = (
         f"nvmlDeviceGetHandleByUUID('{scenes.GPU_UUID.format(202)}')",
         "nvmlDeviceGetHandleByPciBusId('0000:47:00.0')",
         "nvmlDeviceGetHandleBySerial(b'77')",
     )
-    assert [node.ask(f"nvmlDeviceGetIndex({how})") for how in asked] == [2, 2, 2]
+    assert [node.ask(f"nvmlDeviceGetIndex({how})") for how in queried] == [2, 2, 2]
     assert node.ask(f"nvmlDeviceGetUUID(nvmlDeviceGetHandleByUUID('{mig}'))") == mig
     assert node.ask("gpu(3)") == error(2)
 
@@ -212,7 +212,7 @@ def test_a_driver_that_is_not_loaded_is_loaded_later(node: Node) -> None:
     assert node.ask("nvmlDeviceGetCount()") == error(9)
 
 
-def test_a_driver_loaded_anew_wants_everybody_to_begin_again(node: Node) -> None:
+def test_a_driver_loaded_again_wants_everybody_to_begin_again(node: Node) -> None:
     up(node, scenes.t4())
     node.told.add("epoch 1 999")
     assert node.ask("nvmlDeviceGetCount()") == error(999)
@@ -324,9 +324,13 @@ def test_a_mig_device_names_the_profiles_it_was_cut_by(node: Node) -> None:
         "nvmlGpuInstanceGetInfo(gi).profileId, nvmlComputeInstanceGetInfo(ci).profileId"
     ) == [9, 1]
     profiles = "[attempt(lambda: nvmlDeviceGetGpuInstanceProfileInfo(gpu(0), n)) for n in ns]"
-    known = node.ask(f"ns = (2, 5, 18); {profiles}")
-    assert (known[0]["id"], known[0]["name"], known[0]["memorySizeMB"]) == (9, "MIG 3g.20gb", 19968)
-    assert known[1:] == [error(3), error(2)]
+    existing = node.ask(f"ns = (2, 5, 18); {profiles}")
+    assert (existing[0]["id"], existing[0]["name"], existing[0]["memorySizeMB"]) == (
+        9,
+        "MIG 3g.20gb",
+        19968,
+    )
+    assert existing[1:] == [error(3), error(2)]
     old = node.ask("nvmlDeviceGetGpuInstanceProfileInfo(gpu(0), 2, version=1)")
     assert (old["id"], old["sliceCount"], old["instanceCount"]) == (9, 3, 2)
     compute = node.ask("nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 1, 0)")
@@ -414,7 +418,7 @@ def poll(n):
 """
 
 
-def test_what_is_polled_is_what_was_told(node: Node) -> None:
+def test_what_is_polled_is_what_was_reported(node: Node) -> None:
     up(node, scenes.h100x8())
     node.ask(POLL)
     assert node.ask("poll(0)") == [
@@ -450,7 +454,7 @@ def test_an_old_gpu_does_not_know_what_came_after_it(node: Node) -> None:
     assert node.ask("nvmlDeviceGetMigMode(gpu(0))") == error(3)
 
 
-def test_sram_errors_are_told_with_their_threshold(node: Node) -> None:
+def test_sram_errors_are_reported_with_their_threshold(node: Node) -> None:
     up(node, scenes.h100x8().but(0, sram=3, sram_exceeded=1))
     node.ask("s = c_nvmlEccSramErrorStatus_v1_t()")
     assert node.ask("nvmlDeviceGetSramEccErrorStatus(gpu(0), byref(s))") == 0
@@ -459,15 +463,15 @@ def test_sram_errors_are_told_with_their_threshold(node: Node) -> None:
 
 
 def test_a_field_may_answer_otherwise_than_its_getter(node: Node) -> None:
-    told = scenes.h100x8().but(0, recovery=2)
-    told = told.also("field 0 id=230 value=4", "field * id=150 value=9 type=3")
-    up(node, told.also("field 1 id=144 code=999"))
+    expected = scenes.h100x8().but(0, recovery=2)
+    expected = expected.also("field 0 id=230 value=4", "field * id=150 value=9 type=3")
+    up(node, expected.also("field 1 id=144 code=999"))
     assert node.ask("values(gpu(0), 230, 150)") == [4, 9]
     assert node.ask("values(gpu(1), 230, 144, 300)") == [0, error(999), error(3)]
     assert node.ask("nvmlDeviceGetFieldValues(gpu(0), [150])[0].valueType") == 3
 
 
-def test_the_fabric_is_told_in_every_version(node: Node) -> None:
+def test_the_fabric_is_reported_in_every_version(node: Node) -> None:
     cluster = "00112233-4455-6677-8899-aabbccddeeff"
     up(node, scenes.h100x8().but(0, cluster=cluster, clique=7, fabric_health=0x1AA))
     for made, called in (
@@ -475,10 +479,10 @@ def test_the_fabric_is_told_in_every_version(node: Node) -> None:
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetGpuFabricInfoV"),
     ):
-        seen = node.ask(f"f = {made}(); {called}(gpu(0), byref(f)); f")
-        assert bytes(seen["clusterUuid"]).hex() == cluster.replace("-", "")
-        assert (seen["state"], seen["status"], seen["cliqueId"]) == (3, 0, 7)
-        assert seen.get("healthMask", 0x1AA) == 0x1AA
+        discovered = node.ask(f"f = {made}(); {called}(gpu(0), byref(f)); f")
+        assert bytes(discovered["clusterUuid"]).hex() == cluster.replace("-", "")
+        assert (discovered["state"], discovered["status"], discovered["cliqueId"]) == (3, 0, 7)
+        assert discovered.get("healthMask", 0x1AA) == 0x1AA
     assert node.ask("f.version = 9; nvmlDeviceGetGpuFabricInfoV(gpu(0), byref(f))") == error(25)
 
 
@@ -491,8 +495,8 @@ def test_an_event_reaches_every_set_of_its_gpu_once_and_none_from_before(node: N
     first = [scenes.GPU_UUID.format(0), XID, 31, NONE, NONE]
     second = [scenes.GPU_UUID.format(0), XID, 48, 3, 0]
     for listener in "ab":
-        asked = f"[attempt(lambda: heard({listener})) for _ in range(3)]"
-        assert node.ask(asked) == [first, second, error(10)]
+        queried = f"[attempt(lambda: heard({listener})) for _ in range(3)]"
+        assert node.ask(queried) == [first, second, error(10)]
     assert node.ask("heard(c)") == error(10)
 
 
@@ -515,7 +519,7 @@ def test_only_what_is_supported_can_be_registered_and_only_that_is_heard(node: N
     assert node.ask("heard(t)")[1:3] == [0x100, 1]
 
 
-def test_an_event_may_name_a_device_that_nobody_knows(node: Node) -> None:
+def test_an_event_may_name_a_device_that_nothing_knows(node: Node) -> None:
     up(node, scenes.t4())
     node.ask("s = listener(0)")
     node.told.xid(0, 79, more="nowhere=1")
@@ -565,12 +569,12 @@ def test_calls_failures_and_misuse_are_counted(node: Node) -> None:
 
 def test_a_fork_does_not_inherit_what_was_initialised(node: Node) -> None:
     up(node, scenes.t4())
-    asked = """
+    queried = """
 if (child := os.fork()) == 0:
     os._exit(attempt(nvmlDeviceGetCount)["error"])
 os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
-    assert node.ask(asked) == 1
+    assert node.ask(queried) == 1
     assert node.told.misuses() == {"forked": 1}
 
 
@@ -589,12 +593,12 @@ def test_waiting_costs_no_processor_time(node: Node) -> None:
 def test_a_line_that_is_not_understood_ends_the_process(node: Node, line: str) -> None:
     node.told.write(scenes.t4().also(line))
     node.say("nvmlInit()")
-    _, said = node.process.communicate(timeout=30)
+    _, output = node.process.communicate(timeout=30)
     assert node.process.returncode == -6
-    assert line in said.decode()
+    assert line in output.decode()
 
 
-def test_without_a_compiler_the_reason_is_told(
+def test_without_a_compiler_the_reason_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -21,7 +21,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
 # What there is
 
 
-def test_the_first_look_tells_each_gpu_with_what_kernel_and_driver_know_of_it(
+def test_the_first_look_reports_each_gpu_with_what_kernel_and_driver_know_of_it(
     node: fake.Fake, tmp_path: Path
 ) -> None:
     node.write(scenes.h100x8())
@@ -35,13 +35,13 @@ def test_the_first_look_tells_each_gpu_with_what_kernel_and_driver_know_of_it(
     )
 
     async def story() -> None:
-        async with followed.followed(node) as (_, look):
-            first = look.gpus[0]
-            assert (look.driver, look.problem) == (gpu.Driver.READY, "")
-            assert (look.driver_version, look.cuda_version) == ("580.95.05", "13.0")
-            assert (look.machine, look.caps) == ("DGX H100", {"config": 1, "gpu3/gi2/access": 30})
-            assert [one.uuid for one in look.gpus] == [*followed.UUIDS]
-            assert look.unreadable == ()
+        async with followed.followed(node) as (_, scan):
+            first = scan.gpus[0]
+            assert (scan.driver, scan.problem) == (gpu.Driver.READY, "")
+            assert (scan.driver_version, scan.cuda_version) == ("580.95.05", "13.0")
+            assert (scan.machine, scan.caps) == ("DGX H100", {"config": 1, "gpu3/gi2/access": 30})
+            assert [device.uuid for device in scan.gpus] == [*followed.UUIDS]
+            assert scan.unreadable == ()
             assert (first.product, first.memory_mib) == ("NVIDIA H100 80GB HBM3", 81559)
             assert (first.index, first.minor, first.compute_capability) == (0, 3, "9.0")
             assert (first.numa_node, first.pci_class) == (1, "0x030200")
@@ -50,13 +50,13 @@ def test_the_first_look_tells_each_gpu_with_what_kernel_and_driver_know_of_it(
                 False,
                 (),
             )
-            assert look.gpus[1].numa_node is None
-            assert [poll.error for poll in look.polls] == [""] * 8
-            assert look.polls[0].recovery_action == 0
-            assert look.links[followed.UUIDS[0], followed.UUIDS[1]] == gpu.Link(
+            assert scan.gpus[1].numa_node is None
+            assert [poll.error for poll in scan.polls] == [""] * 8
+            assert scan.polls[0].recovery_action == 0
+            assert scan.links[followed.UUIDS[0], followed.UUIDS[1]] == gpu.Link(
                 level=gpu.TopologyLevel.SWITCHES
             )
-            assert look.links[followed.UUIDS[0], followed.UUIDS[7]] == gpu.Link(
+            assert scan.links[followed.UUIDS[0], followed.UUIDS[7]] == gpu.Link(
                 level=gpu.TopologyLevel.SYSTEM
             )
 
@@ -67,15 +67,15 @@ def test_mig_devices_have_nvidias_profile_names_and_holes_are_skipped(node: fake
     node.write(scenes.a100_mig())
 
     async def story() -> None:
-        async with followed.followed(node) as (_, look):
-            mixed, sevenths, whole = look.gpus
-            assert [one.profile for one in mixed.mig] == [
+        async with followed.followed(node) as (_, scan):
+            mixed, sevenths, whole = scan.gpus
+            assert [device.profile for device in mixed.mig] == [
                 "1g.5gb",
                 "2g.10gb",
                 "1c.3g.20gb",
                 "2c.3g.20gb",
             ]
-            assert {one.profile for one in sevenths.mig} == {"1g.5gb"}
+            assert {device.profile for device in sevenths.mig} == {"1g.5gb"}
             assert len(sevenths.mig) == 7
             assert (mixed.mig_enabled, whole.mig_enabled, whole.mig) == (True, False, ())
             assert (mixed.mig[1].gi, mixed.mig[1].ci, mixed.mig[1].gi_slices) == (3, 0, 2)
@@ -86,16 +86,16 @@ def test_mig_devices_have_nvidias_profile_names_and_holes_are_skipped(node: fake
 def test_direct_nvlinks_are_counted_between_the_gpus_they_join(node: fake.Fake) -> None:
     scene = scenes.dgx1()
     node.write(scene)
-    uuids = [one.uuid for one in scene.gpus]
+    uuids = [device.uuid for device in scene.gpus]
 
     async def story() -> None:
-        async with followed.followed(node) as (_, look):
-            told = {
-                (link.a, link.b): look.links[uuids[link.a], uuids[link.b]].nvlinks
+        async with followed.followed(node) as (_, scan):
+            expected = {
+                (link.a, link.b): scan.links[uuids[link.a], uuids[link.b]].nvlinks
                 for link in scene.links
             }
-            assert told == {(link.a, link.b): link.nvlinks for link in scene.links}
-            assert sum(told.values()) == 8 * 6 / 2  # six links a GPU, each seen from both ends
+            assert expected == {(link.a, link.b): link.nvlinks for link in scene.links}
+            assert sum(expected.values()) == 8 * 6 / 2  # six links a GPU, each seen from both ends
 
     asyncio.run(story())
 
@@ -118,28 +118,28 @@ def test_what_a_product_lacks_is_unknown_and_nothing_is_wrong_with_it(node: fake
         node.add(f"error call={call} code=3")
 
     async def story() -> None:
-        async with followed.followed(node) as (_, look):
-            first = look.gpus[0]
+        async with followed.followed(node) as (_, scan):
+            first = scan.gpus[0]
             assert (first.memory_mib, first.mig_enabled, first.serial) == (None, None, None)
-            poll = look.polls[0]
+            poll = scan.polls[0]
             assert poll == gpu.Poll(gpu=followed.UUIDS[0], at=poll.at)
-            assert (look.problem, look.unreadable) == ("", ())
+            assert (scan.problem, scan.unreadable) == ("", ())
 
     asyncio.run(story())
 
 
-def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_told(node: fake.Fake) -> None:
+def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_reported(node: fake.Fake) -> None:
     first = followed.UUIDS[0]
     node.write(scenes.h100x8().having(2, scenes.h100x8().gpus[0]))
 
     async def story() -> None:
-        async with followed.followed(node) as (_, look):
-            assert [one.uuid for one in look.gpus] == [
+        async with followed.followed(node) as (_, scan):
+            assert [device.uuid for device in scan.gpus] == [
                 first,
                 followed.UUIDS[1],
                 *followed.UUIDS[3:],
             ]
-            assert look.problem == f"GPU 2: its uuid {first} is also that of GPU 0; it is left out"
+            assert scan.problem == f"GPU 2: its uuid {first} is also that of GPU 0; it is left out"
 
     asyncio.run(story())
 
@@ -148,7 +148,7 @@ def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_told(node: fake.
 
 
 @pytest.mark.parametrize(
-    ("code", "driver", "told"),
+    ("code", "driver", "expected"),
     [
         (9, gpu.Driver.NOT_LOADED, "DRIVER_NOT_LOADED: the kernel module is not loaded"),
         (4, gpu.Driver.NO_PERMISSION, "NO_PERMISSION: not permitted; let this container open"),
@@ -163,15 +163,15 @@ def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_told(node: fake.
         (4242, gpu.Driver.FAILED, "4242: it will be tried again"),
     ],
 )
-def test_why_nvml_cannot_begin_is_told_and_it_begins_by_itself_once_it_can(
-    node: fake.Fake, code: int, driver: gpu.Driver, told: str
+def test_why_nvml_cannot_begin_is_reported_and_it_begins_by_itself_once_it_can(
+    node: fake.Fake, code: int, driver: gpu.Driver, expected: str
 ) -> None:
     node.write(scenes.h100x8().also(f"init {code}"))
 
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
-            assert (look.driver, look.gpus) == (driver, ())
-            assert look.problem.startswith(f"nvmlInit: {told}")
+        async with followed.followed(node) as (story, scan):
+            assert (scan.driver, scan.gpus) == (driver, ())
+            assert scan.problem.startswith(f"nvmlInit: {expected}")
             node.drop()
             ready = await story.until(gpu.Scan)
             assert (ready.driver, len(ready.gpus)) == (gpu.Driver.READY, 8)
@@ -179,12 +179,12 @@ def test_why_nvml_cannot_begin_is_told_and_it_begins_by_itself_once_it_can(
     asyncio.run(story())
 
 
-def test_a_driver_that_stays_away_is_asked_for_with_pauses_and_told_of_once(
+def test_a_driver_that_stays_away_is_asked_for_with_pauses_and_reported_of_once(
     node: fake.Fake,
 ) -> None:
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
-            assert look.driver is gpu.Driver.NOT_LOADED
+        async with followed.followed(node) as (story, scan):
+            assert scan.driver is gpu.Driver.NOT_LOADED
             await asyncio.sleep(1)
             assert story.told == []
             # pauses of 0.05, 0.1, 0.2, 0.2, ... s
@@ -193,33 +193,35 @@ def test_a_driver_that_stays_away_is_asked_for_with_pauses_and_told_of_once(
     asyncio.run(story())
 
 
-def test_a_beginning_that_hangs_is_silence_until_it_comes_back(node: fake.Fake) -> None:
+def test_a_beginning_that_hangs_is_silence_until_it_returns(node: fake.Fake) -> None:
     node.write(scenes.h100x8().also("hang call=nvmlDeviceGetName gpu=3"))
 
     async def story() -> None:
-        async with followed.followed(node, first_s=0.2) as (story, look):
-            assert look == gpu.Scan(
+        async with followed.followed(node, first_s=0.2) as (story, scan):
+            assert scan == gpu.Scan(
                 driver=gpu.Driver.SILENT, problem="NVML has not answered for 0.2 s"
             )
             node.drop()
-            ready = await story.until(gpu.Scan, is_it=lambda told: told.driver is gpu.Driver.READY)
+            ready = await story.until(
+                gpu.Scan, is_it=lambda expected: expected.driver is gpu.Driver.READY
+            )
             assert len(ready.gpus) == 8
 
     asyncio.run(story())
 
 
-def test_a_driver_loaded_anew_is_begun_anew(node: fake.Fake) -> None:
+def test_a_driver_loaded_again_is_initialised_again(node: fake.Fake) -> None:
     node.write(scenes.h100x8())
 
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             node.add("epoch 1")
-            look = await story.until(gpu.Scan)
-            assert (look.driver, len(look.gpus)) == (gpu.Driver.READY, 8)
+            scan = await story.until(gpu.Scan)
+            assert (scan.driver, len(scan.gpus)) == (gpu.Driver.READY, 8)
             await story.xid(5, 48)
             node.unload()
-            look = await story.until(gpu.Scan)
-            assert (look.driver, look.gpus) == (gpu.Driver.NOT_LOADED, ())
+            scan = await story.until(gpu.Scan)
+            assert (scan.driver, scan.gpus) == (gpu.Driver.NOT_LOADED, ())
 
     asyncio.run(story())
 
@@ -266,13 +268,13 @@ def test_a_library_is_loaded_from_where_it_is_named_or_below_the_driver_root_or_
     assert begun("", "/", LD_LIBRARY_PATH=str(fake.built().parent)) == "begun"
 
 
-def test_without_a_library_it_is_told_what_was_tried_and_the_binding_is_not_loaded(
+def test_without_a_library_it_is_reported_what_was_tried_and_the_binding_is_not_loaded(
     tmp_path: Path,
 ) -> None:
     text = tmp_path / "text.so"
     text.write_text("no library")
-    told = begun(str(text), "/")
-    assert told.startswith(f"no_library {text}: ")
-    assert told.endswith("gpus.library names it, so nothing else was tried False")
+    expected = begun(str(text), "/")
+    assert expected.startswith(f"no_library {text}: ")
+    assert expected.endswith("gpus.library names it, so nothing else was tried False")
     missing = str(tmp_path / "missing.so")
     assert "cannot open shared object file" in begun(missing, "/")

@@ -23,33 +23,33 @@ def test_one_of_eight_that_is_lost_from_the_start_disturbs_no_other(node: fake.F
     node.write(scenes.h100x8().also("lost 2"))
 
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
-            assert look.driver is gpu.Driver.READY
-            assert [one.index for one in look.gpus] == [0, 1, 3, 4, 5, 6, 7]
-            assert look.unreadable == (gpu.UnreadableGpu(index=2, error="GPU_IS_LOST"),)
-            assert {poll.error for poll in look.polls} == {""}
+        async with followed.followed(node) as (story, scan):
+            assert scan.driver is gpu.Driver.READY
+            assert [device.index for device in scan.gpus] == [0, 1, 3, 4, 5, 6, 7]
+            assert scan.unreadable == (gpu.UnreadableGpu(index=2, error="GPU_IS_LOST"),)
+            assert {poll.error for poll in scan.polls} == {""}
             assert (await story.xid(7, 31)).part == gpu.Part(gpu=followed.UUIDS[7])
             node.drop("lost")
-            found = await story.until(gpu.Scan)
-            assert (len(found.gpus), found.unreadable) == (8, ())
+            later_scan = await story.until(gpu.Scan)
+            assert (len(later_scan.gpus), later_scan.unreadable) == (8, ())
             await story.xid(2, 32)
 
     asyncio.run(story())
 
 
-def test_one_lost_at_the_start_that_is_known_by_name_is_told_as_lost(node: fake.Fake) -> None:
+def test_one_lost_at_the_start_that_is_known_by_name_is_reported_as_lost(node: fake.Fake) -> None:
     node.write(scenes.h100x8().also("error call=nvmlDeviceGetMemoryInfo gpu=2 code=15"))
 
     async def story() -> None:
-        async with followed.followed(node) as (_, look):
+        async with followed.followed(node) as (_, scan):
             lost = gpu.UnreadableGpu(index=2, error="GPU_IS_LOST", uuid=followed.UUIDS[2])
-            assert look.unreadable == (lost,)
-            assert len(look.gpus) == 7
+            assert scan.unreadable == (lost,)
+            assert len(scan.gpus) == 7
 
     asyncio.run(story())
 
 
-def test_one_lost_while_it_runs_is_told_and_left_out_and_nothing_spins(node: fake.Fake) -> None:
+def test_one_lost_while_it_runs_is_reported_and_left_out_and_nothing_spins(node: fake.Fake) -> None:
     node.write(scenes.h100x8())
 
     async def story() -> None:
@@ -93,7 +93,7 @@ def test_one_that_is_back_is_watched_again(node: fake.Fake) -> None:
     asyncio.run(story())
 
 
-def test_all_lost_at_once_are_told_each(node: fake.Fake) -> None:
+def test_all_lost_at_once_are_reported_each(node: fake.Fake) -> None:
     node.write(scenes.h100x8())
 
     async def story() -> None:
@@ -183,10 +183,10 @@ def test_nvml_that_hangs_as_a_whole_ends_in_time_without_a_shutdown(node: fake.F
 # Events
 
 
-def test_an_xid_is_told_with_the_instance_it_befell(node: fake.Fake) -> None:
+def test_an_xid_is_reported_with_the_instance_that_it_names(node: fake.Fake) -> None:
     scene = scenes.a100_mig()
     node.write(scene)
-    uuids = [one.uuid for one in scene.gpus]
+    uuids = [device.uuid for device in scene.gpus]
 
     async def story() -> None:
         async with followed.followed(node) as (story, _):
@@ -249,8 +249,8 @@ def test_a_gpu_whose_events_are_refused_is_unwatched_alone(
     node.write(scenes.h100x8().also(line))
 
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
-            assert len(look.gpus) == 8
+        async with followed.followed(node) as (story, scan):
+            assert len(scan.gpus) == 8
             unwatched = await story.until(gpu.MonitoringChanged)
             assert (unwatched.gpu, unwatched.problem) == (followed.UUIDS[1], problem)
             await story.xid(0, 31)
@@ -312,7 +312,7 @@ def test_waits_that_fail_or_are_cut_short_do_not_spin(node: fake.Fake) -> None:
     asyncio.run(story())
 
 
-def test_a_call_that_never_comes_back_is_left_behind_and_the_others_are_watched_anew(
+def test_a_call_that_never_returns_is_abandoned_and_the_others_are_watched_again(
     node: fake.Fake, tmp_path: Path
 ) -> None:
     kernel = tmp_path / "proc/driver/nvidia/gpus"
@@ -324,7 +324,7 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_others_are_watched_
         async with followed.followed(node, timeouts=hasty) as (here, _):
             await here.of_each(gpu.Poll)
             node.add("hang call=nvmlDeviceGetTemperature gpu=6 times=1")
-            await here.until(gpu.MonitoringChanged, is_it=lambda one: one.problem != "")
+            await here.until(gpu.MonitoringChanged, is_it=lambda device: device.problem != "")
             # the kernel has another GPU now, so that NVML is to be begun anew
             (kernel / "0000:1c:00.0").mkdir()
             await here.until(gpu.Scan)
@@ -342,20 +342,20 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_others_are_watched_
 # GPUs that change
 
 
-def test_a_gpu_cut_anew_into_mig_devices_is_looked_at_again(node: fake.Fake) -> None:
+def test_a_gpu_repartitioned_is_scanned_again(node: fake.Fake) -> None:
     scene = scenes.a100_mig()
     node.write(scene)
 
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
+        async with followed.followed(node) as (story, scan):
             node.write(scene.whole(1))
             again = await story.until(gpu.Scan)
-            assert again.gpus[1] == msgspec.structs.replace(look.gpus[1], mig=(), mig_enabled=False)
-            assert (again.gpus[0], again.gpus[2]) == (look.gpus[0], look.gpus[2])
+            assert again.gpus[1] == msgspec.structs.replace(scan.gpus[1], mig=(), mig_enabled=False)
+            assert (again.gpus[0], again.gpus[2]) == (scan.gpus[0], scan.gpus[2])
             node.write(scene.carved(2, *scene.gpus[0].mig))
             again = await story.until(gpu.Scan)
-            assert [one.profile for one in again.gpus[2].mig] == [
-                one.profile for one in look.gpus[0].mig
+            assert [device.profile for device in again.gpus[2].mig] == [
+                device.profile for device in scan.gpus[0].mig
             ]
             # nothing was begun anew for it
             assert node.counts()["nvmlInitWithFlags"] == 1
@@ -363,38 +363,38 @@ def test_a_gpu_cut_anew_into_mig_devices_is_looked_at_again(node: fake.Fake) -> 
     asyncio.run(story())
 
 
-def test_gpus_that_come_and_go_are_seen_without_a_restart_of_the_process(
+def test_gpus_that_come_and_go_are_observed_without_a_restart_of_the_process(
     node: fake.Fake,
 ) -> None:
     scene = scenes.h100x8().also("hotplug 1")
     node.write(scene.without(7))
 
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
-            assert len(look.gpus) == 7
+        async with followed.followed(node) as (story, scan):
+            assert len(scan.gpus) == 7
             node.write(scene)
             more = await story.until(gpu.Scan)
-            assert [one.uuid for one in more.gpus] == [*followed.UUIDS]
+            assert [device.uuid for device in more.gpus] == [*followed.UUIDS]
             await story.xid(7, 31)
             node.write(scene.without(0))
-            less = await story.until(gpu.Scan, is_it=lambda told: len(told.gpus) == 7)
-            assert [one.uuid for one in less.gpus] == [*followed.UUIDS[1:]]
+            less = await story.until(gpu.Scan, is_it=lambda observation: len(observation.gpus) == 7)
+            assert [device.uuid for device in less.gpus] == [*followed.UUIDS[1:]]
 
     asyncio.run(story())
 
 
-def test_a_driver_without_gpus_is_looked_at_until_there_is_one(node: fake.Fake) -> None:
+def test_a_driver_without_gpus_is_scanned_until_there_is_one(node: fake.Fake) -> None:
     node.write(scenes.Scene().also("hotplug 1"))
 
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
-            assert (look.driver, look.gpus) == (gpu.Driver.READY, ())
+        async with followed.followed(node) as (story, scan):
+            assert (scan.driver, scan.gpus) == (gpu.Driver.READY, ())
             await asyncio.sleep(0.3)
             now = time.monotonic()
             assert all(now - at < 0.25 for at in story.nvml.checked_at.values())
             node.write(scenes.t4().also("hotplug 1"))
-            found = await story.until(gpu.Scan)
-            assert [one.product for one in found.gpus] == ["Tesla T4"]
+            later_scan = await story.until(gpu.Scan)
+            assert [device.product for device in later_scan.gpus] == ["Tesla T4"]
 
     asyncio.run(story())
 
@@ -417,15 +417,15 @@ def test_a_gpu_that_the_kernel_lets_go_is_noticed_though_nvml_counts_it(
     asyncio.run(story())
 
 
-def test_a_stale_handle_is_replaced_by_beginning_anew(node: fake.Fake) -> None:
+def test_a_stale_handle_is_replaced_by_initialising_again(node: fake.Fake) -> None:
     node.write(scenes.h100x8())
 
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             node.add("error gpu=5 code=2")
-            look = await story.until(gpu.Scan)
-            assert [one.uuid for one in look.gpus] == [*followed.UUIDS]
-            assert look.polls[5].error == "INVALID_ARGUMENT"
+            scan = await story.until(gpu.Scan)
+            assert [device.uuid for device in scan.gpus] == [*followed.UUIDS]
+            assert scan.polls[5].error == "INVALID_ARGUMENT"
             begun = node.counts()["nvmlInitWithFlags"]
             await story.polled(5, times=4)
             # still so: it is one bad GPU, and the others are left in peace
@@ -438,12 +438,14 @@ def test_a_stale_handle_is_replaced_by_beginning_anew(node: fake.Fake) -> None:
     asyncio.run(story())
 
 
-def test_a_link_that_goes_down_or_was_never_up_as_on_the_others_is_told(node: fake.Fake) -> None:
+def test_a_link_that_goes_down_or_was_never_up_as_on_the_others_is_reported(
+    node: fake.Fake,
+) -> None:
     node.write(scenes.h100x8().also("nvlink 6 5 state=0"))
 
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
-            assert [poll.nvlinks_down for poll in look.polls] == [()] * 6 + [(5,), ()]
+        async with followed.followed(node) as (story, scan):
+            assert [poll.nvlinks_down for poll in scan.polls] == [()] * 6 + [(5,), ()]
             node.add("nvlink 2 17 state=0")
             poll = await story.until(gpu.Poll, is_it=lambda poll: poll.gpu == followed.UUIDS[2])
             while not poll.nvlinks_down:
@@ -458,8 +460,8 @@ def test_a_close_during_a_beginning_that_hangs_ends_in_time(node: fake.Fake) -> 
 
     async def story() -> None:
         timeouts = msgspec.structs.replace(followed.TIMEOUTS, close_s=0.2)
-        async with followed.followed(node, timeouts=timeouts, first_s=0.1) as (story, look):
-            assert look.driver is gpu.Driver.SILENT
+        async with followed.followed(node, timeouts=timeouts, first_s=0.1) as (story, scan):
+            assert scan.driver is gpu.Driver.SILENT
             began = time.monotonic()
             await story.nvml.close()
             assert time.monotonic() - began < 10
@@ -477,10 +479,10 @@ def test_one_gpu_that_talks_nonsense_is_reported_and_the_others_go_on(node: fake
     node.state_file.write_bytes(raw)
 
     async def story() -> None:
-        async with followed.followed(node) as (story, look):
-            assert look.driver is gpu.Driver.READY, look.problem
-            assert look.unreadable == (gpu.UnreadableGpu(index=3, error="no UTF-8"),)
-            assert len(look.gpus) == 7
+        async with followed.followed(node) as (story, scan):
+            assert scan.driver is gpu.Driver.READY, scan.problem
+            assert scan.unreadable == (gpu.UnreadableGpu(index=3, error="no UTF-8"),)
+            assert len(scan.gpus) == 7
             await story.until(gpu.Poll)
 
     asyncio.run(story())

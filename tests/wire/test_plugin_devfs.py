@@ -39,8 +39,8 @@ def write(directory: Path, **files: str) -> Path:
     return directory
 
 
-def names(seen: scan_result.ScanResult) -> dict[str, tuple[str, ...]]:
-    return {node.path: node.links for node in seen.nodes}
+def names(observed: scan_result.ScanResult) -> dict[str, tuple[str, ...]]:
+    return {node.path: node.links for node in observed.nodes}
 
 
 def glob(path: str) -> list[resources.Entry]:
@@ -103,16 +103,16 @@ def test_a_walk_is_bounded_and_says_what_it_left_out(root: Path) -> None:
     assert len(many.nodes) == 10
 
 
-def test_a_name_that_is_not_utf8_is_left_out_and_said(root: Path) -> None:
+def test_a_name_that_is_not_utf8_is_left_out_and_reported(root: Path) -> None:
     (root / "dev" / os.fsdecode(b"x\xff")).touch()
     touch(root, "/dev/xy")
-    seen = devfs.scan(REGEX, root=root).result
-    assert names(seen) == {"/dev/xy": ()}
-    assert seen.problems == ("'/dev/x\\udcff': not UTF-8, so the kubelet cannot have it",)
+    observed = devfs.scan(REGEX, root=root).result
+    assert names(observed) == {"/dev/xy": ()}
+    assert observed.problems == ("'/dev/x\\udcff': not UTF-8, so the kubelet cannot have it",)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_directory_that_cannot_be_read_is_said(root: Path) -> None:
+def test_a_directory_that_cannot_be_read_is_reported(root: Path) -> None:
     touch(root, "/dev/secret/x")
     (root / "dev/secret").chmod(0)
     try:
@@ -214,7 +214,7 @@ def uart(host: Path) -> Path:
 USB = scan_result.Usb(vendor="1a86", product="7523", serial="S1", bus=1, dev=5, port="1-1")
 
 
-def test_sysfs_tells_a_node_by_itself_and_its_parents(uart: Path) -> None:
+def test_sysfs_reports_a_node_by_itself_and_its_parents(uart: Path) -> None:
     wanted = resources.Entry(
         udev=resources.Udev(attrs={"manufacturer": "*", "none": "*", "../x": "*"})
     )
@@ -263,16 +263,16 @@ def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
     entry = resources.Entry(usb=resources.Usb(vendor="1a86", product="7523"))
     given = resources.Resource(name="a.example/x", groups=(resources.Group(devices=(entry,)),))
 
-    def look() -> advertised.Unit:
+    def first_scan() -> advertised.Unit:
         [offer] = resource_plan.plan([given], devfs.scan([entry], root=uart).result).resources
         [unit] = offer.units
         return unit
 
-    before = look()
+    before = first_scan()
     (uart / "dev/bus/usb/001/005").unlink()
     node(uart, "/dev/bus/usb/001/006", 189, 5)
     write(uart / "sys/devices" / PORT, devnum="6")
-    after = look()
+    after = first_scan()
     assert after.id == before.id == "usb-1a86-7523-S1-1-1-0"
     assert after.is_same(before)
     assert (before.nodes, after.nodes) == (("/dev/bus/usb/001/005",), ("/dev/bus/usb/001/006",))
@@ -289,9 +289,9 @@ PRESENT = [path for path in ("/dev/null", "/dev/zero", "/dev/fuse") if Path(path
 
 @pytest.mark.parametrize("path", PRESENT)
 def test_the_real_dev_says_what_the_kernel_says(path: str) -> None:
-    [seen] = devfs.scan([resources.Entry(path=path)]).result.nodes
+    [observed] = devfs.scan([resources.Entry(path=path)]).result.nodes
     number = Path(path).stat().st_rdev
-    assert (seen.path, seen.kind) == (path, scan_result.Kind.CHAR)
-    assert (seen.major, seen.minor) == (os.major(number), os.minor(number))
+    assert (observed.path, observed.kind) == (path, scan_result.Kind.CHAR)
+    assert (observed.major, observed.minor) == (os.major(number), os.minor(number))
     for wanted in (resources.Entry(regex=f"^{path[5:]}$"), resources.Entry(path="/dev/**")):
         assert path in names(devfs.scan([wanted]).result)

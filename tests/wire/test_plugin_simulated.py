@@ -9,7 +9,7 @@ from muster_plugin.gpu import source as gpu_source
 from muster_plugin.model import gpu, names
 
 
-def test_simulated_gpus_are_polled_as_often_as_is_told_last() -> None:
+def test_simulated_gpus_are_polled_as_often_as_is_reported_last() -> None:
     async def story() -> None:
         source = simulated.SimulatedSource(settings.SimulatedGpus(count=1), "n1", poll_s=1000)
         heard: asyncio.Queue[gpu_source.Observed] = asyncio.Queue()

@@ -112,8 +112,8 @@ class Fake:
 
     def environment(self, built: Path | None = None) -> dict[str, str]:
         """Return the variables with which a process finds the library and this state."""
-        found = {STATE: str(self.state_file), COUNTS: str(self.counts_file)}
-        return found | ({"LD_LIBRARY_PATH": str(built.parent)} if built else {})
+        library = {STATE: str(self.state_file), COUNTS: str(self.counts_file)}
+        return library | ({"LD_LIBRARY_PATH": str(built.parent)} if built else {})
 
     def write(self, scene: scenes.Scene) -> None:
         """Answer from this scene from now on.

@@ -16,7 +16,7 @@ from tests.worlds.nvml import fake, scenes
 Told = gpu.Scan | gpu.Observation
 Kind = TypeVar("Kind", gpu.Scan, gpu.Poll, gpu.Xid, gpu.MonitoringChanged)
 
-UUIDS: Final = tuple(one.uuid for one in scenes.h100x8().gpus)
+UUIDS: Final = tuple(device.uuid for device in scenes.h100x8().gpus)
 TIMEOUTS: Final = observer.Timeouts(
     answer_s=0.3,
     slice_s=0.05,
@@ -53,12 +53,12 @@ class Story:
         self.told: list[Told] = []
         self._came = asyncio.Event()
 
-    def seen(self, told: Told) -> None:
-        self.told.append(told)
+    def observed(self, observation: Told) -> None:
+        self.told.append(observation)
         self._came.set()
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        return [told for told in self.told if isinstance(told, kind)]
+        return [observation for observation in self.told if isinstance(observation, kind)]
 
     async def until(self, kind: type[Kind], *, is_it: Callable[[Kind], bool] | None = None) -> Kind:
         """Wait until something is told that was not told when this was called."""
@@ -70,7 +70,9 @@ class Story:
 
     async def of_each(self, kind: type[gpu.Poll] | type[gpu.MonitoringChanged]) -> None:
         """Wait until such a thing was told of each GPU."""
-        while {told.gpu for told in self.told if isinstance(told, kind)} != {*UUIDS}:
+        while {observation.gpu for observation in self.told if isinstance(observation, kind)} != {
+            *UUIDS
+        }:
             self._came.clear()
             await self._came.wait()
 
@@ -78,9 +80,9 @@ class Story:
         self, kind: type[Kind], is_it: Callable[[Kind], bool] | None, *, after: int
     ) -> Kind:
         while True:
-            for told in self.told[after:]:
-                if isinstance(told, kind) and (is_it is None or is_it(told)):
-                    return told
+            for observation in self.told[after:]:
+                if isinstance(observation, kind) and (is_it is None or is_it(observation)):
+                    return observation
             after = len(self.told)
             self._came.clear()
             await self._came.wait()
@@ -94,7 +96,7 @@ class Story:
     async def xid(self, number: int, code: int, *, gi: int = -1, ci: int = -1) -> gpu.Xid:
         """Let a GPU report an XID, and wait until it is told."""
         self.node.xid(number, code, gi=gi, ci=ci)
-        return await self.until(gpu.Xid, is_it=lambda told: told.xid == code)
+        return await self.until(gpu.Xid, is_it=lambda observation: observation.xid == code)
 
 
 @contextlib.asynccontextmanager
@@ -104,10 +106,10 @@ async def followed(
     """Take the first look, follow what comes, and close; NVML was never misused."""
     story = Story(node, node.state_file.parent, timeouts)
     async with asyncio.timeout(100):
-        look = await story.nvml.first_scan(first_s)
-        following = asyncio.ensure_future(story.nvml.observe(story.seen))
+        scan = await story.nvml.first_scan(first_s)
+        following = asyncio.ensure_future(story.nvml.observe(story.observed))
         try:
-            yield story, look
+            yield story, scan
         finally:
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):

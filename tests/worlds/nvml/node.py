@@ -24,7 +24,7 @@ from tests.worlds.nvml import fake, scenes
 GPU: Final = "nvidia.com/gpu"
 NAME: Final = "n1.example"
 BEAT_S: Final = 0.2
-UUIDS: Final = tuple(one.uuid for one in scenes.h100x8().gpus)
+UUIDS: Final = tuple(device.uuid for device in scenes.h100x8().gpus)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Kind = TypeVar("Kind", bound=vocabulary.Event)
@@ -68,7 +68,7 @@ class Plugin:
             sys.stdout.write(line.decode())
             self.log.add(orjson.loads(line))
 
-    async def said(self, event: str, *, after: int = 0) -> dict[str, Any]:
+    async def logged(self, event: str, *, after: int = 0) -> dict[str, Any]:
         """Wait for an event of the log."""
         return await self.log.first(lambda line: line["event"] == event, after=after)
 
@@ -92,7 +92,7 @@ class Node:
     def configure(self, gpus: dict[str, Any] | None = None, **more: object) -> Path:
         """Write the plugin's settings: polls every 0.1 s, two of them for a recovery."""
         health = {"poll_s": 0.1, "good": 2, "cooldown_s": 0} | (gpus or {}).get("health", {})
-        told = {
+        settings = {
             "node": NAME,
             "bus": {"url": self._url},
             "kubelet": {"directory": str(self.directory)},
@@ -101,7 +101,7 @@ class Node:
         }
         file = self.directory / "plugin.json"
         fresh = file.with_suffix(".new")
-        fresh.write_bytes(orjson.dumps(told | more))
+        fresh.write_bytes(orjson.dumps(settings | more))
         return fresh.replace(file)
 
     @contextlib.asynccontextmanager
@@ -163,9 +163,9 @@ class Node:
                 getattr(event, name) == value for name, value in fields.items()
             )
 
-        found = await self.events.first(is_it, after=after)
-        assert isinstance(found, kind)
-        return found
+        result = await self.events.first(is_it, after=after)
+        assert isinstance(result, kind)
+        return result
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Return every event of a kind that came."""

@@ -346,7 +346,7 @@ def a100_mig() -> Scene:
 
     The first has a 3g instance that is shared by a `1c.3g` and a `2c.3g`.
     """
-    one, two, three = A100_40GB[:3]
+    device, two, three = A100_40GB[:3]
     gpus = tuple(
         Gpu(
             uuid=GPU_UUID.format(200 + n),
@@ -367,12 +367,12 @@ def a100_mig() -> Scene:
     scene = Scene(gpus=gpus, links=_pairs(3, pair=ONE_SWITCH, socket=NODE), profiles=A100_40GB)
     scene = scene.carved(
         0,
-        Mig(profile=one, slot=0, gi=9),
+        Mig(profile=device, slot=0, gi=9),
         Mig(profile=two, slot=2, gi=3),
         Mig(profile=three, slot=3, gi=2, ci=0, compute=1),
         Mig(profile=three, slot=4, gi=2, ci=1, compute=2),
     )
-    return scene.carved(1, *(Mig(profile=one, slot=n, gi=7 + n) for n in range(7)))
+    return scene.carved(1, *(Mig(profile=device, slot=n, gi=7 + n) for n in range(7)))
 
 
 def t4() -> Scene:
