@@ -1,4 +1,4 @@
-"""Door to one notifier: storms, latency, rates and receivers that are stuck.
+"""Measures one notifier: storms, latency, rates and receivers that do not answer.
 
 python -m bench.notifier [--quick] [--json FILE]
 """
@@ -50,22 +50,22 @@ async def _storm(directory: Path) -> list[report.Row]:
         )
         idle_mib = programs.resident_mib(notifier.pid)
 
-        async def say(number: int, state: str) -> None:
+        async def publish(number: int, state: str) -> None:
             async with gate:
                 await world.says(number, state, node=f"node-{number}")
 
         began = clock()
-        await asyncio.gather(*(say(number, "firing") for number in range(_STORM)))
+        await asyncio.gather(*(publish(number, "firing") for number in range(_STORM)))
         published_s = clock() - began
 
         def has_all(taken: list[webhook_sink.Taken]) -> bool:
-            return any(one.total >= _STORM for one in taken)
+            return any(message.total >= _STORM for message in taken)
 
         await a.wait_for(has_all, 60)
         await b.wait_for(has_all, 60)
-        told_s = max(one.at for one in (a.taken[-1], b.taken[-1])) - began
+        notified_s = max(message.at for message in (a.taken[-1], b.taken[-1])) - began
         mib, cpu_s = programs.resident_mib(notifier.pid), programs.cpu_s(notifier.pid)
-        await asyncio.gather(*(say(number, "resolved") for number in range(_STORM)))
+        await asyncio.gather(*(publish(number, "resolved") for number in range(_STORM)))
 
         def is_over(taken: list[webhook_sink.Taken]) -> bool:
             return taken[-1].reason == "all_resolved"
@@ -75,7 +75,7 @@ async def _storm(directory: Path) -> list[report.Row]:
         messages = max(len(a.taken), len(b.taken))
     how = f"{_STORM} alerts of one kind, published within {published_s:.1f} s, group_wait 8 s"
     return [
-        report.Row(name="storm told", value=told_s, unit="s", target=10, how=how),
+        report.Row(name="storm notified", value=notified_s, unit="s", target=10, how=how),
         report.Row(
             name="CPU of the storm",
             value=cpu_s,
@@ -103,15 +103,15 @@ async def _storm(directory: Path) -> list[report.Row]:
 async def _latency(directory: Path, *, alerts: int) -> tuple[list[float], list[float]]:
     """Return how long each alert took from the bus to a receiver: alone, and beside a stuck one.
 
-    Both are measured in turns, so that whatever else this machine does meets both.
+    Both are measured in turns, so that other load of this machine affects both.
     """
     clock = asyncio.get_running_loop().time
 
-    async def one(world: webhook_sink.World, found: webhook_sink.Sink, number: int) -> float:
+    async def latency_s(world: webhook_sink.World, to: webhook_sink.Sink, number: int) -> float:
         began = clock()
         await world.says(number, "firing", node=f"node-{number}")
-        await found.wait_for(lambda taken: len(taken) > number, 30)
-        return found.taken[-1].at - began
+        await to.wait_for(lambda taken: len(taken) > number, 30)
+        return to.taken[-1].at - began
 
     async with (
         webhook_sink.sink() as first,
@@ -124,8 +124,8 @@ async def _latency(directory: Path, *, alerts: int) -> tuple[list[float], list[f
         await beside.start({"hook": second, "stuck": silent}, **_AT_ONCE_TIMES)
         waits: tuple[list[float], list[float]] = ([], [])
         for number in range(alerts):
-            waits[0].append(await one(alone, first, number))
-            waits[1].append(await one(beside, second, number))
+            waits[0].append(await latency_s(alone, first, number))
+            waits[1].append(await latency_s(beside, second, number))
         if beside.notifier is not None:
             await beside.notifier.kill()
     return waits
@@ -166,21 +166,21 @@ def _latency_rows(alone: list[float], beside: list[float]) -> list[report.Row]:
 
 
 async def _rate(directory: Path, *, messages: int) -> list[report.Row]:
-    """Ask what the smallest time between two messages to a slow receiver is."""
-    async with webhook_sink.sink() as found, webhook_sink.world(directory) as world:
+    """Measure the shortest time between two messages to a receiver with a rate limit."""
+    async with webhook_sink.sink() as slow, webhook_sink.world(directory) as world:
         await world.start(
-            {"slow": found}, limits={"slow": {"rate_per_s": 1.0, "burst": 1}}, **_AT_ONCE_TIMES
+            {"slow": slow}, limits={"slow": {"rate_per_s": 1.0, "burst": 1}}, **_AT_ONCE_TIMES
         )
         for number in range(messages):
             await world.says(number, "firing", node=f"node-{number}")
-        await found.wait_for(lambda taken: len(taken) >= messages, 10 + 2 * messages)
-        gaps = [later.at - one.at for one, later in itertools.pairwise(found.taken)]
+        await slow.wait_for(lambda taken: len(taken) >= messages, 10 + 2 * messages)
+        gaps = [later.at - first.at for first, later in itertools.pairwise(slow.taken)]
         if world.notifier is not None:
             await world.notifier.kill()
     return [
         report.Row(
             name="messages a second to a receiver of 1",
-            value=(messages - 1) / (found.taken[-1].at - found.taken[0].at),
+            value=(messages - 1) / (slow.taken[-1].at - slow.taken[0].at),
             unit="1/s",
             target=1.0,
             how=f"{messages} groups at once; shortest time between two: {min(gaps) * 1e3:.0f} ms",

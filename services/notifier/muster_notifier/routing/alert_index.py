@@ -22,6 +22,8 @@ _STRINGS_MAX: Final = 10_000
 Places = Mapping[groups.Key, routes.Route]
 Owners = Mapping[str, tuple[str, ...]]
 
+_NO_OWNERS: Final[Owners] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class OwnedAlert:
@@ -77,7 +79,7 @@ class AlertIndex:
         entry = self._entries.get(alert.fingerprint)
         if entry is not None and event.precedes(entry.event):
             return None
-        owners = entry.owners if entry is not None else {}
+        owners = entry.owners if entry is not None else _NO_OWNERS
         if isinstance(received, OwnedAlert):
             owners = received.owners
         labels = routes.labels_of(alert)
