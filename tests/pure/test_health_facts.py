@@ -51,7 +51,7 @@ def inventory(**healths: Health) -> vocabulary.InventoryReported:
 
 
 def group(kind: AlertKind, known: device_faults.DeviceFaults) -> dict[str, str]:
-    return {device: bad.why for device, bad in known.bad.get((kind, GPU), {}).items()}
+    return {device: bad.why for device, bad in known.by_group.get((kind, GPU), {}).items()}
 
 
 def alert_of(known: device_faults.DeviceFaults) -> alerts.Alert:
@@ -65,7 +65,7 @@ def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
     known.apply(changed("g0", Health.UNHEALTHY, "fell off the bus"))
     assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g0": "fell off the bus (xid-79)"}
     known.apply(changed("g0", Health.HEALTHY))
-    assert (known.bad, known.ended) == (
+    assert (known.by_group, known.ended) == (
         {},
         {(AlertKind.DEVICE_UNHEALTHY, GPU): "the plugin reports it Healthy"},
     )
@@ -113,7 +113,7 @@ def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> N
 
     assert not known.observe(beat_of(degraded=2))
     assert known.observe(beat_of(degraded=0))
-    assert (known.bad, known.ended) == ({}, {where: "the plugin's heartbeat reports none"})
+    assert (known.by_group, known.ended) == ({}, {where: "the plugin's heartbeat reports none"})
 
 
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
@@ -124,7 +124,7 @@ def test_a_removed_device_is_no_longer_unhealthy() -> None:
     )
 
     known.apply(removed)
-    assert (known.bad, known.ended) == (
+    assert (known.by_group, known.ended) == (
         {},
         {(AlertKind.DEVICE_UNHEALTHY, GPU): "removed: unplugged"},
     )

@@ -88,7 +88,7 @@ def test_eight_gpus_in_a_thousand_replicas_each_fit_into_one_snapshot_that_healt
     register = health_devices.DeviceFaults(100)
     assert register.apply(read)
     assert register.totals == {GPU: 8000}
-    assert [*register.bad[vocabulary.AlertKind.DEVICE_UNHEALTHY, GPU]] == [UUIDS[0]]
+    assert [*register.by_group[vocabulary.AlertKind.DEVICE_UNHEALTHY, GPU]] == [UUIDS[0]]
 
 
 def test_replicas_listed_one_by_one_by_an_earlier_version_count_as_before() -> None:

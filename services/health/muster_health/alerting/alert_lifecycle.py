@@ -38,14 +38,14 @@ _NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
 class AlertLifecycle:
     """The open alerts of one owner as they were told, and what is on its way."""
 
-    __slots__ = ("_bounds", "_marks", "_settings", "pending", "published")
+    __slots__ = ("_bounds", "_history", "_settings", "pending", "published")
 
     def __init__(self, settings: config.Detection, bounds: config.Bounds) -> None:
         self.published: Mapping[alerts.Key, alerts.Alert] = _NONE
         self.pending: tuple[alerts.Alert, ...] = ()
         self._settings = settings
         self._bounds = bounds
-        self._marks: Mapping[alerts.Key, _History] = _NO_HISTORY
+        self._history: Mapping[alerts.Key, _History] = _NO_HISTORY
 
     def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
         """Take what a process before us, or beside us, told and had still to tell."""
@@ -65,15 +65,15 @@ class AlertLifecycle:
         due: list[float] = []
         held: list[alerts.Alert] = []
         present = {alert.key: alert for alert in wanted}
-        for key, known in list(self.published.items()):
+        for key, published in list(self.published.items()):
             if key not in present:
-                later = self._close(key, known, now, at, why_ended)
+                later = self._close(key, published, now, at, why_ended)
                 if later is not None:
                     due.append(later)
         for key, alert in present.items():
-            told = self.published.get(key)
-            if told is not None:
-                later = self._change(key, told, alert, now, at)
+            before = self.published.get(key)
+            if before is not None:
+                later = self._change(key, before, alert, now, at)
                 if later is not None:
                     due.append(later)
             elif len(self.published) >= self._bounds.alerts_per_plugin or not may_open(key):
@@ -90,27 +90,37 @@ class AlertLifecycle:
 
     def _open(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
         if alert.resource or alerts.is_of_fleet(alert.kind):
-            self._marked(key, now).damping.failed(now)
-        self._say(key, alert, now)
+            self._history_of(key, now).damping.failed(now)
+        self._publish(key, alert, now)
 
     def _change(
-        self, key: alerts.Key, told: alerts.Alert, alert: alerts.Alert, now: float, at: datetime
+        self,
+        key: alerts.Key,
+        published: alerts.Alert,
+        alert: alerts.Alert,
+        now: float,
+        at: datetime,
     ) -> float | None:
-        marks = self._marks.get(key)
+        marks = self._history.get(key)
         if marks is not None:
             marks.cleared_at = None
-        if told.says_the_same(alert):
+        if published.says_the_same(alert):
             return None
         due = now if marks is None else marks.told_at + self._bounds.update_s
-        if told.kind is alert.kind and now < due:
+        if published.kind is alert.kind and now < due:
             return due
-        self._say(key, told.becomes(alert, at), now)
+        self._publish(key, published.becomes(alert, at), now)
         return None
 
     def _close(
-        self, key: alerts.Key, told: alerts.Alert, now: float, at: datetime, why_ended: WhyEnded
+        self,
+        key: alerts.Key,
+        published: alerts.Alert,
+        now: float,
+        at: datetime,
+        why_ended: WhyEnded,
     ) -> float | None:
-        marks = self._marks.get(key)
+        marks = self._history.get(key)
         if marks is not None and marks.damping.hold_s:
             if marks.cleared_at is None:
                 marks.cleared_at = now
@@ -119,21 +129,21 @@ class AlertLifecycle:
                 return due
             marks.cleared_at = None
         self.published = {other: alert for other, alert in self.published.items() if other != key}
-        self.pending = (*self.pending, told.resolved(at, why_ended(key)))
+        self.pending = (*self.pending, published.resolved(at, why_ended(key)))
         return None
 
-    def _say(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
+    def _publish(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
         self.published = {**self.published, key: alert}
-        self._marked(key, now).told_at = now
+        self._history_of(key, now).told_at = now
         self.pending = (*self.pending, alert)
 
-    def _marked(self, key: alerts.Key, now: float) -> _History:
-        marks = self._marks.get(key)
+    def _history_of(self, key: alerts.Key, now: float) -> _History:
+        marks = self._history.get(key)
         if marks is None:
-            kept = dict(self._marks)
+            kept = dict(self._history)
             if len(kept) >= 2 * self._bounds.alerts_per_plugin:
                 # names of resources are the plugin's choice: the oldest one makes room
                 del kept[next(iter(kept))]
             marks = kept[key] = _History(flap_damping.FlapDamping(self._settings), now)
-            self._marks = kept
+            self._history = kept
         return marks

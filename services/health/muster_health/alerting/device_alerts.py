@@ -21,7 +21,7 @@ _WORDS: Final = {
 
 
 def of(
-    known: device_faults.DeviceFaults,
+    faults: device_faults.DeviceFaults,
     *,
     node: str,
     at: datetime,
@@ -31,69 +31,69 @@ def of(
 
     `missed` says in words which resources have fewer devices than they had.
     """
-    for group in sorted({*known.bad, *known.counts}):
+    for group in sorted({*faults.by_group, *faults.counts}):
         kind, resource = group
         yield _of_group(
             kind,
             resource,
-            known.bad.get(group, {}),
-            known.counts.get(group, 0),
-            total=known.totals.get(resource, 0),
+            faults.by_group.get(group, {}),
+            faults.counts.get(group, 0),
+            total=faults.totals.get(resource, 0),
             node=node,
             at=at,
         )
-    for resource, short in sorted({**missed, **known.short}.items()):
-        source = "plugin" if resource in known.short else "heartbeat"
+    for resource, short in sorted({**missed, **faults.short}.items()):
+        source = "plugin" if resource in faults.short else "heartbeat"
         yield alerts.Alert(
             kind=AlertKind.DEVICES_SHORT,
             resource=resource,
             summary=f"{resource} on {node}: {short}",
-            evidence=(evidence.seen(source, short), *([] if resource in known.short else _LOST)),
+            evidence=(evidence.seen(source, short), *([] if resource in faults.short else _LOST)),
             starts_at=at,
             told_at=at,
         )
 
 
-def ended(known: device_faults.DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
+def ended(faults: device_faults.DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
     """Return what ended a group's alert."""
     slot, resource = key
     otherwise = "the plugin no longer reports it"
     if slot == AlertKind.DEVICES_SHORT:
         otherwise = "as many devices as before, or as the changed configuration asks for"
-    why = known.ended.get((AlertKind(slot), resource), otherwise)
+    why = faults.ended.get((AlertKind(slot), resource), otherwise)
     return (evidence.seen("plugin", why),)
 
 
 def _of_group(
     kind: AlertKind,
     resource: str,
-    bad: dict[str, device_faults.Fault],
+    faults: dict[str, device_faults.Fault],
     counted: int,
     *,
     total: int,
     node: str,
     at: datetime,
 ) -> alerts.Alert:
-    ids = sorted(bad)
-    many = max(len(ids), counted)
-    word = _WORDS[kind]
-    shown = [f"{device}: {bad[device].why}" for device in ids[:_SHOWN_MAX]]
-    more = f" and {many - len(shown)} more" if many > len(shown) else ""
-    if many == 1 and ids:
-        summary = f"{resource} {ids[0]} on {node} is {word}: {bad[ids[0]].why}"
+    ids = sorted(faults)
+    count = max(len(ids), counted)
+    adjective = _WORDS[kind]
+    shown = [f"{device}: {faults[device].why}" for device in ids[:_SHOWN_MAX]]
+    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    if count == 1 and ids:
+        summary = f"{resource} {ids[0]} on {node} is {adjective}: {faults[ids[0]].why}"
     else:
-        of_all = f" of {total}" if total >= many else ""
+        of_all = f" of {total}" if total >= count else ""
         named = f": {', '.join(ids[:_SHOWN_MAX])}{more}" if ids else ""
-        summary = f"{many}{of_all} {resource} on {node} are {word}{named}"
-    pods = sorted({pod for device in bad.values() for pod in device.pods})
-    seen = [evidence.seen("plugin", text) for text in shown]
+        summary = f"{count}{of_all} {resource} on {node} are {adjective}{named}"
+    pods = sorted({pod for device in faults.values() for pod in device.pods})
+    observed = [evidence.seen("plugin", text) for text in shown]
     return alerts.Alert(
         kind=kind,
         resource=resource,
         summary=summary[:2000],
-        evidence=tuple(seen) or (evidence.seen("heartbeat", f"{many} {word}"),),
+        evidence=tuple(observed) or (evidence.seen("heartbeat", f"{count} {adjective}"),),
         starts_at=at,
         told_at=at,
         devices=tuple(ids[:_IDS_MAX]),
-        devices_total=many,
+        devices_total=count,
     ).naming(pods, len(pods))

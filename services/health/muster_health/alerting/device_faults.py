@@ -36,10 +36,10 @@ class Fault:
 class _Faults:
     """All that is wrong, or was; most plugins never have one of their own."""
 
-    __slots__ = ("bad", "counts", "ended", "short", "unlisted")
+    __slots__ = ("by_group", "counts", "ended", "short", "unlisted")
 
     def __init__(self) -> None:
-        self.bad: dict[Group, dict[str, Fault]] = {}
+        self.by_group: dict[Group, dict[str, Fault]] = {}
         self.counts: dict[Group, int] = {}
         self.short: dict[str, str] = {}
         self.ended: dict[Group, str] = {}
@@ -54,7 +54,7 @@ _NOTHING: Final[Mapping[str, int]] = {}
 class DeviceFaults:
     """The devices of one plugin with something wrong, by group and id."""
 
-    __slots__ = ("_count", "_harm", "_max", "changes", "has_any", "totals")
+    __slots__ = ("_count", "_faults", "_max", "changes", "has_any", "totals")
 
     def __init__(self, devices_max: int) -> None:
         self.totals: Mapping[str, int] = _NOTHING
@@ -63,34 +63,34 @@ class DeviceFaults:
         """How often a device changed by name, which no beat would tell again."""
         self.has_any = False
         """There are, or were, faults: else nothing needs to be looked up."""
-        self._harm = _NONE
+        self._faults = _NONE
         self._max = devices_max
         self._count = 0
 
     @property
-    def bad(self) -> Mapping[Group, dict[str, Fault]]:
+    def by_group(self) -> Mapping[Group, dict[str, Fault]]:
         """Which devices are known by name."""
-        return self._harm.bad
+        return self._faults.by_group
 
     @property
     def counts(self) -> Mapping[Group, int]:
         """What the beats say; more than `bad` knows by name if an event was lost."""
-        return self._harm.counts
+        return self._faults.counts
 
     @property
     def short(self) -> Mapping[str, str]:
         """Which resources have fewer devices than expected, in words."""
-        return self._harm.short
+        return self._faults.short
 
     @property
     def ended(self) -> Mapping[Group, str]:
         """Why what was wrong no longer is."""
-        return self._harm.ended
+        return self._faults.ended
 
-    def restore(self, known: Iterable[snapshot.KnownFault]) -> None:
+    def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
         """Go on where a former process stopped; a snapshot that came meanwhile knows better."""
         is_listed = self.totals is not _NOTHING
-        for group in known:
+        for group in stored:
             if is_listed and group.kind is AlertKind.DEVICE_UNHEALTHY:
                 continue
             where = group.kind, group.resource
@@ -98,12 +98,12 @@ class DeviceFaults:
                 self._put(where, device, Fault(group.why))
             if group.kind is not AlertKind.DEVICE_UNHEALTHY:
                 # so that a beat that counts none ends it, though the event of its end was missed
-                self._own.counts[where] = len(self.bad.get(where, ()))
+                self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
         """Return what is to be remembered."""
         alike: dict[tuple[AlertKind, str, str], list[str]] = {}
-        for (kind, resource), devices in self.bad.items():
+        for (kind, resource), devices in self.by_group.items():
             for device, bad in devices.items():
                 alike.setdefault((kind, resource, bad.why), []).append(device)
         return tuple(snapshot.KnownFault(*group, tuple(ids)) for group, ids in alike.items())
@@ -136,12 +136,12 @@ class DeviceFaults:
                 pass
         return True
 
-    def observe(self, beat: vocabulary.Heartbeat) -> bool:
+    def observe(self, heartbeat: vocabulary.Heartbeat) -> bool:
         """Take the numbers of a beat; return whether they changed anything."""
-        changed, is_unharmed = False, self._harm is _NONE
-        for resource in beat.resources:
-            said = resource.short or resource.degraded or resource.unmonitored
-            if is_unharmed and not said:
+        changed, is_unharmed = False, self._faults is _NONE
+        for resource in heartbeat.resources:
+            reports_any = resource.short or resource.degraded or resource.unmonitored
+            if is_unharmed and not reports_any:
                 continue
             if resource.short != self.short.get(resource.name, ""):
                 changed = True
@@ -158,9 +158,13 @@ class DeviceFaults:
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
         """Drop what no inventory lists, of resources that lack no device; tell if there was any."""
-        if not self._harm.unlisted:
+        if not self._faults.unlisted:
             return False
-        over = [found for found in self._harm.unlisted if not lacks(found[0])]
+        over = [
+            unlisted_device
+            for unlisted_device in self._faults.unlisted
+            if not lacks(unlisted_device[0])
+        ]
         for resource, device in over:
             self._own.unlisted.discard((resource, device))
             unlisted = Fault("the plugin's inventory no longer lists it")
@@ -170,9 +174,9 @@ class DeviceFaults:
     def forget_resources(self, present: Iterable[str]) -> None:
         """Drop what is known of resources that the plugin no longer has."""
         here = set(present)
-        for group in [g for g in (*self.bad, *self.counts) if g[1] not in here]:
+        for group in [g for g in (*self.by_group, *self.counts) if g[1] not in here]:
             self._own.ended[group] = "the plugin no longer has the resource"
-            self._count -= len(self._own.bad.pop(group, ()))
+            self._count -= len(self._own.by_group.pop(group, ()))
             self._own.counts.pop(group, None)
         for name in [name for name in self.short if name not in here]:
             self._shorten(name, "")
@@ -180,9 +184,9 @@ class DeviceFaults:
     @property
     def _own(self) -> _Faults:
         """Return what may be written to."""
-        if self._harm is _NONE:
-            self._harm, self.has_any = _Faults(), True
-        return self._harm
+        if self._faults is _NONE:
+            self._faults, self.has_any = _Faults(), True
+        return self._faults
 
     def _number(self, group: Group, count: int) -> None:
         if count:
@@ -190,12 +194,12 @@ class DeviceFaults:
             return
         self._own.counts.pop(group, None)
         self._own.ended[group] = "the plugin's heartbeat reports none"
-        self._count -= len(self._own.bad.pop(group, ()))
+        self._count -= len(self._own.by_group.pop(group, ()))
 
     def _remove(self, event: vocabulary.DeviceRemoved) -> None:
         why = f"removed: {event.reason}" if event.reason else "removed"
         gone = event.physical or event.device_id
-        for group in [group for group in self.bad if group[1] == event.resource]:
+        for group in [group for group in self.by_group if group[1] == event.resource]:
             self._set(group, gone, Fault(why), holds=False)
 
     def _shorten(self, resource: str, short: str) -> None:
@@ -208,27 +212,27 @@ class DeviceFaults:
         if holds:
             why = bad.why or "the plugin gives no reason"
             return self._put(group, device, Fault(why, bad.pods))
-        devices = self.bad.get(group)
+        devices = self.by_group.get(group)
         if devices is not None and devices.pop(device, None) is not None:
             self._count -= 1
             self.changes += 1
             self._own.ended[group] = bad.why or "the plugin reports it Healthy"
             if not devices:
-                del self._own.bad[group]
+                del self._own.by_group[group]
         return True
 
     def _put(self, group: Group, device: str, bad: Fault) -> bool:
-        devices = self._own.bad.setdefault(group, {})
+        devices = self._own.by_group.setdefault(group, {})
         if device not in devices:
             if self._count >= self._max:
                 if not devices:
-                    del self._own.bad[group]
+                    del self._own.by_group[group]
                 return False
             self._count += 1
-        known = devices.get(device)
-        if known is not None:
-            bad = Fault(_both(known.why, bad.why), bad.pods)
-        if known != bad:
+        before = devices.get(device)
+        if before is not None:
+            bad = Fault(_both(before.why, bad.why), bad.pods)
+        if before != bad:
             self.changes += 1
         devices[device] = bad
         return True
@@ -238,13 +242,13 @@ class DeviceFaults:
         present: dict[tuple[str, str], vocabulary.Device] = {}
         for device in listed:
             totals[device.resource] = totals.get(device.resource, 0) + device.count
-            known = present.setdefault((device.resource, _key(device)), device)
-            if known.health is Health.HEALTHY:
+            other = present.setdefault((device.resource, _key(device)), device)
+            if other.health is Health.HEALTHY:
                 present[device.resource, _key(device)] = device
         self.totals = totals
-        if self._harm.unlisted:
+        if self._faults.unlisted:
             self._own.unlisted.clear()
-        for group, devices in list(self.bad.items()):
+        for group, devices in list(self.by_group.items()):
             kind, resource = group
             for gone in [d for d in devices if (resource, d) not in present]:
                 is_short = totals.get(resource, 0) < had.get(resource, 0)
@@ -258,7 +262,7 @@ class DeviceFaults:
             group = (AlertKind.DEVICE_UNHEALTHY, resource)
             holds = device.health is not Health.HEALTHY
             why = device.reason if holds else "the plugin's inventory shows it Healthy"
-            known_bad = self.bad.get(group, {}).get(key)
+            known_bad = self.by_group.get(group, {}).get(key)
             if holds and known_bad is not None:
                 continue
             kept &= self._set(group, key, Fault(_cut(why)), holds=holds)

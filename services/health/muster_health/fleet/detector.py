@@ -374,7 +374,7 @@ class Detector:
         if key == _POSITION_DUE:
             leader = self._context.leader
             has_moved = leader is not None and self._fleet.has_moved()
-            return [self._fleet.remember(leader or 0)] if has_moved else []
+            return [self._fleet.store(leader or 0)] if has_moved else []
         if key == _STARTUP_DUE:
             return self._startup_due(now)
         plugin = self._registry.plugins.get(key)

@@ -27,22 +27,22 @@ class FleetAlerts:
 
     def __init__(self, around: config.Context) -> None:
         self.position = 0
-        self.telling = alert_lifecycle.AlertLifecycle(around.settings, around.bounds)
-        self._around = around
+        self.lifecycle = alert_lifecycle.AlertLifecycle(around.settings, around.bounds)
+        self._context = around
         self.held: dict[str, tuple[int, str]] = {}
         self.clock_skew = ""
         """How the clocks of most nodes are apart from ours, in words."""
         self._servers: dict[str, tuple[str, float]] = {}
         self._ended: tuple[vocabulary.Evidence, ...] = ()
-        self._remembered = 0
+        self._stored = 0
         self._keep_until = 0.0
 
-    def restore(self, known: snapshot.Snapshot, keep_until: float) -> None:
+    def restore(self, before: snapshot.Snapshot, keep_until: float) -> None:
         """Take what was told, and how far it got; a storm may still last until `keep_until`."""
         self._keep_until = keep_until
-        self.telling.load(known.firing, known.untold_alerts)
-        self.position = max(self.position, known.position)
-        self._remembered = known.position
+        self.lifecycle.load(before.firing, before.untold_alerts)
+        self.position = max(self.position, before.position)
+        self._stored = before.position
 
     def server(self, name: str, what: str, now: float) -> None:
         """Take what happened to a server of the bus."""
@@ -67,62 +67,66 @@ class FleetAlerts:
 
     def ended(self, over: mass_failure.Ended, now: float) -> None:
         """Take that a storm is over."""
-        found = over.storm
-        back = found.peak - len(over.left)
-        seconds = now - found.began_at
-        told = f"{back} of {found.peak} recovered or have a verdict after {seconds:.0f} s"
+        failure = over.failure
+        back = failure.peak - len(over.left)
+        seconds = now - failure.began_at
+        text = f"{back} of {failure.peak} recovered or have a verdict after {seconds:.0f} s"
         left = f"; the other {len(over.left)} are now diagnosed one by one" if over.left else ""
-        self._ended = (evidence.seen("health", told + left),)
+        self._ended = (evidence.seen("health", text + left),)
 
     def commit(
-        self, storms: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
+        self, failures: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
     ) -> tuple[list[signals.Output], float | None]:
         """Return what is to be done about what changed, in order; and when to look again."""
-        leader = self._around.leader
+        leader = self._context.leader
         if leader is None:
             return [], None
-        wanted = {alert.key: alert for alert in self.telling.published.values()}
+        wanted = {alert.key: alert for alert in self.lifecycle.published.values()}
         if now >= self._keep_until:
             wanted.clear()
-        now_wanted = [*self._storm(storms, plugins, now, at), *self._more(at), *self._clock(at)]
+        now_wanted = [
+            *self._mass_failure(failures, plugins, now, at),
+            *self._more(at),
+            *self._clock(at),
+        ]
         wanted |= {alert.key: alert for alert in now_wanted}
-        due, _ = self.telling.follow(
+        due, _ = self.lifecycle.follow(
             wanted.values(), now=now, at=at, may_open=lambda _: True, why_ended=self._why_ended
         )
-        told: list[signals.Publish] = []
-        for alert in self.telling.pending:
+        events: list[signals.Publish] = []
+        for alert in self.lifecycle.pending:
             event = alerts.changed(
                 alert,
                 node=vocabulary.FLEET,
                 plugin=PLUGIN,
-                runbook_url=self._around.runbook_url,
+                runbook_url=self._context.runbook_url,
                 leader=leader,
             )
-            told.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
-        if not told:
+            events.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
+        if not events:
             return [], due
-        before = self.remember(leader)
-        self.telling.pending = ()
-        return [before, *told, self.remember(leader)], due
+        before = self.store(leader)
+        self.lifecycle.pending = ()
+        return [before, *events, self.store(leader)], due
 
     def has_moved(self) -> bool:
         """Tell whether more events have been dealt with than is remembered."""
-        return self.position > self._remembered
+        return self.position > self._stored
 
-    def remember(self, leader: int) -> signals.Remember:
+    def store(self, leader: int) -> signals.Remember:
         """Return what is to be remembered."""
-        self._remembered = self.position
-        known = snapshot.Snapshot(
+        self._stored = self.position
+        stored = snapshot.Snapshot(
             node=vocabulary.FLEET,
             plugin=PLUGIN,
             state=snapshot.State.UNKNOWN,
             interval_s=0.0,
             position=self.position,
-            firing=tuple(self.telling.published.values()),
-            untold_alerts=self.telling.pending,
+            firing=tuple(self.lifecycle.published.values()),
+            untold_alerts=self.lifecycle.pending,
             leader=leader,
         )
-        return signals.Remember(key=KEY, value=snapshot.encode(known), revision=leader)
+        return signals.Remember(key=KEY, value=snapshot.encode(stored), revision=leader)
 
     def view(self) -> tuple[vocabulary.AlertChanged, ...]:
         """Return the alerts that are open."""
@@ -131,26 +135,26 @@ class FleetAlerts:
                 alert,
                 node=vocabulary.FLEET,
                 plugin=PLUGIN,
-                runbook_url=self._around.runbook_url,
-                leader=self._around.leader or 0,
+                runbook_url=self._context.runbook_url,
+                leader=self._context.leader or 0,
             )
-            for alert in self.telling.published.values()
+            for alert in self.lifecycle.published.values()
         )
 
-    def _storm(
-        self, storms: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
+    def _mass_failure(
+        self, failures: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
     ) -> Iterable[alerts.Alert]:
-        if not storms.active:
+        if not failures.active:
             return
-        found = max(storms.active.values(), key=lambda storm: (storm.peak, storm.cause))
-        common = self._words(storms.common(found), now)
-        how = storms.how(found)
-        summary = f"{found.peak} of {plugins} plugins {how} at once; in common: {common}"
-        told = f"{found.peak} suspected; no verdicts about them until the mass failure is over"
+        failure = max(failures.active.values(), key=lambda storm: (storm.peak, storm.cause))
+        common = self._words(failures.common(failure), now)
+        how = failures.how(failure)
+        summary = f"{failure.peak} of {plugins} plugins {how} at once; in common: {common}"
+        text = f"{failure.peak} suspected; no verdicts about them until the mass failure is over"
         yield alerts.Alert(
             kind=AlertKind.STORM,
             summary=summary,
-            evidence=(evidence.seen("health", told), evidence.seen("bus", f"in common: {common}")),
+            evidence=(evidence.seen("health", text), evidence.seen("bus", f"in common: {common}")),
             starts_at=at,
             told_at=at,
             devices_total=0,

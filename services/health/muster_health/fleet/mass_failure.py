@@ -40,7 +40,7 @@ class MassFailure:
 class Ended:
     """A storm is over; `left` are still silent."""
 
-    storm: MassFailure
+    failure: MassFailure
     left: tuple[str, ...]
 
 
@@ -53,58 +53,58 @@ class SuspectCounts:
         self.suspects: dict[str, tuple[str, ...]] = {}
         self._recent: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
-        self._troubled: set[str] = set()
+        self._with_problem: set[str] = set()
 
     def suspected(
         self, key: str, causes: tuple[str, ...], now: float, *, silent: bool = True
     ) -> None:
         """Take that a plugin became suspect: it is silent, or it tells of trouble."""
-        (self._troubled.discard if silent else self._troubled.add)(key)
+        (self._with_problem.discard if silent else self._with_problem.add)(key)
         if key in self.suspects:
             return
         self.suspects[key] = causes
         self._recent[key] = now
         self._counts.update(causes)
-        for found in self.active.values():
-            if found.cause == FLEET or found.cause in causes:
-                self._join(found, key, now)
+        for failure in self.active.values():
+            if failure.cause == FLEET or failure.cause in causes:
+                self._join(failure, key, now)
 
     def cleared(self, key: str) -> None:
         """Take that it is suspect no longer."""
-        self._troubled.discard(key)
+        self._with_problem.discard(key)
         causes = self.suspects.pop(key, None)
         if causes is None:
             return
         self._age(key, causes)
-        for found in self.active.values():
-            found.members.discard(key)
+        for failure in self.active.values():
+            failure.members.discard(key)
 
     def holds(self, key: str) -> bool:
         """Tell whether nobody is to be asked about this one."""
-        return any(key in found.members for found in self.active.values())
+        return any(key in failure.members for failure in self.active.values())
 
     def deadline(self) -> float | None:
         """Return when a storm may end."""
-        return min((self._end_of(found) for found in self.active.values()), default=None)
+        return min((self._end_of(failure) for failure in self.active.values()), default=None)
 
-    def common(self, found: MassFailure) -> str:
+    def common(self, failure: MassFailure) -> str:
         """Return what nearly all of them share, in words; empty if nothing."""
-        if found.cause != FLEET:
-            return found.cause
-        counts = Counter(cause for key in found.members for cause in self.suspects.get(key, ()))
+        if failure.cause != FLEET:
+            return failure.cause
+        counts = Counter(cause for key in failure.members for cause in self.suspects.get(key, ()))
         best = counts.most_common(1)
-        if best and best[0][1] >= _COMMON_SHARE * max(1, len(found.members)):
+        if best and best[0][1] >= _COMMON_SHARE * max(1, len(failure.members)):
             return best[0][0]
         return ""
 
-    def how(self, found: MassFailure) -> str:
+    def how(self, failure: MassFailure) -> str:
         """Return in words what its members suffer."""
-        troubled = len(found.members & self._troubled)
+        troubled = len(failure.members & self._with_problem)
         if not troubled:
             return "went silent"
         return (
             "reported problems"
-            if troubled == len(found.members)
+            if troubled == len(failure.members)
             else "went silent or reported problems"
         )
 
@@ -117,33 +117,33 @@ class SuspectCounts:
             self._age(key, self.suspects[key])
         causes = self._causes_over(fleet)
         began = [self._begin(cause, now) for cause in causes if self._is_new(cause)]
-        over = [found for found in self.active.values() if self._is_over(found, now)]
-        for found in over:
-            del self.active[found.cause]
-        return began, [Ended(found, tuple(sorted(found.members))) for found in over]
+        over = [failure for failure in self.active.values() if self._is_over(failure, now)]
+        for failure in over:
+            del self.active[failure.cause]
+        return began, [Ended(failure, tuple(sorted(failure.members))) for failure in over]
 
     def shift(self, seconds: float) -> None:
         """Take that we stood still for so long."""
-        for found in self.active.values():
-            found.until += seconds
-            found.joined_at += seconds
+        for failure in self.active.values():
+            failure.until += seconds
+            failure.joined_at += seconds
 
     def clear(self) -> Mapping[str, MassFailure]:
         """Forget all suspicions; return the storms there were."""
         were, self.active = self.active, {}
         self.suspects.clear()
-        self._troubled.clear()
+        self._with_problem.clear()
         self._recent.clear()
         self._counts.clear()
         return were
 
     def _causes_over(self, fleet: int) -> list[str]:
-        few = self._settings.storm_min
-        if len(self._recent) <= few:
+        minimum = self._settings.storm_min
+        if len(self._recent) <= minimum:
             return []
-        found = [cause for cause, many in self._counts.items() if many > few]
-        whole = len(self._recent) > max(few, self._settings.storm_share * fleet)
-        return [FLEET] if whole else found
+        common = [cause for cause, many in self._counts.items() if many > minimum]
+        is_fleet = len(self._recent) > max(minimum, self._settings.storm_share * fleet)
+        return [FLEET] if is_fleet else common
 
     def _is_new(self, cause: str) -> bool:
         # what is part of a storm of the whole fleet is no storm of its own
@@ -153,26 +153,26 @@ class SuspectCounts:
         lasts_s = (
             self._settings.reconnect_s + self._settings.suspicion_beats * self._settings.interval_s
         )
-        found = MassFailure(cause, now, now + lasts_s, set())
+        failure = MassFailure(cause, now, now + lasts_s, set())
         for key, causes in self.suspects.items():
             if cause == FLEET or cause in causes:
-                self._join(found, key, now)
-        self.active[cause] = found
-        return found
+                self._join(failure, key, now)
+        self.active[cause] = failure
+        return failure
 
-    def _join(self, found: MassFailure, key: str, now: float) -> None:
-        found.members.add(key)
-        found.peak = max(found.peak, len(found.members))
-        found.joined_at = now
+    def _join(self, failure: MassFailure, key: str, now: float) -> None:
+        failure.members.add(key)
+        failure.peak = max(failure.peak, len(failure.members))
+        failure.joined_at = now
 
-    def _end_of(self, found: MassFailure) -> float:
-        quiet = found.joined_at + self._settings.storm_window_s
-        longest = found.began_at + _LASTS_MAX * (found.until - found.began_at)
-        return min(max(found.until, quiet), longest)
+    def _end_of(self, failure: MassFailure) -> float:
+        quiet = failure.joined_at + self._settings.storm_window_s
+        longest = failure.began_at + _LASTS_MAX * (failure.until - failure.began_at)
+        return min(max(failure.until, quiet), longest)
 
-    def _is_over(self, found: MassFailure, now: float) -> bool:
-        few_left = len(found.members) < _REMAIN_SHARE * found.peak or not found.members
-        return few_left or now >= self._end_of(found)
+    def _is_over(self, failure: MassFailure, now: float) -> bool:
+        few_left = len(failure.members) < _REMAIN_SHARE * failure.peak or not failure.members
+        return few_left or now >= self._end_of(failure)
 
     def _age(self, key: str, causes: tuple[str, ...]) -> None:
         if self._recent.pop(key, None) is None:
@@ -204,8 +204,8 @@ class MassFailures:
         """The plugins that are suspect, with what they may fail in common with others."""
         self._plugins = plugins
         self._over = over
-        self._leftover: dict[str, None] = {}
-        self._thaw_at = 0.0
+        self._to_resume: dict[str, None] = {}
+        self._resume_at = 0.0
 
     @property
     def active(self) -> Mapping[str, MassFailure]:
@@ -231,28 +231,28 @@ class MassFailures:
             if not plugin.is_suspended:
                 plugin.receive(steps.Suspend(), now)
         elif plugin.is_suspended:
-            self._leftover[key] = None
-            due = max(self._thaw_at, now + SOON_S) if due is None else due
+            self._to_resume[key] = None
+            due = max(self._resume_at, now + SOON_S) if due is None else due
         return plugin.is_suspended, due
 
     def resumed(self, now: float) -> list[tracked_plugin.TrackedPlugin]:
         """End the storms that are over; return whose turn it is to be judged again."""
         _, over = self.counts.update(len(self._plugins), now)
         self._end(over, now)
-        if now < self._thaw_at or not self._leftover:
+        if now < self._resume_at or not self._to_resume:
             return []
-        self._thaw_at = now + _THAW_S
-        turn = list(itertools.islice(self._leftover, _THAW_EACH))
+        self._resume_at = now + _THAW_S
+        turn = list(itertools.islice(self._to_resume, _THAW_EACH))
         for key in turn:
-            del self._leftover[key]
+            del self._to_resume[key]
         return [self._plugins[key] for key in turn if key in self._plugins]
 
     def dues(self, now: float) -> Iterable[float]:
         """Return when to tend it again, if at all."""
         if self.counts.active:
             yield now + _TEND_S
-        if self._leftover:
-            yield max(self._thaw_at, now + SOON_S)
+        if self._to_resume:
+            yield max(self._resume_at, now + SOON_S)
 
     def cleared(self, key: str) -> None:
         """Record that a plugin is removed."""
@@ -265,9 +265,9 @@ class MassFailures:
     def clear(self) -> None:
         """Forget all suspicions."""
         self.counts.clear()
-        self._leftover.clear()
+        self._to_resume.clear()
 
     def _end(self, over: Iterable[Ended], now: float) -> None:
         for ended in over:
             self._over(ended, now)
-            self._leftover |= {left: None for left in ended.left if not self.counts.holds(left)}
+            self._to_resume |= {left: None for left in ended.left if not self.counts.holds(left)}

@@ -21,9 +21,9 @@ class Node:
 
     def find(self, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return one of its plugins; there are few, and mostly one."""
-        for found in self.plugins:
-            if found.plugin == plugin:
-                return found
+        for tracked in self.plugins:
+            if tracked.plugin == plugin:
+                return tracked
         return None
 
 
@@ -32,48 +32,48 @@ class Registry:
 
     def __init__(self, about: config.Context) -> None:
         self.plugins: dict[str, tracked_plugin.TrackedPlugin] = {}
-        self._around = about
+        self._context = about
         self.nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, facts.Expected]] = {}
         self._bucket: ratelimit.TokenBucket | None = None
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return what is known of a plugin, if anything."""
-        home = self.nodes.get(node)
-        return None if home is None else home.find(plugin)
+        there = self.nodes.get(node)
+        return None if there is None else there.find(plugin)
 
     def find_or_add(
         self, node: str, plugin: str, now: float
     ) -> tracked_plugin.TrackedPlugin | None:
         """Return what is known of a plugin, new if need be; None if its node has too many."""
-        home = self.nodes.get(node)
-        if home is not None:
-            for found in home.plugins:
-                if found.plugin == plugin:
-                    return found
+        there = self.nodes.get(node)
+        if there is not None:
+            for tracked in there.plugins:
+                if tracked.plugin == plugin:
+                    return tracked
         return self._add(node, plugin, now)
 
     def _add(self, node: str, plugin: str, now: float) -> tracked_plugin.TrackedPlugin | None:
         if node == vocabulary.FLEET:
             # who speaks for one node cannot speak for all: alerts and memory of that name are ours
             return None
-        home = self.nodes.setdefault(node, Node())
-        if len(home.plugins) >= self._around.bounds.plugins_per_node:
+        there = self.nodes.setdefault(node, Node())
+        if len(there.plugins) >= self._context.bounds.plugins_per_node:
             return None
-        found = tracked_plugin.TrackedPlugin(node, _same(plugin), self._around, now=now)
-        found.receive(signals.NodeOffers(node=node, offers=home.offers), now)
-        self.plugins[found.key] = found
-        home.plugins = (*home.plugins, found)
-        return found
+        tracked = tracked_plugin.TrackedPlugin(node, _same(plugin), self._context, now=now)
+        tracked.receive(signals.NodeOffers(node=node, offers=there.offers), now)
+        self.plugins[tracked.key] = tracked
+        there.plugins = (*there.plugins, tracked)
+        return tracked
 
     def remove(self, gone: tracked_plugin.TrackedPlugin) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Forget a plugin; return those of its node for which that changes who tells of it."""
         del self.plugins[gone.key]
-        home = self.nodes[gone.node]
-        home.plugins = tuple(found for found in home.plugins if found is not gone)
-        if not home.plugins and home.offers is None:
+        node = self.nodes[gone.node]
+        node.plugins = tuple(tracked for tracked in node.plugins if tracked is not gone)
+        if not node.plugins and node.offers is None:
             del self.nodes[gone.node]
-        return _inhibit(home.plugins)
+        return _inhibit(node.plugins)
 
     def is_placed(self, plugin: str) -> bool:
         """Tell whether Kubernetes says where a plugin should be."""
@@ -89,24 +89,24 @@ class Registry:
         for node, expected in nodes.items():
             if before.get(node) is expected and self.find(node, plugin) is not None:
                 continue
-            found = self.find_or_add(node, plugin, now)
-            if found is not None:
-                found.receive(expected, now)
-                present.append(found)
+            tracked = self.find_or_add(node, plugin, now)
+            if tracked is not None:
+                tracked.receive(expected, now)
+                present.append(tracked)
         gone = [self.find(node, plugin) for node in before.keys() - nodes.keys()]
-        return present, [found for found in gone if found is not None]
+        return present, [tracked for tracked in gone if tracked is not None]
 
     def offer(
         self, event: signals.NodeOffers, now: float
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Take what a node offers (None: there is no such node); return its plugins."""
-        home = self.nodes.setdefault(event.node, Node())
-        home.offers = event.offers
-        if event.offers is None and not home.plugins:
+        node = self.nodes.setdefault(event.node, Node())
+        node.offers = event.offers
+        if event.offers is None and not node.plugins:
             del self.nodes[event.node]
-        for found in home.plugins:
-            found.receive(event, now)
-        return home.plugins
+        for tracked in node.plugins:
+            tracked.receive(event, now)
+        return node.plugins
 
     def inhibit(
         self, changed: tracked_plugin.TrackedPlugin
@@ -124,18 +124,18 @@ class Registry:
 
     def spend(self, node: str, now: float) -> bool:
         """Tell whether a node may have one more alert now, and count it."""
-        whole, home = self._whole(now), self.nodes[node]
-        if home.bucket is None:
-            home.bucket = _bucket(self._around.bounds.alerts_per_node_minute, now)
-        if not (whole.has_token(now) and home.bucket.has_token(now)):
+        fleet, there = self._whole(now), self.nodes[node]
+        if there.bucket is None:
+            there.bucket = _bucket(self._context.bounds.alerts_per_node_minute, now)
+        if not (fleet.has_token(now) and there.bucket.has_token(now)):
             return False
-        whole.take(now)
-        home.bucket.take(now)
+        fleet.take(now)
+        there.bucket.take(now)
         return True
 
     def _whole(self, now: float) -> ratelimit.TokenBucket:
         if self._bucket is None:
-            self._bucket = _bucket(self._around.bounds.alerts_per_minute, now)
+            self._bucket = _bucket(self._context.bounds.alerts_per_minute, now)
         return self._bucket
 
 

@@ -69,7 +69,7 @@ class RestartBudget:
         return running[0]
 
     def _spent(self, node: str, now: float) -> str:
-        lately = sum(now - at < _HOUR_S for one in self._times for at in self._of(one))
+        lately = sum(now - at < _HOUR_S for each in self._times for at in self._of(each))
         if lately >= self._settings.per_hour:
             return f"{lately} restarts within an hour, which is the limit"
         times = self._of(node)
@@ -162,16 +162,16 @@ class Remediator:
     def done(
         self,
         plugin: tracked_plugin.TrackedPlugin,
-        told: signals.Remediated,
+        result: signals.Remediated,
         leader: int,
         at: datetime,
     ) -> list[signals.Output]:
         """Say what came of it."""
         done = vocabulary.Remedy.DRY_RUN if self._is_dry else vocabulary.Remedy.ACTED
-        outcome = vocabulary.Remedy.FAILED if told.error else done
+        outcome = vocabulary.Remedy.FAILED if result.error else done
         mere = "the pod would be deleted" if self._is_dry else "the pod was deleted"
-        reason = told.error or mere
-        return [_decided(plugin, outcome, reason, told.pod, at=at, leader=leader)]
+        reason = result.error or mere
+        return [_decided(plugin, outcome, reason, result.pod, at=at, leader=leader)]
 
     @property
     def _is_dry(self) -> bool:

@@ -60,10 +60,10 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def says_the_same(self, other: "Alert") -> bool:
         """Tell whether a person would read the same; evidence ages all the time."""
-        return self.words == other.words
+        return self.text == other.text
 
     @property
-    def words(self) -> tuple[object, ...]:
+    def text(self) -> tuple[object, ...]:
         """What a person reads of it, but the evidence."""
         # what an earlier version told counted no pods
         many = self.devices_total, max(len(self.pods), self.pods_total)
@@ -195,7 +195,7 @@ def changed(
     )
 
 
-def told(event: vocabulary.AlertChanged) -> Alert:
+def of_event(event: vocabulary.AlertChanged) -> Alert:
     """Return the alert that an event told of."""
     return Alert(
         kind=event.kind,
@@ -222,8 +222,8 @@ def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str,
     """Return in one line what is wrong with a plugin."""
     those = ", ".join(resources[:4]) + (", ..." if len(resources) > 4 else "")  # noqa: PLR2004  # one line
     template = _SUMMARY.get(kind, "{plugin} on {node}: {kind}")
-    said = template.format(plugin=plugin, node=node, kind=kind.replace("_", " "))
-    return f"{said}: {those}" if kind in _NAMES_RESOURCES and those else said
+    summary = template.format(plugin=plugin, node=node, kind=kind.replace("_", " "))
+    return f"{summary}: {those}" if kind in _NAMES_RESOURCES and those else summary
 
 
 def advice_of(kind: AlertKind) -> str:

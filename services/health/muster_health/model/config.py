@@ -9,8 +9,8 @@ import msgspec
 from muster import vocabulary
 from muster.service import sections
 
-Beats = Annotated[int, msgspec.Meta(ge=1, le=100)]
-Many = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Heartbeats = Annotated[int, msgspec.Meta(ge=1, le=100)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Wait = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
@@ -34,7 +34,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     review_s: sections.Period = 20.0
     """How long after a verdict of silence it is asked again; twice as long each time."""
     review_max_s: sections.Period = 120.0
-    trouble_beats: Beats = 2
+    trouble_beats: Heartbeats = 2
     trouble_s: sections.Period = 3.0
     """A plugin repairs a lost registration by itself; the shorter of the two is its time for it."""
     starting_s: sections.Period = 15.0
@@ -47,12 +47,12 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     lag_ms: sections.Period = 1000.0
     stretch_max: Annotated[float, msgspec.Meta(gt=1, le=100)] = 1.5
     """How much slower than declared a plugin may make its beats."""
-    recover_beats: Beats = 3
+    recover_beats: Heartbeats = 3
     recover_s: sections.Period = 15.0
     hold_s: sections.Period = 30.0
     """Who falls again must stay well for so long; twice as long each time."""
     hold_max_s: sections.Period = 900.0
-    flap_falls: Beats = 3
+    flap_falls: Heartbeats = 3
     flap_window_s: sections.Period = 600.0
     patience_s: Wait = 180.0
     """How long a plugin may be silent that may only pause, before an alert follows the verdict."""
@@ -69,7 +69,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: sections.Period = 5.0
     """Assumed of a plugin whose beats have not told its own."""
     skew_s: sections.Period = 5.0
-    storm_min: Many = 5
+    storm_min: Count = 5
     storm_share: Share = 0.1
     storm_window_s: sections.Period = 10.0
     """More suspects than both within the window, or more than `storm_min` with one cause."""
@@ -78,11 +78,11 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What one node, and the fleet, may have us keep or tell."""
 
-    alerts_per_minute: Many = 60
-    alerts_per_node_minute: Many = 10
-    plugins_per_node: Many = 16
-    devices_per_plugin: Many = 4096
-    alerts_per_plugin: Many = 32
+    alerts_per_minute: Count = 60
+    alerts_per_node_minute: Count = 10
+    plugins_per_node: Count = 16
+    devices_per_plugin: Count = 4096
+    alerts_per_plugin: Count = 32
     update_s: sections.Period = 5.0
     """An open alert says something new about its devices this often at most."""
 
@@ -99,7 +99,7 @@ class Remediation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether plugins that are confirmed to be stuck or apart are restarted, and how often."""
 
     mode: Remedies = Remedies.OFF
-    per_hour: Many = 6
+    per_hour: Count = 6
     node_backoff_s: sections.Period = 600.0
     """Between two restarts on one node; twice as long each time, until it was well for a day."""
 
@@ -141,7 +141,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a context without its file, and two settings for one plugin."""
         if self.context is not None and self.kubeconfig is None:
             raise ValueError("context: needs a kubeconfig")
-        names = [one.plugin for one in self.plugins]
+        names = [plugin.plugin for plugin in self.plugins]
         if len(names) != len(set(names)):
             raise ValueError("plugins: a plugin is listed twice")
 

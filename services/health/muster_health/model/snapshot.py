@@ -94,16 +94,16 @@ def key_of(node: str, plugin: str) -> str:
     return f"{vocabulary.node_token(node)}.{plugin}"
 
 
-def of_alerts(told: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
+def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
     """Return what is left to know of each plugin where only its alerts were kept, oldest first.
 
     Nothing is known of how it stands; but what still fires must be ended once it is well.
     """
-    newest = {event.fingerprint: event for event in told}
+    newest = {event.fingerprint: event for event in published}
     plugins: dict[tuple[str, str], list[alerts.Alert]] = {}
     for event in newest.values():
         if event.state is vocabulary.AlertState.FIRING:
-            plugins.setdefault((event.node, event.plugin), []).append(alerts.told(event))
+            plugins.setdefault((event.node, event.plugin), []).append(alerts.of_event(event))
     return [
         Snapshot(
             node=node,
@@ -144,8 +144,8 @@ def encode(remembered: Snapshot) -> bytes:
 
 def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
     alike: dict[tuple[vocabulary.AlertKind, str, str], list[str]] = {}
-    for known in bad:
-        alike.setdefault((known.kind, known.resource, known.why[:_WHY_SHORT]), []).extend(known.ids)
+    for fault in bad:
+        alike.setdefault((fault.kind, fault.resource, fault.why[:_WHY_SHORT]), []).extend(fault.ids)
     return tuple(
         KnownFault(*group, tuple(ids[at : at + _IDS_EACH]))
         for group, ids in alike.items()
@@ -155,7 +155,7 @@ def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
 
 def decode(value: bytes) -> Snapshot:
     """Return what was remembered. Raises ValueError: another version's, or nothing of ours."""
-    found = _DECODER.decode(value)
-    if found.v != VERSION:
-        raise ValueError(f"the state is of version {found.v}, expected {VERSION}")
-    return found
+    stored = _DECODER.decode(value)
+    if stored.v != VERSION:
+        raise ValueError(f"the state is of version {stored.v}, expected {VERSION}")
+    return stored

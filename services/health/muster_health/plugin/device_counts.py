@@ -73,11 +73,11 @@ class DeviceCounts:
         return self._configuration
 
     def restore(
-        self, had: Iterable[tuple[str, int]], configuration: str, told: Mapping[str, str]
+        self, had: Iterable[tuple[str, int]], configuration: str, published: Mapping[str, str]
     ) -> None:
-        """Go on where a former process stopped; of what is in `told` people know already."""
+        """Go on where a former process stopped; of what is in `published` people know already."""
         self.had, self._configuration = _shared(tuple(had)), _same(configuration)
-        self._since, self.short = dict.fromkeys(told, _LONG_AGO), dict(told)
+        self._since, self.short = dict.fromkeys(published, _LONG_AGO), dict(published)
         self._is_calm = False
 
     def lacks(self, resource: str) -> bool:
@@ -86,44 +86,46 @@ class DeviceCounts:
 
     def removed(self, resource: str, count: int, now: float) -> None:
         """Take that the plugin saw devices leave, and lived on: they were unplugged."""
-        known = self.had.get(resource, 0)
-        if not known:
+        count_before = self.had.get(resource, 0)
+        if not count_before:
             return
-        left = {**self.had, resource: known - count}
+        left = {**self.had, resource: count_before - count}
         self._remember({name: n for name, n in left.items() if n > 0}, self._configuration)
         self._removed_at, self._is_calm = now, False
 
-    def observe(self, beat: vocabulary.Heartbeat, now: float) -> bool:
+    def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
         """Take what a beat counts; return whether `short` changed."""
-        if self._is_calm and self._is_as_before(beat):
+        if self._is_calm and self._is_as_before(heartbeat):
             return False
-        if beat.phase is vocabulary.Phase.DRAINING:
+        if heartbeat.phase is vocabulary.Phase.DRAINING:
             return False
         self._is_calm = False
-        counted = sorted((each.name, each.devices, each.healthy) for each in beat.resources)
+        counted = sorted((each.name, each.devices, each.healthy) for each in heartbeat.resources)
         counted = counted[:_RESOURCES_MAX]
         self.has = _shared(tuple((name, devices) for name, devices, _ in counted))
-        well = {name: healthy for name, _, healthy in counted if healthy}
-        if self._is_reconfigured(beat.config_hash, well, now):
+        healthy_counts = {name: healthy for name, _, healthy in counted if healthy}
+        if self._is_reconfigured(heartbeat.config_hash, healthy_counts, now):
             return False
-        self._count(well, now)
+        self._count(healthy_counts, now)
         before, self.short = self.short, self._words(now)
-        is_counted = all(well[name] <= self.had.get(name, 0) for name in well)
+        is_counted = all(healthy_counts[name] <= self.had.get(name, 0) for name in healthy_counts)
         self._is_calm = is_counted and not (self._since or self._newer)
         return before != self.short
 
-    def _is_as_before(self, beat: vocabulary.Heartbeat) -> bool:
+    def _is_as_before(self, heartbeat: vocabulary.Heartbeat) -> bool:
         """Tell whether a beat counts what the one before did, as nearly all do."""
-        if beat.config_hash != self._configuration or len(beat.resources) != len(self.has):
+        if heartbeat.config_hash != self._configuration or len(heartbeat.resources) != len(
+            self.has
+        ):
             return False
-        for each in beat.resources:
+        for each in heartbeat.resources:
             if self.has.get(each.name) != each.devices:
                 return False
             if each.healthy > self.had.get(each.name, 0):
                 return False
         return True
 
-    def _is_reconfigured(self, configuration: str, well: Mapping[str, int], now: float) -> bool:
+    def _is_reconfigured(self, configuration: str, healthy: Mapping[str, int], now: float) -> bool:
         """Take which configuration is in force; tell whether it is too new to count by."""
         if configuration in {"", self._configuration}:
             self._newer = ""
@@ -134,22 +136,22 @@ class DeviceCounts:
         if configuration != self._newer:
             if self._newer and now - self._newer_at >= _WAIT_S:
                 # none at all was told of, and this is what was made of it
-                self._remember(well, self._newer)
+                self._remember(healthy, self._newer)
             self._newer, self._newer_at = configuration, now
         if now - self._newer_at < _WAIT_S:
             return True
         if any(self.has.values()) or not any(self.had.get(name) for name in self.has):
-            self._remember(well, configuration)
+            self._remember(healthy, configuration)
             self._newer = ""
         return False
 
-    def _count(self, well: Mapping[str, int], now: float) -> None:
-        gained = {name for name, count in well.items() if count > self.had.get(name, 0)}
+    def _count(self, healthy: Mapping[str, int], now: float) -> None:
+        gained = {name for name, count in healthy.items() if count > self.had.get(name, 0)}
         lost = {name for name in self.had if self.lacks(name)}
         if _is_divided(gained, lost):
-            self._remember(well, self._configuration)
+            self._remember(healthy, self._configuration)
         elif gained and now - self._removed_at >= _IN_FLIGHT_S:
-            more = {name: well[name] for name in gained}
+            more = {name: healthy[name] for name in gained}
             self._remember({**self.had, **more}, self._configuration)
 
     def _words(self, now: float) -> Mapping[str, str]:

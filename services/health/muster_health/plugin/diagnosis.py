@@ -89,7 +89,7 @@ def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagno
     if decided is None:
         return None
     verdict, rule = decided
-    told = [
+    seen = [
         evidence.silent(observed.silent_s, observed.interval_s, ever_heard=observed.was_heard),
         evidence.no_answer(settings.probe_timeout_s)
         if observed.is_subscribed
@@ -97,43 +97,45 @@ def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagno
         *_connection(observed.connections, observed.now),
     ]
     if observed.has_cluster:
-        told += evidence.cluster(observed.cluster, sorted(observed.healthy))
+        seen += evidence.cluster(observed.cluster, sorted(observed.healthy))
     elif rule is Rule.CONNECTION_STALE:
-        told.append(evidence.undecided(_APART))
+        seen.append(evidence.undecided(_APART))
     elif verdict is Verdict.PLUGIN_DOWN:
-        told.append(evidence.undecided(_WHOSE))
-    return steps.Diagnosis(verdict=verdict, rule=rule, evidence=tuple(told))
+        seen.append(evidence.undecided(_WHOSE))
+    return steps.Diagnosis(verdict=verdict, rule=rule, evidence=tuple(seen))
 
 
-def _connection(link: liveness.Connections, now: float) -> list[vocabulary.Evidence]:
+def _connection(connections: liveness.Connections, now: float) -> list[vocabulary.Evidence]:
     """Say what the bus told of the plugin's connection, if it did."""
-    if link.closed is not None:
-        closed = link.closed
-        told = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
-        return [evidence.seen("bus", told)]
-    if link.is_open:
+    if connections.closed is not None:
+        closed = connections.closed
+        text = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
+        return [evidence.seen("bus", text)]
+    if connections.is_open:
         return [
-            evidence.seen("bus", f"connection open at server {liveness.short_server(link.server)}")
+            evidence.seen(
+                "bus", f"connection open at server {liveness.short_server(connections.server)}"
+            )
         ]
     return []
 
 
 def _decide(observed: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
-    known = observed.cluster or facts.Facts()
-    pods = known.pods or ()
-    gone = not observed.is_subscribed
-    age_s = known.lease_age_s or 0.0
-    late = known.lease_age_s is not None and _may_have_died(observed, age_s)
-    replaced = bool(pods) and all(pod.is_outdated or pod.deleting for pod in pods)
-    deleted = bool(pods) and all(pod.deleting for pod in pods)
+    cluster = observed.cluster or facts.Facts()
+    pods = cluster.pods or ()
+    is_gone = not observed.is_subscribed
+    age_s = cluster.lease_age_s or 0.0
+    may_have_died = cluster.lease_age_s is not None and _may_have_died(observed, age_s)
+    is_replaced = bool(pods) and all(pod.is_outdated or pod.deleting for pod in pods)
+    is_deleted = bool(pods) and all(pod.deleting for pod in pods)
     rows = (
         (_may_answer_yet(observed, settings), None),
-        (known.exists is False, (Verdict.MAINTENANCE, Rule.NODE_GONE)),
-        (deleted, (Verdict.MAINTENANCE, Rule.POD_DELETED)),
-        (gone and bool(known.planned), (Verdict.MAINTENANCE, Rule.NODE_PLANNED)),
+        (cluster.exists is False, (Verdict.MAINTENANCE, Rule.NODE_GONE)),
+        (is_deleted, (Verdict.MAINTENANCE, Rule.POD_DELETED)),
+        (is_gone and bool(cluster.planned), (Verdict.MAINTENANCE, Rule.NODE_PLANNED)),
         (age_s > settings.lease_stale_s, (Verdict.NODE_DOWN, Rule.LEASE_STALE)),
-        (late, None),
-        (gone and replaced, (Verdict.MAINTENANCE, Rule.POD_REPLACED)),
+        (may_have_died, None),
+        (is_gone and is_replaced, (Verdict.MAINTENANCE, Rule.POD_REPLACED)),
         (observed.is_expected and not observed.was_heard, (Verdict.MISSING, Rule.NEVER_HEARD)),
     )
     return next((decided for holds, decided in rows if holds), _of_plugin(observed, settings))

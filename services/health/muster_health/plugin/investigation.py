@@ -178,14 +178,14 @@ class Investigation:
 
     def questions(self, suspicion: Suspicion, now: float) -> list[steps.Step]:
         """Return what to ask now."""
-        asked: list[steps.Step] = []
+        questions: list[steps.Step] = []
         if suspicion.is_probe_due(now):
-            asked.append(steps.AskPlugin(number=suspicion.number))
+            questions.append(steps.AskPlugin(number=suspicion.number))
         if suspicion.is_cluster_due(now):
             question = self.ask_kubernetes()
             suspicion.cluster_number = question.number
-            asked.append(question)
-        return asked
+            questions.append(question)
+        return questions
 
     def ask_kubernetes(self) -> steps.AskKubernetes:
         """Return a question to Kubernetes, under a number of its own."""

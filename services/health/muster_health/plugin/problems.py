@@ -55,7 +55,7 @@ def repair_s(settings: config.Detection, interval_s: float) -> float:
 
 
 def worst(
-    beat: vocabulary.Heartbeat,
+    heartbeat: vocabulary.Heartbeat,
     settings: config.Detection,
     *,
     offers: Mapping[str, facts.Offer] | None = None,
@@ -68,31 +68,31 @@ def worst(
     `offers` is what the node offers, and `unchanged_s` for how long the plugin has had what it has;
     `two_instances` says that two instances beat, `stretch` how slowly one does.
     """
-    grace_s = repair_s(settings, beat.interval_s)
-    starts = beat.phase is vocabulary.Phase.STARTING
+    grace_s = repair_s(settings, heartbeat.interval_s)
+    starts = heartbeat.phase is vocabulary.Phase.STARTING
     return (
-        _stuck(beat, grace_s)
-        or _apart(beat, settings.starting_s if starts else grace_s)
-        or _mismatched(beat, offers, grace_s, settings.mismatch_s, unchanged_s)
-        or _split(beat, two_instances, settings.degraded_s)
-        or _slow(beat, stretch, settings)
+        _stuck(heartbeat, grace_s)
+        or _deregistered(heartbeat, settings.starting_s if starts else grace_s)
+        or _mismatched(heartbeat, offers, grace_s, settings.mismatch_s, unchanged_s)
+        or _split(heartbeat, two_instances, settings.degraded_s)
+        or _slow(heartbeat, stretch, settings)
     )
 
 
-def probe_max_age_s(beat: vocabulary.Heartbeat) -> float:
+def probe_max_age_s(heartbeat: vocabulary.Heartbeat) -> float:
     """Return how old a self-probe may be: they are made every few seconds, whatever happens."""
-    return max(PROBE_MAX_AGE_S, _PROBE_OLD_BEATS * beat.interval_s)
+    return max(PROBE_MAX_AGE_S, _PROBE_OLD_BEATS * heartbeat.interval_s)
 
 
 def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Problem:
     """Return what a report of a lost registration asks for, if it lasts."""
     detail = f": {event.detail}" if event.detail else ""
-    said = f"{event.resource}: no longer registered with the kubelet ({event.reason}{detail})"
+    text = f"{event.resource}: no longer registered with the kubelet ({event.reason}{detail})"
     return Problem(
         verdict=Verdict.DEREGISTERED,
         rule=Rule.NOT_REGISTERED,
         resources=(event.resource,),
-        evidence=(evidence.seen("plugin", said),),
+        evidence=(evidence.seen("plugin", text),),
         grace_s=grace_s,
     )
 
@@ -101,27 +101,27 @@ def offered(
     had: Mapping[str, int], offers: Mapping[str, facts.Offer], grace_s: float
 ) -> Problem | None:
     """Return what it asks for, if it lasts, that a node now offers other than the plugin had."""
-    told = list(_offered_otherwise(had, offers))
-    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, grace_s)
+    mismatches = list(_offered_otherwise(had, offers))
+    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, mismatches, grace_s)
 
 
-def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
-    told = [
+def _deregistered(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
+    reported = [
         (r.name, r.problem or "the kubelet has no ListAndWatch stream open")
-        for r in beat.resources
+        for r in heartbeat.resources
         if r.problem or not r.streams
     ]
-    away = {r.name for r in beat.resources if r.kubelet_away}
-    lost = [(name, text) for name, text in told if name not in away]
-    if told and not lost:
-        return _of(Verdict.DEREGISTERED, Rule.KUBELET_AWAY, told, _AWAY_S)
+    away = {r.name for r in heartbeat.resources if r.kubelet_away}
+    lost = [(name, text) for name, text in reported if name not in away]
+    if reported and not lost:
+        return _of(Verdict.DEREGISTERED, Rule.KUBELET_AWAY, reported, _AWAY_S)
     return _of(Verdict.DEREGISTERED, Rule.NOT_REGISTERED, lost, grace_s)
 
 
-def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
+def _stuck(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
     deaf = "{}its socket does not answer (self-probe {:.1f} s ago){}"
     # an age below 0 is a self-probe that has not run yet
-    told = [
+    stuck = [
         (
             r.name,
             deaf.format(
@@ -130,49 +130,49 @@ def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
                 f"; {r.problem}" if r.problem else "",
             ),
         )
-        for r in beat.resources
+        for r in heartbeat.resources
         if not r.probe_ok and r.probe_age_s >= 0
     ]
-    if told:
-        return _of(Verdict.STUCK, Rule.SELF_PROBE_FAILS, told, grace_s)
-    old_s = probe_max_age_s(beat)
+    if stuck:
+        return _of(Verdict.STUCK, Rule.SELF_PROBE_FAILS, stuck, grace_s)
+    old_s = probe_max_age_s(heartbeat)
     never = "registered {:.0f} s ago, but its socket was never probed"
     stale = "its socket has not been probed for {:.0f} s"
-    told = [
+    stuck = [
         (r.name, never.format(r.registered_age_s))
         if r.probe_age_s < 0
         else (r.name, stale.format(r.probe_age_s))
-        for r in beat.resources
+        for r in heartbeat.resources
         if not r.problem
         and (r.probe_age_s > old_s or (r.probe_age_s < 0 and r.registered_age_s > old_s))
     ]
-    return _of(Verdict.STUCK, Rule.SELF_PROBE_STALE, told, grace_s)
+    return _of(Verdict.STUCK, Rule.SELF_PROBE_STALE, stuck, grace_s)
 
 
 def _mismatched(
-    beat: vocabulary.Heartbeat,
+    heartbeat: vocabulary.Heartbeat,
     offers: Mapping[str, facts.Offer] | None,
     grace_s: float,
     mismatch_s: float,
     unchanged_s: float,
 ) -> Problem | None:
-    odd = [(r.name, r.mismatch) for r in beat.resources if r.mismatch]
-    if odd or offers is None:
-        return _of(Verdict.MISMATCH, Rule.KUBELET_LISTS_OTHERS, odd, grace_s)
-    had = {r.name: r.healthy for r in beat.resources}
-    told = list(_offered_otherwise(had, offers))
-    names = {name for name, _ in told}
-    ages_s = (r.registered_age_s for r in beat.resources if r.name in names)
+    listed = [(r.name, r.mismatch) for r in heartbeat.resources if r.mismatch]
+    if listed or offers is None:
+        return _of(Verdict.MISMATCH, Rule.KUBELET_LISTS_OTHERS, listed, grace_s)
+    had = {r.name: r.healthy for r in heartbeat.resources}
+    mismatches = list(_offered_otherwise(had, offers))
+    names = {name for name, _ in mismatches}
+    ages_s = (r.registered_age_s for r in heartbeat.resources if r.name in names)
     is_settled = min((unchanged_s, *ages_s)) >= mismatch_s
     wait_s = grace_s if is_settled else mismatch_s
-    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, wait_s)
+    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, mismatches, wait_s)
 
 
-def _split(beat: vocabulary.Heartbeat, two_instances: str, grace_s: float) -> Problem | None:
+def _split(heartbeat: vocabulary.Heartbeat, two_instances: str, grace_s: float) -> Problem | None:
     if not two_instances:
         return None
-    told = (evidence.seen("heartbeat", two_instances),)
-    return _whole(beat, Verdict.SPLIT_BRAIN, Rule.TWO_INSTANCES, told, grace_s)
+    seen = (evidence.seen("heartbeat", two_instances),)
+    return _whole(heartbeat, Verdict.SPLIT_BRAIN, Rule.TWO_INSTANCES, seen, grace_s)
 
 
 def _offered_otherwise(
@@ -185,57 +185,59 @@ def _offered_otherwise(
             yield name, f"the plugin reports {healthy} Healthy, {node}"
 
 
-def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection) -> Problem | None:
-    told = [
+def _slow(
+    heartbeat: vocabulary.Heartbeat, stretch: float, settings: config.Detection
+) -> Problem | None:
+    seen = [
         evidence.seen("plugin", f"health checker {name} last succeeded {age_s:.0f} s ago")
-        for name, age_s in beat.checkers.items()
+        for name, age_s in heartbeat.checkers.items()
         if age_s > settings.checker_age_s
     ]
     # an age below 0 is a checker that has not succeeded yet
-    told += [
+    seen += [
         evidence.seen("plugin", f"health checker {name} has never succeeded")
-        for name, age_s in beat.checkers.items()
-        if age_s < 0 and beat.uptime_s > settings.checker_age_s
+        for name, age_s in heartbeat.checkers.items()
+        if age_s < 0 and heartbeat.uptime_s > settings.checker_age_s
     ]
     rule = Rule.CHECKER_SILENT
-    if not told and beat.loop_lag_ms > settings.lag_ms:
+    if not seen and heartbeat.loop_lag_ms > settings.lag_ms:
         rule = Rule.LOOP_LATE
-        told = [evidence.seen("plugin", f"its event loop was {beat.loop_lag_ms:.0f} ms late")]
-    if not told and stretch > settings.stretch_max:
+        seen = [evidence.seen("plugin", f"its event loop was {heartbeat.loop_lag_ms:.0f} ms late")]
+    if not seen and stretch > settings.stretch_max:
         rule = Rule.BEATS_STRETCHED
-        slow = f"it sends a heartbeat every {stretch * beat.interval_s:.1f} s"
-        told = [evidence.seen("heartbeat", f"{slow} instead of every {beat.interval_s:g} s")]
-    if not told:
+        slow = f"it sends a heartbeat every {stretch * heartbeat.interval_s:.1f} s"
+        seen = [evidence.seen("heartbeat", f"{slow} instead of every {heartbeat.interval_s:g} s")]
+    if not seen:
         return None
-    shown = tuple(told[:_SHOWN_MAX])
-    return _whole(beat, Verdict.DEGRADED, rule, shown, settings.degraded_s)
+    shown = tuple(seen[:_SHOWN_MAX])
+    return _whole(heartbeat, Verdict.DEGRADED, rule, shown, settings.degraded_s)
 
 
 def _of(
     verdict: Verdict,
     rule: Rule,
-    told: list[tuple[str, str]],
+    named: list[tuple[str, str]],
     grace_s: float,
 ) -> Problem | None:
-    if not told:
+    if not named:
         return None
     return Problem(
         verdict=verdict,
         rule=rule,
-        resources=tuple(name for name, _ in told),
+        resources=tuple(name for name, _ in named),
         evidence=tuple(
-            evidence.seen("plugin", f"{name}: {text}") for name, text in told[:_SHOWN_MAX]
+            evidence.seen("plugin", f"{name}: {text}") for name, text in named[:_SHOWN_MAX]
         ),
         grace_s=grace_s,
     )
 
 
 def _whole(
-    beat: vocabulary.Heartbeat,
+    heartbeat: vocabulary.Heartbeat,
     verdict: Verdict,
     rule: Rule,
-    told: tuple[vocabulary.Evidence, ...],
+    seen: tuple[vocabulary.Evidence, ...],
     grace_s: float,
 ) -> Problem:
-    names = tuple(resource.name for resource in beat.resources)
-    return Problem(verdict=verdict, rule=rule, resources=names, evidence=told, grace_s=grace_s)
+    names = tuple(resource.name for resource in heartbeat.resources)
+    return Problem(verdict=verdict, rule=rule, resources=names, evidence=seen, grace_s=grace_s)

@@ -63,14 +63,14 @@ class StandingVerdict:
             return [self.confirm(rule, why, resources)]
         previous, self.verdict, self.rule = self.verdict, verdict, rule
         self.resources = resources
-        taken: list[steps.Step] = [
+        reported: list[steps.Step] = [
             steps.VerdictReached(
                 verdict=verdict, previous=previous, rule=rule, resources=resources, evidence=why
             )
         ]
         if delay_s is not None:
-            taken.append(signals.Noted(note=signals.Note.CONVICTED, seconds=delay_s))
-        return taken
+            reported.append(signals.Noted(note=signals.Note.CONVICTED, seconds=delay_s))
+        return reported
 
     def confirm(
         self, rule: Rule, why: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]

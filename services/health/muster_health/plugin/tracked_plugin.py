@@ -36,7 +36,7 @@ class TrackedPlugin(parts.Parts):
 
     def receive(self, event: steps.Event, now: float) -> list[steps.Effect]:  # noqa: C901, PLR0912
         """Handle one event."""
-        taken: list[steps.Step] = []
+        steps_taken: list[steps.Step] = []
         match event:
             case vocabulary.Heartbeat():
                 return self._heartbeat(event, now)
@@ -46,19 +46,21 @@ class TrackedPlugin(parts.Parts):
                 if self.verdict.investigation.awaited(event.number) is not None:
                     self.alive.confirm(now)
                     problem = self.reported.observe(event.heartbeat, self.alive.order, now)
-                    taken = self.verdict.sign_of_life(problem, now, counts=False)
+                    steps_taken = self.verdict.sign_of_life(problem, now, counts=False)
             case signals.ProbeFailed():
-                taken = self.verdict.probe_failed(event.number, now, subscribed=event.subscribed)
+                steps_taken = self.verdict.probe_failed(
+                    event.number, now, subscribed=event.subscribed
+                )
             case signals.ProbeInconclusive():
-                taken = self.verdict.probe_inconclusive(event.number, now)
+                steps_taken = self.verdict.probe_inconclusive(event.number, now)
             case signals.ClusterAnswered():
-                taken = self._cluster_answered(event.facts, event.number, now)
+                steps_taken = self._cluster_answered(event.facts, event.number, now)
             case signals.Connected():
                 self.alive.connections.opened(event.server, event.client)
             case signals.Disconnected():
                 closed = event.server, event.client, event.reason
                 if self.alive.connections.ended(*closed, now):
-                    taken = self.verdict.disconnected(now)
+                    steps_taken = self.verdict.disconnected(now)
             case signals.Restored():
                 self.restore(event.state, now)
             case signals.NodeOffers():
@@ -72,7 +74,7 @@ class TrackedPlugin(parts.Parts):
             case steps.Suspend():
                 self.verdict.suspend()
             case steps.Resume():
-                taken = self.verdict.resume(now)
+                steps_taken = self.verdict.resume(now)
             case steps.Reconnected():
                 self.verdict.reconnected(now, window_s=event.window_s, paused_s=event.paused_s)
             case signals.ClockStalled() if self.verdict.is_calm and not self.alive.is_due_sooner:
@@ -84,7 +86,7 @@ class TrackedPlugin(parts.Parts):
                 self.alerting.clock_stalled(event.seconds)
             case _:
                 assert_never(event)
-        return self._effects(taken, now)
+        return self._effects(steps_taken, now)
 
     def tick(self, now: float) -> list[steps.Effect]:
         """Do what is due."""
@@ -302,9 +304,9 @@ class TrackedPlugin(parts.Parts):
         self.alerting.is_dirty = True
         changes = self.faults.changes, self.counts.changes
         is_kept = self.faults.apply(event, self.counts.had)
-        taken: list[steps.Step] = []
+        steps_taken: list[steps.Step] = []
         if not is_kept:
-            taken.append(signals.Noted(note=signals.Note.REFUSED))
+            steps_taken.append(signals.Noted(note=signals.Note.REFUSED))
         match event:
             case vocabulary.DeviceRemoved():
                 self.counts.removed(event.resource, event.count, now)
@@ -313,32 +315,32 @@ class TrackedPlugin(parts.Parts):
                 self.verdict.planned.instance = ""
                 self.is_unsaved = True
             case vocabulary.PluginStopping():
-                taken += self.verdict.stopping(event, reported.instance, now)
+                steps_taken += self.verdict.stopping(event, reported.instance, now)
             case vocabulary.PluginDeregistered():
                 if self.verdict.may_have_problem:
                     self.reported.registration_lost(event, self.alive.order.interval_s, now)
             case _:
                 pass
         self.is_unsaved |= changes != (self.faults.changes, self.counts.changes)
-        return self._effects(taken, now)
+        return self._effects(steps_taken, now)
 
     def _cluster_answered(
         self, answer: facts.Facts | None, number: int, now: float
     ) -> list[steps.Step]:
         if answer is not None and answer.pods is not None:
             self.pods, self.removal.has_no_pod = answer.pods, not answer.pods
-        taken = self.verdict.cluster_answered(answer, number, now)
+        steps_taken = self.verdict.cluster_answered(answer, number, now)
         self.alerting.cluster_answered(answer, number, now)
-        return taken
+        return steps_taken
 
     def _expected(self, expected: facts.Expected, now: float) -> None:
         revision = (f"revision={expected.revision}",) if expected.revision else ()
         self.causes, self.removal.was_dropped = (*expected.causes, *revision), False
         self.alive.expect(expected.age_s, now)
 
-    def _effects(self, taken: Iterable[steps.Step], now: float) -> list[steps.Effect]:
+    def _effects(self, steps_taken: Iterable[steps.Step], now: float) -> list[steps.Effect]:
         effects: list[steps.Effect] = []
-        for step in taken:
+        for step in steps_taken:
             match step:
                 case signals.Noted():
                     effects.append(step)
@@ -375,7 +377,7 @@ class TrackedPlugin(parts.Parts):
         return (
             self.alerting.published_verdict is None
             and self.verdict.standing.verdict is Verdict.HEALTHY
-            and not (self.is_unsaved or self.faults.bad or self.alive.clock.is_skewed)
+            and not (self.is_unsaved or self.faults.by_group or self.alive.clock.is_skewed)
             and not (lifecycle.published or lifecycle.pending)
         )
 

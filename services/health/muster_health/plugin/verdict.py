@@ -13,13 +13,7 @@ from muster_health.alerting import evidence
 from muster_health.model import config, facts, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
-from muster_health.plugin import (
-    investigation,
-    liveness,
-    problems,
-    self_reported,
-    standing_verdict,
-)
+from muster_health.plugin import investigation, liveness, problems, self_reported, standing_verdict
 from muster_health.plugin.investigation import Reason, Suspicion
 
 _IN_FLIGHT_S: Final = 0.5
@@ -335,22 +329,22 @@ class VerdictMachine:
         if reached.verdict is Verdict.MAINTENANCE:
             self.state = self.settled
             return_s = self.context.settings.maintenance_s
-            taken = self._maintenance(reached.rule, reached.evidence, return_s, now)
+            reported = self._maintenance(reached.rule, reached.evidence, return_s, now)
             if reached.rule is Rule.NODE_GONE and not self.alive.is_expected:
                 # where it still is expected, Kubernetes contradicts itself
                 self.planned.due = None
-            return [*noted, *taken]
+            return [*noted, *reported]
         self.state = State.LOST
         self.reported.clear()
         self.recovery.begin()
-        taken = self.standing.reached(
+        reported = self.standing.reached(
             reached,
             now,
             now - self.alive.silent_since if is_new else None,
             is_failure=is_new,
             resources=self.reported.resources,
         )
-        return [*noted, *taken]
+        return [*noted, *reported]
 
     def _maintenance(
         self, rule: Rule, why: tuple[vocabulary.Evidence, ...], return_s: float, now: float

@@ -64,7 +64,7 @@ def of(plugin: tracked_plugin.TrackedPlugin, now: float) -> View:
         devices=dict(plugin.counts.has or plugin.faults.totals),
         unhealthy=tuple(
             Unhealthy(kind=kind, resource=resource, device=device, why=fault.why)
-            for (kind, resource), devices in sorted(plugin.faults.bad.items())
+            for (kind, resource), devices in sorted(plugin.faults.by_group.items())
             for device, fault in sorted(devices.items())
         ),
         problems=plugin.problems,
