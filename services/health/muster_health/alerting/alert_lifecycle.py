@@ -1,10 +1,10 @@
-"""Pure: From what is to what was told: the alerts of one plugin, or of the fleet.
+"""Pure: alert lifecycle: what to publish follows from what should be open and what was published.
 
-What is told follows from two levels, what should be open and what was told to be open, and never
-from single changes. So it does not matter which process told it, or how often either was asked.
+It follows from these two levels, and never from single changes: so it does not matter which process
+published an alert, or how often this is evaluated.
 
-What is told is remembered first, with what is still to be told; then told; then remembered
-without. A crash at any point between repeats a telling under the same id, or nothing.
+The alert is stored first, as pending; then published; then stored as published. A crash at any
+point between repeats it under the same id, or loses nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from muster_health.model import alerts, config
 
 @dataclass(slots=True)
 class _History:
-    """When an alert was last told, and since when it is not wanted; how often it came."""
+    """When an alert was last published, since when it is not wanted, how often it came."""
 
     damping: flap_damping.FlapDamping
     told_at: float
@@ -32,11 +32,11 @@ MayOpen = Callable[[alerts.Key], bool]
 
 _NONE: Final[Mapping[alerts.Key, alerts.Alert]] = {}
 _NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
-"""Shared by all who have no alerts, as nearly all."""
+"""Shared by all plugins without alerts, nearly all."""
 
 
 class AlertLifecycle:
-    """The open alerts of one owner as they were told, and what is on its way."""
+    """The open alerts of one owner as they were published, and what is pending."""
 
     __slots__ = ("_bounds", "_history", "_settings", "pending", "published")
 
@@ -48,7 +48,7 @@ class AlertLifecycle:
         self._history: Mapping[alerts.Key, _History] = _NO_HISTORY
 
     def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
-        """Take what a process before us, or beside us, told and had still to tell."""
+        """Take over what another process published, and had pending."""
         self.published = {alert.key: alert for alert in firing}
         self.pending = tuple(untold)
 
@@ -61,7 +61,7 @@ class AlertLifecycle:
         may_open: MayOpen,
         why_ended: WhyEnded,
     ) -> tuple[float | None, list[alerts.Alert]]:
-        """Find what is to be told; return when to look again, and what must wait for its turn."""
+        """Find what to publish; return when to evaluate again, and which alerts must wait."""
         due: list[float] = []
         held: list[alerts.Alert] = []
         present = {alert.key: alert for alert in wanted}
@@ -142,7 +142,7 @@ class AlertLifecycle:
         if marks is None:
             kept = dict(self._history)
             if len(kept) >= 2 * self._bounds.alerts_per_plugin:
-                # names of resources are the plugin's choice: the oldest one makes room
+                # names of resources are the plugin's choice: the oldest one is dropped
                 del kept[next(iter(kept))]
             marks = kept[key] = _History(flap_damping.FlapDamping(self._settings), now)
             self._history = kept

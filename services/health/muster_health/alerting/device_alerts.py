@@ -1,4 +1,4 @@
-"""Pure: What is wrong with a plugin's devices becomes alerts: one for each kind and resource."""
+"""Pure: alerts about a plugin's devices, one for each kind and resource."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -27,7 +27,7 @@ def of(
     at: datetime,
     missed: Mapping[str, str] = _NOTHING,
 ) -> Iterable[alerts.Alert]:
-    """Give the alerts that devices call for, each as if it were new.
+    """Yield the alerts that follow from faults, each as if it were new.
 
     `missed` says in words which resources have fewer devices than they had.
     """
@@ -55,7 +55,7 @@ def of(
 
 
 def ended(faults: device_faults.DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
-    """Return what ended a group's alert."""
+    """Return the evidence that ended a group's alert."""
     slot, resource = key
     otherwise = "the plugin no longer reports it"
     if slot == AlertKind.DEVICES_SHORT:

@@ -1,7 +1,7 @@
-"""Pure: What is wrong with one plugin's devices: levels, made of events, healed by snapshots.
+"""Pure: faults of one plugin's devices: set by events, corrected by snapshots.
 
-An event may be lost; the next inventory says which devices are unhealthy, and each beat says how
-many are degraded, unmonitored or missing.
+An event may be lost; the next inventory lists which devices are unhealthy, and each heartbeat
+counts how many are degraded, unmonitored or missing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,14 +27,14 @@ _KIND_OF: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a device is in its group, and which pods hold it."""
+    """Why a device is in its group, and which pods use it."""
 
     why: str
     pods: tuple[str, ...] = ()
 
 
 class _Faults:
-    """All that is wrong, or was; most plugins never have one of their own."""
+    """All that is wrong, or was; most plugins share the empty one."""
 
     __slots__ = ("by_group", "counts", "ended", "short", "unlisted")
 
@@ -60,7 +60,7 @@ class DeviceFaults:
         self.totals: Mapping[str, int] = _NOTHING
         """By resource; empty until the first snapshot."""
         self.changes = 0
-        """How often a device changed by name, which no beat would tell again."""
+        """How often a device changed by name, which no heartbeat reports again."""
         self.has_any = False
         """There are, or were, faults: else nothing needs to be looked up."""
         self._faults = _NONE
@@ -74,7 +74,7 @@ class DeviceFaults:
 
     @property
     def counts(self) -> Mapping[Group, int]:
-        """What the beats say; more than `bad` knows by name if an event was lost."""
+        """How many the heartbeats count; more than are known by name if an event was lost."""
         return self._faults.counts
 
     @property
@@ -97,11 +97,11 @@ class DeviceFaults:
             for device in group.ids:
                 self._put(where, device, Fault(group.why))
             if group.kind is not AlertKind.DEVICE_UNHEALTHY:
-                # so that a beat that counts none ends it, though the event of its end was missed
+                # so that a heartbeat that counts none ends it, if the event of its end was missed
                 self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
-        """Return what is to be remembered."""
+        """Return what is to be stored."""
         alike: dict[tuple[AlertKind, str, str], list[str]] = {}
         for (kind, resource), devices in self.by_group.items():
             for device, bad in devices.items():
@@ -109,7 +109,7 @@ class DeviceFaults:
         return tuple(snapshot.KnownFault(*group, tuple(ids)) for group, ids in alike.items())
 
     def apply(self, event: vocabulary.Event, had: Mapping[str, int] = _NOTHING) -> bool:
-        """Take what a plugin reports; return False if a device is beyond what we may keep.
+        """Record what a plugin reports; return False if it has more faults than may be kept.
 
         `had` is how many devices there are to be of each resource: while an inventory lists fewer,
         an unhealthy one that it does not list has not become well.
@@ -137,7 +137,7 @@ class DeviceFaults:
         return True
 
     def observe(self, heartbeat: vocabulary.Heartbeat) -> bool:
-        """Take the numbers of a beat; return whether they changed anything."""
+        """Record the numbers of a heartbeat; return whether they changed anything."""
         changed, is_unharmed = False, self._faults is _NONE
         for resource in heartbeat.resources:
             reports_any = resource.short or resource.degraded or resource.unmonitored
@@ -157,7 +157,7 @@ class DeviceFaults:
         return changed
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
-        """Drop what no inventory lists, of resources that lack no device; tell if there was any."""
+        """Drop unlisted devices of resources that lack none; return whether there were any."""
         if not self._faults.unlisted:
             return False
         over = [

@@ -13,69 +13,25 @@ from datetime import datetime
 from typing import Final, assert_never
 
 from muster import vocabulary
-from muster_health.fleet import (
-    clock_skew,
-    fleet_alerts,
-    mass_failure,
-    registry,
-    remediation,
-    self_check,
-    startup_rate_limit,
-    timer_queue,
-)
-from muster_health.model import alerts, config, signals, snapshot, steps
+from muster_health.fleet import effects
+from muster_health.model import signals, snapshot, steps
 from muster_health.plugin import tracked_plugin
 
 _POSITION_S: Final = 5.0
 _FLEET_S: Final = 1.0
 _AHEAD_S: Final = 0.5
 _DUE_AT_ONCE: Final = 1_000
-_FLEET_DUE: Final = "fleet"
-"""No plugin's key: those contain a dot."""
 _POSITION_DUE: Final = "position"
-_STARTUP_DUE: Final = "startup"
 _NOT_EXPECTED: Final = (
     "no heartbeat, and no longer expected: the node was removed or is no longer selected"
 )
 
 
-class Detector:
+class Detector(effects.Fleet):
     """A `muster.machine.Machine`. `at_zero` is UTC at second 0 of the receiver's clock.
 
     `leader` is the revision under which it leads from the start, 0 where there is no lock.
     """
-
-    def __init__(
-        self,
-        settings: config.Detection,
-        *,
-        runbook_url: str,
-        at_zero: datetime,
-        bounds: config.Bounds | None = None,
-        restarts: config.Remediation | None = None,
-        has_cluster: bool = False,
-        leader: int | None = 0,
-    ) -> None:
-        self._settings = settings
-        self._context = config.Context(
-            settings,
-            bounds or config.Bounds(),
-            runbook_url=runbook_url,
-            has_cluster=has_cluster,
-            leader=leader,
-            wall_zero=at_zero.timestamp(),
-        )
-        self._registry = registry.Registry(self._context)
-        self._self_check = self_check.SelfCheck(settings, at_zero)
-        self._timers = timer_queue.TimerQueue()
-        self._fleet = fleet_alerts.FleetAlerts(self._context)
-        self._mass_failures = mass_failure.MassFailures(
-            settings, self._registry.plugins, self._fleet.ended
-        )
-        self._clocks = clock_skew.FleetClocks(self._context, self._registry.plugins)
-        self._remediator = remediation.Remediator(restarts or config.Remediation())
-        self._may_restart = self._remediator.is_on
-        self._startup = startup_rate_limit.StartupRateLimit()
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
         """Handle one input."""
@@ -192,9 +148,9 @@ class Detector:
             plugin = self._registry.find_or_add(heartbeat.node, heartbeat.plugin, now)
         if plugin is None:
             return [signals.Noted(note=signals.Note.REFUSED)]
-        effects = plugin.receive(heartbeat, now)
+        returned = plugin.receive(heartbeat, now)
         # nearly always there are none: its next deadline is later now, and stays queued for before
-        return self._act(plugin, effects, now) if effects else []
+        return self._act(plugin, returned, now) if returned else []
 
     def _find(self, node: str, name: str) -> tracked_plugin.TrackedPlugin | None:
         home = self._registry.nodes.get(node)
@@ -212,7 +168,9 @@ class Detector:
             self._timers.set(_POSITION_DUE, now + _POSITION_S)
         if not isinstance(event, vocabulary.PluginEvent):
             return []
-        plugin = self._registry.find_or_add(event.node, event.plugin, now)
+        plugin = self._find(event.node, event.plugin)
+        if plugin is None:
+            plugin = self._registry.find_or_add(event.node, event.plugin, now)
         if plugin is None:
             return [signals.Noted(note=signals.Note.REFUSED)]
         return self._act(plugin, plugin.receive(reported, now), now)
@@ -230,7 +188,7 @@ class Detector:
     def _restore(self, event: signals.Restored, before: snapshot.Snapshot, now: float) -> None:
         if before.node == vocabulary.FLEET:
             self._fleet.restore(before, now + self._settle_s)
-            self._timers.set(_FLEET_DUE, now + self._settle_s)
+            self._timers.set(effects.FLEET_DUE, now + self._settle_s)
             return
         plugin = self._registry.find_or_add(before.node, before.plugin, now)
         if plugin is None:
@@ -253,112 +211,11 @@ class Detector:
                 outs += self._remove(plugin, _NOT_EXPECTED, now)
         return outs
 
-    def _remove(
-        self, plugin: tracked_plugin.TrackedPlugin, why: str, now: float
-    ) -> list[signals.Output]:
-        """Forget a plugin: its open alerts are resolved."""
-        self._evaluate_soon(self._registry.remove(plugin), now)
-        self._mass_failures.cleared(plugin.key)
-        self._clocks.forget(plugin.key)
-        self._fleet.hold(plugin.key, ())
-        return plugin.end(now, self._self_check.at(now), why)
-
-    def _evaluate_soon(self, plugins: Iterable[tracked_plugin.TrackedPlugin], now: float) -> None:
-        for plugin in plugins:
-            plugin.touch(now + mass_failure.SOON_S)
-            self._timers.set(plugin.key, now + mass_failure.SOON_S)
-
-    def _reschedule(self, plugin: tracked_plugin.TrackedPlugin) -> None:
-        self._timers.set(plugin.key, plugin.next_deadline())
-
-    # one plugin
-
-    def _act(
-        self, plugin: tracked_plugin.TrackedPlugin, effects: Iterable[steps.Effect], now: float
-    ) -> list[signals.Output]:
-        """Turn the effects of one plugin's machine into outputs."""
-        outs: list[signals.Output] = []
-        is_decided = False
-        for effect in effects:
-            match effect:
-                case signals.Noted() | signals.Probe() | signals.AskCluster():
-                    outs.append(effect)
-                case steps.VerdictReached() | steps.VerdictConfirmed() | steps.ReturnOverdue():
-                    is_decided = True
-                case steps.ClockSkewChanged():
-                    self._compare_clocks(plugin, now)
-                case steps.Changed():
-                    pass
-                case _:
-                    assert_never(effect)
-        if self._is_suspended(plugin, now):
-            outs = [out for out in outs if isinstance(out, signals.Noted)]
-            outs.append(signals.Noted(note=signals.Note.FROZEN))
-        is_placed = self._registry.is_placed(plugin.plugin)
-        why = plugin.removal_reason(now, is_placed=is_placed)
-        if why:
-            return [*outs, *self._remove(plugin, why, now)]
-        if is_decided:
-            self._evaluate_soon(self._registry.inhibit(plugin), now)
-        outs += self._publish(plugin, now)
-        if self._may_restart:
-            outs += self._remediate(plugin, now)
-        self._reschedule(plugin)
-        return outs
-
-    def _compare_clocks(self, changed: tracked_plugin.TrackedPlugin, now: float) -> None:
-        skewed = self._clocks.compare(changed)
-        if skewed is not None:
-            self._evaluate_soon(skewed, now)
-            self._fleet.clock_skew = self._clocks.text()
-            self._timers.set(_FLEET_DUE, now + mass_failure.SOON_S)
-
-    def _is_suspended(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
-        """Return whether a plugin gets no verdict, because many are suspect at once."""
-        if plugin.key not in self._mass_failures.suspects and not plugin.is_suspect(now):
-            return False
-        is_suspended, due = self._mass_failures.suspends(plugin, now)
-        self._timers.set(_FLEET_DUE, due)
-        return is_suspended
-
-    def _remediate(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
-        leader = self._context.leader
-        if leader is None:
-            return []
-        question = self._remediator.ask(plugin, now)
-        if question is not None:
-            return [question]
-        at = self._self_check.at(now)
-        is_mass_failure = bool(self._mass_failures.active)
-        return self._remediator.decide(plugin, leader, now, at, is_mass_failure=is_mass_failure)
-
     def _remediated(self, event: signals.Remediated, now: float) -> list[signals.Output]:
         plugin, leader = self._find(event.node, event.plugin), self._context.leader
         if plugin is None or leader is None:
             return []
         return self._remediator.done(plugin, event, leader, self._self_check.at(now))
-
-    def _publish(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
-        """Publish a plugin's news; at start-up a first verdict waits for its turn."""
-        if not plugin.has_news(now):
-            return []
-        leads = self._context.leader is not None
-        if leads and plugin.may_wait(now) and self._startup.must_wait(plugin.key, now):
-            self._timers.set(_STARTUP_DUE, self._startup.due)
-            return []
-        return self._publish_now(plugin, now)
-
-    def _publish_now(
-        self, plugin: tracked_plugin.TrackedPlugin, now: float
-    ) -> list[signals.Output]:
-        def may_open(_: alerts.Key) -> bool:
-            return self._registry.spend(plugin.node, now)
-
-        outs, held = plugin.publish(now, self._self_check.at(now), may_open)
-        if (held or plugin.key in self._fleet.held) and self._fleet.hold(plugin.key, held):
-            outs += [signals.Noted(note=signals.Note.HELD) for _ in held]
-            self._timers.set(_FLEET_DUE, now + mass_failure.SOON_S)
-        return outs
 
     # all of them
 
@@ -369,13 +226,13 @@ class Detector:
         return self._settings.reconnect_s + silent_s
 
     def _due(self, key: str, now: float) -> list[signals.Output]:
-        if key == _FLEET_DUE:
+        if key == effects.FLEET_DUE:
             return self._fleet_due(now)
         if key == _POSITION_DUE:
             leader = self._context.leader
             has_moved = leader is not None and self._fleet.has_moved()
             return [self._fleet.store(leader or 0)] if has_moved else []
-        if key == _STARTUP_DUE:
+        if key == effects.STARTUP_DUE:
             return self._startup_due(now)
         plugin = self._registry.plugins.get(key)
         if plugin is None:
@@ -397,7 +254,7 @@ class Detector:
             plugin = self._registry.plugins.get(key)
             if plugin is not None and plugin.has_news(now):
                 outs += self._publish_now(plugin, now)
-        self._timers.set(_STARTUP_DUE, self._startup.due)
+        self._timers.set(effects.STARTUP_DUE, self._startup.due)
         return outs
 
     def _fleet_due(self, now: float) -> list[signals.Output]:
@@ -417,7 +274,7 @@ class Detector:
         if self._fleet.held:
             dues.append(max(self._registry.next_open_at(now), now + _FLEET_S))
         for each in dues:
-            self._timers.set(_FLEET_DUE, each)
+            self._timers.set(effects.FLEET_DUE, each)
         return [*outs, *published]
 
     def _lead(self, revision: int | None, now: float) -> list[signals.Output]:
@@ -435,7 +292,7 @@ class Detector:
             self._reschedule(plugin)
         if revision is not None:
             lasts = bool(self._mass_failures.active)
-            self._timers.set(_FLEET_DUE, now + (0.0 if lasts else self._settle_s))
+            self._timers.set(effects.FLEET_DUE, now + (0.0 if lasts else self._settle_s))
         return outs
 
     # ourselves
@@ -452,7 +309,7 @@ class Detector:
             if plugin.receive(event, now):
                 self._is_suspended(plugin, now)
                 self._reschedule(plugin)
-        self._timers.set(_FLEET_DUE, now + _FLEET_S)
+        self._timers.set(effects.FLEET_DUE, now + _FLEET_S)
         self._reset_timers(now)
         return [
             signals.Noted(note=signals.Note.STALLED, seconds=seconds),
@@ -468,10 +325,10 @@ class Detector:
         for plugin in self._registry.plugins.values():
             plugin.receive(event, now)
             self._reschedule(plugin)
-        self._timers.set(_FLEET_DUE, now + self._settle_s)
+        self._timers.set(effects.FLEET_DUE, now + self._settle_s)
         self._reset_timers(now)
         return [*outs, signals.Noted(note=signals.Note.REBASED)]
 
     def _reset_timers(self, now: float) -> None:
         self._timers.set(_POSITION_DUE, now + _POSITION_S)
-        self._timers.set(_STARTUP_DUE, self._startup.due)
+        self._timers.set(effects.STARTUP_DUE, self._startup.due)

@@ -1,4 +1,4 @@
-"""Pure: What concerns no single plugin: storms, and alerts that wait for their turn."""
+"""Pure: alerts of the whole fleet: mass failures, our own clock, alerts that are held back."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -12,9 +12,9 @@ from muster_health.model import alerts, config, signals, snapshot
 from muster_health.plugin import liveness
 
 PLUGIN: Final = "health"
-"""Who a fact about the fleet is from."""
+"""The plugin name in facts about the fleet."""
 KEY: Final = f"{vocabulary.FLEET}.{PLUGIN}"
-"""What the fleet is remembered under."""
+"""The key under which the fleet is stored."""
 
 _URGENCY: Final = tuple(vocabulary.Severity)
 _SHOWN_MAX: Final = 16
@@ -23,7 +23,7 @@ _EVENT_S: Final = 120.0
 
 
 class FleetAlerts:
-    """The alerts of the fleet, and how far the stream of events has been dealt with."""
+    """The alerts of the fleet, and how far the stream of events has been processed."""
 
     def __init__(self, around: config.Context) -> None:
         self.position = 0
@@ -31,21 +31,21 @@ class FleetAlerts:
         self._context = around
         self.held: dict[str, tuple[int, str]] = {}
         self.clock_skew = ""
-        """How the clocks of most nodes are apart from ours, in words."""
+        """How the clocks of most nodes differ from ours, as evidence."""
         self._servers: dict[str, tuple[str, float]] = {}
         self._ended: tuple[vocabulary.Evidence, ...] = ()
         self._stored = 0
         self._keep_until = 0.0
 
     def restore(self, before: snapshot.Snapshot, keep_until: float) -> None:
-        """Take what was told, and how far it got; a storm may still last until `keep_until`."""
+        """Take over what was published; a mass failure may still last until `keep_until`."""
         self._keep_until = keep_until
         self.lifecycle.load(before.firing, before.untold_alerts)
         self.position = max(self.position, before.position)
         self._stored = before.position
 
     def server(self, name: str, what: str, now: float) -> None:
-        """Take what happened to a server of the bus."""
+        """Record what happened to a NATS server."""
         name = liveness.short_server(name)
         self._servers.pop(name, None)
         self._servers[name] = (what, now)
@@ -53,7 +53,7 @@ class FleetAlerts:
             del self._servers[next(iter(self._servers))]
 
     def hold(self, key: str, held: Iterable[alerts.Alert]) -> bool:
-        """Take which alerts of a plugin wait for their turn; return whether that is news."""
+        """Record which alerts of a plugin are held back; return whether that is news."""
         waiting = sorted((_urgency(alert), alert.summary) for alert in held)
         if not waiting:
             return self.held.pop(key, None) is not None
@@ -62,11 +62,11 @@ class FleetAlerts:
         return is_news
 
     def held_keys(self) -> list[str]:
-        """Return whose alerts wait, the most urgent first, of these the longest."""
+        """Return whose alerts wait, the most urgent first, among them the oldest."""
         return sorted(self.held, key=lambda key: self.held[key][0])
 
     def ended(self, over: mass_failure.Ended, now: float) -> None:
-        """Take that a storm is over."""
+        """Record that a mass failure is over."""
         failure = over.failure
         back = failure.peak - len(over.left)
         seconds = now - failure.began_at
@@ -77,7 +77,7 @@ class FleetAlerts:
     def commit(
         self, failures: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
     ) -> tuple[list[signals.Output], float | None]:
-        """Return what is to be done about what changed, in order; and when to look again."""
+        """Return what to do about the news, in order; and when to evaluate again."""
         leader = self._context.leader
         if leader is None:
             return [], None
@@ -110,11 +110,11 @@ class FleetAlerts:
         return [before, *events, self.store(leader)], due
 
     def has_moved(self) -> bool:
-        """Tell whether more events have been dealt with than is remembered."""
+        """Return whether more events were processed than is stored."""
         return self.position > self._stored
 
     def store(self, leader: int) -> signals.Remember:
-        """Return what is to be remembered."""
+        """Return what is to be stored."""
         self._stored = self.position
         stored = snapshot.Snapshot(
             node=vocabulary.FLEET,
@@ -146,7 +146,7 @@ class FleetAlerts:
     ) -> Iterable[alerts.Alert]:
         if not failures.active:
             return
-        failure = max(failures.active.values(), key=lambda storm: (storm.peak, storm.cause))
+        failure = max(failures.active.values(), key=lambda each: (each.peak, each.cause))
         common = self._words(failures.common(failure), now)
         how = failures.how(failure)
         summary = f"{failure.peak} of {plugins} plugins {how} at once; in common: {common}"

@@ -1,10 +1,11 @@
-"""Pure: Many suspects at once: what they have in common is suspect, and they are not.
+"""Pure: mass failure: when many plugins fail together, suspend verdicts, name the common cause.
 
-Who falls silent is suspect, and who is about to be convicted of what it tells of itself.
-A storm begins when more than 5 plugins, and more than 10 % of the fleet, became suspect within
-10 s; or when more than 5 that did share a cause (a server of the bus, a zone, a revision). While it
-lasts nobody in it is asked or judged. It ends by itself: when hardly any of them are still suspect,
-or when they have had the time to come back and no more join them.
+A plugin is suspect when it is silent, or when a problem that it reports is about to become a
+verdict. A mass failure begins when more than 5 plugins, and more than 10 % of the fleet, became
+suspect within 10 s; or more than 5 that share a cause (a NATS server, a zone, a revision). While it
+lasts its members are suspended: they are asked nothing and get no verdict. It ends by itself: when
+hardly any are still suspect, or when they have had the time to come back and no more join them.
+Those that are still suspect then are resumed some at a time, as each takes questions and answers.
 """
 
 import itertools
@@ -17,7 +18,7 @@ from muster_health.model import config, steps
 from muster_health.plugin import tracked_plugin
 
 FLEET: Final = ""
-"""The cause of a storm whose suspects have nothing in common that we know of."""
+"""The cause of a mass failure whose suspects have nothing in common that is known."""
 
 _REMAIN_SHARE: Final = 0.02
 _COMMON_SHARE: Final = 0.8
@@ -26,7 +27,7 @@ _LASTS_MAX: Final = 10
 
 @dataclass(slots=True)
 class MassFailure:
-    """One storm, by its cause; `until` is when they have had the time to come back."""
+    """One mass failure; at `until` its members have had the time to come back."""
 
     cause: str
     began_at: float
@@ -38,14 +39,14 @@ class MassFailure:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A storm is over; `left` are still silent."""
+    """A mass failure is over; `left` are still suspect."""
 
     failure: MassFailure
     left: tuple[str, ...]
 
 
 class SuspectCounts:
-    """Who is suspect of silence, since when, and the storms among them."""
+    """Which plugins are suspect, since when, and the mass failures among them."""
 
     def __init__(self, settings: config.Detection) -> None:
         self.active: dict[str, MassFailure] = {}
@@ -58,7 +59,7 @@ class SuspectCounts:
     def suspected(
         self, key: str, causes: tuple[str, ...], now: float, *, silent: bool = True
     ) -> None:
-        """Take that a plugin became suspect: it is silent, or it tells of trouble."""
+        """Record that a plugin is suspect: it is silent, or reports a problem."""
         (self._with_problem.discard if silent else self._with_problem.add)(key)
         if key in self.suspects:
             return
@@ -70,7 +71,7 @@ class SuspectCounts:
                 self._join(failure, key, now)
 
     def cleared(self, key: str) -> None:
-        """Take that it is suspect no longer."""
+        """Record that it is suspect no longer."""
         self._with_problem.discard(key)
         causes = self.suspects.pop(key, None)
         if causes is None:
@@ -80,15 +81,15 @@ class SuspectCounts:
             failure.members.discard(key)
 
     def holds(self, key: str) -> bool:
-        """Tell whether nobody is to be asked about this one."""
+        """Return whether this plugin is part of a mass failure."""
         return any(key in failure.members for failure in self.active.values())
 
     def deadline(self) -> float | None:
-        """Return when a storm may end."""
+        """Return when a mass failure may end."""
         return min((self._end_of(failure) for failure in self.active.values()), default=None)
 
     def common(self, failure: MassFailure) -> str:
-        """Return what nearly all of them share, in words; empty if nothing."""
+        """Return what nearly all of its members share; empty if nothing."""
         if failure.cause != FLEET:
             return failure.cause
         counts = Counter(cause for key in failure.members for cause in self.suspects.get(key, ()))
@@ -98,7 +99,7 @@ class SuspectCounts:
         return ""
 
     def how(self, failure: MassFailure) -> str:
-        """Return in words what its members suffer."""
+        """Return in words what is wrong with its members."""
         troubled = len(failure.members & self._with_problem)
         if not troubled:
             return "went silent"
@@ -109,7 +110,7 @@ class SuspectCounts:
         )
 
     def update(self, fleet: int, now: float) -> tuple[list[MassFailure], list[Ended]]:
-        """Return the storms that began and ended; `fleet` is how many plugins there are."""
+        """Return the mass failures that began and ended; `fleet` is the number of plugins."""
         while self._recent:
             key, at = next(iter(self._recent.items()))
             if now - at <= self._settings.storm_window_s:
@@ -123,13 +124,13 @@ class SuspectCounts:
         return began, [Ended(failure, tuple(sorted(failure.members))) for failure in over]
 
     def shift(self, seconds: float) -> None:
-        """Take that we stood still for so long."""
+        """Move the ends by the time that our own process was suspended."""
         for failure in self.active.values():
             failure.until += seconds
             failure.joined_at += seconds
 
     def clear(self) -> Mapping[str, MassFailure]:
-        """Forget all suspicions; return the storms there were."""
+        """Forget all suspicions; return the mass failures there were."""
         were, self.active = self.active, {}
         self.suspects.clear()
         self._with_problem.clear()
@@ -146,7 +147,7 @@ class SuspectCounts:
         return [FLEET] if is_fleet else common
 
     def _is_new(self, cause: str) -> bool:
-        # what is part of a storm of the whole fleet is no storm of its own
+        # what is part of a mass failure of the whole fleet is none of its own
         return cause not in self.active and FLEET not in self.active
 
     def _begin(self, cause: str, now: float) -> MassFailure:
@@ -184,14 +185,14 @@ class SuspectCounts:
 
 
 SOON_S: Final = 0.05
-"""For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
+"""Others are evaluated a little later than now, so that `tick` comes to an end."""
 _TEND_S: Final = 1.0
 _THAW_S: Final = 0.5
 _THAW_EACH: Final = 25
 
 
 class MassFailures:
-    """The storms over these plugins, and who is left over of one; its end is told to `over`."""
+    """The mass failures of these plugins, and which are still to be resumed after one."""
 
     def __init__(
         self,
@@ -215,7 +216,7 @@ class MassFailures:
     def suspends(
         self, plugin: tracked_plugin.TrackedPlugin, now: float
     ) -> tuple[bool, float | None]:
-        """Look at a plugin; return whether it is not to be judged, and when to look at all."""
+        """Evaluate a plugin; return whether it is suspended, and when to evaluate the fleet."""
         key = plugin.key
         if not plugin.is_suspect(now):
             self.counts.cleared(key)
@@ -236,7 +237,7 @@ class MassFailures:
         return plugin.is_suspended, due
 
     def resumed(self, now: float) -> list[tracked_plugin.TrackedPlugin]:
-        """End the storms that are over; return whose turn it is to be judged again."""
+        """End the mass failures that are over; return the plugins whose turn it is to resume."""
         _, over = self.counts.update(len(self._plugins), now)
         self._end(over, now)
         if now < self._resume_at or not self._to_resume:
@@ -248,7 +249,7 @@ class MassFailures:
         return [self._plugins[key] for key in turn if key in self._plugins]
 
     def dues(self, now: float) -> Iterable[float]:
-        """Return when to tend it again, if at all."""
+        """Return when to evaluate again, if at all."""
         if self.counts.active:
             yield now + _TEND_S
         if self._to_resume:

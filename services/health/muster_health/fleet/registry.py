@@ -1,4 +1,4 @@
-"""Pure: Every node and plugin that is known or expected, and what one node may cost."""
+"""Pure: registry of every node and plugin that is tracked or expected, with limits per node."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from muster_health.plugin import tracked_plugin
 
 
 class Node:
-    """What is kept of one node: its plugins, and what it offers."""
+    """One node: its plugins, and what it offers."""
 
     __slots__ = ("bucket", "offers", "plugins")
 
@@ -38,14 +38,14 @@ class Registry:
         self._bucket: ratelimit.TokenBucket | None = None
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
-        """Return what is known of a plugin, if anything."""
+        """Return a plugin, if it is tracked."""
         there = self.nodes.get(node)
         return None if there is None else there.find(plugin)
 
     def find_or_add(
         self, node: str, plugin: str, now: float
     ) -> tracked_plugin.TrackedPlugin | None:
-        """Return what is known of a plugin, new if need be; None if its node has too many."""
+        """Return a plugin, a new one if need be; None if its node has too many."""
         there = self.nodes.get(node)
         if there is not None:
             for tracked in there.plugins:
@@ -55,7 +55,7 @@ class Registry:
 
     def _add(self, node: str, plugin: str, now: float) -> tracked_plugin.TrackedPlugin | None:
         if node == vocabulary.FLEET:
-            # who speaks for one node cannot speak for all: alerts and memory of that name are ours
+            # a plugin cannot report for the fleet: alerts and stored state of that name are ours
             return None
         there = self.nodes.setdefault(node, Node())
         if len(there.plugins) >= self._context.bounds.plugins_per_node:
@@ -67,7 +67,7 @@ class Registry:
         return tracked
 
     def remove(self, gone: tracked_plugin.TrackedPlugin) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Forget a plugin; return those of its node for which that changes who tells of it."""
+        """Forget a plugin; return those of its node that are inhibited now, or no longer."""
         del self.plugins[gone.key]
         node = self.nodes[gone.node]
         node.plugins = tuple(tracked for tracked in node.plugins if tracked is not gone)
@@ -76,13 +76,13 @@ class Registry:
         return _inhibit(node.plugins)
 
     def is_placed(self, plugin: str) -> bool:
-        """Tell whether Kubernetes says where a plugin should be."""
+        """Return whether Kubernetes says where a plugin should be."""
         return plugin in self._expected
 
     def expect(
         self, plugin: str, nodes: Mapping[str, facts.Expected], now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
-        """Take where a plugin should be; return where that is news, and where it is no longer."""
+        """Record where a plugin should be; return where that is news, and where it no longer is."""
         before = self._expected.get(plugin, {})
         self._expected[plugin] = nodes
         present = []
@@ -99,7 +99,7 @@ class Registry:
     def offer(
         self, event: signals.NodeOffers, now: float
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Take what a node offers (None: there is no such node); return its plugins."""
+        """Record what a node offers (None: there is no such node); return its plugins."""
         node = self.nodes.setdefault(event.node, Node())
         node.offers = event.offers
         if event.offers is None and not node.plugins:
@@ -111,11 +111,11 @@ class Registry:
     def inhibit(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Let one alert say that a node is down; return the plugins for which that changes."""
+        """Let one alert report that a node is down; return the plugins for which that changes."""
         return _inhibit(self.nodes[changed.node].plugins)
 
     def may_open(self, now: float) -> bool:
-        """Tell whether the fleet may have one more alert now."""
+        """Return whether the fleet may have one more alert now."""
         return self._whole(now).has_token(now)
 
     def next_open_at(self, now: float) -> float:
@@ -123,7 +123,7 @@ class Registry:
         return self._whole(now).ready_at(now)
 
     def spend(self, node: str, now: float) -> bool:
-        """Tell whether a node may have one more alert now, and count it."""
+        """Return whether a node may have one more alert now, and count it."""
         fleet, there = self._whole(now), self.nodes[node]
         if there.bucket is None:
             there.bucket = _bucket(self._context.bounds.alerts_per_node_minute, now)

@@ -1,10 +1,10 @@
-"""Pure: Whether a plugin's pod is restarted: off by default, within a budget, never in a storm.
+"""Pure: restarts of plugin pods: off by default, within a budget, never during a mass failure.
 
-Only a verdict that a new process may mend is acted on, once, after its alert has been told: STUCK,
-MISMATCH, and DEREGISTERED after a minute in which the plugin could not mend it. Each node waits
-longer after each restart, and the fleet has so many an hour. What a budget forbids is said, and not
-done later. What is done is remembered with the plugin before it is done: a restart of ours earns
-nobody another one.
+Only a verdict that a restart may repair is acted on, once, after its alert was published: STUCK,
+MISMATCH, and DEREGISTERED after a minute in which the plugin could not repair it itself. Each node
+waits longer after each restart, and the fleet has so many an hour. What the budget forbids is
+published as refused, and not done later. A restart is stored with the plugin before it is done, so
+that a restart of health does not cause another one.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class RestartBudget:
         return self._settings.mode
 
     def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
-        """Take when a plugin was restarted, as far as another process, or we, remembered it."""
+        """Record when a plugin was restarted before, by any process of ours."""
         if times:
             self._times.setdefault(node, {})[plugin] = times
 
@@ -94,7 +94,7 @@ class RestartBudget:
 
 
 class Remediator:
-    """Which plugins' pods were asked for, and what is done about them."""
+    """Asks which pod a plugin has, and decides whether it is restarted."""
 
     def __init__(self, settings: config.Remediation) -> None:
         self._remedies = RestartBudget(settings)
@@ -103,15 +103,15 @@ class Remediator:
 
     @property
     def is_on(self) -> bool:
-        """Tell whether anything is ever done."""
+        """Return whether anything is ever done."""
         return self._remedies.mode is not config.Remedies.OFF
 
     def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
-        """Take when a plugin's pod was restarted before, on our clock."""
+        """Record when a plugin's pod was restarted before, by our clock."""
         self._remedies.restore(node, plugin, times)
 
     def answered(self, key: str, number: int) -> None:
-        """Take that Kubernetes answered a question of this number."""
+        """Record that Kubernetes answered the question of this number."""
         if self._asked.get(key) == number:
             self._answered.add(key)
 
@@ -136,7 +136,7 @@ class Remediator:
         *,
         is_mass_failure: bool,
     ) -> list[signals.Output]:
-        """Return what is to be done about a plugin that a new process may mend."""
+        """Return what to do about a plugin that a restart may repair."""
         if plugin.key not in self._answered:
             return []
         self._answered.discard(plugin.key)
@@ -166,7 +166,7 @@ class Remediator:
         leader: int,
         at: datetime,
     ) -> list[signals.Output]:
-        """Say what came of it."""
+        """Return the result as an event."""
         done = vocabulary.Remedy.DRY_RUN if self._is_dry else vocabulary.Remedy.ACTED
         outcome = vocabulary.Remedy.FAILED if result.error else done
         mere = "the pod would be deleted" if self._is_dry else "the pod was deleted"
@@ -187,7 +187,7 @@ def _decided(
     at: datetime,
     leader: int,
 ) -> signals.Publish:
-    """Return the fact of what was done, or why it was not."""
+    """Return the event of what was done, or why it was not."""
     event = vocabulary.RemediationDecided(
         node=plugin.node,
         at=at,

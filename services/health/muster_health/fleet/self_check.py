@@ -1,7 +1,7 @@
-"""Pure: What the detector knows of itself: whether it hears, whether it stood still, the time.
+"""Pure: self-check of the detector: its link to NATS, whether it ran late, the time.
 
-It is blind while its link to the bus is gone, and at first. It stood still if it was called much
-later than it had asked for. Both say something about us and nothing about any plugin.
+It is disconnected while its link to NATS is gone, and at first. Its process was suspended if it was
+called much later than it had asked for. Both concern the detector itself, and no plugin.
 """
 
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ _STAMP_S: Final = 2e-6
 
 
 class SelfCheck:
-    """Whether the detector may judge. `at_zero` is UTC at second 0 of the receiver's clock."""
+    """Whether the detector may reach verdicts. `at_zero` is UTC at second 0 of its clock."""
 
     def __init__(self, settings: config.Detection, at_zero: datetime) -> None:
         self.is_disconnected = True
@@ -28,25 +28,25 @@ class SelfCheck:
         self._stamped = 0.0
 
     def late_s(self, now: float) -> float:
-        """Return for how long we stood still, 0 if not worth mentioning."""
+        """Return for how long our process was suspended; 0 if negligible."""
         if self._promised is None or self.is_disconnected:
             return 0.0
         late_s = now - max(self._promised, self._called_at)
         return late_s if late_s > self._settings.stall_s else 0.0
 
     def called(self, now: float, promised: float | None) -> None:
-        """Take that we ran, and when we asked to be called again."""
+        """Record that we ran, and when we asked to be called again."""
         self._called_at, self._promised = now, promised
 
     def lost(self, now: float) -> None:
-        """Take that our link is gone, or not there yet."""
+        """Record that our link is gone, or not there yet."""
         self.is_disconnected = True
         if self._since is None:
             self._since = now
             self.alarm_due = now + self._settings.blind_s
 
     def alarm(self, now: float) -> list[signals.Output]:
-        """Tell people, once it has lasted."""
+        """Raise an alarm, once it has lasted."""
         if self.alarm_due is None or self.alarm_due > now:
             return []
         self.alarm_due, self._alarmed = None, True
@@ -57,7 +57,7 @@ class SelfCheck:
         return [signals.Alarm(firing=True, summary=summary, seconds=seconds)]
 
     def back(self, at: datetime, now: float) -> tuple[float, list[signals.Output]]:
-        """Take that our link is there; return for how long it was not, and what to tell of it."""
+        """Record that our link is there; return for how long it was not, and what to do."""
         seconds = 0.0 if self._since is None else now - self._since
         self.is_disconnected, self._since, self.alarm_due = False, None, None
         # the wall clock may have been set meanwhile

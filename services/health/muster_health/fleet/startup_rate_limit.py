@@ -1,7 +1,7 @@
-"""Pure: First verdicts are told in turns: a fleet that is heard for the first time is no news.
+"""Pure: rate limit for the first good verdicts after a start: they are no news to anybody.
 
-To tell of one takes a round trip to NATS and another to remember it. A hundred thousand at once
-would keep the detector from its beats until it took everybody for silent.
+To publish one takes a round trip to NATS, and another to store it. A hundred thousand at once would
+keep the detector from its heartbeats until it took every plugin for silent.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ _EACH_TURN: Final = 50
 
 
 class StartupRateLimit:
-    """Who is told of now, and who waits, in order."""
+    """Which plugins are published now, and which wait, in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, None] = {}
@@ -20,11 +20,11 @@ class StartupRateLimit:
 
     @property
     def due(self) -> float | None:
-        """Return when the next ones have their turn, if anybody waits."""
+        """Return when the next plugins have their turn, if any wait."""
         return self._until if self._waiting else None
 
     def must_wait(self, key: str, now: float) -> bool:
-        """Tell whether this one waits for its turn; else it is told of now."""
+        """Return whether this plugin waits for its turn; else it is published now."""
         if self._waiting or not self._has_one(now):
             self._waiting[key] = None
             return True
@@ -32,7 +32,7 @@ class StartupRateLimit:
         return False
 
     def turn(self, now: float) -> list[str]:
-        """Return those whose turn has come."""
+        """Return the plugins whose turn has come."""
         self._has_one(now)
         keys = [key for key, _ in zip(self._waiting, range(self._left), strict=False)]
         self._left -= len(keys)

@@ -1,4 +1,4 @@
-"""Pure: When whom to look at next; moving a deadline back, as every beat does, costs nothing."""
+"""Pure: timer queue with cheap postponement: a heartbeat pushes a deadline back in O(1)."""
 
 import heapq
 from collections.abc import Callable
@@ -13,7 +13,7 @@ class TimerQueue:
     """The earliest deadline of each key.
 
     A deadline that moved back stays queued at its old time: its key is then looked at once for
-    nothing, and set again. So a beat costs a dictionary look-up instead of a queue operation.
+    nothing, and set again. So a heartbeat costs a dictionary look-up instead of a queue operation.
 
     They are sorted by slots of time, and within a slot by time. Most move back before their slot
     comes, and are taken out with all of it: no queue as long as the fleet is ever sorted.
@@ -25,7 +25,7 @@ class TimerQueue:
         self._queued: dict[str, float] = {}
 
     def set(self, key: str, when: float | None) -> None:
-        """Look at `key` at `when` or before; None is never."""
+        """Wake `key` at `when` or before; None is never."""
         if when is None:
             return
         queued = self._queued.get(key)
@@ -34,7 +34,7 @@ class TimerQueue:
             self._push((when, key))
 
     def earliest(self) -> float | None:
-        """Return when somebody is to be looked at next."""
+        """Return when the next key is due."""
         while self._order:
             slot = self._slots[self._order[0]]
             while slot:
@@ -46,7 +46,7 @@ class TimerQueue:
         return None
 
     def due(self, now: float, *, most: int) -> list[str]:
-        """Return the keys to look at now; each is then set again or forgotten.
+        """Return the keys that are due; each is then set again or forgotten.
 
         Of more than `most` the earliest go first, and the rest stay due: others want a turn too.
         """
@@ -60,7 +60,7 @@ class TimerQueue:
     def follow(self, until: float, look: Callable[[str], float | None]) -> None:
         """Queue those anew that moved back since, out of all slots that end before `until`.
 
-        So whoever is awake anyway saves itself from being woken for each of them.
+        So a detector that runs anyway is not woken for each of them.
         """
         kept: list[tuple[float, str]] = []
         while self._order and (self._order[0] + 1) * _SLOT_S <= until:

@@ -1,7 +1,7 @@
-"""Pure: Verdicts and devices become alerts: how urgent, under which name, in words.
+"""Pure: alerts: severity, fingerprint and text for each kind.
 
-What a plugin itself suffers is one alert for each urgency, whatever it turns out to be: a plugin
-that is down, and then on a node that is down, changes its alert and opens no second one.
+About a plugin itself there is one alert for each severity, whatever is wrong: a plugin that is
+down, and then its node as well, changes its alert and opens no second one.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
 
 Key = tuple[str, str]
-"""Slot and resource: what tells the open alerts of one plugin apart."""
+"""Slot and resource: what distinguishes the open alerts of one plugin."""
 
 PODS_MAX: Final = 32
 """An alert names so many, and counts the others."""
@@ -31,7 +31,7 @@ _OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS})
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One alert as it is, or was last told; `told_at` is when it last changed."""
+    """One alert as it is, or was last published; `told_at` is when it last changed."""
 
     kind: AlertKind
     summary: str
@@ -46,26 +46,26 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: int = 0
     ends_at: datetime | None = None
     grave: bool = False
-    """What is told as FLAPPING is as urgent as what falls."""
+    """FLAPPING is as urgent as the failure that it covers."""
 
     @property
     def severity(self) -> Severity:
-        """How soon a person is needed."""
+        """Return how soon a person is needed."""
         return Severity.CRITICAL if self.grave else severity_of(self.kind)
 
     @property
     def key(self) -> Key:
-        """What tells it from the plugin's other open alerts."""
+        """Return what distinguishes it from the plugin's other open alerts."""
         return slot_of(self.kind, grave=self.grave), self.resource
 
     def says_the_same(self, other: "Alert") -> bool:
-        """Tell whether a person would read the same; evidence ages all the time."""
+        """Return whether a person would read the same; evidence ages all the time."""
         return self.text == other.text
 
     @property
     def text(self) -> tuple[object, ...]:
-        """What a person reads of it, but the evidence."""
-        # what an earlier version told counted no pods
+        """Return what a person reads of it, but the evidence."""
+        # what an earlier version published counted no pods
         many = self.devices_total, max(len(self.pods), self.pods_total)
         return self.kind, self.summary, self.devices, self.pods, many
 
@@ -74,7 +74,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, pods=tuple(pods[:PODS_MAX]), pods_total=total)
 
     def becomes(self, other: "Alert", at: datetime) -> "Alert":
-        """Return it saying what another says, from then on."""
+        """Return it with the content of another, from then on."""
         return msgspec.structs.replace(
             other, starts_at=self.starts_at, told_at=at, change=self.change + 1
         )
@@ -109,12 +109,12 @@ def kind_of(verdict: Verdict) -> AlertKind | None:
 
 
 def is_of_devices(kind: AlertKind) -> bool:
-    """Tell whether an alert is about devices, and not about their plugin."""
+    """Return whether an alert is about devices, and not about their plugin."""
     return kind in _OF_DEVICES
 
 
 def is_of_fleet(kind: AlertKind) -> bool:
-    """Tell whether an alert concerns no single plugin."""
+    """Return whether an alert concerns no single plugin."""
     return kind in _OF_FLEET
 
 
@@ -151,7 +151,7 @@ def severity_of(kind: AlertKind) -> Severity:
 
 
 def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
-    """Return the place an alert takes: a plugin has one of its own for each urgency."""
+    """Return an alert's slot: a plugin has one of its own for each severity."""
     if kind in _OF_DEVICES or kind in _OF_FLEET or kind is AlertKind.CLOCK_SKEW:
         return kind.value
     return (Severity.CRITICAL if grave else severity_of(kind)).value
@@ -160,7 +160,7 @@ def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
 def fingerprint(
     node: str, plugin: str, kind: AlertKind, *, resource: str = "", grave: bool = False
 ) -> str:
-    """Return the name an alert has from first to last, and again when it comes back."""
+    """Return the fingerprint of an alert, which it has again when it comes back."""
     text = f"{node}|{plugin}|{slot_of(kind, grave=grave)}|{resource}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -168,7 +168,7 @@ def fingerprint(
 def changed(
     alert: Alert, *, node: str, plugin: str, runbook_url: str, leader: int
 ) -> vocabulary.AlertChanged:
-    """Return the fact that an alert fires, changes or is resolved."""
+    """Return the event that an alert fires, changes or is resolved."""
     return vocabulary.AlertChanged(
         node=node,
         at=alert.told_at,
@@ -196,7 +196,7 @@ def changed(
 
 
 def of_event(event: vocabulary.AlertChanged) -> Alert:
-    """Return the alert that an event told of."""
+    """Return the alert of an event."""
     return Alert(
         kind=event.kind,
         summary=event.summary,
@@ -214,7 +214,7 @@ def of_event(event: vocabulary.AlertChanged) -> Alert:
 
 
 def event_id(alert: vocabulary.AlertChanged) -> str:
-    """Return the id of an alert's change: repeated after a crash, it is known as a repeat."""
+    """Return the id of an alert's change: repeated after a crash, it is recognized."""
     return f"{alert.fingerprint}:{alert.starts_at.isoformat()}:{alert.change}:{alert.state}"
 
 

@@ -1,7 +1,7 @@
-"""Pure: What the Kubernetes API knows that bears on a suspicion; None is always unknown.
+"""Pure: what the Kubernetes API answers about a node and a plugin; None is always unknown.
 
-Ages are seconds at the moment of the answer, measured by a door that must not trust the node's
-clock: against the API server's `Date`, or since the door itself saw a value change.
+Ages are seconds at the moment of the answer, measured by an adapter that must not trust the node's
+clock: against the API server's `Date`, or since the adapter itself saw a value change.
 """
 
 import enum
@@ -36,18 +36,18 @@ class Pod:
 
     @property
     def runs(self) -> bool:
-        """Tell whether its containers run: a crash loop leaves the phase at Running."""
+        """Return whether its containers run: a crash loop leaves the phase at Running."""
         return self.phase == "Running" and not self.waiting
 
     @property
     def is_outdated(self) -> bool:
-        """Tell whether a rollout is going to replace it."""
+        """Return whether a rollout is going to replace it."""
         return bool(self.revision and self.current) and self.revision != self.current
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """How many of a resource the node says it has, and how many of those may be used."""
+    """How many of a resource the node has, and how many of those may be used."""
 
     capacity: int
     allocatable: int
@@ -55,7 +55,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a few GETs say about one node and the plugin's pods on it.
+    """What a few GETs answer about one node and the plugin's pods on it.
 
     `exists` is False when the API server answered that there is no such node. `pods` is () when it
     answered that there is none. `holders` are the pods on the node (`namespace/name`, sorted) that

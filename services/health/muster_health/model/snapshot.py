@@ -1,7 +1,8 @@
-"""Pure: What is remembered about one plugin across a restart, and its bytes.
+"""Pure: what is stored of one plugin across a restart, and its encoding.
 
-Written when a verdict or an alert changes, first with what is still to be told, then without. So a
-crash in between tells it once more under the same event id, and never not at all.
+Stored when a verdict or an alert changes, first with what is pending, then without. So a crash in
+between publishes it again under the same event id, and never loses it. The names of the fields are
+the keys in the bucket: they stay, as another version may read them.
 """
 
 import enum
@@ -18,15 +19,15 @@ VERSION: Final = 2
 REMEDIES_MAX: Final = 8
 """What is kept of a plugin; its node's wait doubles no further."""
 _BYTES_MAX: Final = 900_000
-"""The bucket takes 1,000,000; a larger value would be refused, and what was known before stay."""
+"""The bucket takes 1,000,000; a larger value would be refused, and the former one stay."""
 _WHY_SHORT: Final = 60
 _IDS_EACH: Final = 64
 _INTERVAL_S: Final = 5.0
-"""Of a plugin of which nothing is known; its first beat says its own."""
+"""Of a plugin of which nothing is known; its first heartbeat declares its own."""
 
 
 class State(enum.StrEnum):
-    """Where a plugin stands between a doubt and a verdict; see `plugin_state`."""
+    """Where a plugin stands between a suspicion and a verdict; the table is in `plugin`."""
 
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
@@ -38,7 +39,7 @@ class State(enum.StrEnum):
 
 
 class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Devices that suffer from the same, remembered."""
+    """Devices with the same fault, stored."""
 
     kind: vocabulary.AlertKind
     resource: str
@@ -47,7 +48,7 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One plugin, remembered. A doubt is not remembered: it is had again.
+    """One plugin, stored. A suspicion is not stored: it arises again.
 
     `position` is of the fleet (`node` is `vocabulary.FLEET`) alone: the last position in the stream
     of events whose event has been dealt with. `leader` is the revision of who wrote it.
@@ -76,7 +77,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bad: tuple[KnownFault, ...] = ()
     """Devices with something wrong."""
     had: tuple[tuple[str, int], ...] = ()
-    """How many devices there are to be of each resource, by the configuration of this hash."""
+    """How many devices of each resource there should be, by the configuration of this hash."""
     configuration: str = ""
     firing: tuple[alerts.Alert, ...] = ()
     untold_verdict: vocabulary.VerdictChanged | None = None
@@ -95,7 +96,7 @@ def key_of(node: str, plugin: str) -> str:
 
 
 def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
-    """Return what is left to know of each plugin where only its alerts were kept, oldest first.
+    """Return what can be known of each plugin where only its alerts were kept, oldest first.
 
     Nothing is known of how it stands; but what still fires must be ended once it is well.
     """
@@ -154,7 +155,7 @@ def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
 
 
 def decode(value: bytes) -> Snapshot:
-    """Return what was remembered. Raises ValueError: another version's, or nothing of ours."""
+    """Return what was stored. Raises ValueError: another version's, or nothing of ours."""
     stored = _DECODER.decode(value)
     if stored.v != VERSION:
         raise ValueError(f"the state is of version {stored.v}, expected {VERSION}")

@@ -1,22 +1,22 @@
-"""Pure: How many devices a plugin had, and whether it has fewer since, though nobody meant that.
+"""Pure: device counts of one plugin: whether it has fewer devices than before, unintended.
 
-The failure that nobody else tells of: the pod runs, its log is clean, and the node offers 0. A
-plugin that starts anew knows nothing of the devices that its predecessor had; so we remember.
+This finds the failure that nothing else reports: the pod runs, its log is clean, and the node
+offers 0. A plugin that restarts knows nothing of the devices that its predecessor had; this does.
 
-| a beat counts, of a resource                          | then it is to have                |
+| a heartbeat counts, of a resource                     | then it should have               |
 |-------------------------------------------------------|-----------------------------------|
 | more that are Healthy at once than ever               | so many                           |
-| fewer; each one's `device.removed` was told           | so many: it was unplugged         |
+| fewer; each one's `device.removed` was published      | so many: it was unplugged         |
 | fewer; the plugin's configuration is another one      | so many, 60 s later: it was meant |
 | none, of no resource, and another configuration       | as many as before it: short       |
-| fewer; parts of GPUs (MIG) or their wholes came for it | so many: divided otherwise        |
+| fewer; MIG devices or whole GPUs came instead         | so many: partitioned anew         |
 | fewer                                                 | as many as before: short          |
 
-Unhealthy ones are there. But they make no number: a device that is plugged in again under another
-name is both for a while.
+Unhealthy devices are there. But they do not raise the number: a device that is plugged in again
+under another name is counted twice for a while.
 
-It is told of when it lasts for 60 s: drivers and buses may be later than the plugin. A plugin that
-drains counts nothing.
+A loss is reported when it lasts for 60 s: drivers and buses may be later than the plugin. While a
+plugin drains nothing is counted.
 """
 
 import functools
@@ -27,7 +27,7 @@ from muster import vocabulary
 
 _WAIT_S: Final = 60.0
 _IN_FLIGHT_S: Final = 10.0
-"""A beat from before a device was removed may come after the event that tells of it."""
+"""A heartbeat from before a device was removed may come after the event that reports it."""
 _RESOURCES_MAX: Final = 64
 _LONG_AGO: Final = float("-inf")
 _NOTHING: Final[Mapping[str, int]] = {}
@@ -37,7 +37,7 @@ _PART: Final = "/mig-"
 
 
 class DeviceCounts:
-    """The devices of one plugin by resource: those it `has`, and those it is to have."""
+    """The devices of one plugin by resource: how many it `has`, and how many it should have."""
 
     __slots__ = (
         "_configuration",
@@ -54,13 +54,13 @@ class DeviceCounts:
 
     def __init__(self) -> None:
         self.has: Mapping[str, int] = _NOTHING
-        """By the last beat."""
+        """By the last heartbeat."""
         self.short: Mapping[str, str] = _NO_WORDS
-        """Which resources have fewer than they are to have, for long enough, in words."""
+        """Which resources have had too few for long enough, in words."""
         self.changes = 0
-        """How often what is to be remembered changed."""
+        """How often what is stored changed."""
         self.had: Mapping[str, int] = _NOTHING
-        """How many there are to be."""
+        """How many there should be."""
         self._configuration = self._newer = ""
         self._newer_at = 0.0
         self._removed_at = _LONG_AGO
@@ -69,23 +69,23 @@ class DeviceCounts:
 
     @property
     def configuration(self) -> str:
-        """Return the hash of the configuration under which there are to be so many."""
+        """Return the hash of the configuration under which there should be so many."""
         return self._configuration
 
     def restore(
         self, had: Iterable[tuple[str, int]], configuration: str, published: Mapping[str, str]
     ) -> None:
-        """Go on where a former process stopped; of what is in `published` people know already."""
+        """Go on where a former process stopped; what is in `published` was reported already."""
         self.had, self._configuration = _shared(tuple(had)), _same(configuration)
         self._since, self.short = dict.fromkeys(published, _LONG_AGO), dict(published)
         self._is_calm = False
 
     def lacks(self, resource: str) -> bool:
-        """Tell whether there are fewer than there are to be, for however short a time."""
+        """Return whether there are fewer than there should be, for however short a time."""
         return self.has.get(resource, 0) < self.had.get(resource, 0)
 
     def removed(self, resource: str, count: int, now: float) -> None:
-        """Take that the plugin saw devices leave, and lived on: they were unplugged."""
+        """Record that the plugin saw devices leave, and lived on: they were unplugged."""
         count_before = self.had.get(resource, 0)
         if not count_before:
             return
@@ -94,7 +94,7 @@ class DeviceCounts:
         self._removed_at, self._is_calm = now, False
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
-        """Take what a beat counts; return whether `short` changed."""
+        """Record what a heartbeat counts; return whether `short` changed."""
         if self._is_calm and self._is_as_before(heartbeat):
             return False
         if heartbeat.phase is vocabulary.Phase.DRAINING:
@@ -113,7 +113,7 @@ class DeviceCounts:
         return before != self.short
 
     def _is_as_before(self, heartbeat: vocabulary.Heartbeat) -> bool:
-        """Tell whether a beat counts what the one before did, as nearly all do."""
+        """Return whether a heartbeat counts what the one before did, as nearly all do."""
         if heartbeat.config_hash != self._configuration or len(heartbeat.resources) != len(
             self.has
         ):
@@ -126,7 +126,7 @@ class DeviceCounts:
         return True
 
     def _is_reconfigured(self, configuration: str, healthy: Mapping[str, int], now: float) -> bool:
-        """Take which configuration is in force; tell whether it is too new to count by."""
+        """Record the configuration in force; return whether it is too new to count by."""
         if configuration in {"", self._configuration}:
             self._newer = ""
             return False
@@ -135,7 +135,7 @@ class DeviceCounts:
             return False
         if configuration != self._newer:
             if self._newer and now - self._newer_at >= _WAIT_S:
-                # none at all was told of, and this is what was made of it
+                # none at all was reported, and this is what followed
                 self._remember(healthy, self._newer)
             self._newer, self._newer_at = configuration, now
         if now - self._newer_at < _WAIT_S:
@@ -179,7 +179,7 @@ class DeviceCounts:
 
 
 def _is_divided(gained: set[str], lost: set[str]) -> bool:
-    """Tell whether GPUs were divided otherwise: their parts are resources of their own."""
+    """Return whether GPUs were partitioned anew: their parts are resources of their own."""
     if not any(_PART in name for name in gained | lost):
         return False
     domains = {name.partition("/")[0] for name in gained}

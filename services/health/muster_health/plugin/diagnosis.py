@@ -1,38 +1,38 @@
-"""Pure: The table: what a silence means, once the questions are answered.
+"""Pure: diagnosis of a silent plugin, once all questions are answered: a table of evidence.
 
-The first row that holds decides. "Quiet" is when for the whole patience no beat came and no
-connection ended, so that what Kubernetes tells of the pod is as new as that; "well" is a pod that
-is Running and Ready on a node that still offers what the plugin had.
+The first row that holds decides. "Quiet": for the whole timeout no heartbeat came and no connection
+ended, so that what Kubernetes knows of the pod is as new as that. "Well": the pod is Running and
+Ready, on a node that still offers what the plugin had.
 
-| nobody listens, or no answer, and                      | verdict     | rule             |
-|--------------------------------------------------------|-------------|------------------|
-| Kubernetes did not answer, and may yet (3)             | wait        |                  |
-| the node is not in the cluster                         | MAINTENANCE | NODE_GONE        |
-| the pod is being deleted                               | MAINTENANCE | POD_DELETED      |
-| nobody listens; the node is unschedulable or to go     | MAINTENANCE | NODE_PLANNED     |
-| the lease is 20 s old                                  | NODE_DOWN   | LEASE_STALE      |
-| no lease is newer than the beat that is missing (1)    | wait        |                  |
-| nobody listens; a rollout replaces the pod             | MAINTENANCE | POD_REPLACED     |
-| it is expected, and was never heard                    | MISSING     | NEVER_HEARD      |
-| no pod, or none that runs                              | PLUGIN_DOWN | POD_NOT_RUNNING  |
-| it does not answer; the pod is not well, or not known  | STUCK       | NO_ANSWER        |
-| its side did not close it; the pod runs, and not Ready | STUCK       | POD_NOT_READY    |
-| the pod is well, and may not know better yet (2)       | wait        |                  |
-| the pod is well; it did not hang up, or is quiet       | UNREACHABLE | ONLY_BUS_SILENT  |
-| its connection ended just now, not by the server (3)   | PLUGIN_DOWN | NOT_BACK         |
-| the server closed its connection; no pod is known      | STUCK       | CONNECTION_STALE |
-| otherwise                                              | PLUGIN_DOWN | NOBODY_LISTENS   |
+| the probe was not answered, and                         | verdict     | rule             |
+|---------------------------------------------------------|-------------|------------------|
+| Kubernetes did not answer, and may yet (3)              | wait        |                  |
+| the node is not in the cluster                          | MAINTENANCE | NODE_GONE        |
+| the pod is being deleted                                | MAINTENANCE | POD_DELETED      |
+| not subscribed; the node is cordoned or being removed   | MAINTENANCE | NODE_PLANNED     |
+| the lease is 20 s old                                   | NODE_DOWN   | LEASE_STALE      |
+| no lease is newer than the missing heartbeat (1)        | wait        |                  |
+| not subscribed; a rollout replaces the pod              | MAINTENANCE | POD_REPLACED     |
+| it is expected, and was never heard                     | MISSING     | NEVER_HEARD      |
+| no pod, or none that runs                               | PLUGIN_DOWN | POD_NOT_RUNNING  |
+| subscribed; the pod is not well, or not known           | STUCK       | NO_ANSWER        |
+| its side did not close it; the pod runs, and not Ready  | STUCK       | POD_NOT_READY    |
+| the pod is well, and may not show it yet (2)            | wait        |                  |
+| the pod is well; it did not hang up, or is quiet        | UNREACHABLE | ONLY_BUS_SILENT  |
+| its connection ended just now, not by the server (3)    | PLUGIN_DOWN | NOT_BACK         |
+| the server closed its connection; no pod is known       | STUCK       | CONNECTION_STALE |
+| otherwise                                               | PLUGIN_DOWN | NOBODY_LISTENS   |
 
-(1) Or than a little more, as the node may have died just before that beat was due. A lease is soon
-renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
+(1) Or than a little more, as the node may have died just before that heartbeat was due. A lease is
+soon renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
 was alive to do so.
-(2) A process that stands still looks like one that is cut off from NATS, until its readiness probes
+(2) A process that is suspended looks like one that is cut off from NATS, until its readiness probes
 have failed: its event loop answers those too. And a cut that is short needs nobody. So it is
 UNREACHABLE only when that has lasted for `ready_s` for certain. No need to wait where it hung up:
 its own side closed its connection (Client Closed) while it still sent heartbeats. A connection that
 was reset (Read Error) may have ended on the way: whether its process did, the pod shows.
-(3) It crashed a moment ago and is started again, or only its way to the bus broke: asked again once
-it is quiet, and Kubernetes then until it answers, some times.
+(3) It crashed a moment ago and is started again, or only its connection broke: it is probed again
+once it is quiet, and Kubernetes asked until it answers, for a while.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ from muster_health.model.steps import Rule
 from muster_health.plugin import liveness
 
 _DUE_BEATS: Final = 1.1
-"""When, after a beat, the next one is overdue."""
+"""When, after a heartbeat, the next one is overdue."""
 _APART = (
     "without the Kubernetes API, a process that hangs cannot be distinguished from a network that "
     "is cut"
@@ -57,11 +57,11 @@ _WHOSE = "without the Kubernetes API, a dead plugin cannot be distinguished from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """All that bears on a silence. `listens` is what the probe found: somebody, who is mute.
+    """All that bears on a silence. `is_subscribed`: an unanswered probe reached a subscriber.
 
-    `known` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
-    what the plugin last said of its devices, by resource; `ever_heard` is by us, or by who
-    remembered it for us.
+    `cluster` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
+    what the plugin last reported of its devices, by resource; `was_heard` is by us, or by a process
+    before us.
     """
 
     silent_s: float
@@ -78,13 +78,13 @@ class Observations:
 
     @property
     def quiet_s(self) -> float:
-        """Return for how long nothing has happened: no beat, and no connection that ended."""
+        """Return for how long nothing has happened: no heartbeat, and no connection that ended."""
         closed = self.connections.closed
         return self.silent_s if closed is None else min(self.silent_s, self.now - closed.at)
 
 
 def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagnosis | None:
-    """Return what the silence means; None where some seconds more will tell."""
+    """Return the diagnosis; None while some seconds more will show."""
     decided = _decide(observed, settings)
     if decided is None:
         return None
@@ -106,7 +106,7 @@ def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagno
 
 
 def _connection(connections: liveness.Connections, now: float) -> list[vocabulary.Evidence]:
-    """Say what the bus told of the plugin's connection, if it did."""
+    """Return what NATS reported of the plugin's connection, if it did."""
     if connections.closed is not None:
         closed = connections.closed
         text = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
@@ -211,7 +211,7 @@ def _of_plugin(observed: Observations, settings: config.Detection) -> tuple[Verd
 
 
 def _offers_all(observed: Observations) -> bool:
-    """Tell whether the node offers what the plugin last had, as far as that is known."""
+    """Return whether the node offers what the plugin last had, as far as that is known."""
     offers = observed.cluster.offers if observed.cluster is not None else None
     if offers is None:
         return True

@@ -5,9 +5,10 @@ No part knows of this, nor of `tracked_plugin`, which adds what they do with eve
 
 from datetime import datetime
 
-from muster.vocabulary import AlertKind
+from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import device_faults, plugin_alert, plugin_alerting
 from muster_health.model import config, facts, snapshot, steps
+from muster_health.model.steps import Rule
 from muster_health.plugin import (
     device_counts,
     investigation,
@@ -77,6 +78,26 @@ class Parts:
         """An event changed what is stored, and nothing is published of it."""
         self.has_counts_to_store = False
         """How many devices there are to be changed, which may wait to be stored."""
+
+    @property
+    def clock(self) -> liveness.ClockOffset:
+        """Return the clock of its node against ours."""
+        return self.alive.clock
+
+    @property
+    def current_verdict(self) -> Verdict | None:
+        """Return the verdict that stands."""
+        return self.verdict.standing.verdict
+
+    @property
+    def rule(self) -> Rule | None:
+        """Return what decided it."""
+        return self.verdict.standing.rule
+
+    @property
+    def is_suspended(self) -> bool:
+        """Return whether it gets no verdict, because many are suspect at once."""
+        return self.verdict.is_suspended or self.reported.suspended
 
     def standing(self) -> steps.Standing:
         """Return the verdict that stands."""

@@ -2,24 +2,24 @@
 
 | verdict      | what shows it                                             | for how long      |
 |--------------|-----------------------------------------------------------|-------------------|
-| STUCK        | its own socket does not answer its self-probe             | its time to mend  |
-| STUCK        | its last self-probe is a minute old (3)                   | its time to mend  |
-| DEREGISTERED | a problem with the kubelet, or no open stream             | its time to mend  |
+| STUCK        | its own socket does not answer its self-probe             | its repair time   |
+| STUCK        | its last self-probe is a minute old (3)                   | its repair time   |
+| DEREGISTERED | a problem with the kubelet, or no open stream             | its repair time   |
 | DEREGISTERED | likewise, and the kubelet is away, or has just come       | 30 s (4)          |
-| MISMATCH     | it saw the kubelet list other devices                     | its time to mend  |
+| MISMATCH     | it saw the kubelet list other devices                     | its repair time   |
 | MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s` (1)  |
-| SPLIT_BRAIN  | two instances beat in turns                               | `degraded_s` (2)  |
-| DEGRADED     | a health checker is silent, its loop or its beats are late | `degraded_s`      |
+| SPLIT_BRAIN  | two instances send heartbeats alternately                 | `degraded_s` (2)  |
+| DEGRADED     | a health checker, its event loop or its heartbeats are late | `degraded_s`     |
 
-(1) The kubelet tells of what the plugin changed, or of a new registration, every 10 s only. But
-where that is long ago, the node itself has changed: then the plugin has its time to mend.
+(1) The kubelet reports what the plugin changed, or a new registration, every 10 s only. But where
+that is long ago, the node itself has changed: then the plugin has its repair time.
 (2) A DaemonSet with `maxSurge` starts the new pod before it ends the old one.
-(3) Or 3 beats, if these are longer; or it is registered for so long, and has had none yet.
-(4) It is upgraded, or starts: no plugin can mend that, and when it is there all register by
-themselves. From then on they have their time to mend.
+(3) Or 3 intervals, if these are longer; or it is registered for so long, and has had none yet.
+(4) It is upgraded, or starts: no plugin can repair that, and when it is there all register by
+themselves. From then on they have their repair time.
 
-Who does not answer cannot be registered either, so that comes first. A plugin that has only just
-started has `starting_s` to be registered.
+A plugin that does not answer cannot be registered either, so that comes first. A plugin that has
+only just started has `starting_s` to be registered.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,12 +35,12 @@ from muster_health.model.steps import Rule
 _SHOWN_MAX: Final = 8
 _AWAY_S: Final = 30.0
 PROBE_MAX_AGE_S: Final = 60.0
-_PROBE_OLD_BEATS: Final = 3.0
+_PROBE_OLD_INTERVALS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The verdict that a self-report asks for, if it lasts for `grace_s`."""
+    """A reported problem, and the verdict that follows if it lasts for `grace_s`."""
 
     verdict: Verdict
     rule: Rule
@@ -50,7 +50,7 @@ class Problem:
 
 
 def repair_s(settings: config.Detection, interval_s: float) -> float:
-    """Return how long a plugin may take to mend what it can mend itself."""
+    """Return how long a plugin may take to repair what it can repair itself."""
     return min(settings.trouble_beats * interval_s, settings.trouble_s)
 
 
@@ -63,10 +63,10 @@ def worst(
     two_instances: str = "",
     stretch: float = 1.0,
 ) -> Problem | None:
-    """Return the worst that a beat tells, or None.
+    """Return the worst problem of a heartbeat, or None.
 
     `offers` is what the node offers, and `unchanged_s` for how long the plugin has had what it has;
-    `two_instances` says that two instances beat, `stretch` how slowly one does.
+    `two_instances` is the evidence that two alternate, `stretch` the pace of heartbeats.
     """
     grace_s = repair_s(settings, heartbeat.interval_s)
     starts = heartbeat.phase is vocabulary.Phase.STARTING
@@ -81,11 +81,11 @@ def worst(
 
 def probe_max_age_s(heartbeat: vocabulary.Heartbeat) -> float:
     """Return how old a self-probe may be: they are made every few seconds, whatever happens."""
-    return max(PROBE_MAX_AGE_S, _PROBE_OLD_BEATS * heartbeat.interval_s)
+    return max(PROBE_MAX_AGE_S, _PROBE_OLD_INTERVALS * heartbeat.interval_s)
 
 
 def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Problem:
-    """Return what a report of a lost registration asks for, if it lasts."""
+    """Return the problem of a lost registration."""
     detail = f": {event.detail}" if event.detail else ""
     text = f"{event.resource}: no longer registered with the kubelet ({event.reason}{detail})"
     return Problem(
@@ -100,7 +100,7 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Proble
 def offered(
     had: Mapping[str, int], offers: Mapping[str, facts.Offer], grace_s: float
 ) -> Problem | None:
-    """Return what it asks for, if it lasts, that a node now offers other than the plugin had."""
+    """Return the problem that a node now offers something else than the plugin has."""
     mismatches = list(_offered_otherwise(had, offers))
     return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, mismatches, grace_s)
 

@@ -25,7 +25,6 @@ from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import alert_lifecycle, plugin_alerting
 from muster_health.model import alerts, facts, signals, snapshot, steps
 from muster_health.model.snapshot import State
-from muster_health.model.steps import Rule
 from muster_health.plugin import liveness, parts
 
 
@@ -106,21 +105,6 @@ class TrackedPlugin(parts.Parts):
     # what the detector asks
 
     @property
-    def clock(self) -> liveness.ClockOffset:
-        """Return the clock of its node against ours."""
-        return self.alive.clock
-
-    @property
-    def current_verdict(self) -> Verdict | None:
-        """Return the verdict that stands."""
-        return self.verdict.standing.verdict
-
-    @property
-    def rule(self) -> Rule | None:
-        """Return what decided it."""
-        return self.verdict.standing.rule
-
-    @property
     def is_alive(self) -> bool:
         """Return whether heartbeats come."""
         return self.verdict.state in {State.HEALTHY, State.ILL, State.RECOVERING}
@@ -135,11 +119,6 @@ class TrackedPlugin(parts.Parts):
         if self.verdict.state is State.HEALTHY and self.reported.problem is None:
             return False
         return self.verdict.is_suspect(now)
-
-    @property
-    def is_suspended(self) -> bool:
-        """Return whether it gets no verdict, because many are suspect at once."""
-        return self.verdict.is_suspended or self.reported.suspended
 
     def common_causes(self) -> tuple[str, ...]:
         """Return what it may fail in common with others."""
@@ -178,8 +157,6 @@ class TrackedPlugin(parts.Parts):
 
         `is_placed` means that Kubernetes says where this plugin should be.
         """
-        if self.is_alive:
-            return ""
         stands, is_expected = self.verdict.standing, self.alive.is_expected
         return self.removal.reason(
             self.verdict.state, stands.rule, now, is_expected=is_expected, is_placed=is_placed

@@ -1,103 +1,29 @@
 """Pure: the transitions of one plugin from a suspicion to a verdict and back.
 
-The table is in `tracked_plugin`, which hands every event to the method that is named after it. The
-verdict that is reported stands in `standing_verdict`; what is asked meanwhile, in `investigation`.
+The table is in the package's docstring. `tracked_plugin` hands every event to the method that is
+named after it. The verdict that is reported stands in `standing_verdict`; what is asked meanwhile,
+in `investigation`.
 """
 
-from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.alerting import evidence
-from muster_health.model import config, facts, signals, snapshot, steps
+from muster_health.model import facts, signals, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
-from muster_health.plugin import investigation, liveness, problems, self_reported, standing_verdict
+from muster_health.plugin import problems, verdict_state
 from muster_health.plugin.investigation import Reason, Suspicion
 
-_IN_FLIGHT_S: Final = 0.5
-"""A heartbeat may be in flight when its sender's connection ends."""
 _ALIVE: Final = frozenset({State.HEALTHY, State.ILL, State.RECOVERING})
-_NOT_LOST: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, State.SUSPECT})
 _NOT_HEARD: Final = frozenset({State.SUSPECT, State.LOST, State.MAINTENANCE})
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class VerdictMachine:
-    """State and verdict of one plugin. `now` is the receiver's monotonic time in seconds.
+class VerdictMachine(verdict_state.VerdictState):
+    """The transitions of one plugin. `now` is the receiver's monotonic time in seconds."""
 
-    It reads `alive` and `reported`, which the tracked plugin updates first.
-    """
-
-    context: config.Context
-    alive: liveness.Liveness
-    reported: self_reported.SelfReported
-    standing: standing_verdict.StandingVerdict
-    recovery: standing_verdict.Recovery
-    investigation: investigation.Investigation
-    planned: standing_verdict.PlannedStop = field(default_factory=standing_verdict.PlannedStop)
-    state: State = State.UNKNOWN
-    is_suspended: bool = False
-    """It is silent, and not diagnosed: many are suspect at once."""
-    _before: State = State.UNKNOWN
-    _is_resumed: bool = False
-
-    @property
-    def settled(self) -> State:
-        """The state without a suspicion that may be pending."""
-        return self._before if self.state is State.SUSPECT else self.state
-
-    @property
-    def is_calm(self) -> bool:
-        """Return whether it waits for nothing but the next heartbeat."""
-        return self.state is State.HEALTHY and self.reported.problem is None
-
-    @property
-    def is_silent(self) -> bool:
-        """Return whether it is suspected of silence, and nothing is decided."""
-        return self.state is State.SUSPECT and self.investigation.is_about_silence
-
-    def is_suspect(self, now: float) -> bool:
-        """Return whether it is silent, or has a problem that many may share."""
-        if self.is_silent:
-            return True
-        is_common = self.reported.is_common(self.alive.order.interval_s, now)
-        return is_common and self.state in _NOT_LOST
-
-    def restore(
-        self, before: snapshot.Snapshot, now: float, *, waited_s: float, is_overdue: bool
-    ) -> None:
-        """Go on where a former process stopped; `is_overdue` has been reported already.
-
-        Its verdict stood for `waited_s`, as far as clocks of several machines can tell.
-        """
-        self.state = before.state
-        self.planned.instance, self.planned.return_s = before.leaving, before.return_s
-        self.standing.restore(before, now, waited_s=waited_s)
-        if self.state is State.MAINTENANCE and not is_overdue:
-            return_s = self.alive.remaining_s(before.return_s, waited_s)
-            self.planned.due = now + return_s
-        if self.state is State.LOST:
-            self.investigation.postpone(now)
-        if self.state is State.RECOVERING:
-            self.recovery.good(now, counts=False, hold_s=self.standing.damping.hold_s)
-
-    # events
-
-    def proves_nothing(
-        self, heartbeat: vocabulary.Heartbeat, freshness: liveness.Freshness, now: float
-    ) -> bool:
-        """Return whether a heartbeat is no sign of life: a last one, or out of a backlog."""
-        if self.state is State.MAINTENANCE:
-            is_last = heartbeat.phase is vocabulary.Phase.DRAINING
-            return is_last or heartbeat.instance == self.planned.instance
-        suspicion = self.investigation.suspicion
-        is_disconnect = suspicion is not None and suspicion.reason is Reason.DISCONNECT
-        if suspicion is not None and is_disconnect and not self.alive.connections.is_open:
-            return now - suspicion.opened_at < _IN_FLIGHT_S
-        is_doubtful = freshness is liveness.Freshness.DOUBTFUL
-        return is_doubtful and (self.is_silent or self.state is State.LOST)
+    __slots__ = ()
 
     def replaced(self, former: str, now: float) -> bool:
         """Count that another instance came without a goodbye; return whether that was too often."""
@@ -164,7 +90,7 @@ class VerdictMachine:
             return []
         if self.state is State.LOST:
             self.investigation.postpone(now)
-        elif self._is_resumed and self.state is State.SUSPECT:
+        elif self.is_resumed and self.state is State.SUSPECT:
             # nothing is known of it yet: a new wait would make many suspect at once again
             self.suspend()
         else:
@@ -192,12 +118,6 @@ class VerdictMachine:
             self.investigation.review_soon(now)
         return []
 
-    @property
-    def may_have_problem(self) -> bool:
-        """Return whether a first problem would be news."""
-        is_heard = self.state in {State.UNKNOWN, State.HEALTHY, State.RECOVERING}
-        return is_heard and self.reported.problem is None
-
     def stopping(
         self, event: vocabulary.PluginStopping, instance: str, now: float
     ) -> list[steps.Step]:
@@ -217,7 +137,7 @@ class VerdictMachine:
             self.investigation.suspicion, self.is_suspended = None, True
             return
         if self.state is State.SUSPECT:
-            self.investigation.suspicion, self.state = None, self._before
+            self.investigation.suspicion, self.state = None, self.before
         self.reported.suspend()
 
     def resume(self, now: float) -> list[steps.Step]:
@@ -228,9 +148,9 @@ class VerdictMachine:
         self.is_suspended = False
         if self.state is not State.SUSPECT:
             return []
-        self.state = self._before
+        self.state = self.before
         _, *questions = self._suspect(Reason.SILENCE, now)
-        self._is_resumed = True
+        self.is_resumed = True
         return questions
 
     def reconnected(self, now: float, *, window_s: float = 0.0, paused_s: float = 0.0) -> None:
@@ -296,8 +216,8 @@ class VerdictMachine:
         return [*questions, *self._diagnose(suspicion, now)]
 
     def _suspect(self, reason: Reason, now: float) -> list[steps.Step]:
-        self._before, self.state = self.state, State.SUSPECT
-        self.reported.due, self._is_resumed = None, False
+        self.before, self.state = self.state, State.SUSPECT
+        self.reported.due, self.is_resumed = None, False
         noted = signals.Noted(note=signals.Note.SUSPECTED)
         return [noted, *self.investigation.open(reason, now)]
 
@@ -312,7 +232,7 @@ class VerdictMachine:
         suspicion, self.is_suspended = self.investigation.refuted(), False
         if self.state is not State.SUSPECT:
             return []
-        self.state = self._before
+        self.state = self.before
         is_about_problem = suspicion is not None and suspicion.reason is Reason.PROBLEM
         is_confirmed = is_about_problem and problem is not None
         note = signals.Note.CONFIRMED if is_confirmed else signals.Note.REFUTED

@@ -1,0 +1,164 @@
+"""Pure: the effects of one plugin on the fleet: what follows from what its machine returned.
+
+Many suspects at once suspend verdicts; a plugin that nobody expects is removed; what is new is
+published, within rate limits; and a pod is restarted, where that is allowed.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, assert_never
+
+from muster_health.fleet import (
+    clock_skew,
+    fleet_alerts,
+    mass_failure,
+    registry,
+    remediation,
+    self_check,
+    startup_rate_limit,
+    timer_queue,
+)
+from muster_health.model import alerts, config, signals, steps
+from muster_health.plugin import tracked_plugin
+
+FLEET_DUE: Final = "fleet"
+"""No plugin's key: those contain a dot."""
+STARTUP_DUE: Final = "startup"
+
+
+class Fleet:
+    """All plugins, with what watches over them. `at_zero` is UTC at second 0 of the clock."""
+
+    def __init__(
+        self,
+        settings: config.Detection,
+        *,
+        runbook_url: str,
+        at_zero: datetime,
+        bounds: config.Bounds | None = None,
+        restarts: config.Remediation | None = None,
+        has_cluster: bool = False,
+        leader: int | None = 0,
+    ) -> None:
+        self._settings = settings
+        self._context = config.Context(
+            settings,
+            bounds or config.Bounds(),
+            runbook_url=runbook_url,
+            has_cluster=has_cluster,
+            leader=leader,
+            wall_zero=at_zero.timestamp(),
+        )
+        self._registry = registry.Registry(self._context)
+        self._self_check = self_check.SelfCheck(settings, at_zero)
+        self._timers = timer_queue.TimerQueue()
+        self._fleet = fleet_alerts.FleetAlerts(self._context)
+        self._mass_failures = mass_failure.MassFailures(
+            settings, self._registry.plugins, self._fleet.ended
+        )
+        self._clocks = clock_skew.FleetClocks(self._context, self._registry.plugins)
+        self._remediator = remediation.Remediator(restarts or config.Remediation())
+        self._may_restart = self._remediator.is_on
+        self._startup = startup_rate_limit.StartupRateLimit()
+
+    def _act(
+        self, plugin: tracked_plugin.TrackedPlugin, effects: Iterable[steps.Effect], now: float
+    ) -> list[signals.Output]:
+        """Turn the effects of one plugin's machine into outputs."""
+        outs: list[signals.Output] = []
+        is_decided = False
+        for effect in effects:
+            match effect:
+                case signals.Noted() | signals.Probe() | signals.AskCluster():
+                    outs.append(effect)
+                case steps.VerdictReached() | steps.VerdictConfirmed() | steps.ReturnOverdue():
+                    is_decided = True
+                case steps.ClockSkewChanged():
+                    self._compare_clocks(plugin, now)
+                case steps.Changed():
+                    pass
+                case _:
+                    assert_never(effect)
+        if self._is_suspended(plugin, now):
+            outs = [out for out in outs if isinstance(out, signals.Noted)]
+            outs.append(signals.Noted(note=signals.Note.FROZEN))
+        why = "" if plugin.is_alive else self._removal_reason(plugin, now)
+        if why:
+            return [*outs, *self._remove(plugin, why, now)]
+        if is_decided:
+            self._evaluate_soon(self._registry.inhibit(plugin), now)
+        outs += self._publish(plugin, now)
+        if self._may_restart:
+            outs += self._remediate(plugin, now)
+        self._reschedule(plugin)
+        return outs
+
+    def _removal_reason(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> str:
+        is_placed = self._registry.is_placed(plugin.plugin)
+        return plugin.removal_reason(now, is_placed=is_placed)
+
+    def _compare_clocks(self, changed: tracked_plugin.TrackedPlugin, now: float) -> None:
+        skewed = self._clocks.compare(changed)
+        if skewed is not None:
+            self._evaluate_soon(skewed, now)
+            self._fleet.clock_skew = self._clocks.text()
+            self._timers.set(FLEET_DUE, now + mass_failure.SOON_S)
+
+    def _is_suspended(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
+        """Return whether a plugin gets no verdict, because many are suspect at once."""
+        if plugin.key not in self._mass_failures.suspects and not plugin.is_suspect(now):
+            return False
+        is_suspended, due = self._mass_failures.suspends(plugin, now)
+        self._timers.set(FLEET_DUE, due)
+        return is_suspended
+
+    def _remediate(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
+        leader = self._context.leader
+        if leader is None:
+            return []
+        question = self._remediator.ask(plugin, now)
+        if question is not None:
+            return [question]
+        at = self._self_check.at(now)
+        is_mass_failure = bool(self._mass_failures.active)
+        return self._remediator.decide(plugin, leader, now, at, is_mass_failure=is_mass_failure)
+
+    def _publish(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
+        """Publish a plugin's news; at start-up a first verdict waits for its turn."""
+        if not plugin.has_news(now):
+            return []
+        leads = self._context.leader is not None
+        if leads and plugin.may_wait(now) and self._startup.must_wait(plugin.key, now):
+            self._timers.set(STARTUP_DUE, self._startup.due)
+            return []
+        return self._publish_now(plugin, now)
+
+    def _publish_now(
+        self, plugin: tracked_plugin.TrackedPlugin, now: float
+    ) -> list[signals.Output]:
+        def may_open(_: alerts.Key) -> bool:
+            return self._registry.spend(plugin.node, now)
+
+        outs, held = plugin.publish(now, self._self_check.at(now), may_open)
+        if (held or plugin.key in self._fleet.held) and self._fleet.hold(plugin.key, held):
+            outs += [signals.Noted(note=signals.Note.HELD) for _ in held]
+            self._timers.set(FLEET_DUE, now + mass_failure.SOON_S)
+        return outs
+
+    def _remove(
+        self, plugin: tracked_plugin.TrackedPlugin, why: str, now: float
+    ) -> list[signals.Output]:
+        """Forget a plugin: its open alerts are resolved."""
+        self._evaluate_soon(self._registry.remove(plugin), now)
+        self._mass_failures.cleared(plugin.key)
+        self._clocks.forget(plugin.key)
+        self._fleet.hold(plugin.key, ())
+        return plugin.end(now, self._self_check.at(now), why)
+
+    def _evaluate_soon(self, plugins: Iterable[tracked_plugin.TrackedPlugin], now: float) -> None:
+        for plugin in plugins:
+            plugin.touch(now + mass_failure.SOON_S)
+            self._timers.set(plugin.key, now + mass_failure.SOON_S)
+
+    def _reschedule(self, plugin: tracked_plugin.TrackedPlugin) -> None:
+        self._timers.set(plugin.key, plugin.next_deadline())
