@@ -58,7 +58,7 @@ def test_a_key_of_another_kind_is_refused() -> None:
     assert not nkeys.is_signed(USER.public, nkeys.Kind.ACCOUNT, b"m", USER.sign(b"m"))
 
 
-class Said(msgspec.Struct):
+class Claims(msgspec.Struct):
     sub: str
     nats: dict[str, Any]
     iat: int
@@ -68,8 +68,8 @@ TEXT = nkeys.encode_jwt({"sub": "x", "nats": {"type": "user"}}, ONE, at=9.5)
 
 
 def test_a_signed_token_is_decoded() -> None:
-    decoded = nkeys.decode_jwt(TEXT, Said, nkeys.Kind.ACCOUNT)
-    assert decoded == Said(sub="x", nats={"type": "user"}, iat=9)
+    decoded = nkeys.decode_jwt(TEXT, Claims, nkeys.Kind.ACCOUNT)
+    assert decoded == Claims(sub="x", nats={"type": "user"}, iat=9)
 
 
 @given(st.integers(0, len(TEXT) - 1), st.characters(codec="ascii"))
@@ -77,18 +77,18 @@ def test_no_letter_of_a_token_can_be_another(place: int, letter: str) -> None:
     wrong = TEXT[:place] + letter + TEXT[place + 1 :]
     if wrong != TEXT:
         with pytest.raises(nkeys.BadToken):
-            nkeys.decode_jwt(wrong, Said, nkeys.Kind.ACCOUNT)
+            nkeys.decode_jwt(wrong, Claims, nkeys.Kind.ACCOUNT)
 
 
 def test_other_algorithms_and_other_kinds_of_signer_are_refused() -> None:
     with pytest.raises(nkeys.BadToken):
-        nkeys.decode_jwt(TEXT, Said, nkeys.Kind.SERVER)
+        nkeys.decode_jwt(TEXT, Claims, nkeys.Kind.SERVER)
     claims = TEXT.split(".")[1]
     for head in ({"typ": "JWT", "alg": "none"}, {"typ": "JWT", "alg": "ed25519"}, {}):
         signed = f"{jws.to_base64(json.dumps(head).encode())}.{claims}"
         mark = jws.to_base64(ONE.sign(signed.encode()))
         with pytest.raises(nkeys.BadToken):
-            nkeys.decode_jwt(f"{signed}.{mark}", Said, nkeys.Kind.ACCOUNT)
+            nkeys.decode_jwt(f"{signed}.{mark}", Claims, nkeys.Kind.ACCOUNT)
 
 
 def test_credentials_are_read_as_written_and_with_text_around() -> None:

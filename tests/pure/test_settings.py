@@ -297,7 +297,7 @@ PYTHONS: Final = (
 REUSED: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def usable(tmp_path: Path, text: bytes, **environment: str) -> bool:
+def is_usable(tmp_path: Path, text: bytes, **environment: str) -> bool:
     """Return whether the settings can be used; any error but BadSettings fails the test."""
     try:
         loaded = load(tmp_path, text, **environment)
@@ -311,13 +311,13 @@ def usable(tmp_path: Path, text: bytes, **environment: str) -> bool:
 @REUSED
 @given(tree=st.dictionaries(NAMES, TREES) | TREES)
 def test_any_tree_yields_settings_or_problems(tmp_path: Path, tree: object) -> None:
-    usable(tmp_path, yaml.safe_dump(tree).encode("utf-8", "surrogateescape"))
+    is_usable(tmp_path, yaml.safe_dump(tree).encode("utf-8", "surrogateescape"))
 
 
 @REUSED
 @given(text=st.binary() | st.text("ab:-[]{}!&*|>?'\"% \n#0.x_<=").map(str.encode))
 def test_any_bytes_yield_settings_or_problems(tmp_path: Path, text: bytes) -> None:
-    usable(tmp_path, text)
+    is_usable(tmp_path, text)
 
 
 @REUSED
@@ -328,7 +328,7 @@ def test_any_bytes_yield_settings_or_problems(tmp_path: Path, text: bytes) -> No
 def test_any_variable_yields_settings_or_problems(
     tmp_path: Path, path: list[str], text: str
 ) -> None:
-    usable(tmp_path, b"node: a", **{"__".join(["MUSTER_X", *path]).upper(): text})
+    is_usable(tmp_path, b"node: a", **{"__".join(["MUSTER_X", *path]).upper(): text})
 
 
 class Whole(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def number(event: codec.CloudEvent) -> int:
     return int(event.data.device_id)
 
 
-def beat(seq: int, node: str = "node-a") -> vocabulary.Heartbeat:
+def heartbeat_of(seq: int, node: str = "node-a") -> vocabulary.Heartbeat:
     return vocabulary.Heartbeat(node=node, plugin="p", instance="i", seq=seq, interval_s=5)
 
 
@@ -636,15 +636,18 @@ def test_heartbeats_are_skipped_while_the_server_is_away_and_none_comes_late(
             await nats_links.settled(health.link)
             await plugin.link.client()
             skipped = count("published", "heartbeat_skipped")
-            assert await plugin.send_heartbeat(beat(1))
+            assert await plugin.send_heartbeat(heartbeat_of(1))
             await nats_links.until(lambda: events == [1])
             await server.kill()
             await nats_links.until(lambda: not plugin.link.is_connected)
-            assert [await plugin.send_heartbeat(beat(seq)) for seq in (2, 3)] == [False, False]
+            assert [await plugin.send_heartbeat(heartbeat_of(seq)) for seq in (2, 3)] == [
+                False,
+                False,
+            ]
             await server.start()
             await nats_links.settled(health.link)
             await plugin.link.client()
-            assert await plugin.send_heartbeat(beat(4))
+            assert await plugin.send_heartbeat(heartbeat_of(4))
             await nats_links.until(lambda: 4 in events)
             assert events == [1, 4]
             assert count("published", "heartbeat_skipped") == skipped + 2
@@ -664,13 +667,13 @@ def test_malformed_heartbeats_are_counted_and_the_next_is_received(tmp_path: Pat
         async with owner(server) as health, nats_links.raw(server.url) as client:
             await health.heartbeats(receive, node="node-a")
             await nats_links.settled(health.link)
-            subject = beat(1).subject
-            await client.publish(subject, codec.encode_heartbeat(beat(1, node="node-b")))
+            subject = heartbeat_of(1).subject
+            await client.publish(subject, codec.encode_heartbeat(heartbeat_of(1, node="node-b")))
             await client.publish(subject, b"nonsense")
             await client.publish(subject, b'{"a":' + b"[" * 50_000)
-            other = beat(2, node="node-c")
+            other = heartbeat_of(2, node="node-c")
             await client.publish(other.subject, codec.encode_heartbeat(other))
-            await client.publish(subject, codec.encode_heartbeat(beat(3)))
+            await client.publish(subject, codec.encode_heartbeat(heartbeat_of(3)))
             await nats_links.until(lambda: bool(events))
         assert events == [("node-a", 3)]
         assert count("received", "malformed_wrong_subject") == foreign + 1
@@ -683,7 +686,7 @@ def test_a_request_is_answered_or_reports_whether_there_was_a_subscriber(tmp_pat
     async def story(server: local.NatsServer) -> None:
         subject = vocabulary.rpc_subject("node-a", "p", "probe")
 
-        async def hear(_: connection.Message) -> None:
+        async def receive(_: connection.Message) -> None:
             """Say nothing."""
 
         async with owner(server) as plugin, owner(server) as health:
@@ -694,7 +697,7 @@ def test_a_request_is_answered_or_reports_whether_there_was_a_subscriber(tmp_pat
             await plugin.reply(subject, lambda: b"well")
             await nats_links.settled(plugin.link)
             assert await health.request(subject, timeout_s=5) == b"well"
-            await plugin.link.subscribe("muster.rpc.node-a.mute.probe", hear)
+            await plugin.link.subscribe("muster.rpc.node-a.mute.probe", receive)
             await nats_links.settled(plugin.link)
             with pytest.raises(bus.NobodyAnswered) as mute:
                 await health.request("muster.rpc.node-a.mute.probe", timeout_s=0.1)
@@ -741,7 +744,7 @@ def test_a_plugin_can_publish_for_its_own_node_only_and_logs_a_refusal(
                 await nats_links.settled(health.link)
                 await plugin.publish(fact(1))
                 for node in ("node-b", "node-a"):
-                    assert await plugin.send_heartbeat(beat(1, node))
+                    assert await plugin.send_heartbeat(heartbeat_of(1, node))
                 plugin.enqueue(fact(2, "node-b"))
                 await nats_links.until(lambda: sum(x["event"] == "bus_error" for x in lines) >= 2)
                 await nats_links.until(lambda: bool(events))

@@ -36,7 +36,7 @@ def errors(kind: str) -> float:
     )
 
 
-def told(lines: list[MutableMapping[str, Any]]) -> list[str]:
+def logged_events(lines: list[MutableMapping[str, Any]]) -> list[str]:
     return [line["event"] for line in lines]
 
 
@@ -71,7 +71,7 @@ def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(tmp_path:
                 await nats_links.until(lambda: errors("ConnectionRefusedError") >= failed + 2)
                 await server.start()
                 await link.client()
-        assert told(lines) == ["bus_connected", "bus_disconnected", "bus_connected"]
+        assert logged_events(lines) == ["bus_connected", "bus_disconnected", "bus_connected"]
         assert [line["connections"] for line in lines if "connections" in line] == [1, 2]
 
     nats_links.play(tmp_path, story)
@@ -199,7 +199,7 @@ def test_a_refusal_is_logged_and_counted_without_the_password(tmp_path: Path) ->
                 async with received(link, "forbidden"):
                     await nats_links.until(lambda: errors("Error") == before + 2)
                 assert link.is_connected
-        assert told(lines) == ["bus_connected", "bus_error", "bus_error"]
+        assert logged_events(lines) == ["bus_connected", "bus_error", "bus_error"]
         assert 'permissions violation for publish to "forbidden"' in lines[1]["error"].lower()
         assert 'permissions violation for subscription to "forbidden"' in lines[2]["error"].lower()
         assert "secret" not in str(lines)
@@ -242,7 +242,7 @@ def test_a_client_whose_password_was_refused_reconnects_when_it_is_accepted_agai
                 config.write_text(LIMITED % "{user: other, password: secret}")
                 os.kill(server.pid, signal.SIGHUP)
                 await link.client()
-        assert told(lines) == ["bus_connected", "bus_disconnected", "bus_connected"]
+        assert logged_events(lines) == ["bus_connected", "bus_disconnected", "bus_connected"]
 
     nats_links.play(tmp_path, story, LIMITED % "{user: other, password: secret}")
 
@@ -263,7 +263,7 @@ def test_an_address_that_cannot_be_dialled_is_logged_and_tried_again(url: str) -
         with capture_logs() as lines:
             async with asyncio.timeout(30), connection.Connection(url, name="test"):
                 await nats_links.until(lambda: errors("Error") >= before + 2)
-        assert told(lines) == ["bus_disconnected"]
+        assert logged_events(lines) == ["bus_disconnected"]
         assert "connect url" in lines[0]["error"]
 
     asyncio.run(story())

@@ -25,26 +25,26 @@ def count(outcome: str) -> float:
     return value or 0.0
 
 
-def beat(seq: int, node: str = "node-a.example") -> vocabulary.Heartbeat:
+def heartbeat_of(seq: int, node: str = "node-a.example") -> vocabulary.Heartbeat:
     return vocabulary.Heartbeat(
         node=node, plugin="device-plugin", instance="one", seq=seq, interval_s=1.0
     )
 
 
-class Ear:
+class Receiver:
     """Keeps the heartbeats it receives; accepts more only while `is_free`."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, int]] = []
-        self.gulps = 0
+        self.received: list[tuple[str, int]] = []
+        self.batches = 0
         self.is_free = asyncio.Event()
         self.is_free.set()
         self._changed = asyncio.Condition()
 
-    async def take(self, beats: Sequence[vocabulary.Heartbeat]) -> None:
+    async def handle(self, heartbeats: Sequence[vocabulary.Heartbeat]) -> None:
         async with self._changed:
-            self.heard += [(heartbeat.node, heartbeat.seq) for heartbeat in beats]
-            self.gulps += 1
+            self.received += [(heartbeat.node, heartbeat.seq) for heartbeat in heartbeats]
+            self.batches += 1
             self._changed.notify_all()
         await self.is_free.wait()
 
@@ -53,47 +53,49 @@ class Ear:
             await self._changed.wait_for(enough)
 
 
-async def greet(client: nats.aio.client.Client, ear: Ear) -> None:
+async def wait_for_subscription(client: nats.aio.client.Client, receiver: Receiver) -> None:
     """Publish until the subscription exists: it is not acknowledged."""
-    while not ear.heard:
-        await say(client, beat(0))
+    while not receiver.received:
+        await send(client, heartbeat_of(0))
         await nats_links.flushed(client)
         await asyncio.sleep(0.01)
 
 
-async def say(client: nats.aio.client.Client, *beats: vocabulary.Heartbeat) -> None:
-    for heartbeat in beats:
+async def send(client: nats.aio.client.Client, *heartbeats: vocabulary.Heartbeat) -> None:
+    for heartbeat in heartbeats:
         await client.publish(heartbeat.subject, codec.encode_heartbeat(heartbeat))
 
 
-async def occupy(client: nats.aio.client.Client, ear: Ear) -> None:
+async def occupy(client: nats.aio.client.Client, receiver: Receiver) -> None:
     """Make it handle the first heartbeat until it is free."""
-    await greet(client, ear)
-    ear.is_free.clear()
-    await say(client, beat(1))
+    await wait_for_subscription(client, receiver)
+    receiver.is_free.clear()
+    await send(client, heartbeat_of(1))
     await nats_links.flushed(client)
-    await ear.until(lambda: ear.heard[-1][1] == 1)
+    await receiver.until(lambda: receiver.received[-1][1] == 1)
 
 
 def test_every_valid_heartbeat_is_received_in_order_and_the_others_are_counted(
     tmp_path: Path,
 ) -> None:
     async def story(server: local.NatsServer) -> None:
-        ear = Ear()
+        receiver = Receiver()
         before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
         async with (
             heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
-            await stream.follow(ear.take)
-            await greet(client, ear)
-            subject = beat(1).subject
-            await say(client, *(beat(seq) for seq in range(1, 500)))
-            await client.publish(subject, codec.encode_heartbeat(beat(1, node="node-b")))
+            await stream.follow(receiver.handle)
+            await wait_for_subscription(client, receiver)
+            subject = heartbeat_of(1).subject
+            await send(client, *(heartbeat_of(seq) for seq in range(1, 500)))
+            await client.publish(subject, codec.encode_heartbeat(heartbeat_of(1, node="node-b")))
             await client.publish(subject, b"MSG x 1 3\r\nPING\r\n")
-            await client.publish(subject, codec.encode_heartbeat(beat(500)), headers={"a": "b"})
-            await ear.until(lambda: ear.heard[-1][1] == 500)
-        numbers = [seq for _, seq in ear.heard if seq]
+            await client.publish(
+                subject, codec.encode_heartbeat(heartbeat_of(500)), headers={"a": "b"}
+            )
+            await receiver.until(lambda: receiver.received[-1][1] == 500)
+        numbers = [seq for _, seq in receiver.received if seq]
         assert numbers == [*range(1, 501)]
         assert count("malformed_wrong_subject") == before["wrong_subject"] + 1
         assert count("malformed_invalid_data") == before["invalid_data"] + 1
@@ -103,59 +105,59 @@ def test_every_valid_heartbeat_is_received_in_order_and_the_others_are_counted(
 
 def test_while_a_batch_is_handled_the_next_waits(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        ear = Ear()
+        receiver = Receiver()
         async with (
             heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
-            await stream.follow(ear.take)
-            await occupy(client, ear)
-            await say(client, *(beat(seq) for seq in range(2, 300)))
+            await stream.follow(receiver.handle)
+            await occupy(client, receiver)
+            await send(client, *(heartbeat_of(seq) for seq in range(2, 300)))
             await nats_links.flushed(client)
-            assert ear.heard[-1][1] == 1
-            ear.is_free.set()
-            await ear.until(lambda: ear.heard[-1][1] == 299)
+            assert receiver.received[-1][1] == 1
+            receiver.is_free.set()
+            await receiver.until(lambda: receiver.received[-1][1] == 299)
 
     nats_links.play(tmp_path, story)
 
 
 def test_what_has_arrived_is_one_batch_and_never_too_large(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        ear = Ear()
+        receiver = Receiver()
         async with (
             heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
-            await stream.follow(ear.take)
-            await occupy(client, ear)
-            await say(client, *(beat(seq) for seq in range(2, 4_000)))
+            await stream.follow(receiver.handle)
+            await occupy(client, receiver)
+            await send(client, *(heartbeat_of(seq) for seq in range(2, 4_000)))
             await nats_links.flushed(client)
-            before = ear.gulps
-            ear.is_free.set()
-            await ear.until(lambda: ear.heard[-1][1] == 3_999)
+            before = receiver.batches
+            receiver.is_free.set()
+            await receiver.until(lambda: receiver.received[-1][1] == 3_999)
         # 600 KiB, of which nats-py reads 32 at once
-        assert 4 <= ear.gulps - before < 12
-        assert [seq for _, seq in ear.heard if seq] == [*range(1, 4_000)]
+        assert 4 <= receiver.batches - before < 12
+        assert [seq for _, seq in receiver.received if seq] == [*range(1, 4_000)]
 
     nats_links.play(tmp_path, story)
 
 
 def test_heartbeats_are_received_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        ear = Ear()
+        receiver = Receiver()
         async with heartbeat_stream.HeartbeatStream(server.url, name="test") as stream:
-            await stream.follow(ear.take)
+            await stream.follow(receiver.handle)
             async with nats_links.raw(server.url) as client:
-                await greet(client, ear)
+                await wait_for_subscription(client, receiver)
             changes = stream.link.changes()
             assert await anext(changes)
             await server.kill()
             assert not await anext(changes)
             await server.start()
             assert await anext(changes)
-            ear.heard.clear()
+            receiver.received.clear()
             async with nats_links.raw(server.url) as client:
-                await greet(client, ear)
+                await wait_for_subscription(client, receiver)
 
     nats_links.play(tmp_path, story)
 

@@ -26,7 +26,7 @@ TERMS: Final = lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5)
 WITHOUT_END: Final = lock.Timing(ttl_s=60, renew_s=0.5, margin_s=1)
 
 
-class Acts:
+class ActLog:
     """Who acted in which term, in the order in which the server received it."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Acts:
         return [who for who, _ in itertools.groupby(self.seen)]
 
 
-Story = Callable[[local.NatsServer, bus.Bus, Acts], Awaitable[None]]
+Story = Callable[[local.NatsServer, bus.Bus, ActLog], Awaitable[None]]
 
 
 def play(tmp_path: Path, story: Story) -> None:
@@ -57,12 +57,12 @@ def play(tmp_path: Path, story: Story) -> None:
         async with (
             asyncio.timeout(100),
             local.NatsServer(tmp_path / "nats") as server,
-            bus.Bus(server.url, producer="tests", name="test", owner=True) as ear,
+            bus.Bus(server.url, producer="tests", name="test", owner=True) as listener,
         ):
-            acts = Acts()
-            await ear.link.client()
-            await ear.subscribe("acted", acts.take)
-            await story(server, ear, acts)
+            acts = ActLog()
+            await listener.link.client()
+            await listener.subscribe("acted", acts.take)
+            await story(server, listener, acts)
 
     asyncio.run(played())
 
@@ -87,7 +87,7 @@ def key(on: bus.Bus) -> lock.Key:
     return lock.Key(on.link, streams.LEADER, "test")
 
 
-def of(on: lock.Key, name: str, terms: lock.Timing = TERMS) -> lock.Lock:
+def candidate_named(on: lock.Key, name: str, terms: lock.Timing = TERMS) -> lock.Lock:
     """Ask for the lock as a machine of this name."""
     us = lock.Holder(name=name, host=name, space="1", pid=1)
     return lock.Lock(on, us=us, timing=terms, on_change=lambda _, __: None)
@@ -114,7 +114,7 @@ async def held(asking: lock.Lock) -> int:
 def test_on_the_same_machine_the_lock_is_taken_over_as_soon_as_its_holder_is_gone(
     tmp_path: Path,
 ) -> None:
-    async def story(server: local.NatsServer, on: bus.Bus, acts: Acts) -> None:
+    async def story(server: local.NatsServer, on: bus.Bus, acts: ActLog) -> None:
         async with process(server, "a", WITHOUT_END) as a:
             await acts.of("a")
             async with lock.Lock(
@@ -133,11 +133,11 @@ def test_on_the_same_machine_the_lock_is_taken_over_as_soon_as_its_holder_is_gon
 def test_a_claim_from_another_machine_is_respected_until_it_expires(
     tmp_path: Path,
 ) -> None:
-    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
         other = await key(on).claim(b"of an older version", ttl_s=1, revision=0, timeout_s=1)
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        async with of(key(on), "b") as b:
+        async with candidate_named(key(on), "b") as b:
             assert await held(b) > other.revision
             assert loop.time() - begun > 0.5
             assert b.current.leader == "b (b, process 1)"
@@ -146,7 +146,7 @@ def test_a_claim_from_another_machine_is_respected_until_it_expires(
 
 
 def test_a_suspended_holder_does_not_act_when_it_resumes(tmp_path: Path) -> None:
-    async def story(server: local.NatsServer, _: bus.Bus, acts: Acts) -> None:
+    async def story(server: local.NatsServer, _: bus.Bus, acts: ActLog) -> None:
         async with process(server, "a") as a:
             await acts.of("a")
             async with process(server, "b"):
@@ -165,7 +165,7 @@ def test_a_suspended_holder_does_not_act_when_it_resumes(tmp_path: Path) -> None
 
 
 def test_an_orderly_end_releases_the_lock_at_once(tmp_path: Path) -> None:
-    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
         reported: list[tuple[leadership.Leadership, leadership.Leadership]] = []
         us = lock.Holder(name="b", host="b", space="1", pid=1)
         b = lock.Lock(
@@ -182,15 +182,15 @@ def test_an_orderly_end_releases_the_lock_at_once(tmp_path: Path) -> None:
         nobody = leadership.Leadership(leader="", term=None)
         ours = leadership.Leadership(leader="b (b, process 1)", term=revision)
         assert reported == [(nobody, ours), (ours, nobody)]
-        async with asyncio.timeout(30), of(key(on), "c", WITHOUT_END) as c:
+        async with asyncio.timeout(30), candidate_named(key(on), "c", WITHOUT_END) as c:
             assert await held(c) > revision
 
     play(tmp_path, story)
 
 
 def test_the_lock_is_lost_with_the_server_and_held_again_when_it_is_back(tmp_path: Path) -> None:
-    async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
-        async with of(key(on), "a") as a:
+    async def story(server: local.NatsServer, on: bus.Bus, _: ActLog) -> None:
+        async with candidate_named(key(on), "a") as a:
             first = await held(a)
             changes = a.terms()
             assert await anext(changes) == first
@@ -205,7 +205,7 @@ def test_the_lock_is_lost_with_the_server_and_held_again_when_it_is_back(tmp_pat
 
 
 def test_a_renewal_that_succeeded_without_an_answer_loses_nothing(tmp_path: Path) -> None:
-    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
         answers: asyncio.Queue[streams.Claimed] = asyncio.Queue()
         lose = False
 
@@ -226,7 +226,7 @@ def test_a_renewal_that_succeeded_without_an_answer_loses_nothing(tmp_path: Path
                 return claimed
 
         deaf = Deaf(on.link, streams.LEADER, "test")
-        async with of(deaf, "a") as a:
+        async with candidate_named(deaf, "a") as a:
             assert (await answers.get()).written
             first = a.term()
             assert first is not None
@@ -239,9 +239,9 @@ def test_a_renewal_that_succeeded_without_an_answer_loses_nothing(tmp_path: Path
 
 
 def test_a_lost_bucket_is_created_again_and_its_next_term_is_greater(tmp_path: Path) -> None:
-    async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
+    async def story(server: local.NatsServer, on: bus.Bus, _: ActLog) -> None:
         owner = bus.Bus(server.url, producer="tests", name="b", owner=True)
-        async with owner, of(key(on), "a") as a, of(key(owner), "b") as b:
+        async with owner, candidate_named(key(on), "a") as a, candidate_named(key(owner), "b") as b:
             before = await next_of(a, b, after=0)
             jetstream = (await on.link.client()).jetstream()
             async with asyncio.timeout(30):
@@ -264,11 +264,14 @@ def test_a_lost_bucket_is_created_again_and_its_next_term_is_greater(tmp_path: P
 
 
 def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) -> None:
-    async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
+    async def story(server: local.NatsServer, on: bus.Bus, _: ActLog) -> None:
         jetstream = (await on.link.client()).jetstream()
         brief = lock.Timing(ttl_s=1, renew_s=0.3, margin_s=0.1)
         guest = bus.Bus(server.url, producer="tests", name="guest")
-        async with guest, of(lock.Key(guest.link, streams.TENURE, "test"), "a", brief) as a:
+        async with (
+            guest,
+            candidate_named(lock.Key(guest.link, streams.TENURE, "test"), "a", brief) as a,
+        ):
             while (problem := a.problem()) is None:
                 # its owner creates it again when it next checks
                 with contextlib.suppress(nats.js.errors.NotFoundError):
@@ -292,8 +295,8 @@ def test_a_failure_of_the_task_that_renews_is_raised(tmp_path: Path) -> None:
         ) -> streams.Claimed:
             raise OverflowError(value, ttl_s, revision, timeout_s)
 
-    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
-        async with of(Broken(on.link, streams.LEADER, "test"), "a") as a:
+    async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
+        async with candidate_named(Broken(on.link, streams.LEADER, "test"), "a") as a:
             with pytest.raises(OverflowError):
                 await a.failed()
 
@@ -301,7 +304,7 @@ def test_a_failure_of_the_task_that_renews_is_raised(tmp_path: Path) -> None:
 
 
 def test_two_candidates_in_one_process_do_not_take_the_lock_from_each_other(tmp_path: Path) -> None:
-    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
         def asks(name: str) -> lock.Lock:
             us = lock.this_process(name)
             return lock.Lock(key(on), us=us, timing=WITHOUT_END, on_change=lambda _, __: None)
@@ -335,20 +338,22 @@ def test_an_end_during_a_renewal_releases_the_lock_at_once(tmp_path: Path) -> No
 
     renewed = asyncio.Event()
 
-    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
-        async with of(Slow(on.link, streams.LEADER, "test"), "a", WITHOUT_END) as a:
+    async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
+        async with candidate_named(Slow(on.link, streams.LEADER, "test"), "a", WITHOUT_END) as a:
             revision = await held(a)
             await renewed.wait()
-        async with asyncio.timeout(30), of(key(on), "b", WITHOUT_END) as b:
+        async with asyncio.timeout(30), candidate_named(key(on), "b", WITHOUT_END) as b:
             assert await held(b) > revision
 
     play(tmp_path, story)
 
 
 def test_one_of_many_candidates_holds_the_lock(tmp_path: Path) -> None:
-    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            asking = [await stack.enter_async_context(of(key(on), str(n))) for n in range(8)]
+            asking = [
+                await stack.enter_async_context(candidate_named(key(on), str(n))) for n in range(8)
+            ]
             while not all(candidate.current.leader for candidate in asking):
                 await asyncio.sleep(0)
             assert len([candidate for candidate in asking if candidate.term() is not None]) == 1

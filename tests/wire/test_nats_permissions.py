@@ -46,7 +46,7 @@ def test_whatever_a_plugin_publishes_only_subjects_of_its_node_are_received(tmp_
                 shipped_nats.client(server, "admin") as hearing,
                 shipped_nats.client(server, "plugin_node-a") as plugin,
             ):
-                await bus_subjects.only_its_own_is_heard(published, hearing=hearing, plugin=plugin)
+                await bus_subjects.check_publishing(published, hearing=hearing, plugin=plugin)
 
         try:
             holds()
@@ -72,7 +72,7 @@ def test_whatever_a_plugin_subscribes_to_only_requests_to_it_are_received(tmp_pa
                 shipped_nats.client(server, "admin") as speaker,
                 shipped_nats.client(server, "plugin_node-a") as plugin,
             ):
-                await bus_subjects.only_its_own_comes(subscribed, speaker=speaker, plugin=plugin)
+                await bus_subjects.check_subscribing(subscribed, speaker=speaker, plugin=plugin)
 
         try:
             holds()
@@ -98,7 +98,7 @@ def test_no_acknowledgement_is_written_where_a_plugin_may_not_write(tmp_path: Pa
             shipped_nats.client(server, "admin") as hearing,
             shipped_nats.client(server, "plugin_node-a") as plugin,
         ):
-            await bus_subjects.nothing_is_written_by_replies(hearing=hearing, plugin=plugin)
+            await bus_subjects.check_replies(hearing=hearing, plugin=plugin)
 
     shipped_nats.run(tmp_path, story)
 
@@ -379,7 +379,7 @@ class Users:
         return nats_with_gate.holder(self._server, credentials(self._keys, user).read_text())
 
 
-async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
+async def health_works(plugin: bus.Bus, health: bus.Bus) -> None:
     reply = (
         *(plugin.publish(event("node-a")), health.is_reachable(timeout_s=2)),
         health.publish(tick()),
@@ -410,7 +410,7 @@ async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
     )
 
 
-async def notifies(notifier: bus.Bus) -> None:
+async def notifier_works(notifier: bus.Bus) -> None:
     ticks = consumers.consume(
         notifier.link, streams.ALERTS, durable="notifier", filters=streams.ALERTS.subjects
     )
@@ -439,8 +439,8 @@ async def all_work(users: Users) -> None:
         users.bus("notifier") as notifier,
         users.bus("reader") as reader,
     ):
-        await judges(plugin, health)
-        await notifies(notifier)
+        await health_works(plugin, health)
+        await notifier_works(notifier)
         assert await consumers.newest(labeler.link, streams.EVENTS, "muster.event.>") != []
         assert await consumers.newest(labeler.link, streams.ALERTS, "muster.sys.>") != []
         ago = datetime.now(UTC) - timedelta(hours=1)
@@ -495,7 +495,7 @@ def test_the_health_service_works_on_a_new_bus_with_only_its_own_rights(
         users = Users(server, None)
         try:
             async with users.bus("plugin_node-a") as plugin, users.bus("reader") as reader:
-                beating = asyncio.create_task(beats(plugin))
+                beating = asyncio.create_task(send_heartbeats(plugin))
                 filters = vocabulary.subject_filters("verdict.changed")
                 ago = datetime.now(UTC) - timedelta(hours=1)
                 info = await first(
@@ -512,7 +512,7 @@ def test_the_health_service_works_on_a_new_bus_with_only_its_own_rights(
     shipped_nats.run(tmp_path, story)
 
 
-async def beats(plugin: bus.Bus) -> None:
+async def send_heartbeats(plugin: bus.Bus) -> None:
     """Send heartbeats for ever, as a healthy plugin does."""
     resource = vocabulary.ResourceBeat(
         name="a.example/fuse", streams=1, probe_ok=True, probe_age_s=0.0

@@ -268,27 +268,27 @@ def test_a_cancelled_run_ends_all_its_tasks() -> None:
 
 def test_a_task_can_distinguish_a_planned_end_from_a_failure_of_another() -> None:
     async def planned(other: Callable[[], Awaitable[None]]) -> list[bool]:
-        told, heard = asyncio.Event(), list[bool]()
+        stop, was_planned = asyncio.Event(), list[bool]()
 
-        async def listens() -> None:
+        async def waits() -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                heard.append(told.is_set())
+                was_planned.append(stop.is_set())
 
-        async def speaks() -> None:
+        async def ends() -> None:
             await other()
 
         with contextlib.suppress(LookupError):
-            await runtime.run(listens(), speaks(), stop=told)
-        return heard
+            await runtime.run(waits(), ends(), stop=stop)
+        return was_planned
 
     async def fails() -> None:
         raise LookupError
 
-    async def is_told() -> None:
+    async def ends_by_signal() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
     assert asyncio.run(planned(fails)) == [False]
-    assert asyncio.run(planned(is_told)) == [True]
+    assert asyncio.run(planned(ends_by_signal)) == [True]

@@ -14,7 +14,7 @@ from muster.nats import connection
 from tests.worlds import nats_links
 
 OWN = ("muster.heartbeat.node-a.", "muster.event.node-a.")
-HEARD = ("muster.rpc.node-a.", "_INBOX.plugin_node-a.")
+RECEIVED = ("muster.rpc.node-a.", "_INBOX.plugin_node-a.")
 
 _TOKENS = st.one_of(
     st.sampled_from(
@@ -56,7 +56,7 @@ def may_publish(subject: str) -> bool:
 
 def may_subscribe(subject: str) -> bool:
     """Return whether a plugin on node-a may subscribe, likewise."""
-    return subject.startswith(HEARD)
+    return subject.startswith(RECEIVED)
 
 
 def is_filter(subject: str) -> bool:
@@ -108,19 +108,17 @@ async def until(holds: Callable[[], bool], *, limit_s: float = 30) -> None:
             await asyncio.sleep(0.001)
 
 
-async def only_its_own_is_heard(
-    subjects: Sequence[str], *, hearing: Client, plugin: Client
-) -> None:
+async def check_publishing(subjects: Sequence[str], *, hearing: Client, plugin: Client) -> None:
     """Have a plugin on node-a publish to every subject; `hearing` may subscribe to everything."""
     received: list[str] = []
     mark = uuid.uuid4().bytes
 
-    async def hear(message: connection.Message) -> None:
+    async def receive(message: connection.Message) -> None:
         if message.data == mark:
             received.append(message.subject)
 
     for everything in (">", "$SYS.>"):
-        await hearing.raw.subscribe(everything, cb=hear)
+        await hearing.raw.subscribe(everything, cb=receive)
     await hearing.flush()
     for subject in subjects:
         await plugin.raw.publish(subject, mark)
@@ -135,15 +133,15 @@ async def only_its_own_is_heard(
     ] == [True] * len(others)
 
 
-async def only_its_own_comes(subjects: Sequence[str], *, speaker: Client, plugin: Client) -> None:
+async def check_subscribing(subjects: Sequence[str], *, speaker: Client, plugin: Client) -> None:
     """Have a plugin on node-a listen to every subject; `speaker` may say everything."""
     received: list[str] = []
 
-    async def hear(message: connection.Message) -> None:
+    async def receive(message: connection.Message) -> None:
         received.append(message.subject)
 
     for subject in subjects:
-        await plugin.raw.subscribe(subject, cb=hear)
+        await plugin.raw.subscribe(subject, cb=receive)
     await plugin.flush()
     others = [s for s in subjects if not may_subscribe(s)]
     await until(lambda: len(plugin.refused) >= len(others))
@@ -158,7 +156,7 @@ async def only_its_own_comes(subjects: Sequence[str], *, speaker: Client, plugin
     assert [s for s in received if not may_subscribe(s)] == []
 
 
-async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> None:
+async def check_replies(*, hearing: Client, plugin: Client) -> None:
     """Have a plugin on node-a ask for the acknowledgement of its events where it may not write.
 
     The stream of events must be there; `hearing` may hear everything.
@@ -167,10 +165,10 @@ async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> N
     targets += [f"muster.{kind}.node-b.p.x" for kind in ("event", "heartbeat", "rpc")]
     received: list[str] = []
 
-    async def hear(message: connection.Message) -> None:
+    async def receive(message: connection.Message) -> None:
         received.append(message.subject)
 
-    await hearing.raw.subscribe(">", cb=hear)
+    await hearing.raw.subscribe(">", cb=receive)
     await hearing.flush()
     for target in targets:
         await plugin.raw.publish("muster.event.node-a.p.x", b"{}", reply=target)
