@@ -7,10 +7,10 @@ are imported and connected afterwards; the bus may stay unreachable for ever.
 from muster_plugin import lean  # isort: skip  # before everything else
 
 import asyncio
+import functools
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -29,14 +29,15 @@ lean.end_imports()
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-_PEERS: Final = ("smarter", "generic", "nvidia")
-
 
 def main() -> int:
     """Run the plugin; return the exit code."""
-    return entry.run(
-        "plugin", config_settings.Settings, serve, formats=_formats(), resolve=_resolved
-    )
+    formats = {
+        form.value: functools.partial(_foreign, form)
+        for form in files.Format
+        if form is not files.Format.MUSTER
+    }
+    return entry.run("plugin", config_settings.Settings, serve, formats=formats, resolve=_resolved)
 
 
 async def serve(
@@ -45,13 +46,16 @@ async def serve(
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
     try:
         node = _node(chosen)
-        reloader = reload.Reloader(chosen, source, node)
         try:
             # SIGTERM may come while it waits for another plugin to end
             await runtime.run(
                 *node.tasks(lambda: _acquire_resources(chosen, node)),
                 _report(chosen, node),
-                *([reloader.run()] if source.file else []),
+                *(
+                    [reload.Reloader(chosen, source.file, source.read, node).run()]
+                    if source.file
+                    else []
+                ),
                 stop=node.stopping,
             )
         finally:
@@ -158,18 +162,9 @@ def _gpus(
     )
 
 
-def _formats() -> Mapping[str, settings.Foreign]:
-    """Return a reader for each peer's configuration format, which is loaded when it is used."""
-
-    def reads(peer: str) -> settings.Foreign:
-        return lambda text, source: _foreign(text, source, peer)
-
-    return {peer: reads(peer) for peer in _PEERS}
-
-
-def _foreign(text: bytes, source: str, peer: str) -> dict[str, object]:
+def _foreign(peer: files.Format, text: bytes, source: str) -> dict[str, object]:
     """Return the settings tree of another plugin's file. Raises BadSettings."""
-    imported = files.import_peer(text, source=source, peer=files.Format(peer))
+    imported = files.import_peer(text, source=source, peer=peer)
     tree: dict[str, object] = msgspec.to_builtins(imported.rules)
     return tree
 

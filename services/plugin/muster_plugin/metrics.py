@@ -4,13 +4,17 @@ prometheus-client, which costs 20 ms, is imported only after the registration.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import prometheus_client
 from prometheus_client import core, registry
 
 from muster import vocabulary
 from muster_plugin import node as node_door
+
+_Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
+"""Values by their labels."""
 
 
 def register(node: node_door.Node, heartbeat_age_s: Callable[[], float]) -> None:
@@ -23,124 +27,136 @@ class Collector(registry.Collector):
 
     def __init__(self, node: node_door.Node, heartbeat_age_s: Callable[[], float]) -> None:
         self._node = node
-        self._plugins = node.resource_plugins
-        self._devices = node.inventory
         self._heartbeat_age_s = heartbeat_age_s
 
     def collect(self) -> Iterator[core.Metric]:
         """Collect all metrics."""
-        yield self._registrations()
-        yield from self._streams()
+        yield from self._devices()
+        yield from self._registrations()
         yield from self._allocations()
-        healths = core.GaugeMetricFamily(
-            "muster_plugin_devices", "Advertised devices.", labels=["resource", "health"]
-        )
-        for plugin in self._plugins.values():
-            count = self._devices.count(plugin.resource)
-            for health in vocabulary.Health:
-                healths.add_metric([plugin.resource, health], count[health])
-        yield healths
-        yield from self._gpus()
-        yield core.GaugeMetricFamily(
-            "muster_plugin_heartbeat_age_seconds",
-            "Since the last heartbeat.",
-            value=self._heartbeat_age_s(),
-        )
+        yield from self._process(time.monotonic())
 
-        yield from self._problems(time.monotonic())
-
-    def _gpus(self) -> Iterator[core.Metric]:
-        conditions = core.GaugeMetricFamily(
+    def _devices(self) -> Iterator[core.Metric]:
+        inventory = self._node.inventory
+        yield _gauge(
+            "muster_plugin_devices",
+            "Advertised devices.",
+            ["resource", "health"],
+            (
+                ([resource, health], counts[health])
+                for resource in self._node.resource_plugins
+                for counts in [inventory.count(resource)]
+                for health in vocabulary.Health
+            ),
+        )
+        yield _gauge(
             "muster_plugin_device_conditions",
             "Healthy devices that are degraded or unmonitored.",
-            labels=["resource", "condition"],
+            ["resource", "condition"],
+            (
+                ([resource, condition], counts[condition])
+                for resource in self._node.resource_plugins
+                for counts in [inventory.conditions(resource)]
+                for condition in vocabulary.Condition
+            ),
         )
-        for plugin in self._plugins.values():
-            counts = self._devices.conditions(plugin.resource)
-            for condition in vocabulary.Condition:
-                conditions.add_metric([plugin.resource, condition], counts[condition])
-        yield conditions
-        faults = core.GaugeMetricFamily(
+        yield _gauge(
             "muster_plugin_gpu_active_faults",
             "Active faults of GPUs and their parts, by effect.",
-            labels=["effect", "code"],
+            ["effect", "code"],
+            sorted(inventory.fault_counts().items()),
         )
-        for (effect, code), count in sorted(self._devices.fault_counts().items()):
-            faults.add_metric([effect, code], count)
-        yield faults
-        xids = core.CounterMetricFamily(
+        yield _counter(
             "muster_plugin_xids",
             "XIDs that the driver reported, ignored ones included.",
-            labels=["xid"],
-        )
-        for xid, count in sorted(self._node.xids.items()):
-            xids.add_metric([str(xid)], count)
-        yield xids
-
-    def _problems(self, now: float) -> Iterator[core.Metric]:
-        ages = core.GaugeMetricFamily(
-            "muster_plugin_checker_age_seconds",
-            "Since each kind of check was last done.",
-            labels=["checker"],
-        )
-        for checker, at in self._node.checked_at.items():
-            ages.add_metric([checker], now - at)
-        yield ages
-        log = self._node.event_log
-        yield core.GaugeMetricFamily(
-            "muster_plugin_problems",
-            "Current problems with devices and configuration.",
-            value=len(log.current_problems),
-        )
-        yield core.CounterMetricFamily(
-            "muster_plugin_configurations_refused",
-            "Changed configurations that could not be used.",
-            value=log.configurations_refused,
-        )
-        yield core.GaugeMetricFamily(
-            "muster_plugin_configuration_refused_seconds",
-            "For how long the configuration file has been unusable; 0 if it is usable.",
-            value=now - log.configuration_refused_at
-            if log.configuration_refused_at is not None
-            else 0.0,
+            ["xid"],
+            (([str(xid)], count) for xid, count in sorted(self._node.xids.items())),
         )
 
-    def _registrations(self) -> core.Metric:
-        metric = core.CounterMetricFamily(
+    def _registrations(self) -> Iterator[core.Metric]:
+        plugins = self._node.resource_plugins
+        yield _counter(
             "muster_plugin_registrations",
             "Times the kubelet listed the resource, by the reason for the registration.",
-            labels=["resource", "reason"],
+            ["resource", "reason"],
+            (
+                ([resource, reason], times)
+                for resource, plugin in plugins.items()
+                for reason, times in plugin.registrations.items()
+            ),
         )
-        for plugin in self._plugins.values():
-            for reason, times in plugin.registrations.items():
-                metric.add_metric([plugin.resource, reason], times)
-        return metric
-
-    def _streams(self) -> Iterator[core.Metric]:
-        streams = core.GaugeMetricFamily(
-            "muster_plugin_streams", "Open ListAndWatch streams.", labels=["resource"]
+        yield _gauge(
+            "muster_plugin_streams",
+            "Open ListAndWatch streams.",
+            ["resource"],
+            (([resource], plugin.machine.streams) for resource, plugin in plugins.items()),
         )
-        sends = core.CounterMetricFamily(
+        yield _counter(
             "muster_plugin_device_lists_sent",
             "Device lists sent to the kubelet.",
-            labels=["resource"],
+            ["resource"],
+            (([resource], plugin.counters.sends) for resource, plugin in plugins.items()),
         )
-        for plugin in self._plugins.values():
-            streams.add_metric([plugin.resource], plugin.machine.streams)
-            sends.add_metric([plugin.resource], plugin.counters.sends)
-        yield streams
-        yield sends
 
     def _allocations(self) -> Iterator[core.Metric]:
+        counters = {name: plugin.counters for name, plugin in self._node.resource_plugins.items()}
         seconds = core.SummaryMetricFamily(
             "muster_plugin_allocation_seconds", "Answering Allocate.", labels=["resource"]
         )
-        refused = core.CounterMetricFamily(
-            "muster_plugin_allocations_refused", "Allocate calls refused.", labels=["resource"]
-        )
-        for plugin in self._plugins.values():
-            figures = plugin.counters
-            seconds.add_metric([plugin.resource], figures.allocations, figures.allocation_seconds)
-            refused.add_metric([plugin.resource], figures.refused_allocations)
+        for resource, counter in counters.items():
+            seconds.add_metric([resource], counter.allocations, counter.allocation_seconds)
         yield seconds
-        yield refused
+        yield _counter(
+            "muster_plugin_allocations_refused",
+            "Allocate calls refused.",
+            ["resource"],
+            (([resource], counter.refused_allocations) for resource, counter in counters.items()),
+        )
+
+    def _process(self, now: float) -> Iterator[core.Metric]:
+        yield _gauge(
+            "muster_plugin_heartbeat_age_seconds",
+            "Since the last heartbeat.",
+            samples=[([], self._heartbeat_age_s())],
+        )
+        yield _gauge(
+            "muster_plugin_checker_age_seconds",
+            "Since each kind of check was last done.",
+            ["checker"],
+            (([checker], now - at) for checker, at in self._node.checked_at.items()),
+        )
+        log = self._node.event_log
+        refused_at = log.configuration_refused_at
+        yield _gauge(
+            "muster_plugin_problems",
+            "Current problems with devices and configuration.",
+            samples=[([], len(log.current_problems))],
+        )
+        yield _counter(
+            "muster_plugin_configurations_refused",
+            "Changed configurations that could not be used.",
+            samples=[([], log.configurations_refused)],
+        )
+        yield _gauge(
+            "muster_plugin_configuration_refused_seconds",
+            "For how long the configuration file has been unusable; 0 if it is usable.",
+            samples=[([], 0.0 if refused_at is None else now - refused_at)],
+        )
+
+
+def _gauge(
+    name: str, text: str, labels: Sequence[str] = (), samples: _Samples = ()
+) -> core.GaugeMetricFamily:
+    metric = core.GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        metric.add_metric(values, value)
+    return metric
+
+
+def _counter(
+    name: str, text: str, labels: Sequence[str] = (), samples: _Samples = ()
+) -> core.CounterMetricFamily:
+    metric = core.CounterMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        metric.add_metric(values, value)
+    return metric

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from muster import blocking
 from muster_plugin import node as node_door
@@ -20,29 +20,19 @@ _SETTLE_S: Final = 0.05
 _Stamp: TypeAlias = tuple[int, ...]
 
 
-class Source(Protocol):
-    """Where the settings came from; `read` reads them again, and raises settings.BadSettings."""
-
-    @property
-    def file(self) -> Path | None:
-        """The file, if there is one."""
-
-    @property
-    def read(self) -> Callable[[], settings.Settings]:
-        """Read it."""
-
-
 class Reloader:
-    """Applies changed settings to the node."""
+    """Applies changed settings to the node; `read` reads `file`, and raises ValueError."""
 
     def __init__(
         self,
         chosen: settings.Settings,
-        source: Source,
+        file: Path,
+        read: Callable[[], settings.Settings],
         node: node_door.Node,
     ) -> None:
         self._chosen = chosen
-        self._source = source
+        self._file = file
+        self._read = read
         self._node = node
         self._active = chosen
         self._read_requested = asyncio.Event()
@@ -59,7 +49,7 @@ class Reloader:
             # the first read repeats the one of the start
             await self._node.resource_plugins.wait_for_first_answers()
             change_times = inotify.scan_times(
-                lambda: _watched_directories(self._source.file),
+                lambda: _watched_directories(self._file),
                 period_s=_READ_PERIOD_S,
                 mask=inotify.CONTENT_EVENTS,
                 settle_s=_SETTLE_S,
@@ -78,7 +68,7 @@ class Reloader:
 
     async def _may_have_changed(self) -> bool:
         """Return whether a file differs from when it was read; other files may change beside it."""
-        files = [file for file in (self._source.file, self._policy) if file]
+        files = [self._file, *([self._policy] if self._policy else [])]
         before, self._stamps = self._stamps, ()
         with contextlib.suppress(TimeoutError):
             self._stamps = await self._files.run(
@@ -88,11 +78,11 @@ class Reloader:
 
     async def _reread(self) -> None:
         try:
-            new = await self._files.run(self._source.read, timeout_s=_READ_TIMEOUT_S)
+            new = await self._files.run(self._read, timeout_s=_READ_TIMEOUT_S)
             configuration = new.at(self._node.name)
             await self._reload_gpu_policy(configuration)
         except (ValueError, TimeoutError) as error:
-            problems = tuple(str(error).splitlines()) or (f"{self._source.file}: read timed out",)
+            problems = tuple(str(error).splitlines()) or (f"{self._file}: read timed out",)
             active = self._active.hash_for(self._node.name)
             self._node.event_log.configuration_refused(problems, active=active)
             self._node.heartbeat_due.set()
@@ -130,6 +120,6 @@ def _stamp(file: Path) -> _Stamp | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _watched_directories(file: Path | None) -> set[Path]:
+def _watched_directories(file: Path) -> set[Path]:
     """Return the directories to watch: a mounted ConfigMap changes by a link beside the file."""
-    return {file.parent, Path(os.path.realpath(file)).parent} if file else set()
+    return {file.parent, Path(os.path.realpath(file)).parent}

@@ -5,18 +5,12 @@ Replicas of one GPU that change in the same way become one event.
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Final
 
 import msgspec
 
 from muster import vocabulary
 from muster_plugin.inventory import active_faults, device_lifecycle, resource_devices
 from muster_plugin.model import gpu
-
-_CONDITIONS: Final = {
-    gpu.Effect.DEGRADED: vocabulary.Condition.DEGRADED,
-    gpu.Effect.UNMONITORED: vocabulary.Condition.UNMONITORED,
-}
 
 
 class DeviceEvents:
@@ -60,7 +54,7 @@ class DeviceEvents:
         fault: gpu.FaultChange,
     ) -> vocabulary.PluginEvent:
         """Return the event of a fault that began or ended on one device of a resource."""
-        condition = _CONDITIONS.get(fault.effect)
+        condition = resource_devices.CONDITIONS.get(fault.effect)
         if condition is not None:
             return vocabulary.DeviceConditionChanged(
                 node=self._node,

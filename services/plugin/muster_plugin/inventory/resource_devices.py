@@ -15,7 +15,7 @@ from muster_plugin.config import resources
 from muster_plugin.inventory import active_faults, device_lifecycle
 from muster_plugin.model import advertised, gpu
 
-_CONDITIONS: Final = {
+CONDITIONS: Final = {
     gpu.Effect.DEGRADED: vocabulary.Condition.DEGRADED,
     gpu.Effect.UNMONITORED: vocabulary.Condition.UNMONITORED,
 }
@@ -147,7 +147,7 @@ class ResourceDevices:
         )
         parts = {unit.physical: unit.gpu.part for unit in self.offered() if unit.gpu is not None}
         for name, replicas in healthy.items():
-            for effect, condition in _CONDITIONS.items():
+            for effect, condition in CONDITIONS.items():
                 if self._faults.reason(parts[name], effect):
                     counted[condition] += replicas
         return counted
