@@ -1,13 +1,13 @@
-"""Door to NATS: plugins that are only connections, thousands of them in one process.
+"""Adapter: NATS: plugins that are only connections, thousands of them in one process.
 
-Each speaks the protocol of nats-server by itself: it beats, answers the probe, and comes back after
-an outage as a plugin does. What it says is what a healthy plugin says, byte for byte; there is no
-kubelet, no device and no process behind it.
+Each speaks the protocol of nats-server by itself: it sends heartbeats, answers the probe, and
+connects again after an outage as a plugin does. It sends what a healthy plugin sends, byte for
+byte; there is no kubelet, no device and no process behind it.
 
     python -m bench.connections --url nats://... --connections 10000 --nodes 10000
 
 prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends so many for
-good, without a goodbye.
+good, as a crash does.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def name_of(number: int) -> str:
 
 
 class _Node:
-    """One plugin: what it says next."""
+    """One plugin: what it sends next."""
 
     def __init__(self, number: int, interval_s: float) -> None:
         self.name = name_of(number)
@@ -52,15 +52,15 @@ class _Node:
         subject = f"muster.heartbeat.{self.token}.{PLUGIN}"
         self._head = f"PUB {subject} ".encode()
 
-    def beat(self) -> bytes:
-        """Return the next beat, as it goes over the wire."""
+    def heartbeat(self) -> bytes:
+        """Return the next heartbeat, as it goes over the wire."""
         payload = self.payload()
         return b"%b%d\r\n%b\r\n" % (self._head, len(payload), payload)
 
     def payload(self) -> bytes:
-        """Return the next beat."""
+        """Return the next heartbeat."""
         self._seq += 1
-        beat = vocabulary.Heartbeat(
+        heartbeat = vocabulary.Heartbeat(
             node=self.name,
             plugin=PLUGIN,
             instance=self._instance,
@@ -87,16 +87,16 @@ class _Node:
             ),
             loop_lag_ms=0.3,
         )
-        return codec.encode_heartbeat(beat)
+        return codec.encode_heartbeat(heartbeat)
 
 
 class _Link(asyncio.Protocol):
     """One connection, and the nodes behind it."""
 
-    def __init__(self, swarm: "Fleet", name: str, nodes: list[_Node]) -> None:
+    def __init__(self, fleet: "Fleet", name: str, nodes: list[_Node]) -> None:
         self.nodes = nodes
         self.is_open = False
-        self._swarm = swarm
+        self._fleet = fleet
         self._name = name
         self._transport: asyncio.Transport | None = None
         self._rest = b""
@@ -105,7 +105,7 @@ class _Link(asyncio.Protocol):
         """Introduce ourselves."""
         assert isinstance(transport, asyncio.Transport), "TCP"
         self._transport, self._rest = transport, b""
-        told = {
+        options = {
             "verbose": False,
             "pedantic": False,
             "lang": "python",
@@ -115,7 +115,7 @@ class _Link(asyncio.Protocol):
             "headers": True,
             "no_responders": True,
         }
-        words = [b"CONNECT %b\r\n" % orjson.dumps(told)]
+        words = [b"CONNECT %b\r\n" % orjson.dumps(options)]
         for number, node in enumerate(self.nodes, 1):
             if not node.is_killed:
                 words.append(f"SUB muster.rpc.{node.token}.{PLUGIN}.probe {number}\r\n".encode())
@@ -141,7 +141,7 @@ class _Link(asyncio.Protocol):
                 self._transport.write(b"PONG\r\n")
             elif words[0] == b"PONG" and not self.is_open:
                 self.is_open = True
-                self._swarm.opened()
+                self._fleet.opened()
             data = data[after:]
         self._rest = data
 
@@ -149,10 +149,10 @@ class _Link(asyncio.Protocol):
         """Come back, as a plugin does."""
         del exc
         was, self.is_open, self._transport = self.is_open, False, None
-        self._swarm.closed(self, was_open=was)
+        self._fleet.closed(self, was_open=was)
 
-    def say(self, words: bytes) -> None:
-        """Send, unless the server is away: a plugin skips its beat then."""
+    def send(self, words: bytes) -> None:
+        """Send, unless the server is away: a plugin skips its heartbeat then."""
         if self.is_open and self._transport is not None:
             self._transport.write(words)
 
@@ -163,7 +163,7 @@ class _Link(asyncio.Protocol):
 
 
 class Fleet:
-    """Connections to one server, and a clock that has them beat."""
+    """Connections to one server, and a clock that has them send heartbeats."""
 
     def __init__(self, url: str, *, connections: int, nodes: int, interval_s: float) -> None:
         parts = urlsplit(url)
@@ -173,41 +173,41 @@ class Fleet:
         self._open = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        found = [_Node(number, interval_s) for number in range(nodes)]
+        plugins = [_Node(number, interval_s) for number in range(nodes)]
         each = nodes // connections
         self._links = []
         for number in range(connections):
-            own = found[number * each : (number + 1) * each]
-            name = f"{PLUGIN} {own[0].name}" if each == 1 else f"swarm-{number}"
+            own = plugins[number * each : (number + 1) * each]
+            name = f"{PLUGIN} {own[0].name}" if each == 1 else f"fleet-{number}"
             self._links.append(_Link(self, name, own))
         self._nodes = [(link, node) for link in self._links for node in link.nodes]
 
     def opened(self) -> None:
-        """Take that one more is connected."""
+        """Count one more connection."""
         self._open += 1
         self._changed.set()
 
     def closed(self, link: _Link, *, was_open: bool) -> None:
-        """Take that one is not; dial again if anybody is left behind it."""
+        """Count one connection less; dial again if a plugin is left behind it."""
         self._open -= was_open
         self._changed.set()
         if not all(node.is_killed for node in link.nodes):
             self._later(self._dial(link, random.uniform(*_BACK_S)))  # noqa: S311  # jitter
 
     async def run(self) -> None:
-        """Connect all, tell so, and beat for ever."""
+        """Connect all, print so, and send heartbeats for ever."""
         for link in self._links:
             self._later(self._dial(link, 0.0))
         await self._all_open("listening")
         self._later(self._listen())
-        await self._beat()
+        await self._send_heartbeats()
 
     async def _all_open(self, event: str) -> None:
         wanted = sum(not all(node.is_killed for node in link.nodes) for link in self._links)
         while self._open < wanted:
             self._changed.clear()
             await self._changed.wait()
-        _tell(event=event, connections=self._open, nodes=len(self._nodes))
+        _print(event=event, connections=self._open, nodes=len(self._nodes))
 
     async def _dial(self, link: _Link, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -222,8 +222,8 @@ class Fleet:
                     return
             await asyncio.sleep(random.uniform(*_BACK_S))  # noqa: S311  # jitter
 
-    async def _beat(self) -> None:
-        """Have each node beat once per interval, evenly spread."""
+    async def _send_heartbeats(self) -> None:
+        """Send one heartbeat per node and interval, evenly spread."""
         clock = asyncio.get_running_loop().time
         began_at, done = clock(), 0
         turns = self._turns()
@@ -232,7 +232,7 @@ class Fleet:
             due = int((clock() - began_at) / self._interval_s * len(self._nodes))
             for link, pairs in itertools.groupby(itertools.islice(turns, due - done), _link):
                 if link.is_open:
-                    link.say(b"".join(n.beat() for _, n in pairs if not n.is_killed))
+                    link.send(b"".join(n.heartbeat() for _, n in pairs if not n.is_killed))
             done = due
 
     def _turns(self) -> Iterator[tuple[_Link, _Node]]:
@@ -255,9 +255,9 @@ class Fleet:
         chosen = random.sample(living, count)
         for link, node in chosen:
             node.is_killed = True
-            if all(one.is_killed for one in link.nodes):
+            if all(other.is_killed for other in link.nodes):
                 link.abort()
-        _tell(event="killed", nodes=[node.name for _, node in chosen])
+        _print(event="killed", nodes=[node.name for _, node in chosen])
 
     def _later(self, story: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(story)
@@ -269,23 +269,23 @@ def _link(pair: tuple[_Link, _Node]) -> _Link:
     return pair[0]
 
 
-def _tell(**facts: object) -> None:
+def _print(**facts: object) -> None:
     sys.stdout.buffer.write(orjson.dumps(facts) + b"\n")
     sys.stdout.buffer.flush()
 
 
 async def _serve(chosen: argparse.Namespace) -> None:
-    swarm = Fleet(
+    fleet = Fleet(
         chosen.url,
         connections=chosen.connections,
         nodes=chosen.nodes,
         interval_s=chosen.interval,
     )
-    await runtime.run(swarm.run())
+    await runtime.run(fleet.run())
 
 
 def main() -> int:
-    """Run a swarm from the command line."""
+    """Hold connections, by the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.connections")
     parser.add_argument("--url", required=True)
     parser.add_argument("--connections", type=int, required=True)

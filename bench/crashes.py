@@ -38,19 +38,19 @@ async def _health(options: report.Options) -> list[report.Row]:
         calm = await scripted_health.crashed(
             directory / "calm", points_s=(), nodes=4, timeout_s=killed_services.END_S
         )
-        found = await scripted_health.crashed(
+        killed = await scripted_health.crashed(
             directory / "killed", points_s=points_s, nodes=4, timeout_s=killed_services.END_S
         )
     finally:
         shutil.rmtree(directory)
-    how = f"{len(points_s)} SIGKILLs at random points, {found.alerts} alerts by a script"
+    how = f"{len(points_s)} SIGKILLs at random points, {killed.alerts} alerts by a script"
     calmly = f"without a kill: {calm.lost} lost, {calm.strange} more"
-    disorder = not (found.in_order and found.leaders_in_order)
+    disorder = not (killed.in_order and killed.leaders_in_order)
     return [
-        report.Row(name="alerts lost", value=found.lost, unit="", target=0, how=how),
+        report.Row(name="alerts lost", value=killed.lost, unit="", target=0, how=how),
         report.Row(
-            name="alerts told twice, or wrongly",
-            value=found.strange,
+            name="alerts published twice, or wrongly",
+            value=killed.strange,
             unit="",
             target=0,
             how=calmly,
@@ -66,27 +66,29 @@ async def _notifier(options: report.Options) -> list[report.Row]:
     kills = 20 if options.quick else 500
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
     try:
-        found = await killed_services.play(directory, kills=kills, seed=1)
+        results = await killed_services.play(directory, kills=kills, seed=1)
     finally:
         shutil.rmtree(directory)
-    return [row for way, result in found.items() for row in _rows(way, result)]
+    return [row for way, result in results.items() for row in _rows(way, result)]
 
 
-def _rows(way: str, found: killed_services.Result) -> list[report.Row]:
-    how = f"{found.kills} SIGKILLs at random points, {found.messages} messages"
-    lost = report.Row(name=f"{way}: news lost", value=found.lost, unit="", target=0, how=how)
+def _rows(way: str, result: killed_services.Result) -> list[report.Row]:
+    how = f"{result.kills} SIGKILLs at random points, {result.messages} messages"
+    lost = report.Row(
+        name=f"{way}: notifications lost", value=result.lost, unit="", target=0, how=how
+    )
     if way in receivers.IDEMPOTENT:
-        how = f"{found.dropped} came again and changed nothing"
-        name = f"{way}: news told twice"
-        return [lost, report.Row(name=name, value=found.again, unit="", target=0, how=how)]
+        how = f"{result.dropped} came again and changed nothing"
+        name = f"{way}: notifications sent twice"
+        return [lost, report.Row(name=name, value=result.again, unit="", target=0, how=how)]
     return [
         lost,
         report.Row(
             name=f"{way}: repeats of one kill",
-            value=found.again_of_one_kill,
+            value=result.again_of_one_kill,
             unit="",
             target=1,
-            how=f"the most; {found.again} in all, {found.again / found.kills:.3f} a kill",
+            how=f"the most; {result.again} in all, {result.again / result.kills:.3f} a kill",
         ),
     ]
 

@@ -18,7 +18,7 @@ _DEMO_MAX_S = 60.0
 async def measure(options: report.Options) -> list[report.Row]:
     """Play the story once, or three times, and return its figures."""
     stories = [await _play() for _ in range(1 if options.quick else 3)]
-    how = f"median of {len(stories)} runs of `muster demo --json`; beats every second"
+    how = f"median of {len(stories)} runs of `muster demo --json`; heartbeats every second"
     rows = [
         report.Row(
             name="muster demo, whole",

@@ -105,10 +105,10 @@ class _Results:
     def __init__(
         self, wanted: int, within_s: float, faults_: Sequence[fault_classes.Fault]
     ) -> None:
-        self.found: dict[str, list[fault_classes.Played]] = {fault.name: [] for fault in faults_}
+        self.played: dict[str, list[fault_classes.Played]] = {fault.name: [] for fault in faults_}
         self._wanted = wanted
         self._until = time.monotonic() + within_s
-        self._left = dict.fromkeys(self.found, wanted)
+        self._left = dict.fromkeys(self.played, wanted)
 
     def take(self, name: str) -> bool:
         """Tell whether one more is wanted, and count on its being made."""
@@ -119,12 +119,12 @@ class _Results:
         """Say now and then how far it is."""
         while True:
             await asyncio.sleep(_TOLD_S)
-            done = sum(len(found) for found in self.found.values())
-            print(f"{done} of {self._wanted * len(self.found)} injections", file=sys.stderr)
+            done = sum(len(played) for played in self.played.values())
+            print(f"{done} of {self._wanted * len(self.played)} injections", file=sys.stderr)
 
 
 class _Trips:
-    """Empty round trips meanwhile, so that a busy machine can be told from a slow detector."""
+    """Empty round trips meanwhile, to distinguish a busy machine from a slow detector."""
 
     def __init__(self) -> None:
         self.nats_ms: list[float] = []
@@ -180,8 +180,8 @@ async def _apart(wanted: int) -> list[report.Row]:
         )
         if await process.wait():
             return [report.row("l: failed", 1, "", target=0, how="the measurement itself")]
-        found = orjson.loads(file.read())["rows"]
-    return [report.Row(**{key: one[key] for key in one if key != "ok"}) for one in found]
+        rows = orjson.loads(file.read())["rows"]
+    return [report.Row(**{key: row[key] for key in row if key != "ok"}) for row in rows]
 
 
 async def _suspicions(wanted: int) -> list[report.Row]:
@@ -222,7 +222,9 @@ async def _classes(
     async with fleet.fleet(PACE) as world:
         crews = {fault.name: _crew(fault, wanted, spread_s) for fault in chosen}
         nodes = {
-            fault.name: [world.node(f"n-{fault.name}-{one}") for one in range(crews[fault.name])]
+            fault.name: [
+                world.node(f"n-{fault.name}-{number}") for number in range(crews[fault.name])
+            ]
             for fault in chosen
             if not fault.absent
         }
@@ -247,7 +249,7 @@ async def _classes(
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         strange = [e for _, e in world.told.verdicts("quiet")]
-    rows = [row for fault in chosen for row in _rows(fault, results.found[fault.name])]
+    rows = [row for fault in chosen for row in _rows(fault, results.played[fault.name])]
     rows.append(
         report.row(
             "quiet: verdicts but well", len(strange) - 1, "", target=0, how="a plugin nobody harmed"
@@ -256,7 +258,7 @@ async def _classes(
     load = f"load {min(trips.load):.1f} to {max(trips.load):.1f} meanwhile"
     for name, taken in (("NATS", trips.nats_ms), ("gRPC", trips.grpc_ms)):
         rows += report.spread(f"empty {name} round trip", taken, "ms", how=load)
-    delays = {fault.name: _delays_s(fault, results.found[fault.name]) for fault in chosen}
+    delays = {fault.name: _delays_s(fault, results.played[fault.name]) for fault in chosen}
     return report.Result(rows=rows, series={f"delay {name}": delays[name] for name in delays})
 
 
@@ -269,10 +271,10 @@ def _crew(fault: fault_classes.Fault, wanted: int, spread_s: float) -> int:
 async def _again(node: fleet.Node, fault: fault_classes.Fault, results: _Results) -> None:
     """Make a fault on one node again and again."""
     while results.take(fault.name):
-        # at any moment between two beats
+        # at any moment between two heartbeats
         await asyncio.sleep(random.uniform(0, _BEAT_S))  # noqa: S311  # no secret
         played = await fault_classes.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
-        results.found[fault.name].append(played)
+        results.played[fault.name].append(played)
         for problem in _wrong(played):
             print(f"{node.name}: {problem}", flush=True)
         if played.resolved_s is None:
@@ -288,7 +290,7 @@ async def _anew(
         number += 1
         node = world.node(f"n-{fault.name}-{crew}-{number}")
         played = await fault_classes.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
-        results.found[fault.name].append(played)
+        results.played[fault.name].append(played)
         for problem in _wrong(played):
             print(f"{node.name}: {problem}", flush=True)
         await world.api.do("DELETE", f"/api/v1/nodes/{node.name}")
@@ -334,8 +336,8 @@ async def _silences(wanted: int) -> list[report.Row]:
 
         async def is_silent() -> bool:
             async with asking.get(notifier.addresses["http"] + "/state") as answer:
-                found: dict[str, Any] = await answer.json()
-            return bool(found["health_silent"])
+                state: dict[str, Any] = await answer.json()
+            return bool(state["health_silent"])
 
         async def until(*, silent: bool) -> None:
             while await is_silent() is not silent:  # noqa: ASYNC110  # another process knows
@@ -368,9 +370,9 @@ async def _watched() -> AsyncIterator[tuple[processes.Process, processes.Process
                 "health": {**at, "leading": leading},
                 "notifier": {**at, "receivers": [{"name": "console", "console": {}}]},
             }
-            for name, told in settings.items():
+            for name, tree in settings.items():
                 file = directory / f"{name}.json"
-                file.write_bytes(orjson.dumps(told))
+                file.write_bytes(orjson.dumps(tree))
                 program = layout.service(name, str(file))
                 made.append(processes.Process(program, directory / f"{name}.log"))
             for process in made:
@@ -387,12 +389,14 @@ def main() -> int:
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--only", default="", metavar="LETTERS", help="these classes, such as a,b,l")
     more.add_argument("--times", type=int, default=100, help="injections a class, 100 by default")
-    told = f"to make them in, {_MINUTES:g} by default"
-    more.add_argument("--minutes", type=float, default=_MINUTES, help=told)
-    found = more.parse_known_args()[0]
+    of_minutes = f"to make them in, {_MINUTES:g} by default"
+    more.add_argument("--minutes", type=float, default=_MINUTES, help=of_minutes)
+    chosen = more.parse_known_args()[0]
     return report.main(
         "detection",
-        lambda options: measure(options, only=found.only, times=found.times, minutes=found.minutes),
+        lambda options: measure(
+            options, only=chosen.only, times=chosen.times, minutes=chosen.minutes
+        ),
         more=more,
     )
 

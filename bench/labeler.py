@@ -1,4 +1,4 @@
-"""Door to one labeler and its commands: ten thousand nodes, looked at, labelled, kept right.
+"""Adapter: one labeler and its commands: ten thousand nodes, checked, labelled, kept right.
 
 python -m bench.labeler [--quick] [--json FILE]
 """
@@ -206,9 +206,9 @@ class _Cluster:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
-        _, told = await process.communicate()
+        _, errors = await process.communicate()
         wall_s = clock() - began
-        peak_kib, code = told.split()[-2:]
+        peak_kib, code = errors.split()[-2:]
         return wall_s, int(peak_kib) / 1024, int(code)
 
 
@@ -237,11 +237,11 @@ async def _cluster(directory: Path) -> AsyncIterator[_Cluster]:
 async def _at_once(work: Sequence[Any]) -> None:
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(story: Any) -> None:
+    async def limited(story: Any) -> None:
         async with gate:
             await story
 
-    await asyncio.gather(*(one(story) for story in work))
+    await asyncio.gather(*(limited(story) for story in work))
 
 
 async def _report(connected: bus.Bus, number: int) -> None:

@@ -18,27 +18,27 @@ def table(nodes: int, days: float, failures: int) -> tuple[list[str], int]:
     lines = [" | ".join(["model", *columns, *counted])]
     alerts = 0
     for model in plugin_gaps.MODELS:
-        found = healthy_fleet.simulate(nodes, days, model, failures=failures)
-        alerts += len(found.alerts)
+        result = healthy_fleet.simulate(nodes, days, model, failures=failures)
+        alerts += len(result.alerts)
         lived = Counter[str]()
-        for name, many in found.short_lived.items():
+        for name, many in result.short_lived.items():
             lived[name.partition(" ")[0]] += many
-        told = [
+        cells = [
             f"loss {model.loss:.1%}, pauses {model.pause_s:g} s",
-            *(_delay(seconds) for seconds in found.delays.values()),
-            f"{found.wrong.total()}",
-            f"{found.standing.total()}",
+            *(_delay(seconds) for seconds in result.delays.values()),
+            f"{result.wrong.total()}",
+            f"{result.standing.total()}",
             f"{lived[Verdict.STUCK]}",
             f"{lived[Verdict.UNREACHABLE]}",
-            f"{found.misnamed.total()}",
+            f"{result.misnamed.total()}",
         ]
-        lines.append(" | ".join(told))
-        lines += [f"    wrong {name}: {many}" for name, many in found.wrong.most_common()]
-        lines += [f"    standing {name}: {many}" for name, many in found.standing.most_common()]
-        lines += [f"    misnamed {name}: {many}" for name, many in found.misnamed.most_common()]
+        lines.append(" | ".join(cells))
+        lines += [f"    wrong {name}: {many}" for name, many in result.wrong.most_common()]
+        lines += [f"    standing {name}: {many}" for name, many in result.standing.most_common()]
+        lines += [f"    misnamed {name}: {many}" for name, many in result.misnamed.most_common()]
         lines.append(
-            f"    {len(found.alerts)} alerts; {found.gaps} gaps, {found.inputs} inputs, "
-            f"{found.seconds:.1f} s; {dict(found.notes)}"
+            f"    {len(result.alerts)} alerts; {result.gaps} gaps, {result.inputs} inputs, "
+            f"{result.seconds:.1f} s; {dict(result.notes)}"
         )
     return lines, alerts
 

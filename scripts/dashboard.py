@@ -13,10 +13,10 @@ _TALL: Final = 7
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: `told` is each expression with its legend."""
+    """One panel: `series` is each expression with its legend."""
 
     title: str
-    told: tuple[tuple[str, str], ...]
+    series: tuple[tuple[str, str], ...]
     unit: str = "short"
     kind: str = "timeseries"
     width: int = 12
@@ -91,7 +91,10 @@ PANELS: Final = (
     Panel(
         "Heartbeats a second, and probes",
         (
-            ("sum by (outcome) (rate(muster_health_heartbeats_total[5m]))", "beats {{outcome}}"),
+            (
+                "sum by (outcome) (rate(muster_health_heartbeats_total[5m]))",
+                "heartbeats {{outcome}}",
+            ),
             ("sum by (result) (rate(muster_health_probes_total[5m]))", "probes {{result}}"),
         ),
         unit="ops",
@@ -152,7 +155,7 @@ PANELS: Final = (
 
 def expressions() -> list[str]:
     """Return everything that is asked of Prometheus."""
-    return [expression for panel in PANELS for expression, _ in panel.told]
+    return [expression for panel in PANELS for expression, _ in panel.series]
 
 
 def text() -> str:
@@ -192,6 +195,6 @@ def _panel(panel: Panel, number: int, where: dict[str, int]) -> Tree:
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "targets": [
             {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend}
-            for index, (expression, legend) in enumerate(panel.told)
+            for index, (expression, legend) in enumerate(panel.series)
         ],
     }

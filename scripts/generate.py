@@ -32,7 +32,7 @@ GENERATOR: Final = "grpcio-tools==1.71.2"
 def documents() -> dict[Path, bytes]:
     """Return every document made from the vocabulary, by its path below the root."""
     kinds: list[Any] = [*vocabulary.EVENTS, vocabulary.Heartbeat]
-    found: dict[Path, bytes] = {}
+    files: dict[Path, bytes] = {}
     for kind in kinds:
         schema = msgspec.json.schema(kind)
         schema = {
@@ -40,10 +40,10 @@ def documents() -> dict[Path, bytes]:
             "$id": codec.schema_uri(kind.TYPE),
             **schema,
         }
-        found[Path("schemas", f"{kind.TYPE}.json")] = _pretty(schema)
-    found[Path("schemas", "asyncapi.json")] = _pretty(_asyncapi())
-    found[Path("schemas", "config.json")] = _pretty(configure.schema())
-    return found
+        files[Path("schemas", f"{kind.TYPE}.json")] = _pretty(schema)
+    files[Path("schemas", "asyncapi.json")] = _pretty(_asyncapi())
+    files[Path("schemas", "config.json")] = _pretty(configure.schema())
+    return files
 
 
 def _asyncapi() -> dict[str, Any]:
@@ -141,9 +141,11 @@ def _dedented(tree: Any) -> Any:
 def stale_stubs() -> list[str]:
     """Return the .proto files whose checked-in stubs describe something else."""
     with tempfile.TemporaryDirectory() as scratch:
-        found = Path(scratch, "descriptors")
-        _run(sys.executable, f"--descriptor_set_out={found}", f"-I{ROOT / 'proto'}", *_protos())
-        wanted = descriptor_pb2.FileDescriptorSet.FromString(found.read_bytes())
+        descriptors = Path(scratch, "descriptors")
+        _run(
+            sys.executable, f"--descriptor_set_out={descriptors}", f"-I{ROOT / 'proto'}", *_protos()
+        )
+        wanted = descriptor_pb2.FileDescriptorSet.FromString(descriptors.read_bytes())
     stale = []
     for file in wanted.file:
         stub = ROOT / file.name.replace(".proto", "_pb2.py")

@@ -68,14 +68,14 @@ def documents() -> dict[Path, bytes]:
 def _chart(accounts: bytes) -> dict[Path, bytes]:
     """Return the part of the Helm chart that says what the base says."""
     base, chart = ROOT / "k8s/base", Path("k8s/chart/muster")
-    found = {
+    files = {
         chart / "files/nats.conf": (base / "nats/nats.conf").read_bytes(),
         chart / "files/accounts.conf": accounts,
         chart / "files/monitoring/muster.json": dashboard.text().encode(),
     }
     for name in ("podmonitor.yaml", "rules.yaml"):
         there = ROOT / "k8s/components/monitoring" / name
-        found[chart / "files/monitoring" / name] = there.read_bytes()
+        files[chart / "files/monitoring" / name] = there.read_bytes()
     others = _of_production()
     for file in sorted(base.glob("*.yaml")):
         if file.name not in {"kustomization.yaml", "namespace.yaml"}:
@@ -86,20 +86,20 @@ def _chart(accounts: bytes) -> dict[Path, bytes]:
                 else part
                 for part in parts
             )
-            found[chart / "templates" / file.name] = _template(f"{text}\n", f"k8s/base/{file.name}")
-    found[chart / "files/production.conf"] = (
+            files[chart / "templates" / file.name] = _template(f"{text}\n", f"k8s/base/{file.name}")
+    files[chart / "files/production.conf"] = (
         ROOT / "k8s/overlays/production/nats.conf"
     ).read_bytes()
-    told = yaml.safe_dump_all(others.values(), sort_keys=False, width=1000)
-    whole = f"{{{{- if .Values.production.enabled }}}}\n{told}{{{{- end }}}}\n"
-    found[chart / "templates/production.yaml"] = _template(whole, "k8s/overlays/production")
+    rendered = yaml.safe_dump_all(others.values(), sort_keys=False, width=1000)
+    whole = f"{{{{- if .Values.production.enabled }}}}\n{rendered}{{{{- end }}}}\n"
+    files[chart / "templates/production.yaml"] = _template(whole, "k8s/overlays/production")
     settings = {
         name: yaml.safe_load((base / f"settings/{name}.yaml").read_text("utf-8"))
         for name in ("plugin", "health", "labeler", "notifier")
     }
     # the chart says where it is installed
-    for one in settings["health"]["cluster"]["plugins"]:
-        del one["namespace"]
+    for plugin in settings["health"]["cluster"]["plugins"]:
+        del plugin["namespace"]
     ((nats, tag),) = re.findall(r"image: (\S+/nats):(\S+)", (base / "nats.yaml").read_text("utf-8"))
     values = {
         "image": {"repository": "muster", "tag": "0.1.0"},
@@ -109,8 +109,8 @@ def _chart(accounts: bytes) -> dict[Path, bytes]:
         "settings": settings,
     }
     text = yaml.safe_dump(values, sort_keys=False)
-    found[chart / "values.yaml"] = f"# made by scripts/manifests.py from k8s/base\n{text}".encode()
-    return found
+    files[chart / "values.yaml"] = f"# made by scripts/manifests.py from k8s/base\n{text}".encode()
+    return files
 
 
 def _template(text: str, source: str) -> bytes:
@@ -121,22 +121,22 @@ def _template(text: str, source: str) -> bytes:
     return f"{{{{- /* made by scripts/manifests.py from {source} */ -}}}}\n{text}".encode()
 
 
-def _with_checksum(found: re.Match[str]) -> str:
+def _with_checksum(match: re.Match[str]) -> str:
     """Return the beginning of a pod's metadata, so that what it reads at its start restarts it."""
-    if found["name"] not in _READ:
-        return found[0]
-    end = ", " if found["flow"] == " {" else "\n      "
-    return f"{found[0]}annotations: {{checksum/settings: '{_READ[found['name']]}'}}{end}"
+    if match["name"] not in _READ:
+        return match[0]
+    end = ", " if match["flow"] == " {" else "\n      "
+    return f"{match[0]}annotations: {{checksum/settings: '{_READ[match['name']]}'}}{end}"
 
 
 def _of_production() -> dict[_Key, _Object]:
     """Return what the overlay of production has and the minimal one has not, or otherwise."""
     minimal, production = _rendered("minimal"), _rendered("production")
     return {
-        key: one
-        for key, one in production.items()
+        key: item
+        for key, item in production.items()
         # the chart makes ConfigMaps itself
-        if one != minimal.get(key) and key[0] != "ConfigMap"
+        if item != minimal.get(key) and key[0] != "ConfigMap"
     }
 
 
@@ -148,16 +148,16 @@ def _rendered(overlay: str) -> dict[_Key, _Object]:
     text = re.sub(
         r"\b(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}$", r"\1", text, flags=re.MULTILINE
     )
-    return {_key(one): one for one in yaml.safe_load_all(text)}
+    return {_key(item): item for item in yaml.safe_load_all(text)}
 
 
-def _key(one: _Object) -> _Key:
-    return one["kind"], one["metadata"]["name"]
+def _key(item: _Object) -> _Key:
+    return item["kind"], item["metadata"]["name"]
 
 
 def _compose() -> dict[Path, bytes]:
     """Return the settings of each program of compose.yaml; the address of NATS is in there."""
-    found = {
+    trees = {
         "health": layout.health_settings(nats="", kubeconfig="/etc/kubeconfig"),
         "labeler": layout.labeler_settings(nats="", kubeconfig="/etc/kubeconfig"),
         "notifier": layout.notifier_settings(
@@ -165,7 +165,7 @@ def _compose() -> dict[Path, bytes]:
         ),
     }
     for node in layout.NODES:
-        found[f"plugin-{node.name}"] = layout.plugin_settings(
+        trees[f"plugin-{node.name}"] = layout.plugin_settings(
             node,
             nats="",
             directory="/var/lib/kubelet",
@@ -173,7 +173,7 @@ def _compose() -> dict[Path, bytes]:
             fuse_path="/dev/null",
             faults=f"/faults/{node.name}.jsonl",
         )
-    return {Path("compose", f"{name}.yaml"): _settings(tree) for name, tree in found.items()}
+    return {Path("compose", f"{name}.yaml"): _settings(tree) for name, tree in trees.items()}
 
 
 def _settings(tree: layout.Settings) -> bytes:

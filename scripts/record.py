@@ -54,19 +54,19 @@ _NUMBERS: Final = {"v": 1}
 
 def spoken() -> dict[str, list[Message]]:
     """Return each kind of message with every field filled, until every word of it was said."""
-    found: dict[str, list[Message]] = {}
+    messages: dict[str, list[Message]] = {}
     for event in vocabulary.EVENTS:
-        found[event.TYPE] = [_event(one) for one in _filled(event)]
-    found["heartbeat"] = [
+        messages[event.TYPE] = [_event(filled) for filled in _filled(event)]
+    messages["heartbeat"] = [
         {"subject": beat.subject, "body": orjson.loads(codec.encode_heartbeat(beat))}
         for beat in _filled(vocabulary.Heartbeat)
     ]
     for name, shape in STORED.items():
-        found[name] = [
-            {"subject": "", "body": orjson.loads(msgspec.json.encode(one))}
-            for one in _filled(shape)
+        messages[name] = [
+            {"subject": "", "body": orjson.loads(msgspec.json.encode(filled))}
+            for filled in _filled(shape)
         ]
-    return found
+    return messages
 
 
 def _event(event: vocabulary.Event) -> Message:
@@ -89,7 +89,7 @@ def _words(kind: inspect.Type) -> int:
         case inspect.VarTupleType():
             return _words(kind.item_type)
         case inspect.UnionType():
-            return max(_words(one) for one in kind.types)
+            return max(_words(member) for member in kind.types)
         case _:
             return 1
 
@@ -112,13 +112,13 @@ def _value(kind: inspect.Type, name: str, number: int) -> Any:  # noqa: PLR0911 
         case inspect.VarTupleType():
             return (_value(kind.item_type, name, number),)
         case inspect.TupleType():
-            return tuple(_value(one, name, number) for one in kind.item_types)
+            return tuple(_value(member, name, number) for member in kind.item_types)
         case inspect.DictType():
             return {_value(kind.key_type, "key", number): _value(kind.value_type, name, number)}
         case inspect.Metadata():
             return _value(kind.type, name, number)
         case inspect.UnionType():
-            there = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+            there = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
             return _value(there[0], name, number)
         case _:
             return _plain(kind, name)
@@ -146,7 +146,7 @@ class Heard:
     """What crossed the bus, by what it is; of each a few that differ in their fields."""
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[object, Message]] = {}
+        self.messages: dict[str, dict[object, Message]] = {}
 
     def hear(self, subject: str, payload: bytes) -> None:
         """Take a message if it is one of ours and unlike those before."""
@@ -154,7 +154,7 @@ class Heard:
         if name is None:
             return
         body = orjson.loads(payload)
-        known = self.found.setdefault(name, {})
+        known = self.messages.setdefault(name, {})
         if len(known) < _KINDS_MAX:
             known.setdefault(_shape(body), {"subject": subject, "body": body})
 
@@ -175,9 +175,9 @@ def _shape(value: object) -> object:
     """Return which fields are there and not empty, without what they hold."""
     match value:
         case dict():
-            return tuple(sorted((key, _shape(one)) for key, one in value.items() if one))
+            return tuple(sorted((key, _shape(item)) for key, item in value.items() if item))
         case list():
-            return tuple(sorted({_shape(one) for one in value}, key=repr))
+            return tuple(sorted({_shape(item) for item in value}, key=repr))
         case _:
             return type(value).__name__
 
@@ -204,10 +204,10 @@ def main() -> int:
         asyncio.run(_listen(heard, float(sys.argv[1])))
     FOLDER.mkdir(parents=True)
     for name, said in spoken().items():
-        told = said + list(heard.found.get(name, {}).values())
-        lines = b",\n".join(orjson.dumps(one) for one in told)
+        messages = said + list(heard.messages.get(name, {}).values())
+        lines = b",\n".join(orjson.dumps(message) for message in messages)
         (FOLDER / f"{name}.json").write_bytes(b"[\n" + lines + b"\n]\n")
-        print(f"recorded {name}: {len(told)}")
+        print(f"recorded {name}: {len(messages)}")
     return 0
 
 

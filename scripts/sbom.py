@@ -31,7 +31,7 @@ def locked(text: str) -> list[tuple[str, str, str, tuple[str, ...]]]:
 
 def bill(image: str, text: str) -> Tree:
     """Return what is in an image; the same lock file always gives the same."""
-    parts = [_component(*one) for one in locked(text)]
+    parts = [_component(*package) for package in locked(text)]
     ours = f"pkg:pypi/{OURS}@{muster.__version__}"
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -55,7 +55,7 @@ def bill(image: str, text: str) -> Tree:
 def _component(name: str, version: str, marker: str, hashes: tuple[str, ...]) -> Tree:
     """Return one package; each hash is that of one of its files, for one kind of machine."""
     where = f"pkg:pypi/{name}@{version}"
-    found: Tree = {
+    component: Tree = {
         "type": "library",
         "bom-ref": where,
         "name": name,
@@ -65,8 +65,8 @@ def _component(name: str, version: str, marker: str, hashes: tuple[str, ...]) ->
         "hashes": [{"alg": "SHA-256", "content": digest} for digest in hashes],
     }
     if marker:
-        found["properties"] = [{"name": "muster:marker", "value": marker}]
-    return found
+        component["properties"] = [{"name": "muster:marker", "value": marker}]
+    return component
 
 
 def main() -> int:
