@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,3 +110,53 @@ def test_a_table_in_a_pipe_is_aligned_text(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == (
         "ID      WHAT\na\N{REPLACEMENT CHARACTER}[31m  x\nbcd     long one\nnone\n"
     )
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run the stand-in for the Kubernetes API; give a kubeconfig."""
+    file = tmp_path_factory.mktemp("cluster") / "kubeconfig"
+    command = (sys.executable, "-m", "muster.local.kubernetes", "--kubeconfig", str(file))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield str(file)
+        process.terminate()
+        process.communicate()
+
+
+SERVICES = [
+    ("check", "--kubeconfig", "KUBECONFIG"),
+    ("check", "--kubeconfig", "KUBECONFIG", "--json"),
+    ("label-gpus", "--kubeconfig", "KUBECONFIG"),
+    ("unlabel-gpus", "--kubeconfig", "KUBECONFIG", "--dry-run"),
+    ("config", "validate", "RULES"),
+    ("config", "show", "RULES"),
+    ("config", "import", "--from", "smarter", "SMARTER"),
+    ("notify", "explain", "--labels", "kind=stuck", "--offline", "--config", "NOTIFIER"),
+    ("notify", "test", "console", "--config", "NOTIFIER"),
+]
+
+
+@pytest.mark.parametrize("arguments", SERVICES, ids=" ".join)
+def test_a_service_command_whose_output_cannot_be_written_ends_without_a_traceback(
+    arguments: tuple[str, ...],
+    kubeconfig: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = {
+        "RULES": "apiVersion: muster.dev/v1\n"
+        "resources: [{name: a.b/fuse, groups: [{devices: [{path: /dev/fuse}]}]}]\n",
+        "SMARTER": "- {devicematch: ^fuse$, nummaxdevices: 20}\n",
+        "NOTIFIER": "receivers: [{name: console, console: {}}]\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    places = {name: str(tmp_path / name) for name in files} | {"KUBECONFIG": kubeconfig}
+    command = tuple(places.get(argument, argument) for argument in arguments)
+    assert run(closed_pipe(), command, monkeypatch) == 0
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(full_disk(), command, monkeypatch) == 1
+    assert capsys.readouterr().err.endswith(FULL)
