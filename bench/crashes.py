@@ -35,22 +35,22 @@ async def _health(options: report.Options) -> list[report.Row]:
     for name in ("calm", "killed"):
         (directory / name).mkdir()
     try:
-        calm = await scripted_health.crashed(
+        calm = await scripted_health.run_with_crashes(
             directory / "calm", points_s=(), nodes=4, timeout_s=killed_services.END_S
         )
-        killed = await scripted_health.crashed(
+        killed = await scripted_health.run_with_crashes(
             directory / "killed", points_s=points_s, nodes=4, timeout_s=killed_services.END_S
         )
     finally:
         shutil.rmtree(directory)
     how = f"{len(points_s)} SIGKILLs at random points, {killed.alerts} alerts by a script"
-    calmly = f"without a kill: {calm.lost} lost, {calm.strange} more"
+    calmly = f"without a kill: {calm.lost} lost, {calm.unexpected} more"
     disorder = not (killed.in_order and killed.leaders_in_order)
     return [
         report.Row(name="alerts lost", value=killed.lost, unit="", target=0, how=how),
         report.Row(
             name="alerts published twice, or wrongly",
-            value=killed.strange,
+            value=killed.unexpected,
             unit="",
             target=0,
             how=calmly,

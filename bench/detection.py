@@ -82,7 +82,7 @@ _CYCLE_S: Final = {
 _BEAT_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _CALM: Final = {
-    **fleet_parts.CALM,
+    **fleet_parts.NO_MASS_FAILURE,
     "patience_s": 0,
     "checker_age_s": 30,
     "missing_s": 20,
@@ -105,7 +105,7 @@ class _Results:
     def __init__(
         self, wanted: int, within_s: float, faults_: Sequence[fault_classes.Fault]
     ) -> None:
-        self.played: dict[str, list[fault_classes.Played]] = {fault.name: [] for fault in faults_}
+        self.played: dict[str, list[fault_classes.Outcome]] = {fault.name: [] for fault in faults_}
         self._wanted = wanted
         self._until = time.monotonic() + within_s
         self._left = dict.fromkeys(self.played, wanted)
@@ -226,14 +226,14 @@ async def _classes(
                 world.node(f"n-{fault.name}-{number}") for number in range(crews[fault.name])
             ]
             for fault in chosen
-            if not fault.absent
+            if not fault.starts_without_plugin
         }
         quiet = world.node("quiet")
-        cabled = {fault.name: fault.cabled for fault in chosen}
+        cabled = {fault.name: fault.has_cable for fault in chosen}
         await quiet.start()
         for name, crew in nodes.items():
-            await asyncio.gather(*(node.start(cabled=cabled[name]) for node in crew))
-        held = [node for fault in chosen if fault.held for node in nodes[fault.name]]
+            await asyncio.gather(*(node.start(has_cable=cabled[name]) for node in crew))
+        held = [node for fault in chosen if fault.has_holder for node in nodes[fault.name]]
         await asyncio.gather(*(node.make_holder() for node in held))
         await world.health.start()
         await world.until_healthy([node.name for crew in nodes.values() for node in crew])
@@ -243,12 +243,12 @@ async def _classes(
         stories = []
         for fault in chosen:
             stories += [_again(node, fault, results) for node in nodes.get(fault.name, ())]
-            if fault.absent:
+            if fault.starts_without_plugin:
                 stories += [_anew(world, fault, results, n) for n in range(crews[fault.name])]
         await asyncio.gather(*stories)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        strange = [e for _, e in world.told.verdicts("quiet")]
+        strange = [e for _, e in world.publications.verdicts("quiet")]
     rows = [row for fault in chosen for row in _rows(fault, results.played[fault.name])]
     rows.append(
         report.row(
@@ -273,7 +273,7 @@ async def _again(node: fleet.Node, fault: fault_classes.Fault, results: _Results
     while results.take(fault.name):
         # at any moment between two heartbeats
         await asyncio.sleep(random.uniform(0, _BEAT_S))  # noqa: S311  # no secret
-        played = await fault_classes.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
+        played = await fault_classes.play(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
         results.played[fault.name].append(played)
         for problem in _wrong(played):
             print(f"{node.name}: {problem}", flush=True)
@@ -289,7 +289,7 @@ async def _anew(
     while results.take(fault.name):
         number += 1
         node = world.node(f"n-{fault.name}-{crew}-{number}")
-        played = await fault_classes.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
+        played = await fault_classes.play(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
         results.played[fault.name].append(played)
         for problem in _wrong(played):
             print(f"{node.name}: {problem}", flush=True)
@@ -297,7 +297,7 @@ async def _anew(
         await node.close()
 
 
-def _rows(fault: fault_classes.Fault, played: Sequence[fault_classes.Played]) -> list[report.Row]:
+def _rows(fault: fault_classes.Fault, played: Sequence[fault_classes.Outcome]) -> list[report.Row]:
     problems = collections.Counter(word for injection in played for word in _wrong(injection))
     count = sum(bool(_wrong(injection)) for injection in played)
     most = "; ".join(f"{many} x {word}" for word, many in problems.most_common(3))
@@ -315,7 +315,7 @@ def _rows(fault: fault_classes.Fault, played: Sequence[fault_classes.Played]) ->
     return [*delays, wrong]
 
 
-def _delays_s(fault: fault_classes.Fault, played: Sequence[fault_classes.Played]) -> list[float]:
+def _delays_s(fault: fault_classes.Fault, played: Sequence[fault_classes.Outcome]) -> list[float]:
     """Return how long each injection took to be published; what never was counts in full."""
     if not fault.verdict and not fault.alert:
         return []
@@ -323,7 +323,7 @@ def _delays_s(fault: fault_classes.Fault, played: Sequence[fault_classes.Played]
     return [_TIMEOUT_S if delay_s is None else delay_s for delay_s in delays]
 
 
-def _wrong(injection: fault_classes.Played) -> list[str]:
+def _wrong(injection: fault_classes.Outcome) -> list[str]:
     """Return what should not have been published, what is missing, and wrong evidence."""
     before = f"{injection.fault.name} {injection.fault.title}: "
     return [problem.removeprefix(before) for problem in injection.problems]

@@ -1,4 +1,4 @@
-"""Which pods the alert of a failed plugin names, and what is told where that cannot be known."""
+"""Which pods the alert of a failed plugin names, and what happens if they cannot be determined."""
 
 import pytest
 
@@ -16,12 +16,12 @@ def alerts(world: World) -> list[vocabulary.AlertChanged]:
 
 
 def lists(world: World) -> int:
-    """Return how often all pods of a node were asked for."""
-    return sum(bool(asked.resources) for asked in world.asked)
+    """Return how often all pods of a node were listed."""
+    return sum(bool(query.resources) for query in world.asked)
 
 
 @pytest.mark.parametrize(
-    ("act", "kind"),
+    ("action", "kind"),
     [
         ("kill", AlertKind.PLUGIN_DOWN),
         ("freeze", AlertKind.STUCK),
@@ -32,10 +32,10 @@ def lists(world: World) -> int:
     ],
 )
 def test_an_alert_about_a_plugin_names_the_pods_that_request_its_resources(
-    act: str, kind: AlertKind
+    action: str, kind: AlertKind
 ) -> None:
     world = running("a", interval_s=5.0)
-    getattr(world, act)("a")
+    getattr(world, action)("a")
     world.run(310.0)
     assert world.named("a") == [(kind, FIRING, ("ml/train",))]
     world.mend("a")
@@ -56,22 +56,22 @@ def test_a_verdict_does_not_wait_for_the_pods_and_its_alert_not_for_long() -> No
     assert world.named("b") == [(AlertKind.DEREGISTERED, FIRING, ())]
 
 
-@pytest.mark.parametrize("act", ["kill", "part"])
-@pytest.mark.parametrize(("hushed_s", "questions"), [(10.0, 2), (40.0, 3)])
-def test_pods_that_nobody_told_are_asked_for_again_and_then_named(
-    act: str, hushed_s: float, questions: int
+@pytest.mark.parametrize("action", ["kill", "part"])
+@pytest.mark.parametrize(("silent_s", "queries"), [(10.0, 2), (40.0, 3)])
+def test_pods_that_were_not_listed_are_queried_again_and_then_named(
+    action: str, silent_s: float, queries: int
 ) -> None:
     world = running("a")
     world.hush(mute=True)
-    getattr(world, act)("a")
-    world.run(hushed_s)
+    getattr(world, action)("a")
+    world.run(silent_s)
     world.hush(mute=False)
     world.run(300.0)
     assert [pods for _, _, pods in world.named("a")] == [(), ("ml/train",)]
-    assert lists(world) == questions
+    assert lists(world) == queries
 
 
-def test_an_api_that_never_lists_pods_is_asked_three_times_for_one_alert() -> None:
+def test_an_api_that_never_lists_pods_is_queried_three_times_for_one_alert() -> None:
     world = running("a")
     world.hush(mute=True)
     world.part("a")
@@ -96,16 +96,16 @@ def test_alerts_do_not_wait_for_slow_lists_and_name_their_pods_in_the_end() -> N
     assert lists(world) == 20
 
 
-@pytest.mark.parametrize(("has_cluster", "questions"), [(True, 1), (False, 0)])
-def test_where_nobody_may_know_the_pods_the_alert_comes_at_once_without(
-    *, has_cluster: bool, questions: int
+@pytest.mark.parametrize(("has_cluster", "queries"), [(True, 1), (False, 0)])
+def test_without_the_permission_to_list_pods_the_alert_comes_at_once_without(
+    *, has_cluster: bool, queries: int
 ) -> None:
     world = running("a", has_cluster=has_cluster)
     world.plugins["a"].holders = None
     world.part("a")
     world.run(5.0)
     assert world.named("a") == [(AlertKind.DEREGISTERED, FIRING, ())]
-    assert lists(world) == questions
+    assert lists(world) == queries
     event = alerts(world)[0]
     verdicts = [e for e in world.published.values() if isinstance(e, vocabulary.VerdictChanged)]
     assert (event.at - verdicts[-1].at).total_seconds() < 0.1
@@ -121,7 +121,7 @@ def test_many_pods_are_counted_and_the_first_of_them_named() -> None:
     assert event.pods_total == 40
 
 
-def test_pods_are_those_of_when_it_was_told_however_often_the_plugin_is_looked_at() -> None:
+def test_pods_are_those_at_publication_however_often_the_verdict_is_reviewed() -> None:
     world = running("a")
     world.kill("a")
     world.run(150.0)
@@ -130,7 +130,7 @@ def test_pods_are_those_of_when_it_was_told_however_often_the_plugin_is_looked_a
     assert (world.named("a"), lists(world)) == ([(DOWN, FIRING, ("ml/train",))], 1)
 
 
-def test_an_alert_that_changes_is_never_ended_while_its_pods_are_asked_for() -> None:
+def test_an_alert_that_changes_is_never_resolved_while_its_pods_are_listed() -> None:
     world = running("a", interval_s=5.0)
     world.cut("a")
     world.run(60.0)
@@ -149,14 +149,14 @@ def test_an_alert_that_changes_is_never_ended_while_its_pods_are_asked_for() -> 
     assert fired.at == ended.at
 
 
-def test_a_plugin_that_never_came_has_no_resources_and_so_no_pods() -> None:
+def test_a_plugin_that_never_started_has_no_resources_and_so_no_pods() -> None:
     world = World("a")
     world.kill("a")
     world.run(150.0)
     assert (world.named("a"), lists(world)) == ([(AlertKind.MISSING, FIRING, ())], 0)
 
 
-def test_a_restart_keeps_the_pods_that_were_named_and_asks_for_none() -> None:
+def test_a_restart_of_health_keeps_the_named_pods_and_lists_none() -> None:
     world = running("a")
     world.part("a")
     world.run(10.0)
@@ -169,14 +169,14 @@ def test_a_restart_keeps_the_pods_that_were_named_and_asks_for_none() -> None:
     assert world.named("a")[1:] == [(AlertKind.DEREGISTERED, RESOLVED, ("ml/train",))]
 
 
-def test_one_who_does_not_lead_asks_nobody_for_pods() -> None:
+def test_only_the_leader_lists_pods() -> None:
     world = running("a", services=2)
     world.part("a")
     world.run(30.0)
     assert lists(world) == 1
 
 
-def test_each_of_many_alerts_asks_once() -> None:
+def test_each_of_many_alerts_lists_pods_once() -> None:
     nodes = [f"n{number:02}" for number in range(80)]
     world = running(*nodes)
     for number, node in enumerate(nodes):
@@ -189,31 +189,31 @@ def test_each_of_many_alerts_asks_once() -> None:
     assert (len(fired), lists(world)) == (80, 80)
 
 
-def test_a_plugin_that_is_restarted_is_asked_about_as_before() -> None:
+def test_remediation_queries_the_cluster_as_before() -> None:
     mode = config.Remedies.RESTART_PLUGIN
     world = running("a", remediation=config.Remediation(mode=mode))
     world.part("a")
     world.run(90.0)
     assert [e.outcome for e in world.published.values() if hasattr(e, "outcome")] == ["acted"]
-    assert {asked.resources for asked in world.asked} == {(), (GPU,)}
+    assert {query.resources for query in world.asked} == {(), (GPU,)}
 
 
-def test_alerts_that_have_to_wait_for_their_turn_ask_when_it_comes() -> None:
+def test_alerts_held_by_the_rate_limit_list_pods_when_they_are_published() -> None:
     nodes = [f"n{number:03}" for number in range(150)]
     world = running(*nodes, interval_s=5.0)
     for node in nodes[:100]:
         world.part(node)
-    told = []
+    published = []
     for _ in range(15):
         world.run(10.0)
         fired = [event for event in alerts(world) if event.kind is AlertKind.DEREGISTERED]
         assert lists(world) == len(fired)
-        told.append(len(fired))
-    assert (any(0 < many < 100 for many in told), told[-1]) == (True, 100)
+        published.append(len(fired))
+    assert (any(0 < many < 100 for many in published), published[-1]) == (True, 100)
     assert {event.pods for event in fired} == {("ml/train",)}
 
 
-def test_no_other_alert_takes_the_turn_of_one_that_waits_for_its_pods() -> None:
+def test_no_other_alert_overtakes_one_that_waits_for_its_pods() -> None:
     world = running("a", bounds=config.Bounds(alerts_per_minute=1))
     world.hush(mute=True)
     world.part("a")

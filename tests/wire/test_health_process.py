@@ -113,7 +113,7 @@ async def health(directory: Path, url: str) -> AsyncIterator[fleet_parts.Service
         await service.end(signal.SIGKILL)
 
 
-class Told(fleet_parts.Heard):
+class Told(fleet_parts.Publications):
     """All that health told, as it comes."""
 
     def verdicts(self, node: str) -> list[Verdict]:
@@ -147,7 +147,7 @@ async def world(directory: Path) -> AsyncIterator[tuple[nats.NatsServer, Told]]:
     async with (
         asyncio.timeout(100),
         nats.NatsServer(directory / "nats") as server,
-        fleet_parts.hearing(server.url, Told) as told,
+        fleet_parts.following(server.url, Told) as told,
     ):
         yield server, told
     is_raised_again(directory / RECORDING)

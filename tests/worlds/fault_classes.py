@@ -1,8 +1,8 @@
-"""The failure classes a to p: how each is made, what must be said of it, how it is mended.
+"""The failure classes a to p: how each is injected, what health must report, how it is repaired.
 
-What a plugin mends by itself within a moment is made twice: as it comes (`MENDED`), when nobody is
-to be told anything, and so that it lasts. `played` makes one on one node of a `fleet.Fleet` and
-tells what came of it; l is not among them, because there it is health itself that fails.
+A failure that a plugin repairs by itself within a moment is injected twice: once so that it can
+(`SELF_HEALING`), when nothing may be reported, and once so that it lasts. `play` injects one on one
+node of a `fleet.Fleet` and returns the outcome; l is not among them, because there health fails.
 """
 
 import asyncio
@@ -17,34 +17,35 @@ from typing import Final
 from muster.vocabulary import AlertKind, Verdict
 from tests.worlds import fleet as fleets
 
-Act = Callable[[fleets.Node], Awaitable[None]]
+Action = Callable[[fleets.Node], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One way to fail; `name` begins with the letter of its class.
 
-    `verdict` is None where none is to be told, and `alert` where nobody is to be told. Each
-    pattern of `evidence` must be found in what is told. `passes` are verdicts that may stand for a
-    moment on the way, because what tells the rest comes later. `absent` begins without a node,
-    `cabled` behind a cable that can be cut. Where a device is `held`, the alert names the pod.
+    `verdict` is None if no verdict may follow, `alert` if no alert may. Each pattern of `evidence`
+    must be found in what is published. `transient_verdicts` may stand for a moment on the way,
+    because the decisive evidence comes later. `starts_without_plugin` begins with a node without
+    one, `has_cable` behind a cable that can be cut. If `has_holder`, the alert names the pod that
+    holds a device.
     """
 
     name: str
     title: str
-    inject: Act
-    heal: Act
+    inject: Action
+    heal: Action
     verdict: Verdict | None
     alert: AlertKind | None
     evidence: tuple[str, ...] = ()
-    passes: frozenset[Verdict] = frozenset()
-    falls: frozenset[Verdict] = frozenset()
-    """Verdicts that may stand for a moment, of which nobody is to be told."""
-    absent: bool = False
-    cabled: bool = False
-    held: bool = False
-    slow: bool = False
-    """It takes a while to make, and counts from when it is made."""
+    transient_verdicts: frozenset[Verdict] = frozenset()
+    unalerted_verdicts: frozenset[Verdict] = frozenset()
+    """Verdicts that may stand for a moment, and raise no alert."""
+    starts_without_plugin: bool = False
+    has_cable: bool = False
+    has_holder: bool = False
+    counts_when_made: bool = False
+    """It takes a while to inject, and counts from then."""
 
     @property
     def letter(self) -> str:
@@ -52,114 +53,119 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
-    """What came of one fault. Times are seconds from its injection, `resolved_s` from its mending.
+class Outcome:
+    """The outcome of one fault: seconds since its injection, `resolved_s` since its repair.
 
-    `strange` is what was told and should not have been.
+    `unexpected` is what was published and should not have been.
     """
 
     fault: Fault
     verdict_s: float | None
     alert_s: float | None
     resolved_s: float | None
-    strange: tuple[str, ...]
+    unexpected: tuple[str, ...]
     evidence: str
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with it; empty if what had to be told was told, and nothing else."""
-        fault, found = self.fault, [f"told {word}" for word in self.strange]
+        """What is wrong; empty if exactly what was expected was published."""
+        fault, problems = self.fault, [f"unexpected {word}" for word in self.unexpected]
         if fault.verdict is not None and self.verdict_s is None:
-            found.append(f"no {fault.verdict}")
+            problems.append(f"no {fault.verdict}")
         if fault.alert is not None and self.alert_s is None:
-            found.append(f"no alert {fault.alert}")
+            problems.append(f"no alert {fault.alert}")
         if self.resolved_s is None:
-            found.append("not resolved")
-        found += [f"no evidence {word}" for word in fault.evidence if not self.has(word)]
-        return [f"{fault.name} {fault.title}: {problem}" for problem in found]
+            problems.append("not resolved")
+        problems += [f"no evidence {word}" for word in fault.evidence if not self.has(word)]
+        return [f"{fault.name} {fault.title}: {problem}" for problem in problems]
 
     def has(self, pattern: str) -> bool:
         return re.search(pattern, self.evidence) is not None
 
 
-async def started(fleet: fleets.Fleet, faults: Collection[Fault]) -> dict[str, fleets.Node]:
-    """Start one node for each fault, then health; return when every plugin is known to be well."""
+async def start_nodes(fleet: fleets.Fleet, faults: Collection[Fault]) -> dict[str, fleets.Node]:
+    """Start one node for each fault, then health; return when every plugin is HEALTHY."""
     nodes = {fault.name: fleet.node(f"node-{fault.name}") for fault in faults}
-    here = [(nodes[fault.name], fault) for fault in faults if not fault.absent]
-    await asyncio.gather(*(node.start(cabled=fault.cabled) for node, fault in here))
-    await asyncio.gather(*(node.make_holder() for node, fault in here if fault.held))
+    running = [(nodes[fault.name], fault) for fault in faults if not fault.starts_without_plugin]
+    await asyncio.gather(*(node.start(has_cable=fault.has_cable) for node, fault in running))
+    await asyncio.gather(*(node.make_holder() for node, fault in running if fault.has_holder))
     await fleet.health.start()
-    await fleet.until_healthy([node.name for node, _ in here])
+    await fleet.until_healthy([node.name for node, _ in running])
     return nodes
 
 
-async def played(node: fleets.Node, fault: Fault, *, timeout_s: float, quiet_s: float) -> Played:
-    """Make a fault, wait for its verdict and alert, mend it, wait until all is well and resolved.
+async def play(node: fleets.Node, fault: Fault, *, timeout_s: float, quiet_s: float) -> Outcome:
+    """Inject a fault, wait for verdict and alert, repair it, wait until everything is resolved.
 
-    Where nothing is to be told, `quiet_s` is how long nothing must come.
+    If nothing may be published, `quiet_s` is how long to wait.
     """
-    if node.plugin.runs:
+    if node.plugin.is_running:
         await node.until_ready()
-    told, began = node.fleet.told, time.monotonic()
+    publications, began = node.fleet.publications, time.monotonic()
     await fault.inject(node)
-    began = time.monotonic() if fault.slow else began
+    began = time.monotonic() if fault.counts_when_made else began
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             if fault.verdict is None and fault.alert is None:
                 await asyncio.sleep(quiet_s)
-            await told.until(lambda: _is_told(node, fault, began))
-    verdicts, alerts = told.verdicts(node.name, since=began), told.alerts(node.name, since=began)
-    mended = time.monotonic()
+            await publications.until(lambda: _is_published(node, fault, began))
+    verdicts = publications.verdicts(node.name, since=began)
+    alerts = publications.alerts(node.name, since=began)
+    repaired = time.monotonic()
     await fault.heal(node)
     resolved_s: float | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            await told.until(lambda: _is_well(node))
-            resolved_s = time.monotonic() - mended
-    return Played(
+            await publications.until(lambda: _is_well(node))
+            resolved_s = time.monotonic() - repaired
+    return Outcome(
         fault=fault,
         verdict_s=next((at - began for at, e in verdicts if e.verdict is fault.verdict), None),
         alert_s=next((at - began for at, e in alerts if e.kind is fault.alert), None),
         resolved_s=resolved_s,
-        strange=_strange(node, fault, began),
+        unexpected=_unexpected(node, fault, began),
         evidence="; ".join(
-            seen.observed
-            for told_of in (*(e.evidence for _, e in verdicts), *(e.evidence for _, e in alerts))
-            for seen in told_of
+            item.observed
+            for evidence in (*(e.evidence for _, e in verdicts), *(e.evidence for _, e in alerts))
+            for item in evidence
         ),
     )
 
 
-def _is_told(node: fleets.Node, fault: Fault, began: float) -> bool:
-    told = node.fleet.told
-    verdicts = told.verdicts(node.name, since=began)
+def _is_published(node: fleets.Node, fault: Fault, began: float) -> bool:
+    publications = node.fleet.publications
+    verdicts = publications.verdicts(node.name, since=began)
     stands = fault.verdict is None or (verdicts and verdicts[-1][1].verdict is fault.verdict)
-    fires = fault.alert is None or fault.alert in {a.kind for a in told.firing(node.name)}
+    fires = fault.alert is None or fault.alert in {a.kind for a in publications.firing(node.name)}
     return bool(stands and fires)
 
 
 def _is_well(node: fleets.Node) -> bool:
-    told = node.fleet.told
-    return told.verdict(node.name) is Verdict.HEALTHY and not told.firing(node.name)
+    publications = node.fleet.publications
+    return publications.verdict(node.name) is Verdict.HEALTHY and not publications.firing(node.name)
 
 
-def _strange(node: fleets.Node, fault: Fault, began: float) -> tuple[str, ...]:
-    told = node.fleet.told
-    fine = {Verdict.HEALTHY, fault.verdict, *fault.passes, *fault.falls}
-    verdicts = [e for _, e in told.verdicts(node.name, since=began) if e.verdict not in fine]
-    named = {e.pods for _, e in told.alerts(node.name, since=began) if e.kind is fault.alert}
-    pods = (node.holder,) if fault.held else ()
-    kinds = {fault.alert, *(AlertKind(verdict.lower()) for verdict in fault.passes)}
-    alerts = [e for _, e in told.alerts(node.name, since=began) if e.kind not in kinds]
+def _unexpected(node: fleets.Node, fault: Fault, began: float) -> tuple[str, ...]:
+    publications = node.fleet.publications
+    fine = {Verdict.HEALTHY, fault.verdict, *fault.transient_verdicts, *fault.unalerted_verdicts}
+    verdicts = [
+        e for _, e in publications.verdicts(node.name, since=began) if e.verdict not in fine
+    ]
+    named = {
+        e.pods for _, e in publications.alerts(node.name, since=began) if e.kind is fault.alert
+    }
+    pods = (node.holder,) if fault.has_holder else ()
+    kinds = {fault.alert, *(AlertKind(verdict.lower()) for verdict in fault.transient_verdicts)}
+    alerts = [e for _, e in publications.alerts(node.name, since=began) if e.kind not in kinds]
     return (
         *(f"{e.verdict} ({e.rule})" for e in verdicts),
         *(f"alert {e.kind} {e.state}" for e in alerts),
-        *(f"pods {found}, not {pods}" for found in named - {pods}),
+        *(f"pods {actual}, not {pods}" for actual in named - {pods}),
     )
 
 
 async def kill(node: fleets.Node) -> None:
-    node.loops = True
+    node.is_crash_looping = True
     await node.plugin.end()
 
 
@@ -172,17 +178,17 @@ async def restart(node: fleets.Node) -> None:
     await node.start_plugin()
 
 
-async def nothing(_: fleets.Node) -> None:
-    """What mends itself."""
+async def do_nothing(_: fleets.Node) -> None:
+    """Do nothing: it recovers by itself."""
 
 
-def tell(word: str, number: float) -> Act:
-    """Have the plugin do something to itself."""
+def sabotage(command: str, value: float) -> Action:
+    """Return an action that has the plugin sabotage itself."""
 
-    async def act(node: fleets.Node) -> None:
-        await node.plugin.told(word, number)
+    async def action(node: fleets.Node) -> None:
+        await node.plugin.sabotage(command, value)
 
-    return act
+    return action
 
 
 async def restart_kubelet_for_ever(node: fleets.Node) -> None:
@@ -208,17 +214,17 @@ async def remove_socket(node: fleets.Node) -> None:
     node.own_socket().unlink()
 
 
-async def accept(node: fleets.Node) -> None:
+async def accept_registrations(node: fleets.Node) -> None:
     node.kubelet.accept_registrations(accepts=True)
 
 
-async def add_device_unheard(node: fleets.Node) -> None:
-    await node.plugin.told("mute", 1)
+async def add_device_unreported(node: fleets.Node) -> None:
+    await node.plugin.sabotage("mute", 1)
     node.add_device()
 
 
-async def be_heard(node: fleets.Node) -> None:
-    await node.plugin.told("mute", 0)
+async def report_devices(node: fleets.Node) -> None:
+    await node.plugin.sabotage("mute", 0)
     node.add_device()
 
 
@@ -226,31 +232,31 @@ async def miscount(node: fleets.Node) -> None:
     await node.miscount(-1)
 
 
-async def count(node: fleets.Node) -> None:
+async def count_correctly(node: fleets.Node) -> None:
     await node.miscount(0)
 
 
-async def cut(node: fleets.Node) -> None:
+async def cut_cable(node: fleets.Node) -> None:
     node.cable.cut()
 
 
-async def mend(node: fleets.Node) -> None:
-    node.cable.mend()
+async def restore_cable(node: fleets.Node) -> None:
+    node.cable.restore()
 
 
-async def die(node: fleets.Node) -> None:
-    """Do what a machine without power does: nothing is said, and nobody renews its lease."""
+async def power_off(node: fleets.Node) -> None:
+    """Do as a machine without power: it closes no connection and renews no lease."""
     node.cable.cut()
-    node.has_pod = False
+    node.is_kubelet_alive = False
     node.plugin.send(signal.SIGSTOP)
     await node.machine.end()
 
 
 async def boot(node: fleets.Node) -> None:
     await node.plugin.end()
-    node.cable.mend()
+    node.cable.restore()
     await node.machine.start()
-    node.has_pod = True
+    node.is_kubelet_alive = True
     await node.start_plugin()
 
 
@@ -276,46 +282,46 @@ async def unthrottle(node: fleets.Node) -> None:
     await node.unthrottle()
 
 
-async def double(node: fleets.Node) -> None:
+async def start_twice(node: fleets.Node) -> None:
     await node.start_other()
 
 
-async def undouble(node: fleets.Node) -> None:
+async def stop_other(node: fleets.Node) -> None:
     await node.end_others(signal.SIGTERM)
 
 
-async def come(node: fleets.Node) -> None:
+async def start_without_plugin(node: fleets.Node) -> None:
     await node.start(with_plugin=False)
 
 
-MENDED: Final = (
+SELF_HEALING: Final = (
     Fault(
         name="a-restarts",
         title="the process crashes and comes back at once",
         inject=restart,
-        heal=nothing,
+        heal=do_nothing,
         verdict=None,
         alert=None,
-        falls=frozenset({Verdict.PLUGIN_DOWN}),
+        unalerted_verdicts=frozenset({Verdict.PLUGIN_DOWN}),
     ),
     Fault(
-        name="e-mends",
+        name="e-recovers",
         title="its ListAndWatch breaks, and it registers again",
         inject=drop_stream,
-        heal=nothing,
+        heal=do_nothing,
         verdict=None,
         alert=None,
     ),
     Fault(
-        name="f-mends",
-        title="its socket is removed, and it makes another",
+        name="f-recovers",
+        title="its socket is removed, and it creates another",
         inject=remove_socket,
-        heal=nothing,
+        heal=do_nothing,
         verdict=None,
         alert=None,
     ),
 )
-"""What a plugin mends by itself: nobody is to be told anything."""
+"""What a plugin repairs by itself: no alert may follow."""
 FAULTS: Final = (
     Fault(
         name="a",
@@ -325,53 +331,53 @@ FAULTS: Final = (
         verdict=Verdict.PLUGIN_DOWN,
         alert=AlertKind.PLUGIN_DOWN,
         evidence=("connection closed", "nobody is subscribed", "CrashLoopBackOff"),
-        held=True,
+        has_holder=True,
     ),
     Fault(
         name="b",
-        title="its gRPC server takes calls and never answers",
-        inject=tell("hang", 1),
-        heal=tell("hang", 0),
+        title="its gRPC server accepts calls and never answers",
+        inject=sabotage("hang", 1),
+        heal=sabotage("hang", 0),
         verdict=Verdict.STUCK,
         alert=AlertKind.STUCK,
         evidence=("its socket does not answer",),
-        # when it answers again, it is yet to be registered again
-        passes=frozenset({Verdict.DEREGISTERED}),
+        # when it answers again, it still has to register
+        transient_verdicts=frozenset({Verdict.DEREGISTERED}),
     ),
     Fault(
         name="c",
-        title="its event loop stands still",
-        inject=tell("block", 1),
-        heal=tell("block", 0),
+        title="its event loop blocks",
+        inject=sabotage("block", 1),
+        heal=sabotage("block", 0),
         verdict=Verdict.STUCK,
         alert=AlertKind.STUCK,
         evidence=("none for", "lease renewed"),
-        held=True,
+        has_holder=True,
     ),
     Fault(
         name="d",
-        title="the kubelet restarts and does not take it again",
+        title="the kubelet restarts and refuses its registration",
         inject=restart_kubelet_for_ever,
-        heal=accept,
+        heal=accept_registrations,
         verdict=Verdict.DEREGISTERED,
         alert=AlertKind.DEREGISTERED,
         evidence=(fleets.RESOURCE, "registration"),
     ),
     Fault(
         name="e",
-        title="its ListAndWatch breaks, and stays so",
+        title="its ListAndWatch stream breaks for good",
         inject=drop_stream_for_ever,
-        heal=accept,
+        heal=accept_registrations,
         verdict=Verdict.DEREGISTERED,
         alert=AlertKind.DEREGISTERED,
         evidence=(fleets.RESOURCE, "registration"),
-        held=True,
+        has_holder=True,
     ),
     Fault(
         name="f",
         title="its socket is removed, and it cannot register another",
         inject=remove_socket_for_ever,
-        heal=accept,
+        heal=accept_registrations,
         verdict=Verdict.DEREGISTERED,
         alert=AlertKind.DEREGISTERED,
         evidence=(fleets.RESOURCE, "registration"),
@@ -379,26 +385,26 @@ FAULTS: Final = (
     Fault(
         name="g",
         title="it has one device more than the kubelet knows",
-        inject=add_device_unheard,
-        heal=be_heard,
+        inject=add_device_unreported,
+        heal=report_devices,
         verdict=Verdict.MISMATCH,
         alert=AlertKind.MISMATCH,
         evidence=(r"the kubelet does not list \S+, for \d+ s",),
     ),
     Fault(
         name="g-node",
-        title="the node offers one device less than there are",
+        title="the node's allocatable is one device less than there are",
         inject=miscount,
-        heal=count,
+        heal=count_correctly,
         verdict=Verdict.MISMATCH,
         alert=AlertKind.MISMATCH,
         evidence=(r"the plugin reports \d+ Healthy, the node's allocatable is \d+ of \d+",),
     ),
     Fault(
         name="h",
-        title="nobody checks its devices any more",
-        inject=tell("blind", 1),
-        heal=tell("blind", 0),
+        title="nothing checks its devices any more",
+        inject=sabotage("blind", 1),
+        heal=sabotage("blind", 0),
         verdict=Verdict.DEGRADED,
         alert=AlertKind.DEGRADED,
         evidence=(r"health checker \w+ last succeeded",),
@@ -406,29 +412,29 @@ FAULTS: Final = (
     Fault(
         name="i",
         title="NATS cannot reach its node",
-        inject=cut,
-        heal=mend,
+        inject=cut_cable,
+        heal=restore_cable,
         verdict=Verdict.UNREACHABLE,
         alert=AlertKind.UNREACHABLE,
         evidence=("lease renewed", "Running, Ready", "allocatable"),
-        cabled=True,
+        has_cable=True,
     ),
     Fault(
         name="j",
         title="its node dies",
-        inject=die,
+        inject=power_off,
         heal=boot,
         verdict=Verdict.NODE_DOWN,
         alert=AlertKind.NODE_DOWN,
         evidence=(r"lease renewed \d+ s ago",),
-        # when it boots, its kubelet is there before its plugin
-        passes=frozenset({Verdict.PLUGIN_DOWN}),
-        cabled=True,
-        held=True,
+        # when it boots, its kubelet is up before its plugin
+        transient_verdicts=frozenset({Verdict.PLUGIN_DOWN}),
+        has_cable=True,
+        has_holder=True,
     ),
     Fault(
         name="k",
-        title="it is stopped, and says goodbye",
+        title="it is stopped, and announces that",
         inject=stop,
         heal=start,
         verdict=Verdict.MAINTENANCE,
@@ -437,7 +443,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="k-drain",
-        title="its node is drained, and it goes without a goodbye",
+        title="its node is drained, and it stops without announcing it",
         inject=drain,
         heal=undrain,
         verdict=Verdict.MAINTENANCE,
@@ -447,15 +453,15 @@ FAULTS: Final = (
     Fault(
         name="m",
         title="its node's clock is an hour ahead",
-        inject=tell("clock", 3600),
-        heal=tell("clock", 0),
+        inject=sabotage("clock", 3600),
+        heal=sabotage("clock", 0),
         verdict=None,
         alert=AlertKind.CLOCK_SKEW,
         evidence=(r"its clock is 3[56]\d\d\.\d s ahead of health's",),
     ),
     Fault(
         name="n",
-        title="it is slow: it runs for a sixth of the time",
+        title="it gets a sixth of the CPU time",
         inject=throttle,
         heal=unthrottle,
         verdict=Verdict.DEGRADED,
@@ -465,21 +471,21 @@ FAULTS: Final = (
     Fault(
         name="o",
         title="it runs twice",
-        inject=double,
-        heal=undouble,
+        inject=start_twice,
+        heal=stop_other,
         verdict=Verdict.SPLIT_BRAIN,
         alert=AlertKind.SPLIT_BRAIN,
         evidence=("two processes send heartbeats alternately",),
-        slow=True,
+        counts_when_made=True,
     ),
     Fault(
         name="p",
-        title="it never came to a new node",
-        inject=come,
+        title="it never starts on a new node",
+        inject=start_without_plugin,
         heal=start,
         verdict=Verdict.MISSING,
         alert=AlertKind.MISSING,
         evidence=("none yet", "the plugin has no pod"),
-        absent=True,
+        starts_without_plugin=True,
     ),
 )

@@ -1,11 +1,10 @@
-"""A fleet on this machine, and what can be done to it: the world of the sixteen failure classes.
+"""A fleet on this machine for the sixteen failure classes, and what can be done to it.
 
-Real are nats-server, health, and every plugin: a process, forked from one that has the imports done
-and that knows how to do harm (`tests/programs/sabotaged.py`). The kubelet of each node and the
-Kubernetes API are the stand-ins. Simulated here is what belongs to neither: the plugin's DaemonSet
-and pods, whose status this module writes as a kubelet would, from the process's life and its own
-/readyz; and a cable from a node to NATS, which can be cut so that nothing comes through and nobody
-is told.
+Real are nats-server, health, and every plugin: a process, forked from one that has imported
+everything and can sabotage itself (`tests/programs/sabotaged.py`). The kubelet of each node and the
+Kubernetes API are the stand-ins. Simulated is what belongs to neither: the plugin's DaemonSet and
+pods, whose status this module writes as a kubelet would, from the process and its /readyz; and a
+cable from a node to NATS, which can be cut so that nothing comes through and nothing is closed.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ class Api:
 
 
 class Machine:
-    """A kubelet with a directory, in a task of its own, that can die and begin anew."""
+    """A kubelet with a directory, in a task of its own, that can be stopped and started again."""
 
     def __init__(
         self, directory: Path, node: str, *, api: str | None, pace: fleet_parts.Pace
@@ -98,12 +97,12 @@ class Node:
         self.directory = fleet.directory / name
         self.machine = Machine(self.directory, name, api=fleet.api_url, pace=fleet.pace)
         self.cable = fleet_parts.Cable(fleet.server.port)
-        self.is_cabled = False
+        self.has_cable = False
         self.plugin = self._plugin("plugin", self.directory)
         self.others: list[tuple[fleet_parts.Plugin, Machine]] = []
-        self.has_pod = True
+        self.is_kubelet_alive = True
         """Whether the pod's status is written: the node's kubelet is alive."""
-        self.loops = False
+        self.is_crash_looping = False
         """Whether its container, when it has ended, waits to be started again."""
         self._prober: asyncio.Task[None] | None = None
         self._throttling: asyncio.Task[None] | None = None
@@ -116,12 +115,12 @@ class Node:
         return self.machine.kubelet
 
     def add_device(self) -> None:
-        """Let the node have one more."""
+        """Add a device to the node."""
         self._device(self._devices).symlink_to("/dev/null")
         self._devices += 1
 
     async def miscount(self, by: int) -> None:
-        """Let the kubelet offer so many more than there are, and tell the API at once."""
+        """Let the kubelet offer so many more than there are, and write that to the API at once."""
         self.kubelet.miscount(RESOURCE, by)
         offered = {RESOURCE: str(self._devices + by)}
         status = {"status": {"allocatable": offered}}
@@ -152,11 +151,11 @@ class Node:
         (path,) = (self.directory / "device-plugins").glob("muster-*.sock")
         return path
 
-    async def start(self, *, with_plugin: bool = True, cabled: bool = False) -> None:
-        """Let the node come to be, and its plugin be listed."""
-        self.is_cabled = cabled
-        if cabled:
-            await self.cable.lay()
+    async def start(self, *, with_plugin: bool = True, has_cable: bool = False) -> None:
+        """Start the node, and its plugin."""
+        self.has_cable = has_cable
+        if has_cable:
+            await self.cable.open()
         await self.fleet.api.do("POST", _NODES, {"metadata": {"name": self.name}})
         await self.machine.start()
         while self._devices < DEVICES:
@@ -166,41 +165,41 @@ class Node:
         self._prober = asyncio.create_task(self._keep_pod())
 
     async def start_plugin(self) -> None:
-        """Start the plugin's process anew, in a pod of the same name."""
-        self.loops = False
+        """Start a new process of the plugin, in a pod of the same name."""
+        self.is_crash_looping = False
         if self._prober is None or not await self._has_pod():
             await self._make_pod()
         self._configure(self.plugin, self.directory)
         await self.plugin.start()
 
     async def until_ready(self) -> None:
-        """Wait until the API says so: on a busy machine it may have missed some probes."""
+        """Wait until the API shows the pod as Ready: a busy machine may have missed some probes."""
         while self._written != (True, True, False):
             await asyncio.sleep(0.05)
 
     @property
     def holder(self) -> str:
-        """Return somebody's pod that holds one of the node's devices, if it was made."""
+        """Return the name of a pod that holds one of the node's devices, if it was created."""
         return f"default/train-{self.name}"
 
     async def make_holder(self) -> None:
-        """Let somebody's pod be given a device."""
+        """Create a pod that gets a device."""
         namespace, _, name = self.holder.partition("/")
         pods = f"/api/v1/namespaces/{namespace}/pods"
         amount = {RESOURCE: "1"}
         resources = {"limits": amount, "requests": amount}
         container = {"name": "c", "image": "c", "resources": resources}
         spec = {"nodeName": self.name, "containers": [container]}
-        found = await self.fleet.api.do("POST", pods, {"metadata": {"name": name}, "spec": spec})
-        while found["status"] == {"phase": "Pending"}:
+        pod = await self.fleet.api.do("POST", pods, {"metadata": {"name": name}, "spec": spec})
+        while pod["status"] == {"phase": "Pending"}:
             await asyncio.sleep(0.1)
-            found = await self.fleet.api.do("GET", f"{pods}/{name}")
-        status = found["status"]
+            pod = await self.fleet.api.do("GET", f"{pods}/{name}")
+        status = pod["status"]
         assert isinstance(status, dict)
         assert status["phase"] == "Running", status
 
     async def start_other(self) -> None:
-        """Start a second plugin of the same name; it finds a kubelet of its own."""
+        """Start a second plugin of the same name, with a kubelet of its own."""
         directory = self.fleet.directory / f"{self.name}-2"
         machine = Machine(directory, self.name, api=None, pace=self.fleet.pace)
         await machine.start()
@@ -227,31 +226,31 @@ class Node:
         await self.end_others(signal.SIGKILL)
         await self.plugin.end()
         await self.machine.end()
-        if self.is_cabled:
+        if self.has_cable:
             await self.cable.close()
 
     def _device(self, number: int) -> Path:
         return self.directory / f"thing{number}"
 
     def _plugin(self, name: str, directory: Path) -> fleet_parts.Plugin:
-        # alone in its directory: each plugin would look at what changes beside it
+        # alone in its directory: a plugin watches the directory of its configuration
         config = self.fleet.directory / "configurations" / directory.name / "plugin.json"
         log = self.fleet.directory / f"{directory.name}-{name}.log"
-        return fleet_parts.Plugin(self.fleet.nursery, config, log)
+        return fleet_parts.Plugin(self.fleet.forker, config, log)
 
     def _configure(self, plugin: fleet_parts.Plugin, directory: Path) -> None:
         paths = [str(self._device(number)) for number in range(_DEVICES_MAX)]
         groups = [{"devices": [{"path": path}]} for path in paths]
-        told = {
+        settings = {
             "node": self.name,
             "name": PLUGIN,
-            "bus": {"url": self.cable.url if self.is_cabled else self.fleet.server.url},
+            "bus": {"url": self.cable.url if self.has_cable else self.fleet.server.url},
             "kubelet": {"directory": str(directory)},
             "heartbeat": {"interval_s": self.fleet.pace.beat_s},
             "resources": [{"name": RESOURCE, "groups": groups}],
         }
         plugin.config.parent.mkdir(parents=True, exist_ok=True)
-        plugin.config.write_bytes(orjson.dumps(told))
+        plugin.config.write_bytes(orjson.dumps(settings))
 
     # what a DaemonSet's controller and a kubelet would write
 
@@ -260,8 +259,8 @@ class Node:
         return f"{_PODS}/{_DAEMONSET}-{self.name}"
 
     async def _has_pod(self) -> bool:
-        found = await self.fleet.api.do("GET", _PODS)
-        items = found["items"]
+        pods = await self.fleet.api.do("GET", _PODS)
+        items = pods["items"]
         assert isinstance(items, list)
         return any(pod["metadata"]["name"] == f"{_DAEMONSET}-{self.name}" for pod in items)
 
@@ -277,27 +276,27 @@ class Node:
         pace, failures = self.fleet.pace, 0
         clock = asyncio.get_running_loop().time
         while True:
-            began, runs = clock(), self.plugin.runs
-            if self.has_pod and self.plugin.http:
+            began, runs = clock(), self.plugin.is_running
+            if self.is_kubelet_alive and self.plugin.http:
                 ready = runs and await self.plugin.is_ready(pace.readiness_timeout_s)
                 failures = 0 if ready else failures + 1
                 known = not runs or ready or failures >= pace.readiness_failures
-                if known and self.has_pod:
+                if known and self.is_kubelet_alive:
                     await self._write_pod(runs=runs, ready=ready)
             period_s = pace.readiness_s if runs else 0.1
-            while clock() < began + period_s and self.plugin.runs is runs:
+            while clock() < began + period_s and self.plugin.is_running is runs:
                 # the end of a container is seen at once
                 await asyncio.sleep(0.2)
 
     async def _write_pod(self, *, runs: bool, ready: bool) -> None:
-        now = (runs, ready, self.loops)
+        now = (runs, ready, self.is_crash_looping)
         if now == self._written:
             return
         state: dict[str, object] = {"running": {}}
         if not runs:
             # a container is started again at once; one that ends again and again has to wait
             state = {"terminated": {"exitCode": 137}}
-        if not runs and self.loops:
+        if not runs and self.is_crash_looping:
             state = {"waiting": {"reason": "CrashLoopBackOff"}}
         status = {
             "phase": "Running",
@@ -309,7 +308,7 @@ class Node:
 
 
 class Fleet:
-    """Everything; an async context manager. Health starts when it is told to."""
+    """Everything; an async context manager. Health is started explicitly."""
 
     def __init__(self, pace: fleet_parts.Pace) -> None:
         self.pace = pace
@@ -325,7 +324,9 @@ class Fleet:
             self.server = await stack.enter_async_context(
                 nats.NatsServer(self.directory / "nats", config=config)
             )
-            self.told = await stack.enter_async_context(fleet_parts.listening(self.server.url))
+            self.publications = await stack.enter_async_context(
+                fleet_parts.following_by_node(self.server.url)
+            )
             self.kubeconfig = self.directory / "kubeconfig"
             stand_in = fleet_parts.Service(
                 "muster.local.kubernetes",
@@ -338,11 +339,11 @@ class Fleet:
             http = await stack.enter_async_context(aiohttp.ClientSession(stand_in.http))
             self.api = Api(http)
             await self._make_daemonset()
-            self.nursery = fleet_parts.Nursery(
+            self.forker = fleet_parts.PluginForker(
                 self.directory / "plugins.log", checks_s=self.pace.checks_s
             )
-            await self.nursery.start()
-            stack.push_async_callback(self.nursery.close)
+            await self.forker.start()
+            stack.push_async_callback(self.forker.close)
             self.health = self.make_health("health")
             stack.push_async_callback(self._end)
             self._open = stack.pop_all()
@@ -365,8 +366,8 @@ class Fleet:
                 "plugins": [{"plugin": PLUGIN, "namespace": _NAMESPACE, "daemonset": _DAEMONSET}],
             },
         }
-        for given in (self.pace.health, more):
-            for section, settings in given.items():
+        for overrides in (self.pace.health, more):
+            for section, settings in overrides.items():
                 sections[section] = {**sections.get(section, {}), **settings}
         file = self.directory / f"{name}.json"
         file.write_bytes(orjson.dumps(sections))
@@ -380,8 +381,8 @@ class Fleet:
         return self.nodes[name]
 
     async def until_healthy(self, names: Sequence[str]) -> None:
-        await self.told.until(
-            lambda: all(self.told.verdict(name) is Verdict.HEALTHY for name in names)
+        await self.publications.until(
+            lambda: all(self.publications.verdict(name) is Verdict.HEALTHY for name in names)
         )
 
     async def _make_daemonset(self) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a fleet: how fast time passes in it, a cable to NATS, a plugin, what health told."""
+"""The parts of a fleet: its periods, a cable to NATS, a plugin process, what health published."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from muster.local import processes
 from muster.nats import bus, consumers, streams
 from muster.vocabulary import AlertChanged, AlertState, Verdict, VerdictChanged
 
-AnyHeard = TypeVar("AnyHeard", bound="Heard")
+AnyPublications = TypeVar("AnyPublications", bound="Publications")
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "sabotaged.py"
 
@@ -41,15 +41,15 @@ class Pace:
     readiness_timeout_s: float = 2.0
     readiness_failures: int = 2
     slow_s: float = 10.0
-    """How often a slow process stands still."""
+    """How often a slow process is stopped."""
     health: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-CALM: Final = {"storm_min": 1_000_000}
-"""Here many fail at once that have nothing in common, and shall not be called a storm."""
+NO_MASS_FAILURE: Final = {"storm_min": 1_000_000}
+"""Many plugins fail at once here without a common cause: that must not count as a mass failure."""
 PRODUCTION: Final = Pace(
     health={
-        "detection": {**CALM, "patience_s": 0},
+        "detection": {**NO_MASS_FAILURE, "patience_s": 0},
         "bounds": {"alerts_per_minute": 100_000, "alerts_per_node_minute": 10_000},
     }
 )
@@ -66,7 +66,7 @@ FAST: Final = Pace(
     slow_s=1.5,
     health={
         "detection": {
-            **CALM,
+            **NO_MASS_FAILURE,
             "interval_s": 0.5,
             "suspicion_beats": 10,
             "probe_timeout_s": 1.0,
@@ -90,11 +90,11 @@ FAST: Final = Pace(
         "leading": {"ttl_s": 2, "renew_s": 0.5, "margin_s": 0.5, "watchdog_s": 0.5},
     },
 )
-"""A tenth of production, for stories; what a busy machine does to a process lasts as long."""
+"""A tenth of production, for tests; what a busy machine does to a process lasts as long."""
 
 
 class Cable:
-    """A way to NATS; `cut` lets nothing through and tells nobody, `mend` begins anew."""
+    """A proxy to NATS; `cut` lets nothing through and closes nothing, `restore` begins anew."""
 
     def __init__(self, port: int) -> None:
         self.url = ""
@@ -104,15 +104,15 @@ class Cable:
         self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
-    async def lay(self) -> None:
+    async def open(self) -> None:
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.url = f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> None:
         self._whole.clear()
 
-    def mend(self) -> None:
-        """Let through what comes from now on; what was under way is lost with its connection."""
+    def restore(self) -> None:
+        """Let new connections through; what was under way is lost with its connection."""
         self._drop()
         self._whole.set()
 
@@ -141,23 +141,23 @@ class Cable:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while said := await reader.read(65_536):
+            while data := await reader.read(65_536):
                 await self._whole.wait()
-                writer.write(said)
+                writer.write(data)
         finally:
             self._open.discard(writer)
             writer.transport.abort()
 
 
-class Nursery:
-    """The process that makes plugins; see `tests/programs/sabotaged.py`."""
+class PluginForker:
+    """The process that forks plugins; see `tests/programs/sabotaged.py`."""
 
     def __init__(self, log: Path, *, checks_s: float) -> None:
         self._log = log
         self._checks_s = checks_s
-        self._orders, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._orders.setblocking(False)  # noqa: FBT003
-        self._turn = asyncio.Lock()
+        self._requests, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.setblocking(False)  # noqa: FBT003
+        self._lock = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -173,12 +173,12 @@ class Nursery:
 
     async def make(self, config: Path, pipe: socket.socket) -> int:
         """Return the process id of a new plugin."""
-        async with self._turn:
-            socket.send_fds(self._orders, [str(config).encode()], [pipe.fileno()])
-            return int(await asyncio.get_running_loop().sock_recv(self._orders, 64))
+        async with self._lock:
+            socket.send_fds(self._requests, [str(config).encode()], [pipe.fileno()])
+            return int(await asyncio.get_running_loop().sock_recv(self._requests, 64))
 
     async def close(self) -> None:
-        self._orders.close()
+        self._requests.close()
         if self._process is not None:
             await self._process.wait()
 
@@ -186,7 +186,7 @@ class Nursery:
 class Plugin:
     """One plugin process; its log is a file as well."""
 
-    def __init__(self, nursery: Nursery, config: Path, log: Path) -> None:
+    def __init__(self, nursery: PluginForker, config: Path, log: Path) -> None:
         self.http = ""
         self.config = config
         self._nursery = nursery
@@ -194,26 +194,26 @@ class Plugin:
         self._pid = 0
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._listens = asyncio.Event()
-        self._obeyed = asyncio.Event()
+        self._listening = asyncio.Event()
+        self._sabotaged = asyncio.Event()
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._reading is not None and not self._reading.done()
 
     async def start(self) -> None:
         """Start, and return when it is connected to what it needs."""
-        assert not self.runs, "one at a time"
-        self._listens.clear()
+        assert not self.is_running, "one at a time"
+        self._listening.clear()
         ours, theirs = socket.socketpair()
         with theirs:
             self._pid = await self._nursery.make(self.config, theirs)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader, self._writer))
-        await _until(self._listens, self._reading, self._log)
+        await _until_listening(self._listening, self._reading, self._log)
 
     def send(self, number: signal.Signals) -> None:
-        if self.runs:
+        if self.is_running:
             os.kill(self._pid, number)
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -221,15 +221,15 @@ class Plugin:
         if self._reading is not None:
             await self._reading
 
-    async def told(self, word: str, number: float) -> None:
-        """Have it do something to itself, which it has done then."""
+    async def sabotage(self, command: str, value: float) -> None:
+        """Have it do something to itself; return when it is done."""
         assert self._writer is not None, "started"
-        self._obeyed.clear()
-        self._writer.write(f"{word} {number}\n".encode())
-        await self._obeyed.wait()
+        self._sabotaged.clear()
+        self._writer.write(f"{command} {value}\n".encode())
+        await self._sabotaged.wait()
 
     async def is_ready(self, timeout_s: float) -> bool:
-        """Ask as a kubelet does."""
+        """Probe its readiness as a kubelet does."""
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             async with asyncio.timeout(timeout_s):
                 return await _answer(self.http, "/readyz") == b"ok\n"
@@ -240,17 +240,17 @@ class Plugin:
             while line := await reader.readline():
                 log.write(line)
                 log.flush()
-                said = orjson.loads(line)
-                if said["event"] == "listening":
-                    self.http = said["http"]
-                    self._listens.set()
-                elif said["event"] == "sabotaged":
-                    self._obeyed.set()
+                record = orjson.loads(line)
+                if record["event"] == "listening":
+                    self.http = record["http"]
+                    self._listening.set()
+                elif record["event"] == "sabotaged":
+                    self._sabotaged.set()
         writer.transport.abort()
 
 
 class Service:
-    """A program that says when it listens. It may be started again and again."""
+    """A program that logs when it is listening. It may be started again and again."""
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
         self.http = ""
@@ -259,17 +259,17 @@ class Service:
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._listens = asyncio.Event()
+        self._listening = asyncio.Event()
 
     async def start(self) -> None:
         """Start, and return when it listens."""
         await self.launch()
         assert self._reading is not None, "launched"
-        await _until(self._listens, self._reading, self._log)
+        await _until_listening(self._listening, self._reading, self._log)
 
     async def launch(self) -> None:
         """Start, without waiting for anything."""
-        self._listens.clear()
+        self._listening.clear()
         with self._log.open("ab") as log:
             # without a function of ours between fork and exec: gRPC's threads would not survive it
             self._process = await asyncio.create_subprocess_exec(
@@ -283,8 +283,8 @@ class Service:
         self._reading = asyncio.create_task(self._read(self._process.stdout))
 
     async def get(self, path: str) -> bytes:
-        """Return what it answers, once it listens. Raises OSError where it does not any more."""
-        await self._listens.wait()
+        """Return its answer, once it is listening. Raises OSError if it no longer is."""
+        await self._listening.wait()
         return await _answer(self.http, path)
 
     def send(self, number: signal.Signals) -> None:
@@ -305,19 +305,19 @@ class Service:
             while line := await stdout.readline():
                 log.write(line)
                 log.flush()
-                said = orjson.loads(line)
-                if said["event"] == "listening":
-                    self.http = said["http"]
-                    self._listens.set()
+                record = orjson.loads(line)
+                if record["event"] == "listening":
+                    self.http = record["http"]
+                    self._listening.set()
 
 
-class Heard:
-    """All that is told of verdicts and alerts, and when it came."""
+class Publications:
+    """All verdicts and alerts that are published, and when they arrived."""
 
-    def __init__(self, ear: bus.Bus) -> None:
+    def __init__(self, connected: bus.Bus) -> None:
         self.events: list[tuple[float, vocabulary.Event]] = []
-        self.bus = ear
-        self._came = asyncio.Condition()
+        self.bus = connected
+        self._changed = asyncio.Condition()
 
     async def follow(self) -> None:
         filters = ["muster.verdict.>", "muster.alert.>"]
@@ -325,17 +325,17 @@ class Heard:
         async for event in consumers.follow(
             self.bus.link, streams.ALERTS, filters=filters, since=since
         ):
-            async with self._came:
+            async with self._changed:
                 self.events.append((time.monotonic(), event.data))
-                self._came.notify_all()
+                self._changed.notify_all()
 
     async def until(self, enough: Callable[[], bool]) -> None:
-        async with self._came:
-            await self._came.wait_for(enough)
+        async with self._changed:
+            await self._changed.wait_for(enough)
 
 
-class Told(Heard):
-    """The same by node."""
+class PublicationsByNode(Publications):
+    """The same, by node."""
 
     def verdicts(self, node: str, *, since: float = 0.0) -> list[tuple[float, VerdictChanged]]:
         return [
@@ -352,37 +352,39 @@ class Told(Heard):
         ]
 
     def verdict(self, node: str) -> Verdict | None:
-        """The one that stands."""
-        found = self.verdicts(node)
-        return found[-1][1].verdict if found else None
+        """Return the present verdict."""
+        verdicts = self.verdicts(node)
+        return verdicts[-1][1].verdict if verdicts else None
 
     def firing(self, node: str) -> list[AlertChanged]:
-        """The alerts that are open, as last told."""
+        """Return the open alerts, as last published."""
         last = {alert.fingerprint: alert for _, alert in self.alerts(node)}
         return [alert for alert in last.values() if alert.state is AlertState.FIRING]
 
 
-def listening(url: str) -> contextlib.AbstractAsyncContextManager[Told]:
-    """Hear all that was and is told, by node."""
-    return hearing(url, Told)
+def following_by_node(url: str) -> contextlib.AbstractAsyncContextManager[PublicationsByNode]:
+    """Follow everything that was and is published, by node."""
+    return following(url, PublicationsByNode)
 
 
 @contextlib.asynccontextmanager
-async def hearing(url: str, kind: type[AnyHeard]) -> AsyncIterator[AnyHeard]:
-    """Hear all that was and is told."""
-    async with bus.Bus(url, producer="tests/flow", name="ear", owner=True) as ear:
-        told = kind(ear)
-        following = asyncio.create_task(told.follow())
+async def following(url: str, kind: type[AnyPublications]) -> AsyncIterator[AnyPublications]:
+    """Follow everything that was and is published."""
+    async with bus.Bus(url, producer="tests/flow", name="test", owner=True) as connected:
+        publications = kind(connected)
+        task = asyncio.create_task(publications.follow())
         try:
-            yield told
+            yield publications
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
-async def _until(listens: asyncio.Event, reading: asyncio.Task[None], log: Path) -> None:
-    """Return when a process says that it listens."""
-    waiting = asyncio.create_task(listens.wait())
+async def _until_listening(
+    listening: asyncio.Event, reading: asyncio.Task[None], log: Path
+) -> None:
+    """Return when a process has logged that it is listening."""
+    waiting = asyncio.create_task(listening.wait())
     await asyncio.wait([waiting, reading], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     assert not reading.done(), f"it ended: {log.read_text()[-2000:]}"

@@ -1,9 +1,9 @@
-"""Door to a scripted run of health: plugins fail and mend, whatever becomes of who watches them.
+"""A scripted run of health: plugins fail and recover, whatever happens to health meanwhile.
 
-Each plugin goes through the same script again and again, and takes the next step when the last one
-was told. So what has to be told is known, however often health is killed or stopped meanwhile:
-exactly the script, in order. The plugins are simulated here, on connections of their own; NATS and
-health are real.
+Each plugin goes through the same script again and again, and takes the next step when the alert of
+the last one was published. So it is known what has to be published, however often health is killed
+or stopped: exactly the script, in order. The plugins are simulated here, on connections of their
+own; NATS and health are real.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from muster.nats import bus, connection, consumers, streams
 from muster.vocabulary import AlertKind, AlertState, Health
 from tests.worlds import fleet_parts
 
-_BEAT_S: Final = 0.2
+_INTERVAL_S: Final = 0.2
 _PLUGIN: Final = "device-plugin"
 _RESOURCE: Final = "muster.example/thing"
 _SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
     "detection": {
-        "interval_s": _BEAT_S,
+        "interval_s": _INTERVAL_S,
         "suspicion_beats": 10,
         "restart_s": 0.2,
         "review_s": 1.0,
@@ -46,29 +46,30 @@ _SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
     "bounds": {"alerts_per_minute": 100_000, "alerts_per_node_minute": 10_000, "update_s": 0.1},
 }
 
-Told = tuple[AlertKind, AlertState]
+AlertStep = tuple[AlertKind, AlertState]
 
 
 class Step(enum.Enum):
     """One step of the script, by the alert that it leads to."""
 
-    BREAK = (AlertKind.DEVICE_UNHEALTHY, AlertState.FIRING)
-    MEND = (AlertKind.DEVICE_UNHEALTHY, AlertState.RESOLVED)
-    GO = (AlertKind.PLUGIN_DOWN, AlertState.FIRING)
-    COME = (AlertKind.PLUGIN_DOWN, AlertState.RESOLVED)
+    BREAK_DEVICE = (AlertKind.DEVICE_UNHEALTHY, AlertState.FIRING)
+    REPAIR_DEVICE = (AlertKind.DEVICE_UNHEALTHY, AlertState.RESOLVED)
+    STOP = (AlertKind.PLUGIN_DOWN, AlertState.FIRING)
+    START = (AlertKind.PLUGIN_DOWN, AlertState.RESOLVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was told beside what had to be: `lost` never came, `strange` came and should not have.
+    """What was published, compared with the script.
 
-    `in_order` is whether each plugin's alerts came in the order of its script; `leaders` whether no
-    leader told anything after the next one had.
+    `lost` never came, `unexpected` came and should not have. `in_order` is whether each plugin's
+    alerts came in the order of its script, `leaders_in_order` whether no leader published anything
+    after the next one had.
     """
 
     alerts: int
     lost: int
-    strange: int
+    unexpected: int
     in_order: bool
     leaders_in_order: bool
 
@@ -81,36 +82,36 @@ class Plugin:
         self._url = url
         self._seq = 0
         self._health = Health.HEALTHY
-        self._life = contextlib.AsyncExitStack()
+        self._running = contextlib.AsyncExitStack()
 
-    async def come(self) -> None:
-        """Be there, as a new process."""
-        async with contextlib.AsyncExitStack() as life:
+    async def start(self) -> None:
+        """Start, as a new process."""
+        async with contextlib.AsyncExitStack() as stack:
             name = f"{_PLUGIN} {self.node}"
-            link = bus.Bus(self._url, producer=f"plugins/{_PLUGIN}", name=name)
-            self._bus = await life.enter_async_context(link)
+            connected = bus.Bus(self._url, producer=f"plugins/{_PLUGIN}", name=name)
+            self._bus = await stack.enter_async_context(connected)
             await self._bus.link.client()
             subject = vocabulary.rpc_subject(self.node, _PLUGIN, "probe")
             await self._bus.link.subscribe(subject, self._answer)
-            beating = asyncio.create_task(self._beat())
-            life.push_async_callback(_end, beating)
-            self._life = life.pop_all()
+            sending = asyncio.create_task(self._send_heartbeats())
+            stack.push_async_callback(_end, sending)
+            self._running = stack.pop_all()
 
-    async def go(self) -> None:
-        """Be gone, without a word."""
-        await self._life.aclose()
+    async def stop(self) -> None:
+        """Stop, without announcing it."""
+        await self._running.aclose()
 
-    async def take(self, step: Step) -> None:
-        """Do what the script says."""
+    async def perform(self, step: Step) -> None:
+        """Take one step of the script."""
         match step:
-            case Step.BREAK:
+            case Step.BREAK_DEVICE:
                 await self._report(Health.UNHEALTHY)
-            case Step.MEND:
+            case Step.REPAIR_DEVICE:
                 await self._report(Health.HEALTHY)
-            case Step.GO:
-                await self.go()
-            case Step.COME:
-                await self.come()
+            case Step.STOP:
+                await self.stop()
+            case Step.START:
+                await self.start()
 
     async def _report(self, health: Health) -> None:
         device = vocabulary.Device(id="d0", resource=_RESOURCE, health=health, reason="a script")
@@ -127,7 +128,7 @@ class Plugin:
             plugin=_PLUGIN,
             instance=self._bus.instance,
             seq=self._seq,
-            interval_s=_BEAT_S,
+            interval_s=_INTERVAL_S,
             resources=(
                 vocabulary.ResourceBeat(name=_RESOURCE, streams=1, probe_ok=True, probe_age_s=0.0),
             ),
@@ -136,45 +137,45 @@ class Plugin:
     async def _answer(self, message: connection.Message) -> None:
         await message.respond(codec.encode_heartbeat(self._heartbeat()))
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await self._bus.send_heartbeat(self._heartbeat())
-            await asyncio.sleep(_BEAT_S)
+            await asyncio.sleep(_INTERVAL_S)
 
 
 @dataclass
-class Ear:
+class AlertLog:
     """All alerts, in the order of their stream."""
 
-    heard: list[vocabulary.AlertChanged] = field(default_factory=list)
-    came: asyncio.Condition = field(default_factory=asyncio.Condition)
+    alerts: list[vocabulary.AlertChanged] = field(default_factory=list)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def listen(self, on: bus.Bus) -> None:
-        """Hear for ever."""
+    async def follow(self, connected: bus.Bus) -> None:
+        """Collect alerts for ever."""
         since = datetime(2000, 1, 1, tzinfo=UTC)
         async for event in consumers.follow(
-            on.link, streams.ALERTS, filters=["muster.alert.>"], since=since
+            connected.link, streams.ALERTS, filters=["muster.alert.>"], since=since
         ):
             if isinstance(event.data, vocabulary.AlertChanged):
-                async with self.came:
-                    self.heard.append(event.data)
-                    self.came.notify_all()
+                async with self.changed:
+                    self.alerts.append(event.data)
+                    self.changed.notify_all()
 
-    async def until(self, enough: Callable[[], bool]) -> None:
-        """Return once what was heard is enough."""
-        async with self.came:
-            await self.came.wait_for(enough)
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once the alerts fulfil a condition."""
+        async with self.changed:
+            await self.changed.wait_for(condition)
 
-    def of(self, node: str) -> list[Told]:
-        """Return what was told of one node."""
-        return [(alert.kind, alert.state) for alert in self.heard if alert.node == node]
+    def of(self, node: str) -> list[AlertStep]:
+        """Return what was published about one node."""
+        return [(alert.kind, alert.state) for alert in self.alerts if alert.node == node]
 
 
-class Watcher(fleet_parts.Service):
+class HealthService(fleet_parts.Service):
     """One health service."""
 
-    async def leads(self) -> bool:
-        """Ask whether it leads."""
+    async def is_leader(self) -> bool:
+        """Return whether it is the leader."""
         try:
             body = await self.get("/state")
         except OSError:
@@ -183,42 +184,43 @@ class Watcher(fleet_parts.Service):
 
 
 class Run:
-    """One scripted run; `expected` is what had to be told so far, by node."""
+    """One scripted run; `expected` is what had to be published so far, by node."""
 
-    def __init__(self, directory: Path, url: str, ear: Ear, *, nodes: int) -> None:
-        self.expected: dict[str, list[Told]] = {}
+    def __init__(self, directory: Path, url: str, log: AlertLog, *, nodes: int) -> None:
+        self.expected: dict[str, list[AlertStep]] = {}
         self._directory = directory
         self._url = url
-        self._ear = ear
+        self._log = log
         self._plugins = [Plugin(url, f"node-{number}") for number in range(nodes)]
         self._over = asyncio.Event()
         self._playing: list[asyncio.Task[None]] = []
 
-    def watcher(self, name: str, *, ttl_s: int = 1) -> Watcher:
+    def health(self, name: str, *, ttl_s: int = 1) -> HealthService:
         """Return a health service, to be started."""
         leading = {"ttl_s": ttl_s, "renew_s": 0.25 * ttl_s, "margin_s": 0.25 * ttl_s}
-        told = {"bus": {"url": self._url}, "leading": leading, **_SETTINGS}
+        settings = {"bus": {"url": self._url}, "leading": leading, **_SETTINGS}
         file = self._directory / f"{name}.json"
-        file.write_bytes(orjson.dumps(told))
-        return Watcher("muster_health", ("--config", str(file)), self._directory / f"{name}.log")
+        file.write_bytes(orjson.dumps(settings))
+        log = self._directory / f"{name}.log"
+        return HealthService("muster_health", ("--config", str(file)), log)
 
     async def begin(self) -> None:
-        """Let the plugins come, and begin the script."""
-        await asyncio.gather(*(plugin.come() for plugin in self._plugins))
+        """Start the plugins, and begin the script."""
+        await asyncio.gather(*(plugin.start() for plugin in self._plugins))
         self._playing = [asyncio.create_task(self._play(plugin)) for plugin in self._plugins]
 
-    async def goes_on(self, alerts: int) -> None:
-        """Return when so many more alerts have been told."""
-        enough = len(self._ear.heard) + alerts
-        await self._ear.until(lambda: len(self._ear.heard) >= enough)
+    async def wait_for_alerts(self, count: int) -> None:
+        """Return when so many more alerts have been published."""
+        total = len(self._log.alerts) + count
+        await self._log.until(lambda: len(self._log.alerts) >= total)
 
     async def end(self, *, timeout_s: float) -> Result:
-        """Let every plugin come to the end of its script, and say what was told."""
+        """Let every plugin finish its script, and return the result."""
         self._over.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*self._playing)
-                # what is told once more would come now
+                # a repeated alert would come now
                 await asyncio.sleep(1.0)
         return self._result()
 
@@ -227,69 +229,69 @@ class Run:
         for task in self._playing:
             task.cancel()
         await asyncio.gather(*self._playing, return_exceptions=True)
-        await asyncio.gather(*(plugin.go() for plugin in self._plugins))
+        await asyncio.gather(*(plugin.stop() for plugin in self._plugins))
 
     async def _play(self, plugin: Plugin) -> None:
         expected = self.expected.setdefault(plugin.node, [])
         while not self._over.is_set():
             for step in Step:
                 expected.append(step.value)
-                await plugin.take(step)
-                await self._ear.until(lambda: len(self._ear.of(plugin.node)) >= len(expected))
+                await plugin.perform(step)
+                await self._log.until(lambda: len(self._log.of(plugin.node)) >= len(expected))
 
     def _result(self) -> Result:
-        told = {node: self._ear.of(node) for node in self.expected}
-        missing = [Counter(self.expected[node]) - Counter(told[node]) for node in told]
-        strange = [Counter(told[node]) - Counter(self.expected[node]) for node in told]
-        revisions = [alert.leader for alert in self._ear.heard]
+        published = {node: self._log.of(node) for node in self.expected}
+        missing = [Counter(self.expected[node]) - Counter(published[node]) for node in published]
+        unexpected = [Counter(published[node]) - Counter(self.expected[node]) for node in published]
+        terms = [alert.leader for alert in self._log.alerts]
         return Result(
-            alerts=len(self._ear.heard),
+            alerts=len(self._log.alerts),
             lost=sum(map(Counter.total, missing)),
-            strange=sum(map(Counter.total, strange)),
-            in_order=told == self.expected,
-            leaders_in_order=revisions == sorted(revisions),
+            unexpected=sum(map(Counter.total, unexpected)),
+            in_order=published == self.expected,
+            leaders_in_order=terms == sorted(terms),
         )
 
 
 @contextlib.asynccontextmanager
 async def run(directory: Path, *, nodes: int) -> AsyncIterator[Run]:
-    """Run NATS and an ear; plugins and health services come when they are told to."""
+    """Run NATS and follow alerts; the caller starts plugins and health services."""
     async with (
         nats.NatsServer(directory / "nats") as server,
-        bus.Bus(server.url, producer="bench/scripted", name="ear", owner=True) as on,
+        bus.Bus(server.url, producer="bench/scripted", name="alert log", owner=True) as connected,
     ):
-        ear = Ear()
-        listening = asyncio.create_task(ear.listen(on))
-        made = Run(directory, server.url, ear, nodes=nodes)
+        log = AlertLog()
+        following = asyncio.create_task(log.follow(connected))
+        script = Run(directory, server.url, log, nodes=nodes)
         try:
-            yield made
+            yield script
         finally:
-            await made.close()
-            await _end(listening)
+            await script.close()
+            await _end(following)
 
 
-async def crashed(
+async def run_with_crashes(
     directory: Path, *, points_s: Sequence[float], nodes: int, timeout_s: float
 ) -> Result:
     """Kill health at each of these times after its start, and start it again.
 
-    Every other time counts from an alert that it told, and is a twentieth: between alerts it
-    remembers, tells and forgets, and most of what can go wrong lies there.
+    Every other time counts from an alert that it published, and is a twentieth: around an alert it
+    saves, publishes and deletes, and most of what can go wrong lies there.
     """
     async with run(directory, nodes=nodes) as script:
-        watcher = script.watcher("health")
+        health = script.health("health")
         await script.begin()
         try:
             for number, point_s in enumerate(points_s):
-                await watcher.launch()
+                await health.launch()
                 if number % 2:
-                    await script.goes_on(1)
+                    await script.wait_for_alerts(1)
                 await asyncio.sleep(point_s / 20 if number % 2 else point_s)
-                await watcher.end(signal.SIGKILL)
-            await watcher.launch()
+                await health.end(signal.SIGKILL)
+            await health.launch()
             return await script.end(timeout_s=timeout_s)
         finally:
-            await watcher.end(signal.SIGKILL)
+            await health.end(signal.SIGKILL)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
