@@ -1,7 +1,7 @@
-"""Door to the plugin with GPUs: what it costs to see eight of them, and how fast a fault is told.
+"""Adapter: the plugin with eight GPUs: what it costs, and how fast a fault reaches the kubelet.
 
-NVML is the stand-in of the tests (`tests/worlds/nvml`): its answers cost nothing, so what is
-measured is the plugin and the binding. It is compiled with the system's `cc` the first time.
+NVML is the fake of the tests (`tests/worlds/nvml`): its answers cost nothing, so the result is the
+cost of the plugin and the binding. It is compiled with the system's `cc` the first time.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class Bench:
         self._gpus.write(scenes.h100x8())
 
     async def rows(self) -> list[report.Row]:
-        """Measure everything that the plugin is asked."""
+        """Measure starts, costs and faults."""
         return [*await self._starts(), *await self._costs(), *await self._faults()]
 
     @contextlib.asynccontextmanager
-    async def _living(
+    async def _running_plugin(
         self, gpus: Settings | None = None, *, resources: Sequence[Settings] = ()
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         file = self._root / "plugin.json"
@@ -53,7 +53,7 @@ class Bench:
         async with programs.running(command, **self._gpus.environment()) as running:
             yield running
 
-    def _ear(self) -> listening_kubelet.ListeningKubelet:
+    def _kubelet(self) -> listening_kubelet.ListeningKubelet:
         return listening_kubelet.ListeningKubelet(self._root / "device-plugins")
 
     async def _starts(self) -> list[report.Row]:
@@ -63,25 +63,25 @@ class Bench:
         for _ in range(times):
             taken.append(await self._start(8))
             plain.append(await self._start(1, resources=[null]))
-        how = f"{times} starts; from fork to the kubelet's hearing Register"
-        beside = f"{times} starts by turns with the others; what GPUs do not cost"
+        how = f"{times} starts; from fork to Register at the kubelet"
+        beside = f"{times} starts, alternating with the others; the part without GPUs"
         return [
             _row("start to Register, 8 GPUs, p50", _ms(taken, 50), "ms", most=150, how=how),
             _row("start to Register, /dev/null, p50", _ms(plain, 50), "ms", how=beside),
         ]
 
     async def _start(self, devices: int, *, resources: Sequence[Settings] = ()) -> float:
-        async with self._ear() as heard:
+        async with self._kubelet() as kubelet:
             started = time.perf_counter()
-            async with self._living(resources=resources):
-                taken = (await heard.registered.get()).at - started
-                await _list(heard, healthy=devices)
+            async with self._running_plugin(resources=resources):
+                taken = (await kubelet.registered.get()).at - started
+                await _list(kubelet, healthy=devices)
         return taken
 
     async def _costs(self) -> list[report.Row]:
         seconds = 10.0 if self._quick else 60.0
-        async with self._ear() as heard, self._living() as process:
-            await _list(heard, healthy=8)
+        async with self._kubelet() as kubelet, self._running_plugin() as process:
+            await _list(kubelet, healthy=8)
             await asyncio.sleep(_SETTLE_S)
             calls, used = sum(self._gpus.counts().values()), programs.cpu_s(process.pid)
             started = time.perf_counter()
@@ -99,15 +99,18 @@ class Bench:
 
     async def _faults(self) -> list[report.Row]:
         times = 100 if self._quick else 500
-        # an XID has its GPU polled at once, so that it is well again and the next can come
+        # an XID causes a poll at once, so the GPU recovers before the next XID
         health = {"good": 1, "cooldown_s": 0}
-        async with self._ear() as heard, self._living({"health": health}):
-            await _list(heard, healthy=8)
-            taken = [await self._fault(heard, turn, of=8, bad=1) for turn in range(times)]
+        async with self._kubelet() as kubelet, self._running_plugin({"health": health}):
+            await _list(kubelet, healthy=8)
+            taken = [await self._fault(kubelet, turn, of=8, bad=1) for turn in range(times)]
         sharing = {"resources": [{"name": GPU, "replicas": 16}]}
-        async with self._ear() as heard, self._living({"health": health, "sharing": sharing}):
-            await _list(heard, healthy=128)
-            replicas = [await self._fault(heard, turn, of=128, bad=16) for turn in range(times)]
+        async with (
+            self._kubelet() as kubelet,
+            self._running_plugin({"health": health, "sharing": sharing}),
+        ):
+            await _list(kubelet, healthy=128)
+            replicas = [await self._fault(kubelet, turn, of=128, bad=16) for turn in range(times)]
         how = f"{times} XIDs, each after recovery; from the driver's event to the list"
         shared = f"{how}; 8 GPUs, 16 replicas each"
         return [
@@ -117,30 +120,30 @@ class Bench:
         ]
 
     async def _fault(
-        self, heard: listening_kubelet.ListeningKubelet, turn: int, *, of: int, bad: int
+        self, kubelet: listening_kubelet.ListeningKubelet, turn: int, *, of: int, bad: int
     ) -> float:
         started = time.perf_counter()
         self._gpus.drop()
         self._gpus.xid(turn % 8, 94)
-        lines = await _list(heard, healthy=of - bad)
-        await _list(heard, healthy=of)
+        lines = await _list(kubelet, healthy=of - bad)
+        await _list(kubelet, healthy=of)
         return lines.at - started
 
 
 async def measure(options: report.Options) -> list[report.Row]:
-    """Measure the plugin, then how long advice takes."""
+    """Measure the plugin, then preferred allocation."""
     async with programs.arena("bench/gpu", muster, muster_plugin) as (root, url):
         rows = await Bench(root / "n", url, quick=options.quick).rows()
     return [*rows, *placement.rows(quick=options.quick)]
 
 
 async def _list(
-    heard: listening_kubelet.ListeningKubelet, *, healthy: int
+    kubelet: listening_kubelet.ListeningKubelet, *, healthy: int
 ) -> listening_kubelet.Observed:
     """Wait for a list with so many Healthy devices."""
     async with asyncio.timeout(_WAIT_S):
         while True:
-            lines = await heard.lists.get()
+            lines = await kubelet.lists.get()
             if lines.healthy == healthy:
                 return lines
 

@@ -1,7 +1,7 @@
-"""Door to the clock: how long advice takes on which of 16 GPUs to allocate, at worst.
+"""Adapter: times the preferred allocation on a machine with 16 GPUs, at worst.
 
-Every size that can be asked for is timed on machines that differ in how their GPUs are joined: by
-a tree of PCIe switches, all alike, by NVLinks across the tree, and at random, which is the worst.
+Every request size is timed on machines that differ in how their GPUs are connected: by a tree of
+PCIe switches, all alike, by NVLinks across the tree, and at random, which is the worst.
 """
 
 import random

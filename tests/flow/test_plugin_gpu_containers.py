@@ -32,7 +32,7 @@ def annotated(*devices: str) -> dict[str, str]:
 
 
 def given(root: str, *gpus: int) -> list[tuple[dict[str, Any], Answer]]:
-    """Return what can be told, and as what GPUs are then given (internal/plugin/server.go)."""
+    """Return the settings, and how containers then get GPUs (internal/plugin/server.go)."""
     uuids = [UUIDS[n] for n in gpus]
     qualified = [f"{CDI}/gpu={uuid}" for uuid in uuids]
     by_uuid, by_index = {VISIBLE: ",".join(uuids)}, {VISIBLE: ",".join(map(str, gpus))}

@@ -1,4 +1,4 @@
-"""What befalls a node with GPUs, and what its kubelet and the bus are told of it."""
+"""Faults of a node with GPUs, as its kubelet and the bus see them."""
 
 import asyncio
 import signal
@@ -382,7 +382,7 @@ def test_a_gpu_that_is_bad_at_the_start_is_bad_after_every_start_until_it_is_wel
             for number in (signal.SIGTERM, signal.SIGKILL):
                 async with here.plugin(config) as plugin:
                     added = await plugin.log.first(lambda line: line.get("device") == UUIDS[2])
-                    # nobody ever heard that it was well
+                    # it was never reported as Healthy
                     assert (added["event"], added["reason"]) == (
                         "device_added",
                         "the driver asks for a reset of the GPU",

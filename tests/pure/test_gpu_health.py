@@ -50,13 +50,13 @@ class Story:
 
     def __init__(
         self,
-        judge: xid_policy.Policy = JUDGE,
+        policy: xid_policy.Policy = JUDGE,
         health_rules: gpus.Health = TOLD,
         now: float = 1000.0,
     ) -> None:
-        self.machine = health_state.GpuHealth(judge, health_rules)
+        self.machine = health_state.GpuHealth(policy, health_rules)
         self.now = now
-        self.said: list[gpu.FaultChange] = []
+        self.changes: list[gpu.FaultChange] = []
         self.holding: dict[tuple[gpu.Part, str], gpu.FaultBegan] = {}
 
     def see(self, event: gpu.Scan | gpu.Observation, *, after: float = 0.0) -> list[str]:
@@ -89,7 +89,7 @@ class Story:
 
     def take(self, changes: Sequence[gpu.FaultChange]) -> list[str]:
         for change in changes:
-            self.said.append(change)
+            self.changes.append(change)
             if isinstance(change, gpu.FaultBegan):
                 assert (change.part, change.code) not in self.holding, "it holds already"
                 self.holding[change.part, change.code] = change
@@ -133,7 +133,7 @@ SEEN: list[tuple[gpu.Observation, list[str]]] = [
     (poll(remap_pending=True), ["+degraded remap-pending"]),
     (poll(remap_failed=True), ["+unhealthy remap-failed"]),
     (poll(retired_pending=True), ["+degraded retired-pending"]),
-    (poll(ecc_uncorrected=7), []),  # since the driver was loaded: nobody knows when
+    (poll(ecc_uncorrected=7), []),  # since the driver was loaded: the time is unknown
     (poll(slowdowns=("HW_THERMAL",)), []),
     (poll(nvlinks_down=(2, 5)), ["+degraded nvlink-down"]),
     (poll(fabric="not_supported"), []),
@@ -144,7 +144,7 @@ SEEN: list[tuple[gpu.Observation, list[str]]] = [
     (poll(fabric="of_a_new_kind"), []),
     (gpu.MonitoringChanged(gpu="GPU-a", at=START, problem="no events"), ["+unmonitored unwatched"]),
     (gpu.MonitoringChanged(gpu="GPU-a", at=START), []),
-    (gpu.RepairReported(gpu="GPU-a", at=START, by="somebody"), []),
+    (gpu.RepairReported(gpu="GPU-a", at=START, by="a person"), []),
 ]
 
 
@@ -161,7 +161,7 @@ def test_a_fault_reports_code_reason_policy_and_evidence() -> None:
     story = Story()
     story.see(FINE)
     story.xid(94, MIG3)
-    assert story.said == [
+    assert story.changes == [
         gpu.FaultBegan(
             part=MIG3,
             effect=BAD,
@@ -224,7 +224,7 @@ def test_a_watch_is_reported_when_it_ends_and_when_it_begins_again() -> None:
     story.see(FINE)
     silent = gpu.MonitoringChanged(gpu="GPU-a", at=START, problem="NVML has not answered for 5 s")
     assert story.see(silent) == ["+unmonitored unwatched"]
-    assert story.machine.next_deadline() is None, "that nobody polls it is no news"
+    assert story.machine.next_deadline() is None, "it is unmonitored already"
     assert story.see(gpu.MonitoringChanged(gpu="GPU-a", at=START), after=30) == [
         "-unmonitored unwatched"
     ]
@@ -235,8 +235,8 @@ def test_a_gpu_that_nothing_polls_is_unmonitored() -> None:
     story.see(FINE)
     assert story.tick() == ["+unmonitored unpolled"]
     assert story.now == 1030
-    assert story.said[-1].reason == "it has not been polled for 30 s"
-    assert story.said[-1].at == START + timedelta(seconds=1030)
+    assert story.changes[-1].reason == "it has not been polled for 30 s"
+    assert story.changes[-1].at == START + timedelta(seconds=1030)
     assert story.machine.next_deadline() is None
     assert story.see(FINE, after=100) == ["-unmonitored unpolled"]
 
@@ -258,8 +258,8 @@ ENDS: list[tuple[str, gpu.Poll | int, gpu.Poll, str]] = [
     ("a state", poll(remap_pending=True), poll(remap_pending=False), "3: -degraded remap-pending"),
     ("a state", poll(recovery_action=3), FINE, "3: -degraded recovery-drain-p2p"),
     ("a state", poll(fabric="failed"), poll(fabric="completed"), "3: -unhealthy fabric-not-ready"),
-    ("a state nobody denies", poll(fabric="failed"), MUTE, ""),
-    ("a state nobody denies", poll(remap_pending=True), MUTE, ""),
+    ("a state nothing rules out", poll(fabric="failed"), MUTE, ""),
+    ("a state nothing rules out", poll(remap_pending=True), MUTE, ""),
     ("lost", LOST, FINE, "6: -unhealthy gpu-lost"),
     ("lost, driver cannot say", LOST, MUTE, "18: -unhealthy gpu-lost"),
     ("asked", poll(recovery_action=1), FINE, "6: -unhealthy recovery-reset"),
@@ -290,30 +290,30 @@ def test_every_end_says_why_it_is_believed() -> None:
     story = Story()
     story.xid(94)
     story.polls(FINE, 6)
-    assert story.said[-1].reason == (
+    assert story.changes[-1].reason == (
         "xid-94 is over: 6 good polls in a row, no fault for 60 s, the driver asks for nothing"
     )
-    assert story.said[-1].policy == story.said[0].policy
+    assert story.changes[-1].policy == story.changes[0].policy
     story.xid(94, MIG3)
     story.polls(MUTE, 18)
-    assert story.said[-1].reason == (
+    assert story.changes[-1].reason == (
         "xid-94 is over: 18 good polls in a row, no fault for 180 s, "
         "the driver cannot say what it needs"
     )
 
 
 def test_where_the_driver_cannot_say_a_reset_is_believed_from_what_it_does() -> None:
-    away, anew = Story(), Story()
+    away, restarted = Story(), Story()
     away.xid(95)
     away.polls(LOST, 1)
     assert away.polls(MUTE, 6) == ["6: -unhealthy xid-95"]
-    assert away.said[-1].reason.endswith(
+    assert away.changes[-1].reason.endswith(
         "the driver cannot say what it needs, it disappeared and came back"
     )
-    anew.see(poll(recovery_action=None, ecc_uncorrected=2))
-    anew.xid(95)
-    assert anew.polls(poll(recovery_action=None), 6) == ["6: -unhealthy xid-95"]
-    assert anew.said[-1].reason.endswith("its error counter was reset")
+    restarted.see(poll(recovery_action=None, ecc_uncorrected=2))
+    restarted.xid(95)
+    assert restarted.polls(poll(recovery_action=None), 6) == ["6: -unhealthy xid-95"]
+    assert restarted.changes[-1].reason.endswith("its error counter was reset")
 
 
 def test_a_gpu_that_was_lost_before_its_xid_was_reported_came_back_all_the_same() -> None:
@@ -402,7 +402,7 @@ def test_what_a_person_calls_repaired_ends_with_one_good_poll() -> None:
     assert story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="a person")) == []
     assert story.polls(FINE, 1) == ["1: -unhealthy xid-79", "1: -unhealthy gpu-lost"]
     assert (
-        story.said[-1].reason
+        story.changes[-1].reason
         == "gpu-lost is over: reported as repaired by a person, and it answers"
     )
 
@@ -461,7 +461,7 @@ def test_a_flap_is_named_in_the_evidence() -> None:
     story.xid(94)
     story.polls(FINE, 6)
     story.xid(95, after=25)
-    assert story.said[-1].evidence[-1] == vocabulary.Evidence(
+    assert story.changes[-1].evidence[-1] == vocabulary.Evidence(
         source="muster", observed="unhealthy again 25 s after it recovered"
     )
 
@@ -568,13 +568,13 @@ def test_with_all_checks_disabled_nothing_is_taken_and_everything_still_reported
     story = Story(xid_policy.Policy(KNOWN, COMPATIBLE, disable="all"))
     assert story.xid(95) == []
     assert story.see(LOST) == ["+degraded gpu-lost"]
-    assert story.said[-1].policy == (
+    assert story.changes[-1].policy == (
         "DP_DISABLE_HEALTHCHECKS=all spares polled/gpu-lost: unhealthy (NVML error GPU_IS_LOST)"
     )
     assert story.polls(FINE, 6) == ["6: -degraded gpu-lost"]
 
 
-# Which devices an XID befalls. Origin: k8s-device-plugin internal/rm/health_test.go,
+# Which devices an XID affects. Origin: k8s-device-plugin internal/rm/health_test.go,
 # TestMatchesMigEvent: device (gi, ci), event (gi, ci), expected
 
 MATCHES = [
@@ -628,7 +628,7 @@ WATCHES = st.builds(
     problem=st.sampled_from(["", "deaf"]),
 )
 RESETS = st.builds(
-    gpu.RepairReported, gpu=st.just("GPU-a"), at=st.just(START), by=st.just("somebody")
+    gpu.RepairReported, gpu=st.just("GPU-a"), at=st.just(START), by=st.just("a person")
 )
 LOOKS = st.sampled_from(
     [
@@ -663,7 +663,7 @@ def test_every_finding_begins_once_ends_once_and_says_why(steps: Steps) -> None:
         story.see(event, after=wait)
         due = story.machine.next_deadline()
         assert due is None or due > story.now
-    assert all(change.reason and change.policy for change in story.said)
+    assert all(change.reason and change.policy for change in story.changes)
 
 
 @given(ANYTHING)
@@ -673,14 +673,14 @@ def test_never_healthy_while_a_fault_holds_or_is_fresh(steps: Steps) -> None:
     story = Story()
     past: Steps = []
     for wait, event in steps:
-        before = len(story.said)
+        before = len(story.changes)
         story.see(event, after=wait)
         past.append((story.now, event))
         if isinstance(event, gpu.Poll) and is_bad(event):
             assert BAD in story.effects(), "NVML calls it bad"
         if isinstance(event, gpu.Xid) and event.xid != 13:
             assert BAD in story.effects(event.part), "an XID took it"
-        for change in story.said[before:]:
+        for change in story.changes[before:]:
             if isinstance(change, gpu.FaultEnded) and change.effect is BAD:
                 assert_believable(change, past)
 
@@ -737,7 +737,7 @@ def test_a_fault_of_one_gpu_is_nothing_to_another(change: Steps, other: Steps) -
             together.take(together.machine.receive(observation, together.now))
         for machine in (apart, together):
             machine.take(machine.machine.receive(stamped(event, machine.now), machine.now))
-    assert [changes for changes in together.said if changes.part.gpu == "GPU-a"] == apart.said
+    assert [changes for changes in together.changes if changes.part.gpu == "GPU-a"] == apart.changes
 
 
 def of_b(event: gpu.Scan | gpu.Observation) -> gpu.Scan | gpu.Observation:

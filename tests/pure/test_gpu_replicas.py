@@ -158,7 +158,7 @@ STRATEGIES: list[tuple[str, list[vocabulary.Gpu], str, dict[str, list[str]], lis
         ["MIG device 0:0 (U): 1c.3g.20gb is a part of a GPU instance, which NVIDIA has no"],
     ),
     (
-        "mixed: a profile that nobody could read",
+        "mixed: an unreadable profile",
         [card(0, "unknown", "1g.5gb")],
         "mixed",
         {USUAL: [], "nvidia.com/mig-1g.5gb": ["0:1"]},

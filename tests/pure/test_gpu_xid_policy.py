@@ -26,7 +26,7 @@ SIX = {13, 31, 43, 45, 68, 109}
 """What NVIDIA's plugin ignores (internal/rm/health.go)."""
 
 
-def judge(
+def policy_of(
     preset: gpus.Preset = COMPATIBLE,
     *,
     file: object = None,
@@ -39,8 +39,8 @@ def judge(
     )
 
 
-def left_in_use(judged: xid_policy.Policy, xids: range | set[int] = range(1, 1000)) -> set[int]:
-    return {xid for xid in xids if not judged.rule(xid).action.is_unhealthy}
+def left_in_use(policy: xid_policy.Policy, xids: range | set[int] = range(1, 1000)) -> set[int]:
+    return {xid for xid in xids if not policy.rule(xid).action.is_unhealthy}
 
 
 # The data
@@ -69,7 +69,7 @@ def test_what_the_data_calls_ignored_by_nvidia_s_plugins_are_the_six() -> None:
 
 
 def test_the_compatible_preset_takes_what_nvidia_s_plugin_takes() -> None:
-    assert left_in_use(judge()) == SIX
+    assert left_in_use(policy_of()) == SIX
 
 
 def test_the_catalogue_preset_does_what_each_bucket_says() -> None:
@@ -90,11 +90,11 @@ def test_the_catalogue_preset_does_what_each_bucket_says() -> None:
         "CHECK_UVM": "degrade",
         "": "degrade",
     }
-    judged = judge(CATALOGUE)
+    policy = policy_of(CATALOGUE)
     by_bucket = {entry.nvidia: set[str]() for entry in KNOWN.xids.values()}
     for xid, entry in KNOWN.xids.items():
         if xid != 173:  # NVIDIA does not list it at all
-            by_bucket[entry.nvidia].add(judged.rule(xid).action)
+            by_bucket[entry.nvidia].add(policy.rule(xid).action)
     assert by_bucket == {bucket: {action} for bucket, action in expected.items()}
 
 
@@ -104,26 +104,26 @@ DEFENSIBLE = {46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 155,
 
 @pytest.mark.parametrize("preset", gpus.Preset)
 def test_every_preset_takes_what_every_source_can_defend_as_fatal(preset: gpus.Preset) -> None:
-    assert left_in_use(judge(preset), DEFENSIBLE) == set()
+    assert left_in_use(policy_of(preset), DEFENSIBLE) == set()
 
 
 @pytest.mark.parametrize("preset", gpus.Preset)
 @pytest.mark.parametrize("xid", [173, 174, 555, 999])
 def test_what_nobody_knows_is_taken_seriously(preset: gpus.Preset, xid: int) -> None:
-    assert judge(preset).rule(xid).action is xid_policy.Action.UNHEALTHY
+    assert policy_of(preset).rule(xid).action is xid_policy.Action.UNHEALTHY
 
 
 def test_an_event_names_the_rule_the_action_and_the_source() -> None:
-    assert str(judge().rule(79)) == (
+    assert str(policy_of().rule(79)) == (
         "nvidia-compatible/reboot v1: reboot (NVIDIA XID catalogue 2025-10-29: RESTART_BM)"
     )
-    assert str(judge(CATALOGUE).rule(48)) == (
+    assert str(policy_of(CATALOGUE).rule(48)) == (
         "catalogue/double-bit-ecc v1: reset (NVIDIA/NVSentinel 6f8b0fc: WORKFLOW_XID_48, fatal)"
     )
-    assert str(judge().rule(999)) == (
+    assert str(policy_of().rule(999)) == (
         "nvidia-compatible/any-other v1: unhealthy (NVIDIA/k8s-device-plugin 1b826ac: unhealthy)"
     )
-    assert judge().rule(999).title == "unknown XID"
+    assert policy_of().rule(999).title == "unknown XID"
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_an_event_names_the_rule_the_action_and_the_source() -> None:
     ],
 )
 def test_an_action_has_an_effect(xid: int, action: str, effect: gpu.Effect | None) -> None:
-    rule = judge().rule(xid)
+    rule = policy_of().rule(xid)
     assert (rule.action, rule.action.effect) == (action, effect)
     assert rule.title == KNOWN.xids[xid].title
 
 
 def test_degrade_does_not_take_the_gpu_out_of_use() -> None:
-    assert judge(file=DEGRADE_94).rule(94).action.effect is gpu.Effect.DEGRADED
+    assert policy_of(file=DEGRADE_94).rule(94).action.effect is gpu.Effect.DEGRADED
 
 
 # The user's file
@@ -151,9 +151,9 @@ DEGRADE_94 = {"rules": [{"xids": [94], "action": "degrade", "why": "we drain by 
 
 
 def test_the_user_s_file_goes_before_the_preset_xid_by_xid() -> None:
-    judged = judge(file=DEGRADE_94)
-    assert str(judged.rule(94)) == "policy file rules[0]: degrade (we drain by hand)"
-    assert judged.rule(95) == judge().rule(95)
+    policy = policy_of(file=DEGRADE_94)
+    assert str(policy.rule(94)) == "policy file rules[0]: degrade (we drain by hand)"
+    assert policy.rule(95) == policy_of().rule(95)
 
 
 def test_everything_wrong_with_the_user_s_file_is_reported_at_once() -> None:
@@ -170,7 +170,7 @@ def test_everything_wrong_with_the_user_s_file_is_reported_at_once() -> None:
         ],
     }
     with pytest.raises(settings.BadSettings) as caught:
-        judge(file=file)
+        policy_of(file=file)
     keys = [problem.split(":")[0] for problem in caught.value.problems]
     assert keys == [
         "version",
@@ -193,7 +193,7 @@ def test_two_rules_for_one_xid_are_refused() -> None:
         ]
     }
     with pytest.raises(settings.BadSettings) as caught:
-        judge(file=file)
+        policy_of(file=file)
     assert caught.value.problems == [
         "rules[0].xids: 94 is listed twice",
         "rules[1].xids: 63 is also in rules[0]",
@@ -236,7 +236,9 @@ def test_what_is_left_out_of_a_list_is_named() -> None:
         "DP_DISABLE_HEALTHCHECKS: '-5' is not an XID; ignored",
         "DP_ENABLE_HEALTHCHECKS: '0' is not an XID; ignored",
     )
-    assert judge(disable="x").problems == ("DP_DISABLE_HEALTHCHECKS: 'x' is not an XID; ignored",)
+    assert policy_of(disable="x").problems == (
+        "DP_DISABLE_HEALTHCHECKS: 'x' is not an XID; ignored",
+    )
 
 
 LISTED = [
@@ -262,8 +264,8 @@ LISTED = [
 
 @pytest.mark.parametrize(("disable", "enable", "expected"), LISTED)
 def test_the_lists_do_what_nvidia_documents(disable: str, enable: str, expected: set[int]) -> None:
-    judged = judge(disable=disable, enable=enable)
-    assert left_in_use(judged, {11, *SIX, 555}) == expected
+    policy = policy_of(disable=disable, enable=enable)
+    assert left_in_use(policy, {11, *SIX, 555}) == expected
 
 
 @pytest.mark.parametrize(
@@ -279,19 +281,19 @@ def test_the_lists_do_what_nvidia_documents(disable: str, enable: str, expected:
     ],
 )
 def test_only_all_switches_off_what_is_polled(disable: str, enable: str, is_off: bool) -> None:  # noqa: FBT001  # a column
-    assert judge(disable=disable, enable=enable).is_off is is_off
+    assert policy_of(disable=disable, enable=enable).is_off is is_off
 
 
 def test_disable_all_with_enable_79_leaves_exactly_79() -> None:
-    judged = judge(disable="all", enable="79")
-    assert set(range(1, 1000)) - left_in_use(judged) == {79}
-    assert judged.rule(79).action is xid_policy.Action.REBOOT
+    policy = policy_of(disable="all", enable="79")
+    assert set(range(1, 1000)) - left_in_use(policy) == {79}
+    assert policy.rule(79).action is xid_policy.Action.REBOOT
 
 
 def test_the_lists_go_before_the_user_s_file() -> None:
     file = {"rules": [{"xids": [48], "action": "reset"}, {"xids": [79], "action": "ignore"}]}
-    judged = judge(file=file, disable="48", enable="79,109")
-    assert [(judged.rule(xid).action, judged.rule(xid).rule) for xid in (48, 79, 109)] == [
+    policy = policy_of(file=file, disable="48", enable="79,109")
+    assert [(policy.rule(xid).action, policy.rule(xid).rule) for xid in (48, 79, 109)] == [
         ("ignore", "DP_DISABLE_HEALTHCHECKS"),
         ("reboot", "DP_ENABLE_HEALTHCHECKS"),
         ("reset", "DP_ENABLE_HEALTHCHECKS"),
@@ -299,12 +301,12 @@ def test_the_lists_go_before_the_user_s_file() -> None:
 
 
 def test_enabling_what_counts_already_changes_nothing() -> None:
-    assert judge(enable="79").rule(79) == judge().rule(79)
+    assert policy_of(enable="79").rule(79) == policy_of().rule(79)
 
 
 @given(st.text(), st.text(), st.integers(1, 999))
 def test_no_text_in_the_lists_is_an_error(disable: str, enable: str, xid: int) -> None:
-    rule = judge(disable=disable, enable=enable).rule(xid)
+    rule = policy_of(disable=disable, enable=enable).rule(xid)
     assert rule.rule
     assert rule.source
 

@@ -315,7 +315,7 @@ CLAIMS: Final = [
     ("{path: /dev/a}", "{path: '/dev/?', exclude: [/dev/a]}", False),
     ("{path: /dev/a}", "{path: '/dev/?b'}", False),
     ("{path: '/dev/a*'}", "{path: '/dev/a*'}", True),
-    ("{path: '/dev/a*'}", "{path: '/dev/*a'}", False),  # only the node can tell
+    ("{path: '/dev/a*'}", "{path: '/dev/*a'}", False),  # shows only on the node
     ("{path: /dev/a}", "{regex: '^[ab]$'}", True),
     ("{path: /opt/a}", "{regex: a}", False),
     ("{regex: '^a$'}", "{regex: '^a$'}", True),

@@ -152,7 +152,7 @@ def test_every_problem_of_a_file_of_smarter_is_reported_at_once() -> None:
 
 
 def group(*paths: str | tuple[str, str], count: int = 1) -> config_resources.Group:
-    """Return a group as generic gives it: `mrw`, each path where it is or where it is told."""
+    """Return a group as generic gives it: `mrw`, each path as it is, or at its mountPath."""
     return config_resources.Group(
         devices=tuple(
             config_resources.Entry(path=path, permissions="mrw")

@@ -1,4 +1,4 @@
-"""The stand-in of libnvidia-ml.so.1, asked by the real pynvml in a process of its own."""
+"""The fake libnvidia-ml.so.1, called by the real pynvml in a process of its own."""
 
 import concurrent.futures
 import contextlib
@@ -70,10 +70,10 @@ NONE: Final = 0xFFFFFFFF
 
 
 class Node:
-    """A node whose driver is the stand-in, and a process on it that speaks pynvml."""
+    """A node whose driver is the fake, and a process on it that uses pynvml."""
 
     def __init__(self, expected: fake.Fake, process: subprocess.Popen[bytes]) -> None:
-        self.told = expected
+        self.fake = expected
         self.process = process
 
     def say(self, code: str) -> None:
@@ -81,17 +81,17 @@ class Node:
         self.process.stdin.write(orjson.dumps(code) + b"\n")
         self.process.stdin.flush()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
         return orjson.loads(self.process.stdout.readline())
 
     def ask(self, code: str) -> Any:
         self.say(code)
-        return self.hear()
+        return self.receive()
 
     def until(self, called: str, times: int = 1) -> None:
         """Wait for a call to be inside the library."""
-        while self.told.counts().get(called, 0) < times:
+        while self.fake.counts().get(called, 0) < times:
             time.sleep(0.002)
 
 
@@ -124,7 +124,7 @@ def started(expected: fake.Fake, built: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def up(node: Node, scene: scenes.Scene) -> None:
-    node.told.write(scene)
+    node.fake.write(scene)
     assert node.ask("nvmlInit()") is None
 
 
@@ -178,7 +178,7 @@ def test_a_scene_is_what_pynvml_discovers(node: Node) -> None:
 
 def test_a_gpu_is_found_by_uuid_bus_and_serial(node: Node) -> None:
     up(node, scenes.a100_mig().but(2, serial="77"))
-    mig = node.told.scene.mig_uuid(0, 2)
+    mig = node.fake.scene.mig_uuid(0, 2)
     assert node.ask(f"nvmlDeviceGetIndex(nvmlDeviceGetHandleByUUID('{scenes.GPU_UUID}'))") == (
         error(6)
     )
@@ -193,28 +193,28 @@ def test_a_gpu_is_found_by_uuid_bus_and_serial(node: Node) -> None:
 
 
 def test_nothing_answers_before_the_first_init_and_after_the_last_shutdown(node: Node) -> None:
-    node.told.write(scenes.t4())
+    node.fake.write(scenes.t4())
     assert node.ask("nvmlDeviceGetCount()") == error(1)
     assert node.ask("nvmlInit(); nvmlInit(); nvmlShutdown(); nvmlDeviceGetCount()") == 1
     assert node.ask("h = gpu(0); nvmlShutdown(); nvmlDeviceGetCount()") == error(1)
     assert node.ask("nvmlShutdown()") == error(1)
     assert node.ask("nvmlInit(); nvmlDeviceGetName(h)") == error(2)
-    assert node.told.misuses() == {"stale_handle": 1}
+    assert node.fake.misuses() == {"stale_handle": 1}
 
 
 def test_a_driver_that_is_not_loaded_is_loaded_later(node: Node) -> None:
     assert node.ask("nvmlInit()") == error(9)
-    node.told.write(scenes.t4().also("init 18"))
+    node.fake.write(scenes.t4().also("init 18"))
     assert node.ask("nvmlInit()") == error(18)
-    node.told.drop("init")
+    node.fake.drop("init")
     assert node.ask("nvmlInit(); nvmlDeviceGetName(gpu(0))") == "Tesla T4"
-    node.told.unload()
+    node.fake.unload()
     assert node.ask("nvmlDeviceGetCount()") == error(9)
 
 
 def test_a_driver_loaded_again_wants_everybody_to_begin_again(node: Node) -> None:
     up(node, scenes.t4())
-    node.told.add("epoch 1 999")
+    node.fake.add("epoch 1 999")
     assert node.ask("nvmlDeviceGetCount()") == error(999)
     assert node.ask("nvmlInit(); nvmlShutdown(); nvmlDeviceGetCount()") == error(999)
     assert node.ask("nvmlShutdown(); nvmlInit(); nvmlDeviceGetCount()") == 1
@@ -223,18 +223,18 @@ def test_a_driver_loaded_again_wants_everybody_to_begin_again(node: Node) -> Non
 def test_the_gpus_are_those_of_init_unless_hot_plugged(node: Node) -> None:
     whole = scenes.h100x8()
     up(node, whole.without(7))
-    node.told.write(whole)
+    node.fake.write(whole)
     assert node.ask("nvmlDeviceGetCount()") == 7
-    node.told.write(whole.without(2, 7))
+    node.fake.write(whole.without(2, 7))
     assert node.ask("nvmlDeviceGetCount(), attempt(lambda: gpu(2))") == [7, error(15)]
-    node.told.write(whole.without(2).also("hotplug 1"))
+    node.fake.write(whole.without(2).also("hotplug 1"))
     assert node.ask("nvmlDeviceGetUUID(gpu(6))") == scenes.GPU_UUID.format(7)
 
 
 def test_a_lost_gpu_fails_at_every_call_and_disturbs_no_other(node: Node) -> None:
     up(node, scenes.h100x8())
     assert node.ask("h = gpu(1); s = listener(0, 1)") is None
-    node.told.add("lost 1")
+    node.fake.add("lost 1")
     for call in ("gpu(1)", "nvmlDeviceGetName(h)", "nvmlDeviceGetFieldValues(h, [230])"):
         assert node.ask(call) == error(15)
     assert node.ask("nvmlDeviceGetName(gpu(0)), nvmlDeviceGetCount()") == [
@@ -243,15 +243,15 @@ def test_a_lost_gpu_fails_at_every_call_and_disturbs_no_other(node: Node) -> Non
     ]
     assert node.ask("nvmlDeviceGetTopologyCommonAncestor(gpu(0), h)") == error(15)
     assert node.ask("[attempt(lambda: heard(s, 60000)) for _ in range(3)]") == [error(15)] * 3
-    node.told.drop("lost")
+    node.fake.drop("lost")
     assert node.ask("heard(s)") == error(10)
 
 
 def test_an_xid_is_heard_before_the_loss_that_follows(node: Node) -> None:
     up(node, scenes.h100x8())
     node.ask("s = listener(0)")
-    node.told.xid(0, 79)
-    node.told.add("lost 0")
+    node.fake.xid(0, 79)
+    node.fake.add("lost 0")
     assert node.ask("heard(s)")[1:] == [XID, 79, NONE, NONE]
     assert node.ask("heard(s, 60000)") == error(15)
 
@@ -260,10 +260,10 @@ def test_an_error_holds_for_its_call_its_gpu_and_its_number_of_times(node: Node)
     up(node, scenes.h100x8().also("error call=nvmlDeviceGetMemoryInfo gpu=0 code=15"))
     assert node.ask("attempt(lambda: nvmlDeviceGetMemoryInfo(gpu(0)))") == error(15)
     assert node.ask("nvmlDeviceGetMemoryInfo(gpu(1)).total") == 85520809984
-    node.told.add("error call=nvmlDeviceGetCount code=999 times=2")
+    node.fake.add("error call=nvmlDeviceGetCount code=999 times=2")
     counted = "[attempt(nvmlDeviceGetCount) for _ in range(3)]"
     assert node.ask(counted) == [error(999), error(999), 8]
-    node.told.add("error code=18")
+    node.fake.add("error code=18")
     assert node.ask("nvmlSystemGetDriverVersion()") == error(18)
     assert node.ask("nvmlShutdown(); nvmlInit()") is None
 
@@ -271,18 +271,18 @@ def test_an_error_holds_for_its_call_its_gpu_and_its_number_of_times(node: Node)
 def test_a_call_that_hangs_blocks_no_other(node: Node) -> None:
     up(node, scenes.h100x8())
     node.ask("h, other = gpu(0), gpu(1)")
-    node.told.add("hang call=nvmlDeviceGetName gpu=0")
+    node.fake.add("hang call=nvmlDeviceGetName gpu=0")
     node.ask("hung = pool.submit(nvmlDeviceGetName, h); None")
     node.until("nvmlDeviceGetName")
     assert node.ask("nvmlDeviceGetName(other), hung.done()") == ["NVIDIA H100 80GB HBM3", False]
-    node.told.drop("hang")
+    node.fake.drop("hang")
     assert node.ask("hung.result()") == "NVIDIA H100 80GB HBM3"
-    assert node.told.peak() == 2
+    assert node.fake.peak() == 2
 
 
 def test_a_call_may_hang_for_a_time(node: Node) -> None:
     up(node, scenes.t4())
-    node.told.add("hang call=nvmlDeviceGetCount ms=60 times=1")
+    node.fake.add("hang call=nvmlDeviceGetCount ms=60 times=1")
     took = "start = time.monotonic(); nvmlDeviceGetCount(); time.monotonic() - start"
     assert node.ask(took) >= 0.059
     assert node.ask("nvmlDeviceGetCount()") == 1
@@ -294,7 +294,7 @@ def test_mig_devices_have_holes_profiles_and_attributes(node: Node) -> None:
     name = "NVIDIA A100-SXM4-40GB MIG "
     named = [name + profile for profile in ("1g.5gb", "2g.10gb", "1c.3g.20gb", "2c.3g.20gb")]
     assert node.ask(slots) == [named[0], error(6), *named[1:], error(6), error(6), error(2)]
-    node.told.write(node.told.scene.but(0, hole=2))
+    node.fake.write(node.fake.scene.but(0, hole=2))
     assert node.ask("mig(0, 1)") == error(2)
     assert node.ask("[nvmlDeviceGetMaxMigDeviceCount(gpu(n)) for n in range(3)]") == [7, 7, 0]
     assert node.ask("nvmlDeviceGetAttributes(mig(0, 4))") == {
@@ -344,10 +344,10 @@ def test_a_handle_of_a_mig_device_that_is_gone_is_invalid(node: Node) -> None:
     up(node, scene)
     node.ask("m = mig(0, 2)")
     recut = scenes.Mig(profile=scenes.A100_40GB[1], slot=2, gi=4)
-    node.told.write(scene.carved(0, recut))
+    node.fake.write(scene.carved(0, recut))
     assert node.ask("nvmlDeviceGetUUID(m)") == error(2)
-    assert node.ask("nvmlDeviceGetUUID(mig(0, 2))") == node.told.scene.mig_uuid(0, 2)
-    node.told.write(scene.whole(0))
+    assert node.ask("nvmlDeviceGetUUID(mig(0, 2))") == node.fake.scene.mig_uuid(0, 2)
+    node.fake.write(scene.whole(0))
     assert node.ask("nvmlDeviceGetMigMode(gpu(0)), attempt(lambda: mig(0, 2))") == [
         [0, 0],
         error(2),
@@ -397,7 +397,7 @@ def test_links_to_switches_lead_to_no_peer_and_may_be_down(node: Node) -> None:
     assert node.ask("nvmlDeviceGetNvLinkRemoteDeviceType(gpu(0), 0)") == 2
     assert node.ask("nvmlDeviceGetNvLinkErrorCounter(gpu(0), 3, 2)") == 5
     assert node.ask("nvmlDeviceGetNvLinkVersion(gpu(0), 0)") == 4
-    node.told.write(scenes.t4())
+    node.fake.write(scenes.t4())
     assert node.ask("nvmlShutdown(); nvmlInit(); nvmlDeviceGetNvLinkState(gpu(0), 0)") == error(3)
 
 
@@ -428,8 +428,8 @@ def test_what_is_polled_is_what_was_reported(node: Node) -> None:
         error(3),
         0,
     ]
-    node.told.write(
-        node.told.scene.but(
+    node.fake.write(
+        node.fake.scene.but(
             *(0,), recovery=1, remap="1,2,1,0", ecc=7, throttle=0x48, temp="!15", replay=4
         )
     )
@@ -488,10 +488,10 @@ def test_the_fabric_is_reported_in_every_version(node: Node) -> None:
 
 def test_an_event_reaches_every_set_of_its_gpu_once_and_none_from_before(node: Node) -> None:
     up(node, scenes.h100x8())
-    node.told.xid(0, 13)
+    node.fake.xid(0, 13)
     node.ask("a, b, c = listener(0, 1), listener(0), listener(1)")
-    node.told.xid(0, 31)
-    node.told.xid(0, 48, gi=3, ci=0)
+    node.fake.xid(0, 31)
+    node.fake.xid(0, 48, gi=3, ci=0)
     first = [scenes.GPU_UUID.format(0), XID, 31, NONE, NONE]
     second = [scenes.GPU_UUID.format(0), XID, 48, 3, 0]
     for listener in "ab":
@@ -504,8 +504,8 @@ def test_an_xid_wakes_who_waits(node: Node) -> None:
     up(node, scenes.h100x8())
     node.ask("s = listener(*range(8))")
     node.say("heard(s, 30000)")
-    node.told.xid(5, 79)
-    assert node.hear() == [scenes.GPU_UUID.format(5), XID, 79, NONE, NONE]
+    node.fake.xid(5, 79)
+    assert node.receive() == [scenes.GPU_UUID.format(5), XID, 79, NONE, NONE]
 
 
 def test_only_what_is_supported_can_be_registered_and_only_that_is_heard(node: Node) -> None:
@@ -514,7 +514,7 @@ def test_only_what_is_supported_can_be_registered_and_only_that_is_heard(node: N
     assert node.ask("listener(0, mask=0xA)") == error(3)
     assert node.ask("listener(1)") == error(3)
     node.ask("s, t = listener(0), listener(0, mask=0x100)")
-    node.told.event(0, 0x100, data=1)
+    node.fake.event(0, 0x100, data=1)
     assert node.ask("heard(s)") == error(10)
     assert node.ask("heard(t)")[1:3] == [0x100, 1]
 
@@ -522,7 +522,7 @@ def test_only_what_is_supported_can_be_registered_and_only_that_is_heard(node: N
 def test_an_event_may_name_a_device_that_nothing_knows(node: Node) -> None:
     up(node, scenes.t4())
     node.ask("s = listener(0)")
-    node.told.xid(0, 79, more="nowhere=1")
+    node.fake.xid(0, 79, more="nowhere=1")
     assert node.ask("heard(s)") == [error(2), XID, 79, NONE, NONE]
 
 
@@ -532,7 +532,7 @@ def test_a_set_is_of_no_use_after_registering_ended_in_unknown(node: Node) -> No
     assert node.ask("nvmlDeviceRegisterEvents(gpu(0), 8, s)") == error(999)
     assert node.ask("nvmlDeviceRegisterEvents(gpu(0), 8, s)") == error(999)
     assert node.ask("nvmlEventSetFree(s); heard(listener(0))") == error(10)
-    assert node.told.misuses() == {"undefined_set": 1}
+    assert node.fake.misuses() == {"undefined_set": 1}
 
 
 def test_a_wait_may_be_cut_short(node: Node) -> None:
@@ -544,27 +544,27 @@ def test_calls_failures_and_misuse_are_counted(node: Node) -> None:
     up(node, scenes.t4())
     node.ask("h = gpu(0); nvmlDeviceGetName(h); nvmlDeviceGetName(h); None")
     node.ask("nvmlDeviceGetMigMode(h)")
-    assert node.told.counts() == {
+    assert node.fake.counts() == {
         "nvmlInitWithFlags": 1,
         "nvmlDeviceGetHandleByIndex_v2": 1,
         "nvmlDeviceGetName": 2,
         "nvmlDeviceGetMigMode": 1,
     }
-    assert node.told.failures() == {"nvmlDeviceGetMigMode": 1}
-    assert node.told.misuses() == {}
-    node.told.add("hang call=nvmlDeviceGetName")
+    assert node.fake.failures() == {"nvmlDeviceGetMigMode": 1}
+    assert node.fake.misuses() == {}
+    node.fake.add("hang call=nvmlDeviceGetName")
     node.ask("hung = pool.submit(attempt, lambda: nvmlDeviceGetName(h)); None")
     node.until("nvmlDeviceGetName", 3)
-    node.ask("s = listener(0); hears = pool.submit(heard, s, 30000); None")
+    node.ask("s = listener(0); receiving = pool.submit(heard, s, 30000); None")
     node.until("nvmlEventSetWait_v2")
     assert node.ask("heard(s)") == error(10)
-    node.told.xid(0, 79)
-    assert node.ask("hears.result()")[2] == 79
+    node.fake.xid(0, 79)
+    assert node.ask("receiving.result()")[2] == 79
     assert node.ask("nvmlEventSetFree(s), nvmlShutdown()") == [None, None]
-    node.told.drop("hang")
+    node.fake.drop("hang")
     assert node.ask("hung.result()") == error(1)
     assert node.ask("heard(s)") == error(1)
-    assert node.told.misuses() == {"two_waiters": 1, "shutdown_in_flight": 1}
+    assert node.fake.misuses() == {"two_waiters": 1, "shutdown_in_flight": 1}
 
 
 def test_a_fork_does_not_inherit_what_was_initialised(node: Node) -> None:
@@ -575,7 +575,7 @@ if (child := os.fork()) == 0:
 os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
     assert node.ask(queried) == 1
-    assert node.told.misuses() == {"forked": 1}
+    assert node.fake.misuses() == {"forked": 1}
 
 
 def test_waiting_costs_no_processor_time(node: Node) -> None:
@@ -583,7 +583,7 @@ def test_waiting_costs_no_processor_time(node: Node) -> None:
     node.ask("s = listener(*range(8))")
     spent = "start = time.process_time(); attempt(lambda: heard(s, 250)); "
     assert node.ask(f"{spent} time.process_time() - start") < 0.1
-    assert node.told.counts()["nvmlEventSetWait_v2"] == 1
+    assert node.fake.counts()["nvmlEventSetWait_v2"] == 1
 
 
 @pytest.mark.parametrize(
@@ -591,7 +591,7 @@ def test_waiting_costs_no_processor_time(node: Node) -> None:
     ["oops 1", "gpu 1 colour=red", "error call=nvmlOops code=1", "gpu 3 minor=x", "xid gpu=0"],
 )
 def test_a_line_that_is_not_understood_ends_the_process(node: Node, line: str) -> None:
-    node.told.write(scenes.t4().also(line))
+    node.fake.write(scenes.t4().also(line))
     node.say("nvmlInit()")
     _, output = node.process.communicate(timeout=30)
     assert node.process.returncode == -6

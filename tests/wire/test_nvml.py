@@ -1,4 +1,4 @@
-"""What the doors to NVML find, and why not, against the stand-in of its library."""
+"""The NVML adapters against the fake library: what they discover, and why they cannot."""
 
 import asyncio
 import os
@@ -186,7 +186,7 @@ def test_a_driver_that_stays_away_is_asked_for_with_pauses_and_reported_of_once(
         async with followed.followed(node) as (story, scan):
             assert scan.driver is gpu.Driver.NOT_LOADED
             await asyncio.sleep(1)
-            assert story.told == []
+            assert story.observations == []
             # pauses of 0.05, 0.1, 0.2, 0.2, ... s
             assert 3 <= node.counts()["nvmlInitWithFlags"] <= 8
 

@@ -1,7 +1,7 @@
-"""The doors to NVML on a machine that has a real GPU: `pytest -m gpu`; see docs/hardware.md.
+"""The NVML adapters on a machine with a real GPU: `pytest -m gpu`; see docs/hardware.md.
 
-A process of its own asks, since another test may have loaded the stand-in into this one. It looks
-for MUSTER_GPU_SOAK_S seconds.
+It runs in a process of its own, since another test may have loaded the fake library into this one,
+and observes for MUSTER_GPU_SOAK_S seconds.
 """
 
 import os
@@ -52,17 +52,18 @@ async def late():
 
 async def main():
     rules = gpus.Gpus(health=gpus.Health(poll_s=1.0))
-    asked, told = observer.NvmlSource(rules), []
+    source, observations = observer.NvmlSource(rules), []
+    add = observations.append
     report["memory_before_kib"] = memory()
     began = time.monotonic()
-    look = await asked.first_scan(60)
-    report["first_look_ms"] = round((time.monotonic() - began) * 1000, 1)
+    scan = await source.first_scan(60)
+    report["first_scan_ms"] = round((time.monotonic() - began) * 1000, 1)
     report["memory_after_first_kib"] = memory()
-    report["look"] = msgspec.to_builtins(msgspec.structs.replace(look, links={}))
-    report["links"] = [[*pair, link.level.name, link.nvlinks] for pair, link in look.links.items()]
-    if look.driver is gpu.Driver.READY:
+    report["scan"] = msgspec.to_builtins(msgspec.structs.replace(scan, links={}))
+    report["links"] = [[*pair, link.level.name, link.nvlinks] for pair, link in scan.links.items()]
+    if scan.driver is gpu.Driver.READY:
         count_calls()
-        running = [asyncio.ensure_future(asked.observe(told.append)), asyncio.ensure_future(late())]
+        running = [asyncio.ensure_future(source.observe(add)), asyncio.ensure_future(late())]
         used = cpu_s()
         await asyncio.wait(running, timeout=SOAK_S, return_when=asyncio.FIRST_COMPLETED)
         report["cpu_percent"] = round(100 * (cpu_s() - used) / SOAK_S, 3)
@@ -71,18 +72,18 @@ async def main():
         for task in running:
             task.cancel()
         now = time.monotonic()
-        report["ages_s"] = {kind: round(now - at, 2) for kind, at in asked.checked_at.items()}
+        report["ages_s"] = {kind: round(now - at, 2) for kind, at in source.checked_at.items()}
         began = time.monotonic()
-    await asked.close()
+    await source.close()
     report["close_ms"] = round((time.monotonic() - began) * 1000, 1)
     report["calls_per_minute"] = {n: round(c * 60 / SOAK_S) for n, c in sorted(counts.items())}
     report["waits"] = counts["nvmlEventSetWait_v2"]
-    report["told"] = dict(collections.Counter(type(one).__name__ for one in told))
-    changes = [one for one in told if isinstance(one, gpu.MonitoringChanged)]
+    report["observations"] = dict(collections.Counter(type(item).__name__ for item in observations))
+    changes = [item for item in observations if isinstance(item, gpu.MonitoringChanged)]
     report["watch"] = msgspec.to_builtins(changes)
-    polls = [one for one in told if isinstance(one, gpu.Poll)]
-    report["poll_errors"] = sorted({one.error for one in polls})
-    report["polled"] = sorted({one.gpu for one in polls})
+    polls = [item for item in observations if isinstance(item, gpu.Poll)]
+    report["poll_errors"] = sorted({item.error for item in polls})
+    report["polled"] = sorted({item.gpu for item in polls})
     report["last_poll"] = msgspec.to_builtins(polls[-1]) if polls else None
 
 report = {}
@@ -97,20 +98,20 @@ def test_a_real_gpu_is_found_registered_polled_and_soaked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in _FAKED}
-    asked = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", ASK, str(SOAK_S)], capture_output=True, env=environment, check=False
     )
-    assert asked.returncode == 0, asked.stderr.decode()
-    report: dict[str, Any] = orjson.loads(asked.stdout)
-    look = report["look"]
-    if look["driver"] != "ready":
-        pytest.skip(f"no GPU can be asked here: {look['problem']}")
+    assert done.returncode == 0, done.stderr.decode()
+    report: dict[str, Any] = orjson.loads(done.stdout)
+    scan = report["scan"]
+    if scan["driver"] != "ready":
+        pytest.skip(f"no GPU is available here: {scan['problem']}")
     with capsys.disabled():
         sys.stdout.write(f"\n{orjson.dumps(report, option=orjson.OPT_INDENT_2).decode()}\n")
-    uuids = sorted(one["uuid"] for one in look["gpus"])
+    uuids = sorted(device["uuid"] for device in scan["gpus"])
     assert uuids
-    assert all(one["memory_mib"] for one in look["gpus"])
-    assert [poll["error"] for poll in look["polls"]] == [""] * len(uuids)
+    assert all(device["memory_mib"] for device in scan["gpus"])
+    assert [poll["error"] for poll in scan["polls"]] == [""] * len(uuids)
     assert (report["ended_early"], report["poll_errors"], report["watch"]) == ([], [""], [])
     assert report["polled"] == uuids
     # two slices a second, and never more

@@ -1,4 +1,4 @@
-"""What the doors to NVML tell while GPUs fail, hang and change, against the stand-in."""
+"""What the NVML adapters report while GPUs fail, hang and change, against the fake library."""
 
 import asyncio
 import time
@@ -122,7 +122,7 @@ def test_a_gpu_that_hangs_is_unwatched_and_the_loop_and_the_others_go_on(node: f
                 followed.UUIDS[6],
                 "NVML has not answered for 0.3 s",
             )
-            story.told.clear()
+            story.observations.clear()
             late_s = 0.0
             for _ in range(50):
                 began = time.monotonic()
@@ -154,7 +154,7 @@ def test_a_wait_for_events_that_hangs_leaves_all_unwatched(node: fake.Fake) -> N
             assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {
                 "no wait for events has returned for 0.35 s"
             }
-            story.told.clear()
+            story.observations.clear()
             node.drop()
             await story.of_each(gpu.MonitoringChanged)
             assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {""}
@@ -218,7 +218,7 @@ def test_an_event_of_an_unknown_device_lets_all_be_polled(node: fake.Fake) -> No
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             await story.polled(7)
-            story.told.clear()
+            story.observations.clear()
             node.xid(0, 31, more="nowhere=1")
             await story.of_each(gpu.Poll)
             assert story.of(gpu.Xid) == []
@@ -325,7 +325,7 @@ def test_a_call_that_never_returns_is_abandoned_and_the_others_are_watched_again
             await here.of_each(gpu.Poll)
             node.add("hang call=nvmlDeviceGetTemperature gpu=6 times=1")
             await here.until(gpu.MonitoringChanged, is_it=lambda device: device.problem != "")
-            # the kernel has another GPU now, so that NVML is to be begun anew
+            # the kernel has another GPU now, so NVML has to be initialised again
             (kernel / "0000:1c:00.0").mkdir()
             await here.until(gpu.Scan)
             for uuid in followed.UUIDS:
@@ -357,7 +357,7 @@ def test_a_gpu_repartitioned_is_scanned_again(node: fake.Fake) -> None:
             assert [device.profile for device in again.gpus[2].mig] == [
                 device.profile for device in scan.gpus[0].mig
             ]
-            # nothing was begun anew for it
+            # NVML was not initialised again for it
             assert node.counts()["nvmlInitWithFlags"] == 1
 
     asyncio.run(story())

@@ -1,12 +1,12 @@
-"""Door to the stand-in of libnvidia-ml.so.1: builds it, tells it what to answer, reads its counts.
+"""Adapter: the fake libnvidia-ml.so.1: builds it, sets its answers, reads its counts.
 
 The state file is text, one fact a line; `#` begins a comment, `_` in a name is a space. A line that
-is not understood ends the process that loaded the library: nothing told is ever ignored. A value is
+is not understood ends the process that loaded the library: nothing is ever ignored. A value is
 a number (0x.. too), `-` for NOT_SUPPORTED or `!n` for the error n; `*` as a GPU is every GPU.
 
     driver 580.95.05 | cuda 13000
     init 9                      what nvmlInit answers while NVML is not initialised
-    epoch 1 [code]              a driver loaded anew: whoever was initialised before gets this code
+    epoch 1 [code]              a newly loaded driver: sessions from before get this code
                                 (9) at every call until it has shut down and initialised again
     hotplug 1                   the list of GPUs follows the file; else it is that of nvmlInit, and
                                 a GPU no longer in the file is lost
@@ -32,7 +32,7 @@ a number (0x.. too), `-` for NOT_SUPPORTED or `!n` for the error n; `*` as a GPU
     xid seq=17 gpu=0 xid=79 gi=3 ci=0 nowhere=1
     event seq=18 gpu=0 type=0x100 data=0 gi= ci= nowhere=1
                                 delivered once to every set on which the GPU was registered before;
-                                seq grows; nowhere=1 names a device that nobody knows
+                                seq grows; nowhere=1 names an unknown device
 
 With no state file the driver is not loaded (9).
 """
@@ -81,7 +81,7 @@ def built(directory: Path | None = None) -> Path:
     home = directory or Path(tempfile.gettempdir()) / f"muster-fake-nvml-{os.getuid()}"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if home.stat().st_uid != os.getuid():
-        raise NoCompiler(f"compile tests/worlds/nvml/nvml.c: {home} belongs to somebody else")
+        raise NoCompiler(f"compile tests/worlds/nvml/nvml.c: {home} belongs to another user")
     made_of = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
     built = home / made_of / SONAME
     if not built.exists():
@@ -101,7 +101,7 @@ def _compile(compiler: str, built: Path) -> None:
 
 
 class Fake:
-    """What one stand-in answers; a change holds for every call that begins after it was written."""
+    """The answers of one fake; a change applies to every call that begins after it was written."""
 
     def __init__(self, state_file: Path) -> None:
         self.state_file = state_file
@@ -143,12 +143,12 @@ class Fake:
         self.write(fresh)
 
     def xid(self, gpu: int, xid: int, *, gi: int = -1, ci: int = -1, more: str = "") -> None:
-        """Report an XID to whoever listens to that GPU."""
+        """Report an XID to the listeners of that GPU."""
         self._seq += 1
         self.add(f"xid seq={self._seq} gpu={gpu} xid={xid} gi={gi} ci={ci} {more}".rstrip())
 
     def event(self, gpu: int, kind: int, *, data: int = 0) -> None:
-        """Report an event of another type to whoever listens to that GPU."""
+        """Report an event of another type to the listeners of that GPU."""
         self._seq += 1
         self.add(f"event seq={self._seq} gpu={gpu} type={kind} data={data}")
 

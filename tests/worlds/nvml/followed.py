@@ -1,4 +1,4 @@
-"""Door to NVML as it is followed in this process, against the stand-in of its library."""
+"""Adapter: the NVML source in this process, with the fake library."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from muster_plugin.gpu.nvml import observer
 from muster_plugin.model import gpu
 from tests.worlds.nvml import fake, scenes
 
-Told = gpu.Scan | gpu.Observation
+Observed = gpu.Scan | gpu.Observation
 Kind = TypeVar("Kind", gpu.Scan, gpu.Poll, gpu.Xid, gpu.MonitoringChanged)
 
 UUIDS: Final = tuple(device.uuid for device in scenes.h100x8().gpus)
@@ -30,7 +30,7 @@ POLL_S: Final = 0.1
 
 
 def here(state: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
-    """Let this process find the stand-in where NVML would be; skip what cannot have it."""
+    """Let this process load the fake in place of NVML; skip the test if it cannot be built."""
     try:
         fake.built()
     except fake.NoCompiler as no:
@@ -42,7 +42,7 @@ def here(state: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
 
 
 class Story:
-    """NVML as it is followed, and everything it told since `forget`."""
+    """The NVML source, and everything that it reported."""
 
     def __init__(self, node: fake.Fake, directory: Path, timeouts: observer.Timeouts) -> None:
         self.node = node
@@ -50,29 +50,29 @@ class Story:
         self.nvml = observer.NvmlSource(
             rules, sysfs=directory / "sys", proc=directory / "proc", timeouts=timeouts
         )
-        self.told: list[Told] = []
+        self.observations: list[Observed] = []
         self._came = asyncio.Event()
 
-    def observed(self, observation: Told) -> None:
-        self.told.append(observation)
+    def observed(self, observation: Observed) -> None:
+        self.observations.append(observation)
         self._came.set()
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        return [observation for observation in self.told if isinstance(observation, kind)]
+        return [observation for observation in self.observations if isinstance(observation, kind)]
 
     async def until(self, kind: type[Kind], *, is_it: Callable[[Kind], bool] | None = None) -> Kind:
-        """Wait until something is told that was not told when this was called."""
-        return await self._first(kind, is_it, after=len(self.told))
+        """Wait for an observation after this call."""
+        return await self._first(kind, is_it, after=len(self.observations))
 
     async def had(self, kind: type[Kind], *, is_it: Callable[[Kind], bool] | None = None) -> Kind:
-        """Wait until something is told, unless it was told already."""
+        """Wait for an observation, unless there was one already."""
         return await self._first(kind, is_it, after=0)
 
     async def of_each(self, kind: type[gpu.Poll] | type[gpu.MonitoringChanged]) -> None:
-        """Wait until such a thing was told of each GPU."""
-        while {observation.gpu for observation in self.told if isinstance(observation, kind)} != {
-            *UUIDS
-        }:
+        """Wait for such an observation of each GPU."""
+        while {
+            observation.gpu for observation in self.observations if isinstance(observation, kind)
+        } != {*UUIDS}:
             self._came.clear()
             await self._came.wait()
 
@@ -80,10 +80,10 @@ class Story:
         self, kind: type[Kind], is_it: Callable[[Kind], bool] | None, *, after: int
     ) -> Kind:
         while True:
-            for observation in self.told[after:]:
+            for observation in self.observations[after:]:
                 if isinstance(observation, kind) and (is_it is None or is_it(observation)):
                     return observation
-            after = len(self.told)
+            after = len(self.observations)
             self._came.clear()
             await self._came.wait()
 
@@ -94,7 +94,7 @@ class Story:
         return poll
 
     async def xid(self, number: int, code: int, *, gi: int = -1, ci: int = -1) -> gpu.Xid:
-        """Let a GPU report an XID, and wait until it is told."""
+        """Let a GPU report an XID, and wait until it is observed."""
         self.node.xid(number, code, gi=gi, ci=ci)
         return await self.until(gpu.Xid, is_it=lambda observation: observation.xid == code)
 
@@ -103,7 +103,7 @@ class Story:
 async def followed(
     node: fake.Fake, *, timeouts: observer.Timeouts = TIMEOUTS, first_s: float = 5.0
 ) -> AsyncIterator[tuple[Story, gpu.Scan]]:
-    """Take the first look, follow what comes, and close; NVML was never misused."""
+    """Scan, observe, and close; check that NVML was never misused."""
     story = Story(node, node.state_file.parent, timeouts)
     async with asyncio.timeout(100):
         scan = await story.nvml.first_scan(first_s)

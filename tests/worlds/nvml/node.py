@@ -1,4 +1,4 @@
-"""Door to a whole node with GPUs: the plugin as a process, a kubelet, NATS, NVML's stand-in."""
+"""Adapter: a whole node with GPUs: the plugin as a process, a kubelet, NATS, the fake NVML."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ class Plugin:
 
 
 class Node:
-    """A node whose GPUs are a scene; `told` are the plugin's settings besides the usual."""
+    """A node whose GPUs are a scene; the plugin has these settings besides the usual ones."""
 
     def __init__(self, directory: Path, kubelet: stand_in.Kubelet, url: str) -> None:
         self.directory = directory
@@ -228,7 +228,7 @@ async def _follow(listener: bus.Bus, heard: Heard[vocabulary.Event]) -> None:
 def _adding(
     beats: Heard[vocabulary.Heartbeat],
 ) -> Callable[[vocabulary.Heartbeat], Awaitable[None]]:
-    async def hear(beat: vocabulary.Heartbeat) -> None:
+    async def receive(beat: vocabulary.Heartbeat) -> None:
         beats.add(beat)
 
-    return hear
+    return receive

@@ -1,4 +1,4 @@
-"""Pure. Nodes with NVIDIA GPUs as data, for the stand-in of NVML to answer from.
+"""Pure: nodes with NVIDIA GPUs as data, from which the fake NVML answers.
 
 Figures of products are those that nvidia-smi prints for them, as far as they are public; memory of
 the H100's instances is rounded.
@@ -144,7 +144,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scene:
-    """Everything the stand-in answers from; the GPUs are in NVML's order."""
+    """Everything that the fake answers from; the GPUs are in NVML's order."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
