@@ -26,13 +26,13 @@ import muster
 from muster import codec, silences, vocabulary
 from muster.nats import streams
 from muster_health.model import snapshot
-from muster_notifier.routing import ledger, notifications
+from muster_notifier.routing import notifications
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "tests/recorded" / muster.__version__.rpartition(".")[0]
 STORED: Final = {
     "muster_state": snapshot.Snapshot,
-    "muster_ledger": ledger.Entry,
+    "muster_ledger": notifications.LedgerEntry,
     "muster_silences": silences.Silence,
     "outbox": notifications.Notification,
 }

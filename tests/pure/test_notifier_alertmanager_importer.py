@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from muster.service import settings
-from muster_notifier.config import files, receiver_settings, schema, secrets
-from muster_notifier.routing import intervals
+from muster_notifier.config import files, receiver_settings, schema
+from muster_notifier.routing import muting
 
 FILE = """
 global:
@@ -131,7 +131,7 @@ def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: 
             name="slack-2", teams=receiver_settings.Teams(url_from=inside["teams"], reach=loopback)
         ),
     )
-    values = {name: secrets.secret(where) for name, where in inside.items()}
+    values = {name: files.secret(where) for name, where in inside.items()}
     assert values == {
         "password": "pass word",
         "hook": "http://10.0.0.1/hook",
@@ -262,7 +262,7 @@ def test_times_and_ranges_may_stand_without_quotes(tmp_path: Path) -> None:
     text = FILE.replace("'09:00'", "08:00").replace("'17:00'", "18:00")
     text = text.replace("years: [2026]", "months: [1:12]")
     (times,) = load(text, tmp_path)[0].time_intervals[0].time_intervals
-    assert times.interval() == intervals.interval(
+    assert times.interval() == muting.interval(
         times=[("08:00", "18:00")],
         weekdays=["monday:friday"],
         months=["1:12"],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muster import codec, silences, vocabulary
 from muster.vocabulary import AlertKind, AlertState
 from muster.vocabulary import NotificationReason as Reason
-from muster_notifier.routing import grouping, ledger, muting, routes, scheduling
+from muster_notifier.routing import grouping, groups, muting, notifications, routes
 from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -234,7 +234,7 @@ def test_a_dead_receiver_delays_no_other() -> None:
     later = delivered(driven, [n for n in sent if n.receiver == "s"], 31.0)
     last = delivered(driven, later, 32.0)
     counts = [len([n for n in some if n.receiver == "r"]) for some in (sent, later, last)]
-    assert counts == [scheduling.IN_FLIGHT_MAX, 0, 0]
+    assert counts == [groups.IN_FLIGHT_MAX, 0, 0]
     assert names(a for n in (*sent, *later, *last) if n.receiver == "s" for a in n.firing) == (
         "123456789abcd"
     )
@@ -267,8 +267,8 @@ def test_the_end_of_what_nobody_heard_of_is_no_news() -> None:
     assert driven.next_deadline() is None
 
 
-def entry(notification: Notification) -> ledger.Entry:
-    return ledger.entry_of(notification, attempts=1)
+def entry(notification: Notification) -> notifications.LedgerEntry:
+    return notifications.entry_of(notification, attempts=1)
 
 
 def test_a_restart_repeats_nothing_and_resolves_what_was_told() -> None:
@@ -301,7 +301,7 @@ def test_what_should_have_been_told_while_nobody_was_here_is_told_at_once() -> N
 
 def test_a_clock_that_was_set_back_makes_no_group_wait() -> None:
     health, driven = Health(), machine()
-    entry = ledger.Entry(
+    entry = notifications.LedgerEntry(
         receiver="r",
         group='{}:{kind="stuck",node="node-a"}',
         reason=Reason.FIRST,
@@ -375,14 +375,14 @@ def test_what_is_over_before_a_receiver_that_is_away_has_heard_of_it_is_told_all
 
 def test_receivers_that_are_away_do_not_keep_groups_from_the_outbox() -> None:
     health, driven = Health(), machine()
-    for index in range(scheduling.OUTSTANDING_MAX + 1):
+    for index in range(groups.OUTSTANDING_MAX + 1):
         driven.receive(health.fires(f"{index:x}", node=f"node-{index}"), 0.0)
     sent = driven.tick(30.0)
     count = 0
     while sent:
         count += len(sent)
         sent = [new for n in sent for new in driven.receive(grouping.Postponed(n), 31.0)]
-    assert count == scheduling.OUTSTANDING_MAX
+    assert count == groups.OUTSTANDING_MAX
 
 
 def test_an_alert_that_becomes_another_leaves_its_group_and_enters_the_new_one() -> None:
@@ -474,7 +474,7 @@ class World:
         self.now = 0.0
         self.driven = machine(send_resolved=send_resolved)
         self.on_their_way: dict[str, Notification] = {}
-        self.ledger: dict[str, ledger.Entry] = {}
+        self.ledger: dict[str, notifications.LedgerEntry] = {}
         self.newest: dict[str, codec.CloudEvent] = {}
         self.stream: dict[tuple[str, str], codec.CloudEvent] = {}
         self.history: list[codec.CloudEvent] = []

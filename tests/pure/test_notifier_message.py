@@ -9,7 +9,7 @@ from muster import vocabulary
 from muster.vocabulary import AlertState
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import message, webhook
-from muster_notifier.routing import ledger, notifications
+from muster_notifier.routing import notifications
 from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -148,15 +148,15 @@ def test_whatever_alerts_carry_a_line_stays_a_line(summary: str, observed: str, 
 
 @given(attempts=st.integers(0, 1000), data=st.dictionaries(st.text(), st.text()))
 def test_a_ledger_entry_comes_back_as_it_was(attempts: int, data: dict[str, str]) -> None:
-    entry = ledger.entry_of(notification(firing=(alert(),)), attempts=attempts, data=data)
-    assert ledger.decode(ledger.encode(entry)) == entry
+    entry = notifications.entry_of(notification(firing=(alert(),)), attempts=attempts, data=data)
+    assert notifications.decode_entry(notifications.encode_entry(entry)) == entry
 
 
 @given(value=st.binary(max_size=200))
 def test_what_is_no_ledger_entry_is_refused(value: bytes) -> None:
     try:
-        ledger.decode(value)
-    except ledger.MalformedEntry:
+        notifications.decode_entry(value)
+    except notifications.MalformedEntry:
         return
     raise AssertionError(f"{value!r} was read as an entry")
 

@@ -12,7 +12,7 @@ from muster import codec, matchers, silences, vocabulary
 from muster.vocabulary import AlertKind, AlertState, Severity
 from muster.vocabulary import NotificationReason as Reason
 from muster_notifier.config import receiver_settings, schema
-from muster_notifier.routing import alert_index, grouping, intervals, ledger, muting, routes
+from muster_notifier.routing import alert_index, grouping, muting, notifications, routes
 from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)  # a Thursday
@@ -213,7 +213,7 @@ def test_a_source_that_changes_its_labels_is_a_source_no_more() -> None:
 def test_time_intervals_are_alertmanagers(
     parts: dict[str, list[str]], inside: str, outside: str
 ) -> None:
-    interval = intervals.interval(**parts)  # type: ignore[arg-type]
+    interval = muting.interval(**parts)  # type: ignore[arg-type]
     assert interval.contains(dt.datetime.fromisoformat(inside).replace(tzinfo=dt.UTC))
     assert not interval.contains(dt.datetime.fromisoformat(outside).replace(tzinfo=dt.UTC))
 
@@ -235,7 +235,7 @@ def test_time_intervals_are_alertmanagers(
 )
 def test_what_is_no_time_interval_is_refused(parts: dict[str, list[str]]) -> None:
     with pytest.raises(ValueError, match=r"."):
-        intervals.interval(**parts)  # type: ignore[arg-type]
+        muting.interval(**parts)  # type: ignore[arg-type]
 
 
 class Story:
@@ -425,7 +425,7 @@ def test_what_was_acknowledged_is_not_acknowledged_again_after_a_restart() -> No
     story.says(0, "a", "firing")
     story.silence(100, 'kind="stuck"', hours=1)
     story.until(100)
-    entry = ledger.Entry(
+    entry = notifications.LedgerEntry(
         receiver="pager",
         group='{}:{node="node-a"}',
         reason=Reason.ACKNOWLEDGED,
@@ -561,7 +561,7 @@ def test_owners_that_are_not_looked_up_yet_change_nothing_for_notified_ones() ->
 
 def test_an_owner_notified_before_a_restart_is_notified_of_the_end_after_it() -> None:
     story = Story(simple(owners=schema.Owners(receivers=("team",))))
-    entry = ledger.Entry(
+    entry = notifications.LedgerEntry(
         receiver="team",
         group='owner:{kind="stuck",node="node-a"}',
         reason=Reason.FIRST,

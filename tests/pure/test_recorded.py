@@ -16,13 +16,13 @@ import muster
 from muster import codec, silences, vocabulary
 from muster_health.fleet import detector
 from muster_health.model import config, signals, snapshot
-from muster_notifier.routing import ledger, notifications
+from muster_notifier.routing import notifications
 from scripts import record
 
 FILES: Final = sorted((Path(__file__).resolve().parents[1] / "recorded").rglob("*.json"))
 STORED: Final[dict[str, Callable[[bytes], object]]] = {
     "muster_state": snapshot.decode,
-    "muster_ledger": ledger.decode,
+    "muster_ledger": notifications.decode_entry,
     "muster_silences": silences.decode,
     "outbox": notifications.decode,
 }

@@ -21,7 +21,7 @@ from muster.local import layout, nats, processes, webhook
 from muster.nats import buckets, bus, consumers, streams, work_queue
 from muster.vocabulary import AlertState
 from muster_notifier.delivery.dead_letters import REPLAY
-from muster_notifier.routing import ledger, notifications
+from muster_notifier.routing import notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 LOCAL = {"reach": "loopback"}
@@ -273,7 +273,9 @@ def test_a_restart_repeats_nothing_and_loses_nothing(
         await made.outcome(5)
         assert made.bus is not None
         entries = await buckets.read_all(made.bus.link, streams.LEDGER)
-        read = sorted((e.group, e.firing) for e in map(ledger.decode, entries.values()))
+        read = sorted(
+            (e.group, e.firing) for e in map(notifications.decode_entry, entries.values())
+        )
         assert [(group, bool(firing)) for group, firing in read] == [
             ('{}:{kind="stuck",node="node-a"}', False),
             ('{}:{kind="stuck",node="node-b"}', False),

@@ -25,7 +25,7 @@ from muster import codec, vocabulary
 from muster.local import kubernetes, nats
 from muster.vocabulary import AlertState
 from muster_notifier import workload_owners
-from muster_notifier.config import receiver_settings, schema, secrets
+from muster_notifier.config import files, receiver_settings, schema
 from muster_notifier.receivers import factory, kubernetes_events, message
 from muster_notifier.receivers.result import Kind, Outcome, Result
 from muster_notifier.routing import alert_index, notifications
@@ -884,7 +884,7 @@ def test_a_secret_may_stand_inside_a_yaml_file(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "alertmanager.yml"
     file.write_text("receivers: [{slack_configs: [{api_url: 'http://h/x'}]}]")
     where = receiver_settings.Secret(file=str(file), at="receivers.0.slack_configs.0.api_url")
-    assert secrets.secret(where) == "http://h/x"
+    assert files.secret(where) == "http://h/x"
 
 
 def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace() -> None:

@@ -18,7 +18,7 @@ from muster import silences, vocabulary
 from muster.nats import buckets, bus, consumers, lock, streams, work_queue
 from muster.service import entry, logs, probes, runtime
 from muster_notifier import leadership, workload_owners
-from muster_notifier.config import files, schema, secrets
+from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters, dispatcher
 from muster_notifier.receivers import endpoint, factory, kubernetes_events
 from muster_notifier.routing import alert_index, grouping, muting, notifications
@@ -267,7 +267,7 @@ def _ping(settings: schema.Settings) -> endpoint.Endpoint | None:
         return None
     try:
         return factory.make_endpoint(settings.watchdog.ping)
-    except (secrets.NoSecret, ValueError) as error:
+    except (files.NoSecret, ValueError) as error:
         raise entry.CannotStart(f"watchdog.ping: {error}") from None
 
 

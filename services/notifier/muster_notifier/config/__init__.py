@@ -1,5 +1,5 @@
 """The notifier's settings and where they are read from.
 
-`schema` and `receiver_settings` hold the settings, `files` and `secrets` read them, and
+`schema` and `receiver_settings` hold the settings, `files` reads them and secrets, and
 `alertmanager_importer` makes them from an Alertmanager's configuration file.
 """

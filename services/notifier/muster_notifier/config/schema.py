@@ -9,7 +9,7 @@ import msgspec
 from muster import matchers as matching
 from muster.service import sections
 from muster_notifier.config import receiver_settings
-from muster_notifier.routing import intervals, muting, routes
+from muster_notifier.routing import muting, routes
 
 RECEIVERS_MAX: Final = 64
 
@@ -85,9 +85,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse an invalid interval."""
         self.interval()
 
-    def interval(self) -> intervals.Interval:
+    def interval(self) -> muting.Interval:
         """Return the interval."""
-        return intervals.interval(
+        return muting.interval(
             times=[(_clock(part.start_time), _clock(part.end_time)) for part in self.times],
             weekdays=self.weekdays,
             days_of_month=self.days_of_month,

@@ -13,7 +13,7 @@ from muster.service import entry, logs, runtime
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters, queue, worker
 from muster_notifier.receivers import factory
-from muster_notifier.routing import grouping, ledger, notifications
+from muster_notifier.routing import grouping, notifications
 
 UNREADABLE = prometheus_client.Counter(
     "muster_notifier_unreadable_total",
@@ -67,13 +67,13 @@ class Dispatcher:
                 tasks.create_task(worker_.work())
                 tasks.create_task(runtime.drive(worker_.queue, self._inboxes[name], worker_.act))
 
-    async def restore(self) -> list[ledger.Entry]:
+    async def restore(self) -> list[notifications.LedgerEntry]:
         """Return the ledger; an entry that cannot be read costs one repeat, and is logged."""
         entries = []
         for key, value in (await buckets.read_all(self._bus.link, streams.LEDGER)).items():
             try:
-                ledger_entry = ledger.decode(value)
-            except ledger.MalformedEntry as error:
+                ledger_entry = notifications.decode_entry(value)
+            except notifications.MalformedEntry as error:
                 UNREADABLE.labels("ledger").inc()
                 logs.logger().error("ledger_entry_unreadable", key=key, error=str(error)[:500])
                 continue

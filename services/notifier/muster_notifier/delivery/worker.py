@@ -19,7 +19,7 @@ from muster.nats import streams
 from muster.service import logs
 from muster_notifier.delivery import dead_letters, delivery_log, queue
 from muster_notifier.receivers import result
-from muster_notifier.routing import grouping, ledger, notifications
+from muster_notifier.routing import grouping, notifications
 
 STOP_S: Final = 1.0
 """When we stop, an attempt in flight has this long to be answered and recorded."""
@@ -91,7 +91,7 @@ class ReceiverWorker:
         self._dependencies = dependencies
         self._enqueue = enqueue_input
         self._report = report
-        self._entries: dict[str, ledger.Entry] = {}
+        self._entries: dict[str, notifications.LedgerEntry] = {}
         self._jobs: dict[int, Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._written = 0
@@ -103,7 +103,7 @@ class ReceiverWorker:
         self._has_outgoing = asyncio.Event()
         _QUEUED.labels(name).set_function(lambda: self.queue.waiting)
 
-    def restore(self, entry: ledger.Entry) -> None:
+    def restore(self, entry: notifications.LedgerEntry) -> None:
         """Note the ledger's entry about a group."""
         self._entries[entry.group] = entry
 
@@ -273,10 +273,10 @@ class ReceiverWorker:
         # a process that was suspended meanwhile must not overwrite what its successor wrote
         await self._dependencies.may_act()
         if not self._is_untracked(delivery):
-            entry = ledger.entry_of(notification, attempts=attempts, data=came_to.data)
+            entry = notifications.entry_of(notification, attempts=attempts, data=came_to.data)
             self._entries[notification.group] = entry
-            key = ledger.key_of(self.name, notification.group)
-            await self._dependencies.store(streams.LEDGER, key, ledger.encode(entry))
+            key = notifications.ledger_key(self.name, notification.group)
+            await self._dependencies.store(streams.LEDGER, key, notifications.encode_entry(entry))
         await self._finish(delivery)
         if sent is not None and not sent.is_ledger_only:
             number = delivery.number if self._is_untracked(delivery) else 0

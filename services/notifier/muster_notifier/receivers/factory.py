@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from muster_notifier.config import receiver_settings, schema, secrets
+from muster_notifier.config import files, receiver_settings, schema
 from muster_notifier.receivers import (
     alertmanager,
     apprise,
@@ -58,10 +58,10 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
         text=own.text or shared.text,
         alert=own.alert or shared.alert,
     )
-    reader = secrets.SecretReader()
+    reader = files.SecretReader()
     try:
         send, rate = _make(receiver, templates, settings, reader)
-    except (secrets.NoSecret, kubernetes_events.NoKubernetes, ValueError) as error:
+    except (files.NoSecret, kubernetes_events.NoKubernetes, ValueError) as error:
         raise Unusable(f"receiver {receiver.name}: {error}") from None
     one_by_one = receiver.slack or receiver.email or receiver.teams or receiver.apprise
     problems = tuple(message.problems_of(templates))
@@ -82,12 +82,10 @@ def _masking(send: result.Send, mask: Callable[[str], str]) -> result.Send:
 
 def make_endpoint(address: receiver_settings.Address) -> endpoint.Endpoint:
     """Return the endpoint of an address. Raises NoSecret and ValueError."""
-    return _endpoint(address, secrets.SecretReader())
+    return _endpoint(address, files.SecretReader())
 
 
-def _endpoint(
-    address: receiver_settings.Address, reader: secrets.SecretReader
-) -> endpoint.Endpoint:
+def _endpoint(address: receiver_settings.Address, reader: files.SecretReader) -> endpoint.Endpoint:
     url = address.url
     if url is None:
         assert address.url_from is not None, "an address has one of the two"
@@ -99,7 +97,7 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
     receiver: receiver_settings.Receiver,
     templates: receiver_settings.Templates,
     settings: schema.Settings,
-    reader: secrets.SecretReader,
+    reader: files.SecretReader,
 ) -> tuple[result.Send, float]:
     def pace(default: float) -> float:
         return 1 / (receiver.limits.rate_per_s or default)
@@ -142,7 +140,7 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
 def _webhook(
     settings: receiver_settings.Webhook,
     templates: receiver_settings.Templates,
-    reader: secrets.SecretReader,
+    reader: files.SecretReader,
 ) -> webhook.Webhook:
     return webhook.Webhook(
         _endpoint(settings, reader),
@@ -157,7 +155,7 @@ def _webhook(
 def _slack(
     settings: receiver_settings.Slack,
     templates: receiver_settings.Templates,
-    reader: secrets.SecretReader,
+    reader: files.SecretReader,
     *,
     pace_s: float,
 ) -> result.Send:

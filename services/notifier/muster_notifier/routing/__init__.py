@@ -1,6 +1,5 @@
 """Which receiver is notified of which alerts, when and why; no input or output.
 
-`routes`, `intervals` and `muting` hold the rules, `alert_index`, `groups` and `scheduling` the
-state, `decision` and `grouping` conclude. `notifications` and `ledger` are what is stored.
-
+`routes` and `muting` hold the rules, `alert_index` and `groups` the state, `decision` and
+`grouping` conclude. `notifications` are the result, and what the ledger stores of them.
 """

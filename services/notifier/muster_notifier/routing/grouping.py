@@ -5,7 +5,7 @@ its first alert and then every `group_interval_s` while it lives; each flush lea
 muted and lets `decision` decide. A notification is made at the moment it can be sent, so that it is
 true then: changes that came while an older one was in flight, or while the receiver was busy, go
 into the next. At most one notification of a group is in flight, so that a resolve never overtakes
-its trigger, and few of one receiver (`scheduling.InflightLimits`); what waits for a receiver that
+its trigger, and few of one receiver (`groups.InflightLimits`); what waits for a receiver that
 does not answer no longer counts, and is replaced when it is no longer true.
 
 A receiver that was notified of an alert is notified of its end, whatever is silenced by then. A
@@ -20,16 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from muster import codec, vocabulary
-from muster_notifier.routing import (
-    alert_index,
-    decision,
-    groups,
-    ledger,
-    muting,
-    notifications,
-    routes,
-    scheduling,
-)
+from muster_notifier.routing import alert_index, decision, groups, muting, notifications, routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +81,16 @@ class Grouping:
             receivers, acknowledging=acknowledging, muted_by=muted_by
         )
         self._index = alert_index.AlertIndex(root, owners, ungrouped)
-        self._limits = scheduling.InflightLimits(receivers)
+        self._limits = groups.InflightLimits(receivers)
         self._muting = muted_by
-        self._clock = scheduling.WallClock(at, now)
+        self._clock = groups.WallClock(at, now)
         self._groups: dict[groups.Key, groups.Group] = {}
-        self._timers = scheduling.Timers(self._groups.get)
+        self._timers = groups.Timers(self._groups.get)
         self._restored = groups.RestoredGroups()
 
     def restore(
         self,
-        entries: Iterable[ledger.Entry],
+        entries: Iterable[notifications.LedgerEntry],
         pending: Iterable[notifications.Notification],
         alerts: Iterable[codec.CloudEvent | alert_index.OwnedAlert],
         *,

@@ -1,12 +1,13 @@
 """Pure: one notification about one group of alerts to one receiver, before it has a text.
 
-The outbox holds it as JSON: as many alerts as fit, and the fingerprints of all of them.
+The outbox holds it as JSON: as many alerts as fit, and the fingerprints of all of them. The ledger
+has an entry for the last one of each receiver and group.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -188,3 +189,66 @@ def _brief(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
     return msgspec.structs.replace(
         alert, pods=alert.pods[:PODS_MAX], evidence=alert.evidence[:_EVIDENCE_MAX]
     )
+
+
+class MalformedEntry(ValueError):
+    """A stored value that is no ledger entry."""
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The last notification of a receiver about a group; alerts by fingerprint.
+
+    `at` is when it was decided, so that a group's timers go on from there after a restart. `data`
+    is needed to send more about the same group, such as the message to edit.
+    """
+
+    receiver: Annotated[str, msgspec.Meta(min_length=1)]
+    group: Annotated[str, msgspec.Meta(min_length=1)]
+    reason: vocabulary.NotificationReason
+    firing: tuple[str, ...]
+    resolved: tuple[str, ...]
+    at: datetime
+    id: str
+    attempts: vocabulary.Count
+    data: dict[str, str] = {}
+
+
+def entry_of(
+    notification: Notification,
+    *,
+    attempts: int,
+    data: Mapping[str, str] | None = None,
+) -> LedgerEntry:
+    """Return the entry that says `notification` was delivered."""
+    return LedgerEntry(
+        receiver=notification.receiver,
+        group=notification.group,
+        reason=notification.reason,
+        firing=tuple(sorted(notification.firing_ids)),
+        resolved=tuple(sorted(notification.resolved_ids)),
+        at=notification.at,
+        id=notification.id,
+        attempts=attempts,
+        data=dict(data or {}),
+    )
+
+
+def ledger_key(receiver: str, group: str) -> str:
+    """Return the bucket's key: a group's name has characters that a key may not have."""
+    return f"{receiver}.{token(group)}"
+
+
+def encode_entry(entry: LedgerEntry) -> bytes:
+    """Return the entry as JSON."""
+    return msgspec.json.encode(entry)
+
+
+def decode_entry(value: bytes) -> LedgerEntry:
+    """Return the entry. Raises MalformedEntry."""
+    try:
+        entry = msgspec.json.decode(value, type=LedgerEntry)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedEntry(str(error)) from None
+    if entry.at.tzinfo is None:
+        raise MalformedEntry("at: a time without a time zone")
+    return entry
