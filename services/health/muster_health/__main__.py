@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import machine
+from muster import leadership, machine
 from muster.kubernetes import api
 from muster.nats import bus, heartbeat_stream, lock, streams
 from muster.service import entry, logs, probes, runtime
@@ -185,7 +185,7 @@ class _State:
     def __init__(
         self,
         watched: detector.Detector,
-        election: lock.Lock,
+        election: leadership.Election,
         monitor: nats_connections.ConnectionMonitor,
         outgoing: outputs.Outputs,
         cluster: watches.ClusterWatcher | None,

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from muster import codec, vocabulary
-from muster.nats import buckets, connection, consumers, heartbeat_stream, lock, streams
+from muster import codec, leadership, vocabulary
+from muster.nats import buckets, connection, consumers, heartbeat_stream, streams
 from muster.service import logs, runtime
 from muster_health import metrics
 from muster_health.model import signals, snapshot
@@ -27,7 +27,7 @@ class Inputs:
         self,
         link: connection.Connection,
         heartbeats: heartbeat_stream.HeartbeatStream,
-        election: lock.Lock,
+        election: leadership.Election,
         inbox: Inbox,
     ) -> None:
         self._link = link

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
-from muster import vocabulary
-from muster.nats import buckets, bus, lock, streams
+from muster import leadership, vocabulary
+from muster.nats import buckets, bus, streams
 from muster_health import metrics
 from muster_health.bus import (
     inputs,
@@ -40,7 +40,7 @@ class Outputs:
     def __init__(
         self,
         connected: bus.Bus,
-        election: lock.Lock,
+        election: leadership.Election,
         put: inputs.Put,
         *,
         prober: probes.Prober,

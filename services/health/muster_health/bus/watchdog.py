@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from muster import vocabulary
-from muster.nats import lock
+from muster import leadership, vocabulary
 from muster_health.model import signals
 
 _CHECK_S: Final = 0.5
@@ -24,7 +23,7 @@ Publish = Callable[[vocabulary.WatchdogTicked, Callable[[], bool]], Awaitable[ob
 
 
 async def publish_ticks(
-    election: lock.Lock,
+    election: leadership.Election,
     publish: Publish,
     *,
     holder: str,
