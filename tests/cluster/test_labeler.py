@@ -90,8 +90,8 @@ class Real:
 
     def labels(self, node: str) -> dict[str, str]:
         """Return those labels of a node that are no system's."""
-        found = self.good("GET", f"/api/v1/nodes/{node}")["metadata"].get("labels", {})
-        return {key: value for key, value in found.items() if key in {KEY, DOKS}}
+        labels = self.good("GET", f"/api/v1/nodes/{node}")["metadata"].get("labels", {})
+        return {key: value for key, value in labels.items() if key in {KEY, DOKS}}
 
     def clean(self) -> None:
         """Remove what we made."""
@@ -139,16 +139,16 @@ class Real:
 @pytest.fixture(scope="module")
 def real(request: pytest.FixtureRequest) -> Iterator[Real]:
     with api_server.asked_for(request) as (kubeconfig, directory):
-        found = Real(kubeconfig, directory)
+        made = Real(kubeconfig, directory)
         others = [
             node["metadata"]["name"]
-            for node in found.good("GET", "/api/v1/nodes")["items"]
+            for node in made.good("GET", "/api/v1/nodes")["items"]
             if "nvidia.com/gpu" in node.get("status", {}).get("capacity", {})
             and not node["metadata"]["name"].startswith(NODE.format(""))
         ]
         if others:
             pytest.skip(f"no throwaway cluster: it has GPU nodes of its own, {others[:3]}")
-        yield found
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -202,11 +202,11 @@ def test_missing_rights_are_named(real: Real) -> None:
     real.make("a", **{DOKS: "h100"})
     rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
     limited = real.account("default", "muster-test-viewer", rules)
-    code, _, told = real.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
-    assert (code, told) == (4, "muster label-gpus: not allowed to patch nodes\n")
+    code, _, errors = real.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
+    assert (code, errors) == (4, "muster label-gpus: not allowed to patch nodes\n")
     code, out, _ = real.run("check", "all", "--output", "json", kubeconfig=limited)
-    found = [(f["id"], f["object"]) for f in orjson.loads(out)["findings"]]
-    assert (code, ("ACCESS", "pods") in found) == (4, True)
+    findings = [(f["id"], f["object"]) for f in orjson.loads(out)["findings"]]
+    assert (code, ("ACCESS", "pods") in findings) == (4, True)
 
 
 @pytest.mark.skipif(not POLICY.exists(), reason="k8s/base/admission.yaml is not there")

@@ -23,27 +23,27 @@ SET = token_issuer.key_set(token_issuer.jwk("k1", "RS256"), token_issuer.jwk("e1
 PUBLIC = keyring.public_keys(SET)
 
 
-def heard(at: float) -> keyring.Keyring:
+def keyring_at(at: float) -> keyring.Keyring:
     """Return the keys as they were heard at this time."""
     return keyring.Keyring(issuer=token_issuer.ISSUER, keys=PUBLIC, fetched_at=at)
 
 
 def decided(token: str, *, at: float = NOW, ring: keyring.Keyring | None = None) -> object:
     """Return who a token is of, or why it is refused; the API server is there if not said."""
-    ring = ring or heard(at)
+    ring = ring or keyring_at(at)
     try:
         return tokens.verify(token, RULES, KEYS, ring=ring, at=at)
     except Refused as refusal:
         return refusal.reason
 
 
-def said(node: str = "node-a", **changed: Any) -> token_issuer.Claims:
+def claims(node: str = "node-a", **changed: Any) -> token_issuer.Claims:
     return token_issuer.claims(node, at=NOW, **changed)
 
 
 def bound(**changed: Any) -> token_issuer.Claims:
     """Return claims whose `kubernetes.io` differs in these."""
-    whole = said()
+    whole = claims()
     return whole | {"kubernetes.io": whole["kubernetes.io"] | changed}
 
 
@@ -51,14 +51,14 @@ def bound(**changed: Any) -> token_issuer.Claims:
 def test_a_good_token_speaks_for_its_pods_node_as_long_as_it_is_good(
     key: str, algorithm: str
 ) -> None:
-    token = token_issuer.token(said("ip-10-0-0-1.eu.internal"), key, algorithm)
+    token = token_issuer.token(claims("ip-10-0-0-1.eu.internal"), key, algorithm)
     assert decided(token, at=NOW + 600) == tokens.Bearer(
         node="ip-10-0-0-1_eu_internal", pod="muster-plugin-x7x2p", lifetime_s=3000
     )
 
 
 def test_clocks_may_be_apart_by_the_leeway_and_no_more() -> None:
-    token = token_issuer.token(said())
+    token = token_issuer.token(claims())
     assert isinstance(decided(token, at=NOW - 30), tokens.Bearer)
     assert decided(token, at=NOW - 31) == Reason.NOT_YET
     late = decided(token, at=NOW + 3629)
@@ -81,54 +81,60 @@ def deep(start: bytes) -> str:
 
 def tampered() -> str:
     """Return a token whose claims name another node than what was signed."""
-    head, _, mark = token_issuer.token(said()).split(".")
-    return f"{head}.{jws.to_base64(json.dumps(said('node-b')).encode())}.{mark}"
+    head, _, mark = token_issuer.token(claims()).split(".")
+    return f"{head}.{jws.to_base64(json.dumps(claims('node-b')).encode())}.{mark}"
 
 
 WRONG: dict[str, tuple[str, Reason]] = {
     "nothing": ("", Reason.NO_TOKEN),
     "no token at all": ("password", Reason.MALFORMED),
-    "four parts": (token_issuer.token(said()) + ".x", Reason.MALFORMED),
+    "four parts": (token_issuer.token(claims()) + ".x", Reason.MALFORMED),
     "too long": ("x" * 5000, Reason.MALFORMED),
-    "padding": (token_issuer.token(said()) + "==", Reason.MALFORMED),
-    "alg none": (token_issuer.token(said(), algorithm="none"), Reason.ALGORITHM),
-    "alg None": (token_issuer.token(said(), algorithm="None"), Reason.ALGORITHM),
-    "public key as secret": (token_issuer.by_secret(said(), PEM), Reason.ALGORITHM),
+    "padding": (token_issuer.token(claims()) + "==", Reason.MALFORMED),
+    "alg none": (token_issuer.token(claims(), algorithm="none"), Reason.ALGORITHM),
+    "alg None": (token_issuer.token(claims(), algorithm="None"), Reason.ALGORITHM),
+    "public key as secret": (token_issuer.by_secret(claims(), PEM), Reason.ALGORITHM),
     "HS256 said to be RS256": (
-        token_issuer.token(said(), algorithm="HS256", alg="RS256"),
+        token_issuer.token(claims(), algorithm="HS256", alg="RS256"),
         Reason.SIGNATURE,
     ),
-    "RSA key, ES256": (token_issuer.token(said(), "k1", "ES256"), Reason.ALGORITHM),
-    "curve key, RS256": (token_issuer.token(said(), "e1", "RS256"), Reason.ALGORITHM),
+    "RSA key, ES256": (token_issuer.token(claims(), "k1", "ES256"), Reason.ALGORITHM),
+    "curve key, RS256": (token_issuer.token(claims(), "e1", "RS256"), Reason.ALGORITHM),
     "curve, empty signature": (
-        token_issuer.token(said(), "e1", "none", alg="ES256"),
+        token_issuer.token(claims(), "e1", "none", alg="ES256"),
         Reason.SIGNATURE,
     ),
-    "critical extension": (token_issuer.token(said(), crit=["b64"]), Reason.MALFORMED),
+    "critical extension": (token_issuer.token(claims(), crit=["b64"]), Reason.MALFORMED),
     "key in the header": (
-        token_issuer.token(said(), "k2", jwk=token_issuer.jwk("k2", "RS256")),
+        token_issuer.token(claims(), "k2", jwk=token_issuer.jwk("k2", "RS256")),
         Reason.UNKNOWN_KEY,
     ),
-    "no key id": (token_issuer.token(said(), kid=""), Reason.UNKNOWN_KEY),
-    "another cluster's key": (token_issuer.token(said(), "k2", kid="k1"), Reason.SIGNATURE),
-    "another cluster": (token_issuer.token(said(), "k2"), Reason.UNKNOWN_KEY),
+    "no key id": (token_issuer.token(claims(), kid=""), Reason.UNKNOWN_KEY),
+    "another cluster's key": (token_issuer.token(claims(), "k2", kid="k1"), Reason.SIGNATURE),
+    "another cluster": (token_issuer.token(claims(), "k2"), Reason.UNKNOWN_KEY),
     "tampered": (tampered(), Reason.SIGNATURE),
-    "issuer": (token_issuer.token(said(iss="https://elsewhere")), Reason.ISSUER),
-    "for the API server": (token_issuer.token(said(aud=[token_issuer.ISSUER])), Reason.AUDIENCE),
-    "audience alike": (token_issuer.token(said(aud="muster-nats2")), Reason.AUDIENCE),
-    "expired": (token_issuer.token(said(lasts_s=-3600)), Reason.EXPIRED),
-    "no expiry": (token_issuer.token(said(exp=None)), Reason.MALFORMED),
-    "expiry as text": (token_issuer.token(said(exp="2099")), Reason.MALFORMED),
-    "expiry beyond time": (token_issuer.token(said(exp=1e300)), Reason.MALFORMED),
-    "not yet": (token_issuer.token(said(nbf=NOW + 60)), Reason.NOT_YET),
-    "from the future": (token_issuer.token(said(iat=NOW + 60)), Reason.NOT_YET),
-    "subject": (token_issuer.token(said(sub="system:serviceaccount:muster:other")), Reason.ACCOUNT),
+    "issuer": (token_issuer.token(claims(iss="https://elsewhere")), Reason.ISSUER),
+    "for the API server": (token_issuer.token(claims(aud=[token_issuer.ISSUER])), Reason.AUDIENCE),
+    "audience alike": (token_issuer.token(claims(aud="muster-nats2")), Reason.AUDIENCE),
+    "expired": (token_issuer.token(claims(lasts_s=-3600)), Reason.EXPIRED),
+    "no expiry": (token_issuer.token(claims(exp=None)), Reason.MALFORMED),
+    "expiry as text": (token_issuer.token(claims(exp="2099")), Reason.MALFORMED),
+    "expiry beyond time": (token_issuer.token(claims(exp=1e300)), Reason.MALFORMED),
+    "not yet": (token_issuer.token(claims(nbf=NOW + 60)), Reason.NOT_YET),
+    "from the future": (token_issuer.token(claims(iat=NOW + 60)), Reason.NOT_YET),
+    "subject": (
+        token_issuer.token(claims(sub="system:serviceaccount:muster:other")),
+        Reason.ACCOUNT,
+    ),
     "account": (
         token_issuer.token(bound(serviceaccount={"name": "muster-health", "uid": "u"})),
         Reason.ACCOUNT,
     ),
     "namespace": (token_issuer.token(bound(namespace="default")), Reason.ACCOUNT),
-    "no claims of Kubernetes": (token_issuer.token(said() | {"kubernetes.io": {}}), Reason.ACCOUNT),
+    "no claims of Kubernetes": (
+        token_issuer.token(claims() | {"kubernetes.io": {}}),
+        Reason.ACCOUNT,
+    ),
     "no pod": (token_issuer.token(bound(pod={})), Reason.NO_NODE),
     "no node": (token_issuer.token(bound(node={})), Reason.NO_NODE),
     "all nodes": (token_issuer.token(bound(node={"name": "*"})), Reason.NO_NODE),
@@ -148,7 +154,7 @@ def test_a_wrong_token_is_refused_for_the_right_reason(which: str) -> None:
 
 @given(st.text(max_size=60), st.integers(0, 2), st.sampled_from([None, 1]))
 def test_whatever_comes_for_a_token_gets_an_answer(text: str, part: int, whole: object) -> None:
-    parts = token_issuer.token(said(), "e1", "ES256").split(".")
+    parts = token_issuer.token(claims(), "e1", "ES256").split(".")
     if whole is None:
         parts[part] = text
     assert isinstance(decided(text if whole else ".".join(parts)), Reason)
@@ -160,11 +166,11 @@ def test_whatever_comes_for_a_token_gets_an_answer(text: str, part: int, whole: 
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
         max_leaves=4,
     ),
-    st.sampled_from(sorted(said())),
+    st.sampled_from(sorted(claims())),
 )
 def test_whatever_a_signed_token_claims_gets_an_answer(value: object, claim: str) -> None:
-    found = decided(token_issuer.token(said() | {claim: value}, "e1", "ES256"))
-    assert isinstance(found, (tokens.Bearer, Reason))
+    outcome = decided(token_issuer.token(claims() | {claim: value}, "e1", "ES256"))
+    assert isinstance(outcome, (tokens.Bearer, Reason))
 
 
 def test_of_two_keys_with_one_id_either_may_have_signed() -> None:
@@ -175,24 +181,24 @@ def test_of_two_keys_with_one_id_either_may_have_signed() -> None:
     ):
         keys = keyring.public_keys(token_issuer.key_set(*both))
         ring = keyring.Keyring(issuer=token_issuer.ISSUER, keys=keys, fetched_at=NOW)
-        assert isinstance(decided(token_issuer.token(said()), ring=ring), tokens.Bearer)
-        by_other = token_issuer.token(said(), "k2", kid="k1")
+        assert isinstance(decided(token_issuer.token(claims()), ring=ring), tokens.Bearer)
+        by_other = token_issuer.token(claims(), "k2", kid="k1")
         assert isinstance(decided(by_other, ring=ring), tokens.Bearer)
 
 
 def test_while_the_api_server_is_away_who_was_let_in_is_let_in_again() -> None:
-    token = token_issuer.token(said(lasts_s=720))
+    token = token_issuer.token(claims(lasts_s=720))
     assert decided(token, at=NOW + 800) == Reason.EXPIRED
     # heard 800 s ago, and then the token was good for 720 s more
-    found = decided(token, at=NOW + 800, ring=heard(NOW))
-    assert isinstance(found, tokens.Bearer)
-    assert found.lifetime_s == 720
-    assert decided(token, at=NOW + 800, ring=heard(NOW + 790)) == Reason.EXPIRED
+    outcome = decided(token, at=NOW + 800, ring=keyring_at(NOW))
+    assert isinstance(outcome, tokens.Bearer)
+    assert outcome.lifetime_s == 720
+    assert decided(token, at=NOW + 800, ring=keyring_at(NOW + 790)) == Reason.EXPIRED
     # away from us is not away from everybody
     new = token_issuer.token(token_issuer.claims("node-a", at=NOW + 800))
-    assert isinstance(decided(new, at=NOW + 800, ring=heard(NOW)), tokens.Bearer)
+    assert isinstance(decided(new, at=NOW + 800, ring=keyring_at(NOW)), tokens.Bearer)
     old = KEYS.age_max_s + 1
-    assert decided(token, at=NOW + old, ring=heard(NOW)) == Reason.NO_KEYS
+    assert decided(token, at=NOW + old, ring=keyring_at(NOW)) == Reason.NO_KEYS
 
 
 def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() -> None:
@@ -217,7 +223,7 @@ def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() ->
     two = keyring.public_keys(
         token_issuer.key_set(token_issuer.jwk("k1", "RS256"), curve | {"kid": "k1"})
     )
-    assert [one.algorithm for one in two["k1"]] == ["RS256", "ES256"]
+    assert [key.algorithm for key in two["k1"]] == ["RS256", "ES256"]
     endless = b'{"keys":[],"x":' + b"[" * 3000
     for nothing in (
         token_issuer.key_set(*useless),
@@ -248,7 +254,7 @@ SIGNING = callout.Signing(
 )
 
 
-def asked(token: str, name: str = "device-plugin node-a", **changed: Any) -> bytes:
+def request(token: str, name: str = "device-plugin node-a", **changed: Any) -> bytes:
     """Return what nats-server 2.15.1 asks, shortened."""
     server = {"name": "n", "host": "127.0.0.1", "id": SERVER.public, "version": "2.15.1"}
     request = {
@@ -264,9 +270,9 @@ def asked(token: str, name: str = "device-plugin node-a", **changed: Any) -> byt
     return nkeys.encode_jwt(claims, SERVER, at=NOW).encode()
 
 
-def keeper(**pace_: Any) -> callout.Authorizer:
+def authorizer_with(**pace_: Any) -> callout.Authorizer:
     made = callout.Authorizer(config.Settings(pace=config.Pace(**pace_)), SIGNING)
-    made.ring = heard(NOW)
+    made.ring = keyring_at(NOW)
     return made
 
 
@@ -280,10 +286,14 @@ class Whole(msgspec.Struct):
 
 
 def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> None:
-    found = keeper().decide(asked(token_issuer.token(said())), at=NOW, now=0)
-    assert isinstance(found, callout.Admitted)
-    assert (found.node, found.pod, found.lifetime_s) == ("node-a", "muster-plugin-x7x2p", 3600)
-    answer = nkeys.decode_jwt(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT)
+    decision = authorizer_with().decide(request(token_issuer.token(claims())), at=NOW, now=0)
+    assert isinstance(decision, callout.Admitted)
+    assert (decision.node, decision.pod, decision.lifetime_s) == (
+        "node-a",
+        "muster-plugin-x7x2p",
+        3600,
+    )
+    answer = nkeys.decode_jwt(decision.answer.decode(), Whole, nkeys.Kind.ACCOUNT)
     assert (answer.iss, answer.sub, answer.aud) == (
         SIGNING.answer.public,
         USER.public,
@@ -306,62 +316,64 @@ def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> 
     )
 
 
-def refusal(found: object) -> tuple[Reason, str]:
-    assert isinstance(found, callout.Denied)
+def refusal(decision: object) -> tuple[Reason, str]:
+    assert isinstance(decision, callout.Denied)
     error = ""
-    if found.answer:
-        error = nkeys.decode_jwt(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT).nats["error"]
-    return found.reason, error
+    if decision.answer:
+        error = nkeys.decode_jwt(decision.answer.decode(), Whole, nkeys.Kind.ACCOUNT).nats["error"]
+    return decision.reason, error
 
 
 def test_who_is_refused_is_refused_with_the_reason_and_without_the_token() -> None:
     for token, reason in WRONG.values():
         if len(token) < 5000:
-            found = keeper().decide(asked(token), at=NOW, now=0)
-            assert refusal(found) == (reason, f"muster-gate: {reason}")
-            assert not token or token not in repr(found)
+            decision = authorizer_with().decide(request(token), at=NOW, now=0)
+            assert refusal(decision) == (reason, f"muster-gate: {reason}")
+            assert not token or token not in repr(decision)
 
 
 def test_a_connection_may_not_be_named_like_a_plugin_elsewhere() -> None:
-    good = token_issuer.token(said())
+    good = token_issuer.token(claims())
     for name in ("device-plugin node-a", "", "muster-health", "two words_here"):
-        assert isinstance(keeper().decide(asked(good, name), at=NOW, now=0), callout.Admitted), name
+        assert isinstance(
+            authorizer_with().decide(request(good, name), at=NOW, now=0), callout.Admitted
+        ), name
     for name in ("device-plugin node-b", "device-plugin _fleet", "x node-a.b"):
-        found = keeper().decide(asked(good, name), at=NOW, now=0)
-        assert refusal(found) == (Reason.NAME, "muster-gate: name")
+        decision = authorizer_with().decide(request(good, name), at=NOW, now=0)
+        assert refusal(decision) == (Reason.NAME, "muster-gate: name")
 
 
 def test_a_question_that_no_server_signed_gets_no_answer() -> None:
     other: dict[str, Any] = {"server_id": {"id": key(nkeys.Kind.SERVER, 9).public}}
-    good = token_issuer.token(said())
-    for payload in (b"", b"x", b"\xff" * 9, asked(good, **other), asked(good, user_nkey="U")):
-        assert refusal(keeper().decide(payload, at=NOW, now=0)) == (Reason.UNREADABLE, "")
+    good = token_issuer.token(claims())
+    for payload in (b"", b"x", b"\xff" * 9, request(good, **other), request(good, user_nkey="U")):
+        assert refusal(authorizer_with().decide(payload, at=NOW, now=0)) == (Reason.UNREADABLE, "")
 
 
 def test_a_node_may_connect_so_often_at_once_and_then_so_often_a_minute() -> None:
-    one = keeper(burst=3, per_minute=6)
+    authorizer = authorizer_with(burst=3, per_minute=6)
 
     def comes(node: str, now: float) -> bool:
-        found = one.decide(asked(token_issuer.token(said(node)), ""), at=NOW, now=now)
-        return isinstance(found, callout.Admitted)
+        decision = authorizer.decide(request(token_issuer.token(claims(node)), ""), at=NOW, now=now)
+        return isinstance(decision, callout.Admitted)
 
     assert [comes("node-a", 0) for _ in range(5)] == [True, True, True, False, False]
     assert comes("node-b", 0)
     assert [comes("node-a", at) for at in (9, 10, 11, 20)] == [False, True, False, True]
 
 
-TOKENS = {node: token_issuer.token(said(node)) for node in "abcdef"}
+TOKENS = {node: token_issuer.token(claims(node)) for node in "abcdef"}
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0, 30)), max_size=80))
 def test_a_node_never_connects_more_often_than_allowed(arrivals: list[tuple[str, float]]) -> None:
     rules = config.Pace(burst=3, per_minute=6)
-    authorizer = keeper(burst=rules.burst, per_minute=rules.per_minute)
+    authorizer = authorizer_with(burst=rules.burst, per_minute=rules.per_minute)
     now, admitted = 0.0, list[tuple[str, float]]()
     for node, after in arrivals:
         now += after
-        decision = authorizer.decide(asked(TOKENS[node], ""), at=NOW, now=now)
+        decision = authorizer.decide(request(TOKENS[node], ""), at=NOW, now=now)
         if isinstance(decision, callout.Admitted):
             admitted.append((node, now))
     for number, (node, since) in enumerate(admitted):
@@ -371,28 +383,35 @@ def test_a_node_never_connects_more_often_than_allowed(arrivals: list[tuple[str,
 
 
 def test_what_the_gate_may_sign_with_is_told_without_telling_the_secret() -> None:
-    told = {"auth": AUTH.public, "plugins": PLUGINS.public}
+    accounts_ = {"auth": AUTH.public, "plugins": PLUGINS.public}
     seeds = {"answer_seed": SIGNING.answer.seed, "node_seed": SIGNING.node.seed}
     assert (
-        callout.read_signing(json.dumps(told | seeds).encode()).node.public == SIGNING.node.public
+        callout.read_signing(json.dumps(accounts_ | seeds).encode()).node.public
+        == SIGNING.node.public
     )
-    for wrong in (told, told | seeds | {"more": 1}, told | seeds | {"node_seed": USER.seed}):
+    for wrong in (
+        accounts_,
+        accounts_ | seeds | {"more": 1},
+        accounts_ | seeds | {"node_seed": USER.seed},
+    ):
         with pytest.raises(ValueError, match=r"^not ") as error:
             callout.read_signing(json.dumps(wrong).encode())
         assert USER.seed not in str(error.value)
 
 
 def test_the_scope_of_nodes_is_what_permissions_say_of_one() -> None:
-    template, one = permissions.each_plugin(), permissions.plugin("node-a")
-    for of, its in ((template.publish, one.publish), (template.subscribe, one.subscribe)):
-        filled = [s.replace("{{tag(node)}}", "node-a").replace("{{name()}}", one.user) for s in of]
+    template, of_node = permissions.each_plugin(), permissions.plugin("node-a")
+    for of, its in ((template.publish, of_node.publish), (template.subscribe, of_node.subscribe)):
+        filled = [
+            s.replace("{{tag(node)}}", "node-a").replace("{{name()}}", of_node.user) for s in of
+        ]
         assert filled == list(its)
-    claims = accounts.user(accounts.Role.NODE, "U", name=one.user, account="A")
+    claims = accounts.user(accounts.Role.NODE, "U", name=of_node.user, account="A")
     assert claims["nats"]["tags"] == ["node:node-a"]  # type: ignore[index]
 
 
 def test_the_page_tells_every_reason() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/security.md").read_text("utf-8")
     rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \| ", page, re.MULTILINE)
-    told = {word.strip("` ") for row in rows for word in row.split(",")}
-    assert {reason.value for reason in Reason} <= told
+    named = {word.strip("` ") for row in rows for word in row.split(",")}
+    assert {reason.value for reason in Reason} <= named

@@ -125,11 +125,11 @@ def test_partitions_that_only_nvml_knows_of_have_no_name() -> None:
 
 def test_an_alias_wins_over_guesses_and_never_over_refusals() -> None:
     aliases = {"NVIDIA T400 4GB": "t400-small", "NVIDIA A100-SXM4-80GB MIG 3g.40gb": "a100"}
-    found = [
+    names = [
         accelerators.name(product, aliases=aliases)
         for product in (*aliases, "nvidia t400 4gb ", "NVIDIA-T400-4GB", "NVIDIA T400 4GB X")
     ]
-    assert found == [
+    assert names == [
         Name("t400-small", Reason.ALIAS),
         Name(None, Reason.MIG),
         Name("t400-small", Reason.ALIAS),
@@ -169,11 +169,11 @@ WORDS = st.sampled_from(VOCABULARY.split())
     memory_mib=st.none() | st.integers(0, 2**53),
 )
 def test_every_name_is_a_lower_case_label_value(product: str, memory_mib: int | None) -> None:
-    found = accelerators.name(product, memory_mib)
+    name = accelerators.name(product, memory_mib)
     named = {Reason.EXACT, Reason.FALLBACK, Reason.MEMORY_UNKNOWN}
-    assert (found.value is not None) == (found.reason in named)
-    if found.value is not None:
-        assert re.fullmatch(r"[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?", found.value)
+    assert (name.value is not None) == (name.reason in named)
+    if name.value is not None:
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?", name.value)
 
 
 @given(product=st.lists(WORDS, max_size=8).map(" ".join), model=st.sampled_from(["a40", "t4"]))

@@ -53,12 +53,12 @@ def decide(
     **more: Any,
 ) -> Decision:
     agents = {} if kinds is None else {"a": kinds}
-    one = node_labels.label_status(node, sources.Evidence(agents, {}, aliases or {}))
+    status = node_labels.label_status(node, sources.Evidence(agents, {}, aliases or {}))
     rules = decisions.Rules(
         mode=mode, policy=policy or config.Policy(), may_label_simulated=may_label_simulated
     )
     report = Report(kinds=kinds or {}, is_simulated=simulated)
-    return decisions.decide(one, rules, report=report, **more)
+    return decisions.decide(status, rules, report=report, **more)
 
 
 def decision(action: Action, labels: Mapping[str, str], reason: str) -> Decision:
@@ -125,17 +125,17 @@ def test_each_mode_does_what_the_table_says(
 
 
 def test_simulated_gpus_are_labelled_when_the_settings_say_so() -> None:
-    told = f"simulated, {EXACT}"
+    reason = f"simulated, {EXACT}"
     unasked = decide(Mode.APPLY, {L4: 2}, simulated=True)
-    asked = decide(Mode.APPLY, {L4: 2}, simulated=True, may_label_simulated=True)
-    assert unasked == decision(Action.SUGGEST, LABEL, told)
-    assert asked == decision(Action.APPLY, LABEL, told)
+    applied = decide(Mode.APPLY, {L4: 2}, simulated=True, may_label_simulated=True)
+    assert unasked == decision(Action.SUGGEST, LABEL, reason)
+    assert applied == decision(Action.APPLY, LABEL, reason)
 
 
 def test_an_alias_makes_a_guess_certain() -> None:
-    found = decide(Mode.APPLY, {T400: 1}, aliases={"NVIDIA T400 4GB": "t400"})
-    told = "alias: 1 x NVIDIA T400 4GB (4096 MiB)"
-    assert found == decision(Action.APPLY, {KEY: "t400"}, told)
+    decided = decide(Mode.APPLY, {T400: 1}, aliases={"NVIDIA T400 4GB": "t400"})
+    reason = "alias: 1 x NVIDIA T400 4GB (4096 MiB)"
+    assert decided == decision(Action.APPLY, {KEY: "t400"}, reason)
 
 
 def test_sources_that_disagree_label_nothing() -> None:
@@ -149,9 +149,9 @@ def test_sources_that_disagree_label_nothing() -> None:
 
 
 def test_a_scheme_that_covers_the_cluster_leaves_nothing_to_do() -> None:
-    found = decide(Mode.APPLY, {L4: 2}, covering="x/y")
-    told = "x/y names every GPU node: nothing to label"
-    assert found == decision(Action.NOTHING, {}, told)
+    decided = decide(Mode.APPLY, {L4: 2}, covering="x/y")
+    reason = "x/y names every GPU node: nothing to label"
+    assert decided == decision(Action.NOTHING, {}, reason)
     assert decide(Mode.APPLY, {L4: 2}, WRONG, covering="x/y").action is Action.APPLY
     # it is about SkyPilot's label alone
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
@@ -169,8 +169,8 @@ def test_an_objection_holds_new_labels_and_no_corrections() -> None:
 
 def test_a_policy_says_which_sets_of_labels_are_written() -> None:
     policy = config.Policy(labels=(LabelSet.MUSTER,))
-    found = decide(Mode.APPLY, {L4: 2}, policy=policy)
-    assert found.labels == {
+    decided = decide(Mode.APPLY, {L4: 2}, policy=policy)
+    assert decided.labels == {
         "muster.dev/accelerator": "l4",
         "muster.dev/accelerator-count": "2",
         "muster.dev/accelerator-memory-mib": "23034",
@@ -178,28 +178,28 @@ def test_a_policy_says_which_sets_of_labels_are_written() -> None:
 
 
 def gpus(*products: str, **more: Any) -> vocabulary.GpuNode:
-    found = tuple(
+    gpus_ = tuple(
         vocabulary.Gpu(uuid=f"GPU-{index}", product=product, memory_mib=23034)
         for index, product in enumerate(products)
     )
-    return vocabulary.GpuNode(gpus=found, **more)
+    return vocabulary.GpuNode(gpus=gpus_, **more)
 
 
 def test_all_sets_together_name_no_key_of_an_autoscalers() -> None:
     node = gpus("NVIDIA L4", driver_version="550.1")
     kinds = decisions.kinds_of(node)
-    found = node_labels.wanted_labels(list(LabelSet), "l4", kinds=kinds, gpus=node)
-    assert found.keys() >= {KEY, "muster.dev/accelerator", "nvidia.com/gpu.product"}
-    assert not found.keys() & schemes.AUTOSCALER_KEYS
-    lines = node_labels.feature_file(found).splitlines()
-    assert [line.partition("=")[0] for line in lines] == sorted(found)
+    labels = node_labels.wanted_labels(list(LabelSet), "l4", kinds=kinds, gpus=node)
+    assert labels.keys() >= {KEY, "muster.dev/accelerator", "nvidia.com/gpu.product"}
+    assert not labels.keys() & schemes.AUTOSCALER_KEYS
+    lines = node_labels.feature_file(labels).splitlines()
+    assert [line.partition("=")[0] for line in lines] == sorted(labels)
 
 
 def report(
     *products: str, sequence: int, plugin: str = "device-plugin", node: str = "a", **more: Any
 ) -> codec.CloudEvent:
-    found = gpus(*products, **more) if products or more else None
-    data = vocabulary.InventoryReported(node=node, plugin=plugin, at=T0, devices=(), gpus=found)
+    gpu_node = gpus(*products, **more) if products or more else None
+    data = vocabulary.InventoryReported(node=node, plugin=plugin, at=T0, devices=(), gpus=gpu_node)
     return codec.CloudEvent(
         id=f"i:{sequence}",
         source=f"/nodes/{node}/plugins/x",
@@ -251,54 +251,54 @@ def made(
     rules = decisions.Rules(
         mode=Mode.APPLY, policy=policy or config.Policy(), may_label_simulated=simulated
     )
-    found = fleet.Fleet(rules, aliases={}, are_nodes_unknown=not nodes)
-    found.replace(nodes)
-    return found
+    nodes_ = fleet.Fleet(rules, aliases={}, are_nodes_unknown=not nodes)
+    nodes_.replace(nodes)
+    return nodes_
 
 
 def test_a_node_has_the_gpus_of_all_its_plugins_as_each_reported_last() -> None:
-    found = made()
-    assert found.observe_inventory(report("NVIDIA L4", "NVIDIA L4", sequence=1))
-    assert found.observe_inventory(report(sequence=2, plugin="serial"))
-    assert found.report("a").kinds == {L4: 2}
-    assert found.observe_inventory(report("NVIDIA L4", sequence=3))
-    assert not found.observe_inventory(report("NVIDIA L4", "NVIDIA L4", sequence=1))
-    assert not found.observe_inventory(report("NVIDIA L4", sequence=3))
-    assert found.report("a").kinds == {L4: 1}
-    assert found.report("b") == decisions.NO_REPORT
+    nodes = made()
+    assert nodes.observe_inventory(report("NVIDIA L4", "NVIDIA L4", sequence=1))
+    assert nodes.observe_inventory(report(sequence=2, plugin="serial"))
+    assert nodes.report("a").kinds == {L4: 2}
+    assert nodes.observe_inventory(report("NVIDIA L4", sequence=3))
+    assert not nodes.observe_inventory(report("NVIDIA L4", "NVIDIA L4", sequence=1))
+    assert not nodes.observe_inventory(report("NVIDIA L4", sequence=3))
+    assert nodes.report("a").kinds == {L4: 1}
+    assert nodes.report("b") == decisions.NO_REPORT
 
 
 def test_gpus_that_could_not_be_read_are_not_gone() -> None:
-    found = made()
-    found.observe_inventory(report("NVIDIA L4", sequence=1))
-    found.observe_inventory(report(sequence=2, problem="NVML: driver not loaded"))
-    assert found.report("a").kinds == {L4: 1}
+    nodes = made()
+    nodes.observe_inventory(report("NVIDIA L4", sequence=1))
+    nodes.observe_inventory(report(sequence=2, problem="NVML: driver not loaded"))
+    assert nodes.report("a").kinds == {L4: 1}
 
 
 def test_of_a_node_that_changed_in_nothing_that_matters_nothing_is_thought() -> None:
-    found = made(NODE)
+    nodes = made(NODE)
     ready = model.Node(name="a", uid="u", version="9", ready_since=T0)
-    assert [found.put(ready), found.put(WRONG), found.put(WRONG)] == [False, True, False]
-    assert found.replace([WRONG]) == []
-    assert found.replace([]) == []
-    assert found.status("a") is None
+    assert [nodes.put(ready), nodes.put(WRONG), nodes.put(WRONG)] == [False, True, False]
+    assert nodes.replace([WRONG]) == []
+    assert nodes.replace([]) == []
+    assert nodes.status("a") is None
 
 
 def test_a_suggestion_is_news_once_until_something_else_is_true() -> None:
-    found = made()
+    nodes = made()
     suggests = Decision(Action.SUGGEST, LABEL, EXACT)
     nothing = Decision(Action.NOTHING, LABEL, "labelled already")
     story = [suggests, suggests, nothing, nothing, suggests]
-    news = [found.record_decision("a", decision_, cause="c") for decision_ in story]
+    news = [nodes.record_decision("a", decision_, cause="c") for decision_ in story]
     assert news == [True, False, True, False, True]
 
 
 def test_every_write_is_news_and_finding_it_there_is_none() -> None:
-    found = made()
+    nodes = made()
     applied = Decision(Action.APPLY, LABEL, EXACT)
     there = Decision(Action.NOTHING, LABEL, "labelled already")
     story = [applied, there, there, applied]
-    assert [found.record_decision("a", one, cause="c") for one in story] == [
+    assert [nodes.record_decision("a", decided, cause="c") for decided in story] == [
         True,
         False,
         False,
@@ -307,26 +307,26 @@ def test_every_write_is_news_and_finding_it_there_is_none() -> None:
 
 
 def test_a_node_that_waits_is_tried_again_until_it_is_settled() -> None:
-    found = made()
-    assert not found.record_decision("a", Decision(Action.WAIT, LABEL, "away"), cause="c1")
-    assert found.waiting() == {"a": "c1"}
-    assert found.record_decision("a", Decision(Action.APPLY, LABEL, EXACT), cause="c1")
-    assert found.waiting() == {}
+    nodes = made()
+    assert not nodes.record_decision("a", Decision(Action.WAIT, LABEL, "away"), cause="c1")
+    assert nodes.waiting() == {"a": "c1"}
+    assert nodes.record_decision("a", Decision(Action.APPLY, LABEL, EXACT), cause="c1")
+    assert nodes.waiting() == {}
 
 
 def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
     here = [model.Node(name=name, capacity={"nvidia.com/gpu": 1}) for name in "ab"]
-    found = made(*here)
+    nodes = made(*here)
     held = "held: all GPU nodes or none, and the policy cannot label"
-    assert found.objection() == f"{held} a, b"
-    found.observe_inventory(report("NVIDIA L4", sequence=1))
-    assert found.objection() == f"{held} b"
-    found.observe_inventory(report("NVIDIA L4", sequence=1, node="b"))
-    assert found.objection() is None
-    found.put(WRONG)
-    found.put(model.Node(name="c", capacity={"nvidia.com/gpu": 1}))
+    assert nodes.objection() == f"{held} a, b"
+    nodes.observe_inventory(report("NVIDIA L4", sequence=1))
+    assert nodes.objection() == f"{held} b"
+    nodes.observe_inventory(report("NVIDIA L4", sequence=1, node="b"))
+    assert nodes.objection() is None
+    nodes.put(WRONG)
+    nodes.put(model.Node(name="c", capacity={"nvidia.com/gpu": 1}))
     # the scheme is the cluster's now: each further label mends
-    assert found.objection() is None
+    assert nodes.objection() is None
 
 
 GPU = {"nvidia.com/gpu": 1}
@@ -363,40 +363,40 @@ HELD = "held: all GPU nodes or none, and the policy cannot label b"
 def test_the_service_labels_all_gpu_nodes_or_none_whatever_the_policy_says(
     policy: config.Policy, other: model.Node, more: dict[str, Any], held: str | None
 ) -> None:
-    found = made(model.Node(name="a", capacity=GPU), other, policy=policy)
-    found.observe_inventory(report("NVIDIA L4", sequence=1))
-    found.observe_inventory(report("NVIDIA L4", sequence=1, node="b", **more))
-    assert found.objection() == held
+    nodes = made(model.Node(name="a", capacity=GPU), other, policy=policy)
+    nodes.observe_inventory(report("NVIDIA L4", sequence=1))
+    nodes.observe_inventory(report("NVIDIA L4", sequence=1, node="b", **more))
+    assert nodes.objection() == held
 
 
 def test_a_policy_that_takes_guesses_is_held_by_none() -> None:
     reasons = (accelerators.Reason.EXACT, accelerators.Reason.FALLBACK)
-    found = made(model.Node(name="a", capacity=GPU), policy=config.Policy(reasons=reasons))
-    found.observe_inventory(report("NVIDIA T400 4GB", sequence=1))
-    assert found.objection() is None
+    nodes = made(model.Node(name="a", capacity=GPU), policy=config.Policy(reasons=reasons))
+    nodes.observe_inventory(report("NVIDIA T400 4GB", sequence=1))
+    assert nodes.objection() is None
 
 
 def test_what_was_reported_of_a_node_goes_with_it() -> None:
     born = model.Node(name="a", uid="1", created=T0, capacity=GPU)
-    found = made(born)
-    found.observe_inventory(report("NVIDIA L4", sequence=1))
-    assert found.reported()[0] == {"a": {L4: 1}}
-    found.drop("a")
-    found.put(dataclasses.replace(born, uid="2"))
-    assert found.report("a") == decisions.NO_REPORT
+    nodes = made(born)
+    nodes.observe_inventory(report("NVIDIA L4", sequence=1))
+    assert nodes.reported()[0] == {"a": {L4: 1}}
+    nodes.drop("a")
+    nodes.put(dataclasses.replace(born, uid="2"))
+    assert nodes.report("a") == decisions.NO_REPORT
     # what comes late is of the former node
     later = T0 + dt.timedelta(hours=1)
-    found.put(dataclasses.replace(born, uid="3", created=later))
-    assert not found.observe_inventory(report("NVIDIA L4", sequence=2))
-    assert found.reported()[0] == {}
+    nodes.put(dataclasses.replace(born, uid="3", created=later))
+    assert not nodes.observe_inventory(report("NVIDIA L4", sequence=2))
+    assert nodes.reported()[0] == {}
 
 
 def test_a_node_made_anew_unseen_is_another_and_an_older_inventory_not_its() -> None:
     born = model.Node(name="a", uid="1", created=T0, capacity=GPU)
-    found = made(born)
-    found.observe_inventory(report("NVIDIA L4", sequence=1))
-    found.put(dataclasses.replace(born, uid="2"))
-    assert found.report("a") == decisions.NO_REPORT
+    nodes = made(born)
+    nodes.observe_inventory(report("NVIDIA L4", sequence=1))
+    nodes.put(dataclasses.replace(born, uid="2"))
+    assert nodes.report("a") == decisions.NO_REPORT
     blind = made()
     blind.observe_inventory(report("NVIDIA L4", sequence=1))
     blind.are_nodes_unknown = False
@@ -451,8 +451,8 @@ def test_a_label_of_ours_never_outlives_the_gpus_it_was_written_of(
 
 def test_what_nobody_is_known_to_own_is_not_ours_to_change() -> None:
     node = model.Node(name="a", labels={KEY: "t4"})
-    told = f"{KEY}=t4 is owned by an unknown manager"
-    assert decide(Mode.APPLY, {L4: 2}, node) == decision(Action.REFUSE, LABEL, told)
+    reason = f"{KEY}=t4 is owned by an unknown manager"
+    assert decide(Mode.APPLY, {L4: 2}, node) == decision(Action.REFUSE, LABEL, reason)
 
 
 def test_our_own_labels_are_no_second_opinion() -> None:
@@ -469,8 +469,8 @@ def test_labels_of_ours_that_nothing_speaks_for_any_more_go() -> None:
     node = ours("l4", OF_L4, **{"muster.dev/accelerator": "l4", count: "2", memory: "1"})
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
     kinds = {L4: 1, Product("NVIDIA L4", 1): 1}
-    found = decide(Mode.APPLY, kinds, node, policy=both)
-    assert (found.action, found.drop) == (Action.APPLY, frozenset({memory}))
+    decided = decide(Mode.APPLY, kinds, node, policy=both)
+    assert (decided.action, decided.drop) == (Action.APPLY, frozenset({memory}))
     shrunk = decide(Mode.APPLY, {L4: 2}, node)
     assert shrunk.action is Action.APPLY
     assert shrunk.drop == {memory, count, "muster.dev/accelerator"}
@@ -482,28 +482,28 @@ def test_labels_of_ours_that_nothing_speaks_for_any_more_go() -> None:
 def test_with_one_set_alone_skypilots_label_decides_nothing() -> None:
     policy = config.Policy(labels=(LabelSet.MUSTER,))
     for node in (NODE, FOREIGN):
-        found = decide(
+        decided = decide(
             Mode.APPLY, {L4: 2}, node, policy=policy, covering="x/y", objection="held: b"
         )
-        assert (found.action, KEY in found.labels) == (Action.APPLY, False)
+        assert (decided.action, KEY in decided.labels) == (Action.APPLY, False)
 
 
 def test_a_node_that_is_held_says_why_and_is_not_tried_again_and_again() -> None:
-    found = made()
-    assert not found.record_decision("a", Decision(Action.HOLD, LABEL, "held: b"), cause="c")
-    assert (found.waiting(), found.held()) == ({}, {"a": "c"})
-    shown = found.view()["a"]
+    nodes = made()
+    assert not nodes.record_decision("a", Decision(Action.HOLD, LABEL, "held: b"), cause="c")
+    assert (nodes.waiting(), nodes.held()) == ({}, {"a": "c"})
+    shown = nodes.view()["a"]
     assert (shown.is_waiting, shown.reason) == (True, "held: b")
 
 
 def test_what_the_api_refused_is_told_once_and_tried_again() -> None:
-    found = made()
+    nodes = made()
     refused = Decision(Action.REFUSE, LABEL, "label node a: HTTP 403 no")
-    assert found.record_decision("a", refused, cause="c", is_retriable=True)
-    assert not found.record_decision("a", refused, cause="c", is_retriable=True)
-    assert found.denied() == {"a": "c"}
-    assert found.record_decision("a", Decision(Action.APPLY, LABEL, EXACT), cause="c")
-    assert found.denied() == {}
+    assert nodes.record_decision("a", refused, cause="c", is_retriable=True)
+    assert not nodes.record_decision("a", refused, cause="c", is_retriable=True)
+    assert nodes.denied() == {"a": "c"}
+    assert nodes.record_decision("a", Decision(Action.APPLY, LABEL, EXACT), cause="c")
+    assert nodes.denied() == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 20)), max_size=60))
@@ -554,10 +554,10 @@ def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_seen_or_none_was_tou
     refused = label_plan.objection(
         rows, label_plan.Allowed(), covering=node_labels.covering_scheme(standings)
     )
-    before = {one.node.name for one in standings if one.current}
+    before = {status.node.name for status in standings if status.current}
     after = {row.node for row in rows if row.is_labelled_after}
     if refused is None and after - before:
-        assert after == {one.node.name for one in standings}
+        assert after == {status.node.name for status in standings}
 
 
 @given(st.lists(CLUSTERS, max_size=3))
@@ -566,12 +566,12 @@ def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
 ) -> None:
     kept = all_or_nothing.AllOrNothing()
     for drawn in story:
-        standings = {one.node.name: one for one in cluster(drawn)}
+        standings = {status.node.name: status for status in cluster(drawn)}
         fresh = all_or_nothing.AllOrNothing()
         for name in "abcde":
-            one = standings.get(name)
-            kept.update(name, one, may_label=one is not None and one.wanted is not None)
-            fresh.update(name, one, may_label=one is not None and one.wanted is not None)
+            status = standings.get(name)
+            kept.update(name, status, may_label=status is not None and status.wanted is not None)
+            fresh.update(name, status, may_label=status is not None and status.wanted is not None)
         assert (kept.objection(), kept.covering_scheme()) == (
             fresh.objection(),
             fresh.covering_scheme(),
@@ -591,8 +591,8 @@ def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
 def test_what_was_done_is_told_as_its_fact(
     action: Action, shape: type[vocabulary.LabelEvent]
 ) -> None:
-    told = decisions.to_event(decision(action, LABEL, "why"), node="a", at=T0)
-    assert told == shape(node="a", at=T0, labels=LABEL, reason="why", source=AGENT)
+    event = decisions.to_event(decision(action, LABEL, "why"), node="a", at=T0)
+    assert event == shape(node="a", at=T0, labels=LABEL, reason="why", source=AGENT)
 
 
 @pytest.mark.parametrize("action", [Action.NOTHING, Action.WAIT])
@@ -643,5 +643,5 @@ def test_settings_that_cannot_be_used_are_refused_with_their_path(
     file.write_text(text)
     with pytest.raises(settings.BadSettings) as refused:
         settings.load(config.Settings, prefix="MUSTER_LABELER", file=file, environment={})
-    told = [found.removeprefix(f"{file}: ") for found in refused.value.problems]
-    assert [found[: len(problem)] for found in told] == [problem]
+    problems = [line.removeprefix(f"{file}: ") for line in refused.value.problems]
+    assert [line[: len(problem)] for line in problems] == [problem]

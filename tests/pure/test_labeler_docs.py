@@ -21,8 +21,8 @@ def test_every_finding_is_in_the_table_and_no_other() -> None:
 
 
 def test_every_exit_code_is_in_the_table() -> None:
-    told = re.findall(r"^\| (\d) \|", CHECK, re.MULTILINE)
-    assert [int(code) for code in told] == list(findings.Exit)
+    codes = re.findall(r"^\| (\d) \|", CHECK, re.MULTILINE)
+    assert [int(code) for code in codes] == list(findings.Exit)
 
 
 def test_every_option_in_the_page_exists() -> None:
@@ -39,13 +39,13 @@ def test_every_option_in_the_page_exists() -> None:
 
 
 def test_the_settings_that_are_told_can_be_used(tmp_path: Path) -> None:
-    (told,) = re.findall(r"```yaml\n(.*?)```", LABELER, re.DOTALL)
-    tree = yaml.safe_load(told)
+    (example,) = re.findall(r"```yaml\n(.*?)```", LABELER, re.DOTALL)
+    tree = yaml.safe_load(example)
     assert set(tree) <= set(config.Settings.__struct_fields__)
     file = tmp_path / "labeler.yaml"
-    file.write_text(told)
-    found = settings.load(config.Settings, prefix="MUSTER_LABELER", file=file, environment={})
-    assert (found.mode, found.policy.nodes) == (config.Mode.APPLY, {"pool": "gpu"})
+    file.write_text(example)
+    loaded = settings.load(config.Settings, prefix="MUSTER_LABELER", file=file, environment={})
+    assert (loaded.mode, loaded.policy.nodes) == (config.Mode.APPLY, {"pool": "gpu"})
 
 
 def test_every_mode_is_told() -> None:
@@ -56,10 +56,10 @@ def test_every_mode_is_told() -> None:
 
 def test_the_manifests_give_every_right_that_is_asked_for_at_the_start() -> None:
     documents = [*yaml.safe_load_all((ROOT / "k8s/base/labeler.yaml").read_text())]
-    roles = [one for one in documents if one["kind"] in {"Role", "ClusterRole"}]
+    roles = [document for document in documents if document["kind"] in {"Role", "ClusterRole"}]
     every = config.Settings(mode=config.Mode.APPLY, condition=True)
     for right in __main__._permissions(every):
-        given = [
+        rules = [
             rule
             for role in roles
             if role["metadata"].get("namespace", right.namespace) == right.namespace
@@ -69,4 +69,4 @@ def test_the_manifests_give_every_right_that_is_asked_for_at_the_start() -> None
             and right.group in rule["apiGroups"]
             and rule.get("resourceNames", [right.name]) == [right.name]
         ]
-        assert given, right
+        assert rules, right

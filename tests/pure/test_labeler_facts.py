@@ -34,7 +34,7 @@ def test_a_node_without_status_labels_or_fields_is_a_node() -> None:
 def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None:
     fields: dict[str, object] = {"f:metadata": {"f:labels": {f"f:{schemes.SKYPILOT}": {}}}}
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    found = read(
+    kept = read(
         {
             "metadata": {
                 "name": "a",
@@ -57,7 +57,7 @@ def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None
             },
         }
     )
-    assert found == model.Node(
+    assert kept == model.Node(
         name="a",
         uid="u",
         version="7",
@@ -70,7 +70,7 @@ def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None
         runtime="containerd://2.0.1",
         provider_id="aws:///z/i-1",
     )
-    assert (found.usable, found.fuse) == (7, {"muster.dev/fuse": 0})
+    assert (kept.usable, kept.fuse) == (7, {"muster.dev/fuse": 0})
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None
     ],
 )
 def test_accelerators_are_the_resources_that_compute(name: str, *, is_one: bool) -> None:
-    found = read({"metadata": {"name": "a"}, "status": {"capacity": {name: "0"}}})
-    assert found.has_accelerators == is_one
+    kept = read({"metadata": {"name": "a"}, "status": {"capacity": {name: "0"}}})
+    assert kept.has_accelerators == is_one
 
 
 KINDS = st.builds(
@@ -99,10 +99,10 @@ KINDS = st.builds(
 @given(st.dictionaries(st.text(max_size=5), st.dictionaries(KINDS, st.integers(1, 16), max_size=3)))
 def test_an_inventory_comes_back_as_it_was_written(nodes: dict[str, dict[Product, int]]) -> None:
     simulated = frozenset(list(nodes)[:1])
-    found, found_simulated = projection.decode_inventory(
+    decoded, decoded_simulated = projection.decode_inventory(
         projection.encode_inventory(nodes, simulated)
     )
-    assert (found, found_simulated) == (nodes, simulated)
+    assert (decoded, decoded_simulated) == (nodes, simulated)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_ten_thousand_nodes_fit_into_a_config_map() -> None:
 )
 def test_a_node_that_cannot_be_read_is_not_forgotten(more: str) -> None:
     raw = msgspec.Raw(f'{{"metadata":{{"name":"a","uid":"u"}},{more}}}'.encode())
-    found = projection.read_node(raw)
-    assert (found.name, found.uid, found.has_accelerators, found.is_selected) == (
+    kept = projection.read_node(raw)
+    assert (kept.name, kept.uid, kept.has_accelerators, kept.is_selected) == (
         "a",
         "u",
         True,
@@ -161,8 +161,8 @@ def test_a_node_that_cannot_be_read_is_not_forgotten(more: str) -> None:
 def test_an_odd_time_is_no_time_and_leaves_no_node_out(time: str) -> None:
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": time}
     metadata = {"name": "a", "creationTimestamp": time}
-    found = read({"metadata": metadata, "status": {"conditions": [ready]}})
-    assert (found.created, found.ready_since is not None) == (None, True)
+    kept = read({"metadata": metadata, "status": {"conditions": [ready]}})
+    assert (kept.created, kept.ready_since is not None) == (None, True)
 
 
 @given(
@@ -210,8 +210,8 @@ def test_a_pod_tells_its_requests_and_what_its_containers_said() -> None:
             ],
         },
     }
-    found = projection.pod(msgspec.json.decode(orjson.dumps(raw), type=objects.Pod))
-    assert found == model.Pod(
+    kept = projection.pod(msgspec.json.decode(orjson.dumps(raw), type=objects.Pod))
+    assert kept == model.Pod(
         namespace="n",
         name="p",
         node="a",
@@ -235,10 +235,10 @@ def test_a_slice_tells_products_and_memory_of_both_versions() -> None:
     inside = {"attributes": attributes, "capacity": {"memory": {"value": "24Gi"}}}
     for device in ({"name": "gpu-0", **inside}, {"name": "gpu-0", "basic": inside}):
         raw = {"spec": {"driver": "gpu.nvidia.com", "nodeName": "a", "devices": [device]}}
-        found = projection.slice_of(
+        kept = projection.slice_of(
             msgspec.json.decode(orjson.dumps(raw), type=objects.ResourceSlice)
         )
-        assert found == model.ResourceSlice(
+        assert kept == model.ResourceSlice(
             node="a",
             driver="gpu.nvidia.com",
             is_all_nodes=False,

@@ -22,7 +22,7 @@ NODE = {"gpu.machine", "gpu.mode", "mig.capable", "mps.capable", "vgpu.present"}
 """What NVIDIA's tests of GPUs and MIG devices leave to other tests."""
 
 
-def told(node: vocabulary.GpuNode) -> dict[str, str]:
+def labels_of(node: vocabulary.GpuNode) -> dict[str, str]:
     return {
         key.removeprefix("nvidia.com/"): value
         for key, value in feature_discovery.labels(node).items()
@@ -30,7 +30,7 @@ def told(node: vocabulary.GpuNode) -> dict[str, str]:
 
 
 def told_of_gpus(node: vocabulary.GpuNode) -> dict[str, str]:
-    return {key: value for key, value in told(node).items() if key not in NODE}
+    return {key: value for key, value in labels_of(node).items() if key not in NODE}
 
 
 def gpu(uuid: str = "0", product: str = "MOCKMODEL", compute: str | None = "8.0") -> vocabulary.Gpu:
@@ -319,7 +319,7 @@ def test_the_strategy_mixed_labels_each_profile_beside_the_gpus(
 def test_a_node_is_mig_capable_if_one_gpu_is(
     gpus: tuple[vocabulary.Gpu, ...], capable: str | None
 ) -> None:
-    assert told(vocabulary.GpuNode(gpus=gpus)).get("mig.capable") == capable
+    assert labels_of(vocabulary.GpuNode(gpus=gpus)).get("mig.capable") == capable
 
 
 @pytest.mark.parametrize(
@@ -383,12 +383,12 @@ LONG = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
 def test_of_a_product_that_is_too_long_the_model_gives_way(
     product: str, profile: str, replicas: int, value: str | None
 ) -> None:
-    found = gpu(product=product)
+    device = gpu(product=product)
     if profile:
-        found = mig_gpu(replace(ME, profile=profile), product=product)
+        device = mig_gpu(replace(ME, profile=profile), product=product)
     resource = shared(replicas=replicas, profile=profile)
-    node = vocabulary.GpuNode(gpus=(found,), resources=(resource,), mig_strategy="single")
-    assert told(node).get("gpu.product") == value
+    node = vocabulary.GpuNode(gpus=(device,), resources=(resource,), mig_strategy="single")
+    assert labels_of(node).get("gpu.product") == value
 
 
 VERSIONS = {
@@ -412,10 +412,10 @@ EVERY_MIG = set(of_mig("", key="mig-1g.1gb"))
     ],
 )
 def test_every_label_that_nvidia_expects_is_there(
-    strategy: str, found: vocabulary.Gpu, keys: set[str]
+    strategy: str, device: vocabulary.Gpu, keys: set[str]
 ) -> None:
     node = vocabulary.GpuNode(
-        gpus=(replace(found, compute_capability="8.0", vgpu=False),),
+        gpus=(replace(device, compute_capability="8.0", vgpu=False),),
         mig_strategy=strategy,
         driver_version="580.95.05",
         cuda_version="13.0",
@@ -480,7 +480,7 @@ def test_a_whole_node_is_labelled_with_all_that_is_known_in_the_order_of_keys() 
 
 def test_what_is_unknown_is_left_out() -> None:
     bare = vocabulary.Gpu(uuid="GPU-0", product="")
-    assert told(vocabulary.GpuNode(gpus=(bare,))) == {
+    assert labels_of(vocabulary.GpuNode(gpus=(bare,))) == {
         "gpu.count": "1",
         "gpu.machine": "unknown",
         "gpu.mode": "unknown",
@@ -517,8 +517,8 @@ def test_what_one_gpu_cannot_tell_its_like_tells() -> None:
 def test_a_driver_version_of_another_shape_is_left_out(
     version: str | None, parts: tuple[str, str, str] | None
 ) -> None:
-    found = told(vocabulary.GpuNode(gpus=(gpu(),), driver_version=version))
-    labels = {key: value for key, value in found.items() if key.startswith("cuda.driver")}
+    labelled = labels_of(vocabulary.GpuNode(gpus=(gpu(),), driver_version=version))
+    labels = {key: value for key, value in labelled.items() if key.startswith("cuda.driver")}
     expected = {}
     if parts is not None:
         major, minor, revision = parts
@@ -562,9 +562,9 @@ def test_a_driver_version_of_another_shape_is_left_out(
     ],
 )
 def test_each_compute_capability_is_of_one_family(compute: str | None, family: str | None) -> None:
-    found = told(vocabulary.GpuNode(gpus=(gpu(compute=compute),)))
-    assert found.get("gpu.family") == family
-    assert ("gpu.compute.major" in found) == (family is not None)
+    labels = labels_of(vocabulary.GpuNode(gpus=(gpu(compute=compute),)))
+    assert labels.get("gpu.family") == family
+    assert ("gpu.compute.major" in labels) == (family is not None)
 
 
 @pytest.mark.parametrize(
@@ -578,8 +578,10 @@ def test_each_compute_capability_is_of_one_family(compute: str | None, family: s
     ],
 )
 def test_the_mode_is_that_of_all_gpus(classes: tuple[str | None, ...], mode: str) -> None:
-    gpus = tuple(replace(gpu(str(index)), pci_class=found) for index, found in enumerate(classes))
-    assert told(vocabulary.GpuNode(gpus=gpus))["gpu.mode"] == mode
+    gpus = tuple(
+        replace(gpu(str(index)), pci_class=pci_class) for index, pci_class in enumerate(classes)
+    )
+    assert labels_of(vocabulary.GpuNode(gpus=gpus))["gpu.mode"] == mode
 
 
 @pytest.mark.parametrize(
@@ -596,8 +598,8 @@ def test_the_mode_is_that_of_all_gpus(classes: tuple[str | None, ...], mode: str
 def test_a_node_is_in_the_clique_of_all_gpus_that_are_in_one(
     cliques: tuple[str, ...], clique: str | None
 ) -> None:
-    gpus = tuple(replace(gpu(str(index)), clique=found) for index, found in enumerate(cliques))
-    assert told(vocabulary.GpuNode(gpus=gpus)).get("gpu.clique") == clique
+    gpus = tuple(replace(gpu(str(index)), clique=clique_) for index, clique_ in enumerate(cliques))
+    assert labels_of(vocabulary.GpuNode(gpus=gpus)).get("gpu.clique") == clique
 
 
 @pytest.mark.parametrize(
@@ -608,7 +610,7 @@ def test_a_virtual_gpu_is_told_of_where_it_is_known(
     vgpus: tuple[bool | None, ...], present: str | None
 ) -> None:
     gpus = tuple(replace(gpu(str(index)), vgpu=vgpu) for index, vgpu in enumerate(vgpus))
-    assert told(vocabulary.GpuNode(gpus=gpus)).get("vgpu.present") == present
+    assert labels_of(vocabulary.GpuNode(gpus=gpus)).get("vgpu.present") == present
 
 
 A, B = gpu("a", "A"), replace(gpu("b", "B", compute="9.0"), memory_mib=800)

@@ -17,8 +17,8 @@ TYPE = "node.kubernetes.io/instance-type"
 
 
 def node(name: Any = "a", **more: Any) -> model.Node:
-    given: dict[str, Any] = {"capacity": GPU, "allocatable": GPU, **more}
-    return model.Node(name=name, **given)
+    fields: dict[str, Any] = {"capacity": GPU, "allocatable": GPU, **more}
+    return model.Node(name=name, **fields)
 
 
 def owned(value: str, *managers: str, **labels: str) -> dict[str, object]:
@@ -155,7 +155,7 @@ def test_sources_are_believed_in_their_order() -> None:
         sources.identify(node(labels={TYPE: "p5.48xlarge"})),
         sources.identify(node()),
     ]
-    assert [known.best.source if known.best else None for known in without] == [
+    assert [identity.best.source if identity.best else None for identity in without] == [
         Source.DRA,
         Source.GFD,
         Source.CLOUD,
@@ -184,9 +184,9 @@ def test_who_cannot_both_be_right_is_in_conflict(
 def test_an_instance_type_names_only_when_it_was_asked_for() -> None:
     hinted = node(labels={TYPE: "Standard_NC24ads_A100_v4"})
     unasked = sources.identify(hinted).name
-    asked = sources.identify(hinted, Evidence({}, {}, {}, may_use_instance_type=True)).name
+    requested = sources.identify(hinted, Evidence({}, {}, {}, may_use_instance_type=True)).name
     assert unasked == Name("a100-80gb", Reason.FALLBACK)
-    assert asked == Name("a100-80gb", Reason.EXACT)
+    assert requested == Name("a100-80gb", Reason.EXACT)
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_an_instance_type_names_only_when_it_was_asked_for() -> None:
     ],
 )
 def test_a_nodes_label_stands_as_the_table_says(
-    given: dict[str, object], state: LabelState
+    fields: dict[str, object], state: LabelState
 ) -> None:
-    assert node_labels.label_status(node(**given)).state is state
+    assert node_labels.label_status(node(**fields)).state is state
 
 
 def test_several_models_on_a_node_are_mixed_and_stay_so() -> None:

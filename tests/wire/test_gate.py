@@ -52,16 +52,16 @@ def test_whoever_has_a_token_speaks_and_hears_for_its_node_only(tmp_path: Path) 
                 bus_subjects.SUBJECTS.filter(bus_subjects.is_filter), min_size=10, max_size=60
             ),
         )
-        def holds(said: list[str], heard: list[str]) -> None:
-            runner.run(story(said, heard))
+        def holds(published: list[str], received: list[str]) -> None:
+            runner.run(story(published, received))
 
-        async def story(said: list[str], heard: list[str]) -> None:
+        async def story(published: list[str], received: list[str]) -> None:
             token = nats_with_gate.token()
             async with asyncio.timeout(100), world.admin() as admin:
                 async with world.plugin(token) as plugin:
-                    await bus_subjects.check_publishing(said, hearing=admin, plugin=plugin)
+                    await bus_subjects.check_publishing(published, hearing=admin, plugin=plugin)
                 async with world.admin() as other, world.plugin(token) as plugin:
-                    await bus_subjects.check_subscribing(heard, speaker=other, plugin=plugin)
+                    await bus_subjects.check_subscribing(received, speaker=other, plugin=plugin)
 
         try:
             holds()
@@ -129,26 +129,26 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
             "malformed": f"{jws.to_base64(b'[' * 2300)}.e30.e30",
             "signature": token_issuer.token(token_issuer.claims("node-a", at=now), "k2", kid="k1"),
         }
-        refused = await asyncio.gather(*(is_refused(world, one) for one in wrong.values()))
+        refused = await asyncio.gather(*(is_refused(world, token) for token in wrong.values()))
         assert all(refused)
         assert await is_refused(world, "")
         # a client may have given up before the gate had its turn
         while sum((await world.counted()).values()) <= len(wrong):
             await asyncio.sleep(0.05)
         assert await world.counted() == {**dict.fromkeys(wrong, 1), "no_token": 1}
-        reasons = [told["reason"] for told in world.logged("connection_denied")]
+        reasons = [line["reason"] for line in world.logged("connection_denied")]
         assert sorted(reasons) == sorted([*wrong, "no_token"])
         text = b"".join(gate.log.read_bytes() for gate in world.gates).decode()
-        assert not any(one in text for one in wrong.values())
+        assert not any(token in text for token in wrong.values())
         dotted = nats_with_gate.token("ip-10-0-0-1.eu.internal")
-        async with world.plugin(dotted) as one, world.admin() as admin:
-            await admin.raw.subscribe("muster.event.>", cb=heard.put)
+        async with world.plugin(dotted) as token, world.admin() as admin:
+            await admin.raw.subscribe("muster.event.>", cb=received.put)
             await admin.flush()
-            await one.raw.publish("muster.event.ip-10-0-0-1_eu_internal.p.x", b"")
-            await one.raw.publish("muster.event.ip-10-0-0-1.eu.internal.p", b"")
-            await one.flush()
-            await bus_subjects.until(lambda: len(one.refused) == 1)
-            assert (await heard.get()).subject == "muster.event.ip-10-0-0-1_eu_internal.p.x"
+            await token.raw.publish("muster.event.ip-10-0-0-1_eu_internal.p.x", b"")
+            await token.raw.publish("muster.event.ip-10-0-0-1.eu.internal.p", b"")
+            await token.flush()
+            await bus_subjects.until(lambda: len(token.refused) == 1)
+            assert (await received.get()).subject == "muster.event.ip-10-0-0-1_eu_internal.p.x"
 
         await with_the_old_key(world)
 
@@ -165,7 +165,7 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
         await bus_subjects.until(lambda: bool(world.logged("signing_usable")))
         assert len(world.logged("signing_unusable")) == 1
 
-    heard: asyncio.Queue[connection.Message] = asyncio.Queue()
+    received: asyncio.Queue[connection.Message] = asyncio.Queue()
     run(nats_with_gate.World(tmp_path), story)
 
 
@@ -258,8 +258,8 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
             world.holder(reader) as grafana,
             world.holder(made(accounts.Role.READER, "reader_short", until=time.time() + 3)) as ends,
         ):
-            said = ["muster.event.node-b.p.x", "muster.event.node-a.p.x", *bus_subjects.WRITES]
-            await bus_subjects.check_publishing(said, hearing=admin, plugin=plugin)
+            published = ["muster.event.node-b.p.x", "muster.event.node-a.p.x", *bus_subjects.WRITES]
+            await bus_subjects.check_publishing(published, hearing=admin, plugin=plugin)
             for subject in bus_subjects.WRITES:
                 await grafana.raw.publish(subject, b"{}")
             await grafana.raw.subscribe("muster.heartbeat.>")
@@ -327,13 +327,13 @@ def test_a_mistake_gets_one_line_and_exit_code_2_and_sigterm_ends_it_in_order(
     keyfiles.make(tmp_path / "keys", at=time.time())
     (tmp_path / "bad.json").write_text('{"node_seed": "SECRET"}')
     good = {"MUSTER_GATE__SIGNING": f"{tmp_path}/keys/gate.json"}
-    given = {
+    base = {
         "MUSTER_GATE__BUS__URL": "nats://127.0.0.1:1",
         "MUSTER_GATE__KEYS__API": "http://[::1]",
     }
     mistakes = {
-        "signing: /etc/muster-gate/gate.json: No such file": given,
-        "signing: .*: not as `muster auth init` writes it": given
+        "signing: /etc/muster-gate/gate.json: No such file": base,
+        "signing: .*: not as `muster auth init` writes it": base
         | {"MUSTER_GATE__SIGNING": f"{tmp_path}/bad.json"},
         "keys: not running in a cluster; set keys.file or keys.api": good,
         "tokens.issuer: must be set with keys.file": good | {"MUSTER_GATE__KEYS__FILE": "/x"},
@@ -354,11 +354,11 @@ def test_a_mistake_gets_one_line_and_exit_code_2_and_sigterm_ends_it_in_order(
 
     async def story() -> None:
         async with asyncio.timeout(100):
-            ends = await asyncio.gather(*map(run_one, [*mistakes.values(), {**given, **good}]))
+            ends = await asyncio.gather(*map(run_one, [*mistakes.values(), {**base, **good}]))
         assert ends.pop() == (0, "")
-        for (code, said), expected in zip(ends, mistakes, strict=True):
-            assert (code, said.count("\n")) == (2, 1)
-            assert re.search(expected, said), said
-            assert "SECRET" not in said
+        for (code, output), expected in zip(ends, mistakes, strict=True):
+            assert (code, output.count("\n")) == (2, 1)
+            assert re.search(expected, output), output
+            assert "SECRET" not in output
 
     asyncio.run(story())

@@ -31,8 +31,8 @@ WHEN = "%Y-%m-%d %H:%M:%S.123456789 +0000 UTC"
 
 @pytest.fixture
 def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
-    with clusters.cluster(tmp_path) as found:
-        yield found
+    with clusters.cluster(tmp_path) as cluster:
+        yield cluster
 
 
 def pod(name: str = "p", *, on: str = "a", **more: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def put_pod(here: Cluster, made: dict[str, Any]) -> None:
     here.send("PATCH", path, body, "application/merge-patch+json")
 
 
-def said(text: str) -> dict[str, Any]:
+def saying(text: str) -> dict[str, Any]:
     return {"ready": False, "lastState": {"terminated": {"message": text}}}
 
 
@@ -117,7 +117,7 @@ def status(at: dt.datetime) -> dict[str, Any]:
     }
 
 
-def found(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def findings_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return id, severity, object and message of each finding."""
     return [(f["id"], f["severity"], f["object"], f["message"]) for f in report["findings"]]
 
@@ -252,7 +252,7 @@ def test_each_state_of_gpu_labels_has_its_finding(
 ) -> None:
     here.put(*objects)
     got, report = here.check("gpu")
-    assert (found(report), got) == (findings, code)
+    assert (findings_of(report), got) == (findings, code)
     assert here.check("gpu", "--strict")[0] == (
         1 if code or any(f[1] in {"warn", "suggest"} for f in findings) else 0
     )
@@ -264,7 +264,7 @@ def test_several_models_on_one_node_are_told(here: Cluster) -> None:
         clusters.reports({"a": {Product("Tesla T4", 15360): 1, Product("NVIDIA L4", 23034): 1}}),
     )
     _, report = here.check("gpu", "--muster-namespace", "default")
-    assert found(report) == [
+    assert findings_of(report) == [
         ("GPU006", "warn", "a", "several models on one node: no single label is right")
     ]
 
@@ -272,7 +272,7 @@ def test_several_models_on_one_node_are_told(here: Cluster) -> None:
 def test_what_agents_report_goes_before_labels(here: Cluster) -> None:
     here.put(node(labels=T4), clusters.reports({"a": {Product("NVIDIA L4", 23034): 2}}))
     code, report = here.check("gpu", "--muster-namespace", "default")
-    assert (code, [one[0] for one in found(report)]) == (1, ["GPU008"])
+    assert (code, [finding[0] for finding in findings_of(report)]) == (1, ["GPU008"])
     assert report["findings"][0]["evidence"] == [
         "agent inventory: 2 x NVIDIA L4 (23034 MiB) -> l4 (exact)",
         f"GPU feature discovery: {GFD}=Tesla-T4 -> t4 (exact)",
@@ -292,7 +292,7 @@ def test_what_a_container_said_when_it_failed_is_understood(
     here: Cluster, text: str, id_: str
 ) -> None:
     here.put(node(gpus=None))
-    put_pod(here, pod(container=said(text)))
+    put_pod(here, pod(container=saying(text)))
     code, report = here.check("fuse")
     assert [(f["id"], f["object"], f["evidence"]) for f in report["findings"]] == [
         (id_, "default/p", ["node a", text])
@@ -305,7 +305,7 @@ def test_what_the_kubelet_said_of_a_missing_device_is_understood(here: Cluster) 
         "MountVolume.SetUp failed: hostPath type check failed: /dev/fuse is not a character device"
     )
     here.put(node(gpus=None), event("FailedMount", text))
-    assert found(here.check("fuse")[1]) == [
+    assert findings_of(here.check("fuse")[1]) == [
         ("FUSE001", "error", "default/p", "/dev/fuse is missing on the node")
     ]
 
@@ -334,7 +334,7 @@ def test_an_annotated_pod_needs_an_agent_a_namespace_and_its_order(here: Cluster
     put_pod(here, pod("muster-plugin-x", on="b", started=NEW, labels=AGENT))
     report = here.check("fuse")[1]
     refused = "its namespace does not allow fuse: no label muster.dev/allow-fuse=true"
-    assert [one for one in found(report) if one[0] != "FUSE003"] == [
+    assert [finding for finding in findings_of(report) if finding[0] != "FUSE003"] == [
         ("FUSE004", "error", "a", "no muster agent is ready, and default/lost needs it"),
         ("FUSE009", "error", "default/early", refused),
         ("FUSE009", "error", "default/lost", refused),
@@ -359,7 +359,7 @@ def test_a_fuse_resource_at_0_is_told_with_the_pod_to_restart(here: Cluster) -> 
     )
     put_pod(here, pod("muster-plugin-x", labels=AGENT))
     code, report = here.check("fuse")
-    assert found(report) == [
+    assert findings_of(report) == [
         (
             "FUSE008",
             "error",
@@ -382,7 +382,7 @@ def test_pods_that_no_autoscaler_helps_are_told(here: Cluster) -> None:
     here.put(node(gpus=None), event("NotTriggerScaleUp", text))
     put_pod(here, pod(on="", phase="Pending", asks=[FUSE], conditions=[unscheduled], container={}))
     code, report = here.check("autoscaler")
-    assert found(report) == [
+    assert findings_of(report) == [
         (
             "AS001",
             "error",
@@ -426,7 +426,7 @@ def test_a_template_that_must_promise_fuse_is_told_with_the_platforms_setting(
     )
     report = here.check("autoscaler")[1]
     said_ = f"its template must offer {FUSE}, or no node is added: {setting}"
-    assert found(report) == [("AS002", "suggest", object_, said_)]
+    assert findings_of(report) == [("AS002", "suggest", object_, said_)]
 
 
 def test_cluster_api_reads_other_resources_from_its_infrastructure_template(here: Cluster) -> None:
@@ -434,7 +434,7 @@ def test_cluster_api_reads_other_resources_from_its_infrastructure_template(here
         node(gpus=None, resources={FUSE: "1000"}),
         autoscaler("--cloud-provider=clusterapi", "--nodes=0:9:workers"),
     )
-    assert [one[:3] for one in found(here.check("autoscaler")[1])] == [
+    assert [finding[:3] for finding in findings_of(here.check("autoscaler")[1])] == [
         ("AS002", "suggest", "cluster-api/workers")
     ]
 
@@ -444,7 +444,7 @@ def test_an_autoscaler_that_ignores_the_resource_needs_no_template(here: Cluster
         node(gpus=None, provider="aws:///z/i-1", resources={FUSE: "1000"}),
         autoscaler("--nodes=0:9:workers", "--scheduler-config-file=/c"),
     )
-    assert found(here.check("autoscaler")[1]) == []
+    assert findings_of(here.check("autoscaler")[1]) == []
 
 
 def test_karpenter_needs_its_gate_and_an_overlay(here: Cluster) -> None:
@@ -452,7 +452,7 @@ def test_karpenter_needs_its_gate_and_an_overlay(here: Cluster) -> None:
         node(gpus=None, resources={FUSE: "1000"}), karpenter("SpotToSpot=true,NodeOverlay=false")
     )
     first = here.check("autoscaler")[1]
-    assert [one[:3] for one in found(first)] == [
+    assert [finding[:3] for finding in findings_of(first)] == [
         ("AS002", "suggest", "karpenter/every NodePool"),
         ("AS003", "suggest", "karpenter"),
     ]
@@ -466,14 +466,14 @@ def test_karpenter_needs_its_gate_and_an_overlay(here: Cluster) -> None:
         "spec": {"capacity": {FUSE: "1000"}},
     }
     here.put(overlay)
-    assert found(here.check("autoscaler")[1]) == [
+    assert findings_of(here.check("autoscaler")[1]) == [
         ("AS003", "warn", "karpenter", "the NodeOverlay gate is off: overlays are ignored")
     ]
 
 
 def test_node_local_devices_for_fuse_are_told(here: Cluster) -> None:
     here.put(node(gpus=None), slices("fuse.example.com", "a"))
-    assert found(here.check("autoscaler")[1]) == [
+    assert findings_of(here.check("autoscaler")[1]) == [
         (
             "AS004",
             "warn",
@@ -486,7 +486,7 @@ def test_node_local_devices_for_fuse_are_told(here: Cluster) -> None:
 def test_an_autoscaler_whose_status_is_old_is_told(here: Cluster) -> None:
     here.put(status(dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)))
     code, report = here.check("autoscaler")
-    assert (code, [one[:3] for one in found(report)]) == (
+    assert (code, [finding[:3] for finding in findings_of(report)]) == (
         1,
         [("AS006", "error", "cluster-autoscaler")],
     )
@@ -497,7 +497,7 @@ def test_missing_rights_give_unknown_lines_and_are_named(here: Cluster) -> None:
     here.put(node(labels={KEY: "t4", **T4}))
     limited = here.user(("list", "pods"), ("list", "events"))
     code, report = here.check("all", kubeconfig=limited)
-    assert (code, found(report)) == (
+    assert (code, findings_of(report)) == (
         4,
         [
             ("ACCESS", "unknown", "events", "cannot be read: not allowed to list events"),
@@ -517,12 +517,12 @@ def test_what_is_known_to_be_broken_counts_more_than_what_cannot_be_seen(here: C
 def test_sources_that_cannot_be_read_are_noted_and_decide_nothing(here: Cluster) -> None:
     here.put(node(labels={KEY: "t4", **T4}))
     code, report = here.check("gpu", kubeconfig=here.user(("*", "resourceslices")))
-    assert (code, found(report), len(report["notes"])) == (0, [], 1)
+    assert (code, findings_of(report), len(report["notes"])) == (0, [], 1)
 
 
 def test_one_node_can_be_asked_about(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "l4", **T4}), node("b", labels={KEY: "l4", **T4}))
-    assert [one[2] for one in found(here.check("gpu", "--node", "b")[1])] == ["b"]
+    assert [finding[2] for finding in findings_of(here.check("gpu", "--node", "b")[1])] == ["b"]
     assert here.run("check", "gpu", "--node", "c") == (2, "", "muster check: no such node: c\n")
 
 
@@ -531,9 +531,9 @@ def test_an_api_that_refuses_lists_is_no_crash(here: Cluster, reason: refusals.R
     here.put(node(labels={KEY: "l4", **T4}))
     here.api.refuse("/api/v1/pods", reason)
     code, report = here.check("all", "--timeout", "5s")
-    ids = [one[0] for one in found(report)]
-    assert (code, ids, found(report)[1][2]) == (1, ["GPU002", "UNREAD"], "/api/v1/pods")
-    assert found(report)[1][3].startswith("cannot be read: get /api/v1/pods: HTTP ")
+    ids = [finding[0] for finding in findings_of(report)]
+    assert (code, ids, findings_of(report)[1][2]) == (1, ["GPU002", "UNREAD"], "/api/v1/pods")
+    assert findings_of(report)[1][3].startswith("cannot be read: get /api/v1/pods: HTTP ")
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nodes", "/apis/resource.k8s.io", "/api/v1/namespaces"])
@@ -541,10 +541,10 @@ def test_what_was_not_seen_is_never_fine(here: Cluster, path: str) -> None:
     here.put(node(labels={KEY: "t4", **T4}))
     here.api.refuse(path, refusals.Reason.UNAVAILABLE)
     code, report = here.check("gpu", "--timeout", "2s")
-    assert (code, [one[:2] for one in found(report)]) == (3, [("UNREAD", "unknown")])
+    assert (code, [finding[:2] for finding in findings_of(report)]) == (3, [("UNREAD", "unknown")])
     before = here.labels("a") if path != "/api/v1/nodes" else {}
-    code, _, told = here.run("label-gpus", "--apply", "--yes", "--overwrite", "--timeout", "2s")
-    assert (code, "HTTP 503" in told) == (3, True)
+    code, _, errors = here.run("label-gpus", "--apply", "--yes", "--overwrite", "--timeout", "2s")
+    assert (code, "HTTP 503" in errors) == (3, True)
     here.api.allow(path)
     assert here.labels("a") == before or {KEY: "t4", **T4}
 
@@ -554,8 +554,8 @@ def test_who_is_not_reached_or_not_known_gives_3(here: Cluster, tmp_path: pathli
     here.api.write_kubeconfig(file)
     text = file.read_text().replace('"user": {}', '"user": {"token": "eve"}')
     file.write_text(text)
-    code, _, told = here.run("check", kubeconfig=str(file))
-    assert (code, told) == (3, "muster check: get /version: HTTP 401 Unauthorized\n")
+    code, _, errors = here.run("check", kubeconfig=str(file))
+    assert (code, errors) == (3, "muster check: get /version: HTTP 401 Unauthorized\n")
     file.write_text(text.replace(here.api.url, f"http://127.0.0.1:{nats.free_port()}"))
     assert here.run("check", "--timeout", "2s", kubeconfig=str(file))[0] == 3
     assert here.run("check", kubeconfig="/nowhere")[0] == 3
@@ -604,8 +604,8 @@ def test_what_a_product_is_called_commands_no_terminal_and_no_shell(here: Cluste
 def test_a_program_reads_one_document_also_where_there_is_no_cluster(
     here: Cluster, output: str
 ) -> None:
-    code, out, told = here.run("check", "--output", output, kubeconfig="/nowhere")
-    assert (code, told.count("\n")) == (3, 1)
+    code, out, errors = here.run("check", "--output", output, kubeconfig="/nowhere")
+    assert (code, errors.count("\n")) == (3, 1)
     if output == "json":
         assert [f["id"] for f in orjson.loads(out)["findings"]] == ["UNREAD"]
     else:
@@ -629,8 +629,8 @@ def test_a_key_is_an_autoscalers_where_that_autoscaler_can_be(
 ) -> None:
     here.put(node(gpus=None, labels={key: "frontend"}, provider=provider))
     _, report = here.check("gpu")
-    told = [f["severity"] for f in report["findings"] if f["id"] == "GPU009"]
-    assert told == ([severity] if severity else [])
+    severities = [f["severity"] for f in report["findings"] if f["id"] == "GPU009"]
+    assert severities == ([severity] if severity else [])
 
 
 def test_what_the_autoscaler_takes_for_a_gpu_is_one_to_it(here: Cluster) -> None:
@@ -707,7 +707,7 @@ def test_every_printed_command_runs_and_the_cluster_is_well_in_the_end(
         "e": "a100",
     }
     assert "k8s.amazonaws.com/accelerator" not in here.labels("f")
-    assert found(here.check("gpu", *reviewed)[1]) == []
+    assert findings_of(here.check("gpu", *reviewed)[1]) == []
 
 
 def test_the_real_command_has_the_exit_codes_of_the_table(here: Cluster) -> None:

@@ -30,13 +30,13 @@ DO = {DOKS: "h100"}
 
 @pytest.fixture
 def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
-    with clusters.cluster(tmp_path) as found:
-        yield found
+    with clusters.cluster(tmp_path) as cluster:
+        yield cluster
 
 
 def test_without_apply_it_shows_and_writes_nothing(here: Cluster) -> None:
     here.put(node("a", labels=DO), node("b", labels=DO))
-    code, out, told = here.run("label-gpus")
+    code, out, errors = here.run("label-gpus")
     assert (code, out.splitlines()) == (
         0,
         [
@@ -46,7 +46,7 @@ def test_without_apply_it_shows_and_writes_nothing(here: Cluster) -> None:
             "2 to write",
         ],
     )
-    assert told == "muster label-gpus: 2 nodes would be written; --apply writes them\n"
+    assert errors == "muster label-gpus: 2 nodes would be written; --apply writes them\n"
     assert KEY not in here.labels("a")
 
 
@@ -54,9 +54,9 @@ def test_apply_writes_reads_back_and_says_where_the_name_came_from(here: Cluster
     here.put(node("a", labels=DO))
     code, out, _ = here.run("label-gpus", "--apply", "--yes")
     assert (code, out.splitlines()[-1]) == (0, "1 of 1 nodes written and read back")
-    found = here.node("a")["metadata"]
-    assert found["labels"] == {**DO, KEY: "h100"}
-    provenance = orjson.loads(found["annotations"][model.PROVENANCE])
+    metadata = here.node("a")["metadata"]
+    assert metadata["labels"] == {**DO, KEY: "h100"}
+    provenance = orjson.loads(metadata["annotations"][model.PROVENANCE])
     assert {key: provenance[key] for key in ("key", "value", "source", "product")} == {
         "key": KEY,
         "value": "h100",
@@ -81,8 +81,8 @@ def test_where_there_is_no_terminal_nobody_is_asked_and_nothing_written(
     here.put(node("a", labels=DO))
     with pathlib.Path("/dev/null").open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
-        code, _, told = here.run("label-gpus", "--apply")
-    assert (code, told) == (2, "muster label-gpus: 1 nodes: stdin is no terminal; use --yes\n")
+        code, _, errors = here.run("label-gpus", "--apply")
+    assert (code, errors) == (2, "muster label-gpus: 1 nodes: stdin is no terminal; use --yes\n")
     assert KEY not in here.labels("a")
 
 
@@ -111,7 +111,7 @@ def test_who_interrupts_the_question_is_not_kept_waiting(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     ours, theirs = pty.openpty()
     with open(ours, "r+b", buffering=0), open(theirs, "rb", buffering=0) as stdin:  # noqa: PTH123  # descriptors
-        asked = subprocess.Popen(
+        process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "muster.cli", "label-gpus", "--apply"),
                 *("--kubeconfig", here.kubeconfig),
@@ -120,13 +120,13 @@ def test_who_interrupts_the_question_is_not_kept_waiting(here: Cluster) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        assert asked.stderr is not None
-        said = b""
-        while b"[y/N]" not in said:
-            said += os.read(asked.stderr.fileno(), 4096)
-        asked.send_signal(signal.SIGINT)
-        assert asked.wait(10) == 130
-        asked.stderr.close()
+        assert process.stderr is not None
+        prompt = b""
+        while b"[y/N]" not in prompt:
+            prompt += os.read(process.stderr.fileno(), 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        process.stderr.close()
     assert KEY not in here.labels("a")
 
 
@@ -142,9 +142,9 @@ def test_in_no_second_the_api_gets_more_writes_than_the_rate(here: Cluster) -> N
 
 def test_all_gpu_nodes_or_none(here: Cluster) -> None:
     here.put(node("a", labels=DO), node("b", labels=DO), node("c"))
-    code, _, told = here.run("label-gpus", "--apply", "--yes", "--node", "a")
+    code, _, errors = here.run("label-gpus", "--apply", "--yes", "--node", "a")
     text = f"2 of 3 GPU nodes would remain without {KEY} and be hidden: b, c; --partial\n"
-    assert (code, told) == (1, f"muster label-gpus: nothing is written: {text}")
+    assert (code, errors) == (1, f"muster label-gpus: nothing is written: {text}")
     assert here.run("label-gpus", "--apply", "--yes")[0] == 1
     assert here.labels("a") == DO
     assert here.run("label-gpus", "--apply", "--yes", "--partial")[0] == 1  # c stays
@@ -153,9 +153,9 @@ def test_all_gpu_nodes_or_none(here: Cluster) -> None:
 
 def test_a_cluster_that_another_scheme_covers_is_left_alone(here: Cluster) -> None:
     here.put(node("a", labels=T4), node("b", labels=L4))
-    code, _, told = here.run("label-gpus", "--apply", "--yes", "--node", "a")
+    code, _, errors = here.run("label-gpus", "--apply", "--yes", "--node", "a")
     assert code == 1
-    assert told.startswith(f"muster label-gpus: nothing is written: {GFD} names every GPU node")
+    assert errors.startswith(f"muster label-gpus: nothing is written: {GFD} names every GPU node")
 
 
 def test_what_others_own_is_refused_by_name_and_overwritten_only_when_told(here: Cluster) -> None:
@@ -213,9 +213,9 @@ def test_nodes_that_cannot_be_listed_are_no_empty_cluster(
     here.put(node("a", labels=DO))
     here.api.refuse("/api/v1/nodes", reason)
     for words in (("label-gpus", "--apply", "--yes"), ("unlabel-gpus", "--yes"), ("check", "gpu")):
-        got, _, told = here.run(*words, "--timeout", "3s")
+        got, _, errors = here.run(*words, "--timeout", "3s")
         assert (words, got) == (words, code)
-        assert words[0] == "check" or told.count("\n") == 1
+        assert words[0] == "check" or errors.count("\n") == 1
     assert (
         here.run("check", "all", "--output", "junit", "--timeout", "3s")[1].count("<skipped") >= 1
     )
@@ -237,8 +237,11 @@ def test_an_alias_that_people_reviewed_is_certain(here: Cluster, tmp_path: pathl
     assert here.run("label-gpus", "--apply", "--yes", "--aliases", str(file))[0] == 0
     assert here.labels("a")[KEY] == "t400"
     file.write_text("NVIDIA-T400-4GB: T400!\n")
-    code, _, told = here.run("label-gpus", "--aliases", str(file))
-    assert (code, told.endswith("'NVIDIA-T400-4GB': 'T400!' is no accelerator name\n")) == (2, True)
+    code, _, errors = here.run("label-gpus", "--aliases", str(file))
+    assert (code, errors.endswith("'NVIDIA-T400-4GB': 'T400!' is no accelerator name\n")) == (
+        2,
+        True,
+    )
 
 
 def test_unlabel_removes_what_is_ours_and_nothing_else(here: Cluster) -> None:
@@ -274,8 +277,8 @@ def test_who_unlabels_some_nodes_is_told_that_they_are_hidden_then(here: Cluster
     here.put(node("a"), node("b"))
     for name in "ab":
         here.apply(name, {KEY: "t4"})
-    told = here.run("unlabel-gpus", "--yes", "--node", "a")[2]
-    assert told == "muster unlabel-gpus: without the label SkyPilot does not see a\n"
+    errors = here.run("unlabel-gpus", "--yes", "--node", "a")[2]
+    assert errors == "muster unlabel-gpus: without the label SkyPilot does not see a\n"
     assert (here.labels("a"), here.labels("b")) == ({}, {KEY: "t4"})
 
 
@@ -328,9 +331,9 @@ def test_a_part_of_a_gpu_is_no_whole_card_whoever_tells_of_it(here: Cluster) -> 
 def test_who_may_know_better_and_was_not_heard_keeps_it_from_writing(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     limited = here.user(("*", "resourceslices"), ("*", "configmaps"))
-    code, _, told = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
-    assert (code, KEY in here.labels("a"), told.count("not read: ")) == (1, False, 2)
-    assert told.endswith(
+    code, _, errors = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
+    assert (code, KEY in here.labels("a"), errors.count("not read: ")) == (1, False, 2)
+    assert errors.endswith(
         "nothing is written: what knows the GPUs best could not be read; --unheard\n"
     )
     assert here.run("label-gpus", "--apply", "--yes", "--unheard", kubeconfig=limited)[0] == 0
@@ -352,12 +355,12 @@ def test_a_nodes_agent_can_have_its_labels_as_a_file_of_features(
         "muster.dev/accelerator-memory-mib=23034\n"
         "skypilot.co/accelerator=l4\n"
     )
-    assert (here.labels("a"), [one.name for one in tmp_path.glob(".muster-*")]) == ({}, [])
+    assert (here.labels("a"), [file_.name for file_ in tmp_path.glob(".muster-*")]) == ({}, [])
     # all or none here, too
     here.put(node("c"))
-    code, _, told = here.run(*words, "--node", "a")
+    code, _, errors = here.run(*words, "--node", "a")
     assert (code, file.read_text()) == (1, "")
-    assert "a: no label: 1 of 3 GPU nodes would remain without" in told
+    assert "a: no label: 1 of 3 GPU nodes would remain without" in errors
     for wrong in ((), ("--node", "a", "--apply", "--yes")):
         assert here.run(*words, *wrong)[0] == 2
     nowhere = ("label-gpus", "--features", str(tmp_path / "no" / "dir"), "--node", "a")
@@ -374,24 +377,24 @@ def test_labelling_keeps_the_other_labels_that_are_ours(here: Cluster) -> None:
 def test_a_missing_right_is_named_before_anything_is_done(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     limited = here.user(("patch", "nodes"))
-    code, out, told = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
-    assert (code, out, told) == (4, "", "muster label-gpus: not allowed to patch nodes\n")
+    code, out, errors = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
+    assert (code, out, errors) == (4, "", "muster label-gpus: not allowed to patch nodes\n")
     assert here.run("label-gpus", kubeconfig=limited)[0] == 0
 
 
 def test_a_node_that_is_not_there_is_a_mistake(here: Cluster) -> None:
     here.put(node("a", labels=DO))
-    code, _, told = here.run("label-gpus", "--node", "z")
-    assert (code, told) == (2, "muster label-gpus: no such node: z\n")
+    code, _, errors = here.run("label-gpus", "--node", "z")
+    assert (code, errors) == (2, "muster label-gpus: no such node: z\n")
 
 
 @pytest.mark.parametrize("reason", [refusals.Reason.UNAVAILABLE, refusals.Reason.TOO_MANY_REQUESTS])
 def test_what_was_not_written_makes_it_end_non_zero(here: Cluster, reason: refusals.Reason) -> None:
     here.put(node("a", labels=DO), node("b", labels=DO))
     here.api.refuse("/api/v1/nodes/b", reason)
-    code, out, told = here.run("label-gpus", "--apply", "--yes")
+    code, out, errors = here.run("label-gpus", "--apply", "--yes")
     assert (code, out.splitlines()[-1]) == (1, "1 of 2 nodes written and read back")
-    assert told.startswith("muster label-gpus: b: label node b: HTTP ")
+    assert errors.startswith("muster label-gpus: b: label node b: HTTP ")
 
 
 def test_a_cluster_without_gpus_is_no_error(here: Cluster) -> None:

@@ -43,15 +43,15 @@ class Cluster:
 
     async def node(self, name: str) -> model.Node:
         """Return a node as the labeler reads it."""
-        found = await self.labeler.get(name)
-        assert isinstance(found, model.Node)
-        return found
+        node = await self.labeler.get(name)
+        assert isinstance(node, model.Node)
+        return node
 
     async def labels(self, name: str) -> dict[str, str]:
         """Return all of a node's labels."""
         async with self.http.get(f"{PATH}/{name}") as response:
-            found: dict[str, str] = (await response.json())["metadata"].get("labels", {})
-            return found
+            labels: dict[str, str] = (await response.json())["metadata"].get("labels", {})
+            return labels
 
     async def label(
         self, before: model.Node, value: str = "l4"
@@ -118,8 +118,8 @@ def test_who_may_not_write_any_more_when_its_turn_comes_does_not(tmp_path: pathl
         turns = pace.WritePace(1000)
         turns.may_write = lambda: False
         door = cluster_api.NodeApi(cluster.api, turns, timeout_s=5)
-        found = await cluster.node("a")
-        done = await door.label(found, {decisions.KEY: "l4"}, provenance="{}")
+        node_ = await cluster.node("a")
+        done = await door.label(node_, {decisions.KEY: "l4"}, provenance="{}")
         assert done == cluster_api.Failure(
             "label node a: another replica leads by now", is_passing=True
         )
@@ -172,14 +172,14 @@ def served(
     ask: Callable[[cluster_api.NodeApi], Awaitable[object]],
 ) -> object:
     """Ask a server that gives these answers, the last one again and again."""
-    given = list(answers)
+    remaining = list(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = [h for h in head.lower().split(b"\r\n") if h.startswith(b"content-length")]
         if length:
             await reader.readexactly(int(length[0].split(b":")[1]))
-        writer.write(given.pop(0) if len(given) > 1 else given[0])
+        writer.write(remaining.pop(0) if len(remaining) > 1 else remaining[0])
         await writer.drain()
         writer.close()
 
@@ -223,9 +223,9 @@ def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
     ],
 )
 def test_each_answer_has_one_meaning(
-    given: bytes, failure: cluster_api.Failure, tmp_path: pathlib.Path
+    raw: bytes, failure: cluster_api.Failure, tmp_path: pathlib.Path
 ) -> None:
-    assert served([given], tmp_path, lambda labeler: labeler.get("a")) == failure
+    assert served([raw], tmp_path, lambda labeler: labeler.get("a")) == failure
 
 
 def test_what_is_read_back_otherwise_is_a_failure(tmp_path: pathlib.Path) -> None:
@@ -235,8 +235,8 @@ def test_what_is_read_back_otherwise_is_a_failure(tmp_path: pathlib.Path) -> Non
     def label(labeler: cluster_api.NodeApi) -> Awaitable[object]:
         return labeler.label(model.Node(name="a", uid="u"), LABELS, provenance="{}")
 
-    told = served([node("l4"), node("t4")], tmp_path, label)
-    assert told == cluster_api.Failure(
+    failure = served([node("l4"), node("t4")], tmp_path, label)
+    assert failure == cluster_api.Failure(
         f"label node a: written, then read back {decisions.KEY}='t4'"
     )
     assert isinstance(served([node("l4")], tmp_path, label), model.Node)
@@ -312,21 +312,21 @@ def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
 ) -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
-        seen = Seen()
-        watched = watch.Reflector(cluster.api, cluster_api.NODES_PATH, objects.Node, seen.sink())
+        kept = Seen()
+        watched = watch.Reflector(cluster.api, cluster_api.NODES_PATH, objects.Node, kept.sink())
         task = asyncio.create_task(watched.run())
-        await seen.until({"a": None})
+        await kept.until({"a": None})
         await cluster.make("b")
         await cluster.label(await cluster.node("b"))
-        await seen.until({"a": None, "b": "l4"})
+        await kept.until({"a": None, "b": "l4"})
         await cluster.delete("a")
-        await seen.until({"b": "l4"})
+        await kept.until({"b": "l4"})
         cluster.server.compact()
         await cluster.make("c")
-        await seen.until({"b": "l4", "c": None})
+        await kept.until({"b": "l4", "c": None})
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert seen.lists >= 1
+        assert kept.lists >= 1
 
     play(story, tmp_path)
 

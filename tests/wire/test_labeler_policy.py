@@ -26,14 +26,14 @@ APPLY = "application/apply-patch+yaml"
 
 @pytest.fixture
 def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
-    with clusters.cluster(tmp_path) as found:
-        yield found
+    with clusters.cluster(tmp_path) as cluster:
+        yield cluster
 
 
 def judge(here: Cluster, verdict: Verdict) -> None:
-    found = here.node("a")["metadata"]
+    metadata = here.node("a")["metadata"]
     wanted = node_conditions.condition_of({"device-plugin": verdict})
-    body = node_conditions.condition_patch("a", found["uid"], wanted, at=NOW)
+    body = node_conditions.condition_patch("a", metadata["uid"], wanted, at=NOW)
     path = f"/api/v1/nodes/a/status?fieldManager={model.FIELD_MANAGER}"
     here.send("PATCH", path, body, APPLY)
 
@@ -158,5 +158,5 @@ def test_every_other_change_of_a_node_is_refused(
 def test_nodes_are_neither_made_nor_removed_nor_reached(
     operation: str, old: dict[str, Any], new: dict[str, Any], subresource: str
 ) -> None:
-    found = admission_policy.denied(old, new, operation=operation, subresource=subresource)
-    assert found == ["the labeler may patch nodes and nothing else"]
+    denials = admission_policy.denied(old, new, operation=operation, subresource=subresource)
+    assert denials == ["the labeler may patch nodes and nothing else"]

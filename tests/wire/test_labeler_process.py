@@ -70,10 +70,10 @@ class World:
             )
         )
 
-    async def told(self, count: int) -> list[tuple[str, str, str]]:
+    async def published(self, count: int) -> list[tuple[str, str, str]]:
         """Return what the labeler told, once it is that many facts."""
         assert self.bus is not None
-        found: list[tuple[str, str, str]] = []
+        published: list[tuple[str, str, str]] = []
         since = T0 - dt.timedelta(days=9999)
         events = consumers.follow(
             self.bus.link, streams.ALERTS, filters=["muster.label.>"], since=since
@@ -81,10 +81,10 @@ class World:
         async for event in events:
             assert isinstance(event.data, vocabulary.LabelEvent)
             label = event.data.labels.get(decisions.KEY, "")
-            found.append((FACTS[event.type], label, event.data.reason))
-            if len(found) == count:
+            published.append((FACTS[event.type], label, event.data.reason))
+            if len(published) == count:
                 break
-        return found
+        return published
 
     async def make(self, **labels: str) -> None:
         """Create the node, with labels that `kubectl` owns."""
@@ -101,10 +101,10 @@ class World:
             aiohttp.ClientSession(self.api.url) as http,
             http.get("/api/v1/nodes/node-a") as response,
         ):
-            found: str | None = (
+            value: str | None = (
                 (await response.json())["metadata"].get("labels", {}).get(decisions.KEY)
             )
-            return found
+            return value
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Ask the labeler's own server."""
@@ -122,9 +122,9 @@ class World:
 
     async def suggests_by_reports_alone(self) -> None:
         await self.reports("NVIDIA L4")
-        await self.told(1)
+        await self.published(1)
         await self.reports("Tesla T4")
-        assert [(what, label) for what, label, _ in await self.told(2)] == [
+        assert [(what, label) for what, label, _ in await self.published(2)] == [
             ("suggested", "l4"),
             ("suggested", "t4"),
         ]
@@ -165,11 +165,11 @@ def test_a_suggestion_is_told_once_a_change_and_writes_nothing(tmp_path: pathlib
         await made.make()
         await made.reports("NVIDIA L4")
         labeler = await made.start(mode="suggest")
-        await made.told(1)
+        await made.published(1)
         await made.reports("NVIDIA L4")
         await made.reports("NVIDIA L4")
         await made.reports("Tesla T4", simulated=True)
-        assert await made.told(2) == [
+        assert await made.published(2) == [
             ("suggested", "l4", L4),
             ("suggested", "t4", "simulated, exact: 1 x Tesla T4 (23034 MiB)"),
         ]
@@ -222,11 +222,13 @@ def test_apply_writes_the_label_when_told_to_and_writes_it_again_when_it_is_gone
         await made.make()
         await made.start(mode="apply")
         await made.reports("NVIDIA L4")
-        assert await made.told(1) == [("applied", "l4", L4)]
+        assert await made.published(1) == [("applied", "l4", L4)]
         assert await made.label() == "l4"
         await made.reports("NVIDIA L4")
         await made.reports("Tesla T4")
-        assert (await made.told(2))[1:] == [("applied", "t4", "exact: 1 x Tesla T4 (23034 MiB)")]
+        assert (await made.published(2))[1:] == [
+            ("applied", "t4", "exact: 1 x Tesla T4 (23034 MiB)")
+        ]
         assert await made.label() == "t4"
         async with (
             aiohttp.ClientSession(made.api.url) as http,
@@ -238,7 +240,7 @@ def test_apply_writes_the_label_when_told_to_and_writes_it_again_when_it_is_gone
         ):
             assert response.status == 200
         await made.reports("Tesla T4")
-        await made.told(3)
+        await made.published(3)
         assert await made.label() == "t4"
 
     play(story, tmp_path)
@@ -251,14 +253,14 @@ def test_apply_refuses_what_others_own_and_only_suggests_what_is_simulated(
         await made.make(**{decisions.KEY: "mine"})
         await made.start(mode="apply")
         await made.reports("NVIDIA L4")
-        ((what, label, reason),) = await made.told(1)
+        ((what, label, reason),) = await made.published(1)
         assert (what, label) == ("refused", "l4")
         assert "kubectl" in reason
         await made.reports("NVIDIA L4")
         await made.reports("NVIDIA L4", "Tesla T4")
-        await made.told(2)
+        await made.published(2)
         await made.reports("NVIDIA L4", simulated=True)
-        assert (await made.told(3))[1:] == [
+        assert (await made.published(3))[1:] == [
             ("refused", "", "mixed: 1 x NVIDIA L4 (23034 MiB), 1 x Tesla T4 (23034 MiB)"),
             ("suggested", "l4", f"simulated, {L4}"),
         ]
@@ -287,7 +289,7 @@ def test_apply_waits_for_a_cluster_that_is_away(tmp_path: pathlib.Path) -> None:
             while not await made.is_waiting():  # asks another process
                 await asyncio.sleep(0.02)
             back.set()
-            assert await made.told(1) == [("applied", "l4", L4)]
+            assert await made.published(1) == [("applied", "l4", L4)]
             assert made.labeler is not None
             await made.labeler.end()
         assert made.log().count("kubernetes_api_unavailable") == 1
@@ -323,7 +325,7 @@ def test_off_does_nothing(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(
-    settings: str, said: str, tmp_path: pathlib.Path
+    settings: str, problem: str, tmp_path: pathlib.Path
 ) -> None:
     async def ends() -> tuple[int | None, str]:
         file = tmp_path / "bad.yaml"
@@ -338,5 +340,5 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
 
     code, errors = asyncio.run(ends())
     assert code == 2
-    assert errors.startswith(f"muster-labeler: {said}")
+    assert errors.startswith(f"muster-labeler: {problem}")
     assert errors.count("\n") == 1

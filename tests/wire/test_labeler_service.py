@@ -56,14 +56,14 @@ class World:
             vocabulary.Gpu(uuid=f"GPU-{index}", product=product, memory_mib=23034)
             for index, product in enumerate(products)
         )
-        found = vocabulary.GpuNode(gpus=gpus, **more)
+        node_ = vocabulary.GpuNode(gpus=gpus, **more)
         await self.bus.publish(
             vocabulary.InventoryReported(
                 node=node,
                 plugin="device-plugin",
                 at=dt.datetime.now(dt.UTC),
                 devices=(),
-                gpus=found,
+                gpus=node_,
             )
         )
 
@@ -104,14 +104,14 @@ class World:
 
     async def label(self, name: str) -> str | None:
         """Return a node's accelerator label."""
-        found = await self.get(f"/api/v1/nodes/{name}")
-        label: str | None = found["metadata"].get("labels", {}).get(KEY)
+        node = await self.get(f"/api/v1/nodes/{name}")
+        label: str | None = node["metadata"].get("labels", {}).get(KEY)
         return label
 
     async def until(self, look: Callable[[], Awaitable[Any]], wanted: object) -> None:
         """Look until this is there: another process does it in its own time."""
-        while (found := await look()) != wanted:
-            assert found != "never"
+        while (value := await look()) != wanted:
+            assert value != "never"
             await asyncio.sleep(0.02)
 
     async def labelled(self, **labels: str | None) -> None:
@@ -121,10 +121,10 @@ class World:
 
     async def events(self) -> list[tuple[str, str, str]]:
         """Return node, reason and message of each Kubernetes Event."""
-        found = await self.get("/api/v1/namespaces/default/events")
+        events = await self.get("/api/v1/namespaces/default/events")
         return [
             (item["involvedObject"]["name"], item["reason"], item["message"])
-            for item in found["items"]
+            for item in events["items"]
         ]
 
     def log(self, number: int = 0) -> list[str]:
@@ -164,23 +164,23 @@ def test_what_drifts_comes_back_what_is_swapped_is_noticed_what_is_gone_is_withd
     async def story(made: World) -> None:
         reasons: list[str] = []
 
-        async def told() -> list[str]:
-            found = sorted(reason for _, reason, _ in await made.events())
+        async def reasons_written() -> list[str]:
+            metadata = sorted(reason for _, reason, _ in await made.events())
             # what else is suggested meanwhile is not counted
-            return [reason for reason in found if reason != "LabelsSuggested"]
+            return [reason for reason in metadata if reason != "LabelsSuggested"]
 
         async def settled(reason: str, label: str | None) -> None:
             # told means read back: what is changed before that is a failure of the write
             reasons.append(reason)
-            await made.until(told, sorted(reasons))
+            await made.until(reasons_written, sorted(reasons))
             await made.labelled(**{"node-a": label})
 
         await made.make("node-a")
         await made.reports("node-a", "NVIDIA L4")
         await made.start()
         await settled("LabelsApplied", "l4")
-        found = (await made.get("/api/v1/nodes/node-a"))["metadata"]
-        provenance = orjson.loads(found["annotations"][model.PROVENANCE])
+        metadata = (await made.get("/api/v1/nodes/node-a"))["metadata"]
+        provenance = orjson.loads(metadata["annotations"][model.PROVENANCE])
         keys = ("value", "source", "product", "memMiB", "actor")
         assert {key: provenance[key] for key in keys} == {
             "value": "l4",
@@ -256,13 +256,15 @@ def test_a_suggestion_is_a_kubernetes_event_and_the_inventory_is_there_for_the_c
         await made.make("node-a")
         await made.reports("node-a", "NVIDIA L4", simulated=True)
         await made.start(mode="suggest")
-        told = "simulated, exact: 1 x NVIDIA L4 (23034 MiB)"
-        await made.until(made.events, [("node-a", "LabelsSuggested", f"{KEY}=l4: {told}")])
+        reason = "simulated, exact: 1 x NVIDIA L4 (23034 MiB)"
+        await made.until(made.events, [("node-a", "LabelsSuggested", f"{KEY}=l4: {reason}")])
         path = f"/api/v1/namespaces/default/configmaps/{projection.INVENTORY_CONFIG_MAP}"
 
         async def listed() -> object:
-            found = await made.get(path)
-            return found and projection.decode_inventory(found["data"][projection.INVENTORY_KEY])
+            config_map = await made.get(path)
+            return config_map and projection.decode_inventory(
+                config_map["data"][projection.INVENTORY_KEY]
+            )
 
         await made.until(
             listed, ({"node-a": {Product("NVIDIA L4", 23034): 1}}, frozenset({"node-a"}))
@@ -298,22 +300,29 @@ def test_verdicts_become_a_node_condition_when_asked_for(tmp_path: pathlib.Path)
         await made.judged("node-a", vocabulary.Verdict.HEALTHY)
         await made.start(mode="suggest", condition=True)
 
-        async def seen() -> object:
+        async def conditions() -> object:
             found = await made.get("/api/v1/nodes/node-a")
             return [
-                (one["type"], one["status"], one["reason"], one.get("message"))
-                for one in found["status"]["conditions"]
-                if one["type"] == node_conditions.TYPE
+                (
+                    condition["type"],
+                    condition["status"],
+                    condition["reason"],
+                    condition.get("message"),
+                )
+                for condition in found["status"]["conditions"]
+                if condition["type"] == node_conditions.TYPE
             ]
 
         name = "device-plugin"
-        await made.until(seen, [(node_conditions.TYPE, "True", "Healthy", f"{name}: HEALTHY")])
+        await made.until(
+            conditions, [(node_conditions.TYPE, "True", "Healthy", f"{name}: HEALTHY")]
+        )
         await made.judged("node-a", vocabulary.Verdict.PLUGIN_DOWN)
         await made.until(
-            seen, [(node_conditions.TYPE, "False", "PluginDown", f"{name}: PLUGIN_DOWN")]
+            conditions, [(node_conditions.TYPE, "False", "PluginDown", f"{name}: PLUGIN_DOWN")]
         )
         kept = (await made.get("/api/v1/nodes/node-a"))["status"]["conditions"]
-        assert "Ready" in [one["type"] for one in kept]
+        assert "Ready" in [condition["type"] for condition in kept]
 
     play(story, tmp_path)
 
@@ -357,15 +366,15 @@ def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pat
 
         await made.until(reasons, ["LabelsRefused"])
         lines = (tmp_path / "labeler-0.log").read_text().splitlines()
-        told = [line["permissions"] for line in map(orjson.loads, lines) if "permissions" in line]
-        assert told == [["patch nodes"]]
+        logged = [line["permissions"] for line in map(orjson.loads, lines) if "permissions" in line]
+        assert logged == [["patch nodes"]]
         made.api.grant("limited", "patch", "nodes")
         await made.labelled(**{"node-a": "l4"})
         for _ in range(30):
             await made.merge("node-a", {KEY: None})
             await asyncio.sleep(0.05)
-        found = [reason for reason in await reasons() if reason == "LabelsApplied"]
-        assert len(found) <= 10
+        applied = [reason for reason in await reasons() if reason == "LabelsApplied"]
+        assert len(applied) <= 10
         (http,) = [labeler.addresses["http"] for labeler in made.labelers]
         async with aiohttp.ClientSession() as session, session.get(f"{http}/state") as answer:
             reason = (await answer.json())["nodes"]["node-a"]["reason"]
@@ -381,19 +390,19 @@ def test_all_sets_follow_the_gpus_and_what_the_policy_lets_go_is_removed(
     count, product = "muster.dev/accelerator-count", "nvidia.com/gpu.product"
 
     async def story(made: World) -> None:
-        async def seen() -> list[str | None]:
+        async def values() -> list[str | None]:
             labels = (await made.get("/api/v1/nodes/node-a"))["metadata"].get("labels", {})
             return [labels.get(key) for key in (KEY, count, product)]
 
         await made.make("node-a")
         first = await made.start(policy={"labels": ["skypilot", "muster", "nvidia"]})
         await made.reports("node-a", "NVIDIA L4", "NVIDIA L4")
-        await made.until(seen, ["l4", "2", "NVIDIA-L4"])
+        await made.until(values, ["l4", "2", "NVIDIA-L4"])
         await made.reports("node-a", "Tesla T4")
-        await made.until(seen, ["t4", "1", "Tesla-T4"])
+        await made.until(values, ["t4", "1", "Tesla-T4"])
         await first.end()
         await made.start(policy={"labels": ["skypilot"]})
-        await made.until(seen, ["t4", None, None])
+        await made.until(values, ["t4", None, None])
 
     play(story, tmp_path)
 

@@ -60,20 +60,20 @@ class Cluster:
 
     def put(self, *objects: dict[str, Any], manager: str = "kubectl") -> None:
         """Create objects, as somebody else."""
-        for one in objects:
-            namespace = one["metadata"].get("namespace", "default")
-            path = _KINDS[one["kind"]].format(namespace)
-            self.send("POST", f"{path}?fieldManager={manager}", one)
+        for entry in objects:
+            namespace = entry["metadata"].get("namespace", "default")
+            path = _KINDS[entry["kind"]].format(namespace)
+            self.send("POST", f"{path}?fieldManager={manager}", entry)
 
     def node(self, name: str) -> dict[str, Any]:
         """Return a node as it stands."""
-        found: dict[str, Any] = self.send("GET", f"/api/v1/nodes/{name}")
-        return found
+        node: dict[str, Any] = self.send("GET", f"/api/v1/nodes/{name}")
+        return node
 
     def labels(self, name: str) -> dict[str, str]:
         """Return a node's labels."""
-        found: dict[str, str] = self.node(name)["metadata"].get("labels", {})
-        return found
+        labels: dict[str, str] = self.node(name)["metadata"].get("labels", {})
+        return labels
 
     def apply(
         self, name: str, labels: dict[str, str], manager: str = node_labels.FIELD_MANAGER
@@ -106,8 +106,8 @@ class Cluster:
     def writes(self, path: str) -> list[float]:
         """Return when the API received each write below a path, in order."""
         lines = [orjson.loads(line) for line in self._audit_log.read_bytes().splitlines()]
-        found = [line for line in lines if line["requestURI"].startswith(path)]
-        times = [dt.datetime.fromisoformat(line["requestReceivedTimestamp"]) for line in found]
+        writes = [line for line in lines if line["requestURI"].startswith(path)]
+        times = [dt.datetime.fromisoformat(line["requestReceivedTimestamp"]) for line in writes]
         return sorted(time.timestamp() for time in times)
 
     def run(self, *words: str, kubeconfig: str | None = None) -> tuple[int, str, str]:
@@ -126,8 +126,8 @@ class Cluster:
     def check(self, *words: str, kubeconfig: str | None = None) -> tuple[int, dict[str, Any]]:
         """Return the exit code and the report of a check."""
         code, out, _ = self.run("check", *words, "--output", "json", kubeconfig=kubeconfig)
-        found: dict[str, Any] = orjson.loads(out)
-        return code, found
+        report: dict[str, Any] = orjson.loads(out)
+        return code, report
 
     def user(self, *denied: tuple[str, str]) -> str:
         """Return the kubeconfig of somebody with fewer rights."""
@@ -141,8 +141,8 @@ class Cluster:
 @contextlib.contextmanager
 def cluster(directory: pathlib.Path) -> Iterator[Cluster]:
     """Give a cluster."""
-    with Cluster(directory) as found:
-        yield found
+    with Cluster(directory) as made:
+        yield made
 
 
 def node(
