@@ -198,7 +198,7 @@ def test_a_node_that_is_gone_is_not_made_again(real: Real) -> None:
     assert refused.status == 409, refused.problem
 
 
-def test_missing_rights_are_named(real: Real) -> None:
+def test_missing_permissions_are_named(real: Real) -> None:
     real.make("a", **{DOKS: "h100"})
     rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
     limited = real.account("default", "muster-test-viewer", rules)

@@ -48,7 +48,7 @@ def bound(**changed: Any) -> token_issuer.Claims:
 
 
 @pytest.mark.parametrize(("key", "algorithm"), [("k1", "RS256"), ("e1", "ES256")])
-def test_a_good_token_speaks_for_its_pods_node_as_long_as_it_is_good(
+def test_a_valid_token_stands_for_its_pods_node_as_long_as_it_is_valid(
     key: str, algorithm: str
 ) -> None:
     token = token_issuer.token(claims("ip-10-0-0-1.eu.internal"), key, algorithm)
@@ -57,7 +57,7 @@ def test_a_good_token_speaks_for_its_pods_node_as_long_as_it_is_good(
     )
 
 
-def test_clocks_may_be_apart_by_the_leeway_and_no_more() -> None:
+def test_clocks_may_differ_by_the_leeway_and_no_more() -> None:
     token = token_issuer.token(claims())
     assert isinstance(decided(token, at=NOW - 30), tokens.Bearer)
     assert decided(token, at=NOW - 31) == Reason.NOT_YET
@@ -153,7 +153,7 @@ def test_a_wrong_token_is_refused_for_the_right_reason(which: str) -> None:
 
 
 @given(st.text(max_size=60), st.integers(0, 2), st.sampled_from([None, 1]))
-def test_whatever_comes_for_a_token_gets_an_answer(text: str, part: int, whole: object) -> None:
+def test_anything_in_place_of_a_token_gets_an_answer(text: str, part: int, whole: object) -> None:
     parts = token_issuer.token(claims(), "e1", "ES256").split(".")
     if whole is None:
         parts[part] = text
@@ -186,7 +186,7 @@ def test_of_two_keys_with_one_id_either_may_have_signed() -> None:
         assert isinstance(decided(by_other, ring=ring), tokens.Bearer)
 
 
-def test_while_the_api_server_is_away_who_was_let_in_is_let_in_again() -> None:
+def test_while_the_api_server_is_unavailable_an_admitted_plugin_is_admitted_again() -> None:
     token = token_issuer.token(claims(lasts_s=720))
     assert decided(token, at=NOW + 800) == Reason.EXPIRED
     # heard 800 s ago, and then the token was good for 720 s more
@@ -285,7 +285,7 @@ class Whole(msgspec.Struct):
     exp: int = 0
 
 
-def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> None:
+def test_an_admitted_plugin_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> None:
     decision = authorizer_with().decide(request(token_issuer.token(claims())), at=NOW, now=0)
     assert isinstance(decision, callout.Admitted)
     assert (decision.node, decision.pod, decision.lifetime_s) == (
@@ -324,7 +324,7 @@ def refusal(decision: object) -> tuple[Reason, str]:
     return decision.reason, error
 
 
-def test_who_is_refused_is_refused_with_the_reason_and_without_the_token() -> None:
+def test_a_denial_has_the_reason_and_not_the_token() -> None:
     for token, reason in WRONG.values():
         if len(token) < 5000:
             decision = authorizer_with().decide(request(token), at=NOW, now=0)
@@ -332,7 +332,7 @@ def test_who_is_refused_is_refused_with_the_reason_and_without_the_token() -> No
             assert not token or token not in repr(decision)
 
 
-def test_a_connection_may_not_be_named_like_a_plugin_elsewhere() -> None:
+def test_a_connection_may_not_be_named_like_a_plugin_of_another_node() -> None:
     good = token_issuer.token(claims())
     for name in ("device-plugin node-a", "", "muster-health", "two words_here"):
         assert isinstance(
@@ -382,7 +382,7 @@ def test_a_node_never_connects_more_often_than_allowed(arrivals: list[tuple[str,
             assert count <= rules.burst + (until - since) * rules.per_minute / 60 + 1e-6
 
 
-def test_what_the_gate_may_sign_with_is_told_without_telling_the_secret() -> None:
+def test_a_bad_signing_file_is_reported_without_its_secret() -> None:
     accounts_ = {"auth": AUTH.public, "plugins": PLUGINS.public}
     seeds = {"answer_seed": SIGNING.answer.seed, "node_seed": SIGNING.node.seed}
     assert (
@@ -410,7 +410,7 @@ def test_the_scope_of_nodes_is_what_permissions_say_of_one() -> None:
     assert claims["nats"]["tags"] == ["node:node-a"]  # type: ignore[index]
 
 
-def test_the_page_tells_every_reason() -> None:
+def test_the_page_names_every_reason() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/security.md").read_text("utf-8")
     rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \| ", page, re.MULTILINE)
     named = {word.strip("` ") for row in rows for word in row.split(",")}

@@ -38,7 +38,7 @@ def test_every_option_in_the_page_exists() -> None:
     assert named - options == {"--node-labels"}
 
 
-def test_the_settings_that_are_told_can_be_used(tmp_path: Path) -> None:
+def test_the_settings_in_the_page_can_be_used(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", LABELER, re.DOTALL)
     tree = yaml.safe_load(example)
     assert set(tree) <= set(config.Settings.__struct_fields__)
@@ -48,13 +48,13 @@ def test_the_settings_that_are_told_can_be_used(tmp_path: Path) -> None:
     assert (loaded.mode, loaded.policy.nodes) == (config.Mode.APPLY, {"pool": "gpu"})
 
 
-def test_every_mode_is_told() -> None:
+def test_every_mode_is_in_the_page() -> None:
     table = re.findall(r"^\| `([a-z]+)`", LABELER, re.MULTILINE)
     assert set(config.Mode) <= set(table)
     assert decisions.KEY in LABELER
 
 
-def test_the_manifests_give_every_right_that_is_asked_for_at_the_start() -> None:
+def test_the_manifests_grant_every_permission_that_is_checked_at_the_start() -> None:
     documents = [*yaml.safe_load_all((ROOT / "k8s/base/labeler.yaml").read_text())]
     roles = [document for document in documents if document["kind"] in {"Role", "ClusterRole"}]
     every = config.Settings(mode=config.Mode.APPLY, condition=True)

@@ -174,14 +174,14 @@ def test_sources_are_believed_in_their_order() -> None:
         ("NVIDIA A100-SXM4-40GB", 40960, "NVIDIA-A100-SXM4-80GB", True),
     ],
 )
-def test_who_cannot_both_be_right_is_in_conflict(
+def test_sources_that_cannot_both_be_right_are_in_conflict(
     product: str, memory_mib: int, label: str, *, is_conflict: bool
 ) -> None:
     views = Evidence({"a": {Product(product, memory_mib): 1}}, {}, {})
     assert sources.identify(node(labels={GFD: label}), views).is_conflict == is_conflict
 
 
-def test_an_instance_type_names_only_when_it_was_asked_for() -> None:
+def test_an_instance_type_gives_a_name_only_if_requested() -> None:
     hinted = node(labels={TYPE: "Standard_NC24ads_A100_v4"})
     unasked = sources.identify(hinted).name
     requested = sources.identify(hinted, Evidence({}, {}, {}, may_use_instance_type=True)).name
@@ -190,7 +190,7 @@ def test_an_instance_type_names_only_when_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "state"),
+    ("fields", "state"),
     [
         ({"capacity": {}, "allocatable": {}}, LabelState.NOT_GPU),
         ({"labels": {GFD: "Tesla-T4"}}, LabelState.UNLABELLED),
@@ -223,7 +223,7 @@ def test_an_instance_type_names_only_when_it_was_asked_for() -> None:
         ),
     ],
 )
-def test_a_nodes_label_stands_as_the_table_says(
+def test_a_nodes_label_has_the_state_in_the_table(
     fields: dict[str, object], state: LabelState
 ) -> None:
     assert node_labels.label_status(node(**fields)).state is state

@@ -40,7 +40,7 @@ async def is_refused(world: nats_with_gate.World, token: str, **options: str) ->
         return True
 
 
-def test_whoever_has_a_token_speaks_and_hears_for_its_node_only(tmp_path: Path) -> None:
+def test_a_token_allows_to_publish_and_receive_for_its_node_only(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         world = nats_with_gate.World(tmp_path, pace={"burst": 1000})
         runner.run(world.__aenter__())
@@ -294,7 +294,7 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
     run(nats_with_gate.World(tmp_path, gates=0), story)
 
 
-def test_the_plugin_itself_comes_in_by_its_token_and_loads_nothing_for_it(tmp_path: Path) -> None:
+def test_the_plugin_itself_connects_with_its_token_and_loads_nothing_for_it(tmp_path: Path) -> None:
     root = Path(tempfile.mkdtemp(prefix="mu-"))
     (root / "device-plugins").mkdir()
     file, config = tmp_path / "token", tmp_path / "plugin.yaml"

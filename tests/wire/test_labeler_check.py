@@ -258,7 +258,7 @@ def test_each_state_of_gpu_labels_has_its_finding(
     )
 
 
-def test_several_models_on_one_node_are_told(here: Cluster) -> None:
+def test_several_models_on_one_node_are_reported(here: Cluster) -> None:
     here.put(
         node(),
         clusters.reports({"a": {Product("Tesla T4", 15360): 1, Product("NVIDIA L4", 23034): 1}}),
@@ -317,7 +317,7 @@ ANNOTATED: dict[str, Any] = {"annotations": {FUSE: "true"}}
     ("runtime", "severity"),
     [("containerd://1.6.3", "error"), ("containerd://1.7.9", "warn"), ("docker://20.10", "error")],
 )
-def test_a_runtime_that_cannot_give_devices_by_annotation_is_told(
+def test_a_runtime_that_cannot_add_devices_by_annotation_is_reported(
     here: Cluster, runtime: str, severity: str
 ) -> None:
     here.put(node(gpus=None, runtime=runtime))
@@ -353,7 +353,7 @@ def test_an_annotated_pod_needs_an_agent_a_namespace_and_its_order(here: Cluster
     ]
 
 
-def test_a_fuse_resource_at_0_is_told_with_the_pod_to_restart(here: Cluster) -> None:
+def test_a_fuse_resource_at_0_is_reported_with_the_pod_to_restart(here: Cluster) -> None:
     here.put(
         node("a", gpus=None, resources={FUSE: "0"}), node("b", gpus=None, resources={FUSE: "1000"})
     )
@@ -372,7 +372,7 @@ def test_a_fuse_resource_at_0_is_told_with_the_pod_to_restart(here: Cluster) -> 
     assert shlex.split(command_)[5:] == ["delete", "pod", "muster-plugin-x", "-n", "default"]
 
 
-def test_pods_that_no_autoscaler_helps_are_told(here: Cluster) -> None:
+def test_pods_that_no_autoscaler_helps_are_reported(here: Cluster) -> None:
     text = f"pod didn't trigger scale-up: 1 Insufficient {FUSE}"
     unscheduled = {
         "type": "PodScheduled",
@@ -417,7 +417,7 @@ def test_pods_that_no_autoscaler_helps_are_told(here: Cluster) -> None:
         ),
     ],
 )
-def test_a_template_that_must_promise_fuse_is_told_with_the_platforms_setting(
+def test_a_template_that_must_offer_fuse_is_reported_with_the_platforms_setting(
     here: Cluster, provider: str, labels: dict[str, str], object_: str, setting: str
 ) -> None:
     here.put(
@@ -471,7 +471,7 @@ def test_karpenter_needs_its_gate_and_an_overlay(here: Cluster) -> None:
     ]
 
 
-def test_node_local_devices_for_fuse_are_told(here: Cluster) -> None:
+def test_node_local_devices_for_fuse_are_reported(here: Cluster) -> None:
     here.put(node(gpus=None), slices("fuse.example.com", "a"))
     assert findings_of(here.check("autoscaler")[1]) == [
         (
@@ -483,7 +483,7 @@ def test_node_local_devices_for_fuse_are_told(here: Cluster) -> None:
     ]
 
 
-def test_an_autoscaler_whose_status_is_old_is_told(here: Cluster) -> None:
+def test_an_autoscaler_whose_status_is_old_is_reported(here: Cluster) -> None:
     here.put(status(dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)))
     code, report = here.check("autoscaler")
     assert (code, [finding[:3] for finding in findings_of(report)]) == (
@@ -493,7 +493,7 @@ def test_an_autoscaler_whose_status_is_old_is_told(here: Cluster) -> None:
     assert here.check("gpu")[0] == 0
 
 
-def test_missing_rights_give_unknown_lines_and_are_named(here: Cluster) -> None:
+def test_missing_permissions_give_unknown_lines_and_are_named(here: Cluster) -> None:
     here.put(node(labels={KEY: "t4", **T4}))
     limited = here.user(("list", "pods"), ("list", "events"))
     code, report = here.check("all", kubeconfig=limited)
@@ -509,7 +509,7 @@ def test_missing_rights_give_unknown_lines_and_are_named(here: Cluster) -> None:
     assert here.check("gpu", kubeconfig=limited)[0] == 4
 
 
-def test_what_is_known_to_be_broken_counts_more_than_what_cannot_be_seen(here: Cluster) -> None:
+def test_an_error_counts_more_than_what_cannot_be_read(here: Cluster) -> None:
     here.put(node(labels={KEY: "l4", **T4}))
     assert here.check("all", kubeconfig=here.user(("list", "pods")))[0] == 1
 
@@ -520,7 +520,7 @@ def test_sources_that_cannot_be_read_are_noted_and_decide_nothing(here: Cluster)
     assert (code, findings_of(report), len(report["notes"])) == (0, [], 1)
 
 
-def test_one_node_can_be_asked_about(here: Cluster) -> None:
+def test_one_node_can_be_checked(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "l4", **T4}), node("b", labels={KEY: "l4", **T4}))
     assert [finding[2] for finding in findings_of(here.check("gpu", "--node", "b")[1])] == ["b"]
     assert here.run("check", "gpu", "--node", "c") == (2, "", "muster check: no such node: c\n")
@@ -537,7 +537,7 @@ def test_an_api_that_refuses_lists_is_no_crash(here: Cluster, reason: refusals.R
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nodes", "/apis/resource.k8s.io", "/api/v1/namespaces"])
-def test_what_was_not_seen_is_never_fine(here: Cluster, path: str) -> None:
+def test_what_was_not_read_is_never_fine(here: Cluster, path: str) -> None:
     here.put(node(labels={KEY: "t4", **T4}))
     here.api.refuse(path, refusals.Reason.UNAVAILABLE)
     code, report = here.check("gpu", "--timeout", "2s")
@@ -549,7 +549,9 @@ def test_what_was_not_seen_is_never_fine(here: Cluster, path: str) -> None:
     assert here.labels("a") == before or {KEY: "t4", **T4}
 
 
-def test_who_is_not_reached_or_not_known_gives_3(here: Cluster, tmp_path: pathlib.Path) -> None:
+def test_an_unreachable_cluster_and_rejected_credentials_give_3(
+    here: Cluster, tmp_path: pathlib.Path
+) -> None:
     file = tmp_path / "stranger"
     here.api.write_kubeconfig(file)
     text = file.read_text().replace('"user": {}', '"user": {"token": "eve"}')
@@ -566,7 +568,7 @@ def test_what_cannot_be_meant_gives_2(here: Cluster, words: list[str]) -> None:
     assert here.run("check", *words)[0] == 2
 
 
-def test_the_printed_command_sees_what_was_seen(
+def test_the_printed_command_has_the_same_options(
     here: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.put(
@@ -655,7 +657,7 @@ def test_junit_has_a_case_for_each_finding(here: Cluster) -> None:
     assert (suite.get("failures"), suite.get("skipped")) == ("2", "1")
 
 
-def test_text_says_each_finding_in_a_line_and_then_what_mends_it(here: Cluster) -> None:
+def test_text_has_a_line_for_each_finding_and_then_what_fixes_it(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "l4", **T4}))
     code, out, _ = here.run("check", "gpu")
     lines = out.splitlines()
@@ -670,7 +672,7 @@ def test_text_says_each_finding_in_a_line_and_then_what_mends_it(here: Cluster) 
     assert lines[-1] == f"{here.api.url}: 1 error (1 nodes, 1 gpuNodes)"
 
 
-def test_every_printed_command_runs_and_the_cluster_is_well_in_the_end(
+def test_every_printed_command_runs_and_the_cluster_is_fine_in_the_end(
     here: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -160,7 +160,7 @@ def play(story: Callable[[World], Awaitable[None]], directory: pathlib.Path) -> 
     asyncio.run(played())
 
 
-def test_a_suggestion_is_told_once_a_change_and_writes_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_suggestion_is_published_once_a_change_and_writes_nothing(tmp_path: pathlib.Path) -> None:
     async def story(made: World) -> None:
         await made.make()
         await made.reports("NVIDIA L4")
@@ -202,7 +202,7 @@ def test_without_a_cluster_it_suggests_from_the_inventory_alone_and_says_so_once
     play(story, tmp_path)
 
 
-def test_a_cluster_that_is_away_is_said_once_and_suggestions_go_on(
+def test_an_unavailable_cluster_is_logged_once_and_suggestions_go_on(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
@@ -215,7 +215,7 @@ def test_a_cluster_that_is_away_is_said_once_and_suggestions_go_on(
     play(story, tmp_path)
 
 
-def test_apply_writes_the_label_when_told_to_and_writes_it_again_when_it_is_gone(
+def test_apply_writes_the_label_and_writes_it_again_when_it_is_gone(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
@@ -317,7 +317,7 @@ def test_off_does_nothing(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "problem"),
     [
         ("mode: apply", "mode apply: no Kubernetes API: not in a pod, and "),
         ("kubernetes: {kubeconfig: /nowhere}", "kubernetes: /nowhere: No such file or directory"),

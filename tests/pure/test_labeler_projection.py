@@ -31,7 +31,7 @@ def test_a_node_without_status_labels_or_fields_is_a_node() -> None:
     assert read(bare) == model.Node(name="a")
 
 
-def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None:
+def test_of_a_node_only_what_concerns_accelerators_is_kept() -> None:
     fields: dict[str, object] = {"f:metadata": {"f:labels": {f"f:{schemes.SKYPILOT}": {}}}}
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     kept = read(
@@ -121,7 +121,7 @@ def test_what_is_no_inventory_is_refused(text: str) -> None:
         projection.decode_inventory(text)
 
 
-def test_a_node_that_says_too_much_keeps_no_other_from_being_written() -> None:
+def test_a_node_that_reports_too_much_keeps_no_other_from_being_written() -> None:
     odd = {Product(f"{index} " + "x" * 900): 1 for index in range(120)}
     loud = {f"loud-{index}": odd for index in range(10)}
     kinds, _ = projection.decode_inventory(projection.encode_inventory({**loud, "a": {L4: 1}}))
@@ -191,7 +191,7 @@ def test_in_no_second_more_arrives_than_the_budget_however_long_each_write_is_on
         assert sum(first <= other < first + 1 - 1e-6 for other in arrivals) <= max(1, rate)
 
 
-def test_a_pod_tells_its_requests_and_what_its_containers_said() -> None:
+def test_of_a_pod_its_requests_and_its_containers_messages_are_kept() -> None:
     raw = {
         "metadata": {"name": "p", "namespace": "n", "annotations": {"muster.dev/fuse": "true"}},
         "spec": {
@@ -225,12 +225,12 @@ def test_a_pod_tells_its_requests_and_what_its_containers_said() -> None:
     )
 
 
-def test_a_pod_without_anything_of_fuse_is_let_go() -> None:
+def test_a_pod_without_fuse_is_not_kept() -> None:
     raw = msgspec.json.decode(b'{"metadata": {"name": "p"}, "spec": null}', type=objects.Pod)
     assert projection.pod(raw) is None
 
 
-def test_a_slice_tells_products_and_memory_of_both_versions() -> None:
+def test_a_slice_has_products_and_memory_in_both_versions() -> None:
     attributes = {"gpu.nvidia.com/productName": {"string": "NVIDIA L4"}}
     inside = {"attributes": attributes, "capacity": {"memory": {"value": "24Gi"}}}
     for device in ({"name": "gpu-0", **inside}, {"name": "gpu-0", "basic": inside}):

@@ -238,7 +238,7 @@ def test_a_nodes_gpus_are_counted_by_kind(
         (replace(L4_GPU, mig_enabled=True, mig=(MIG,)), L4_SLICED),
     ],
 )
-def test_a_gpu_in_mig_mode_is_partitioned_before_it_has_devices_and_a_virtual_one_is_told(
+def test_a_gpu_in_mig_mode_is_partitioned_before_it_has_devices_and_a_virtual_one_is_marked(
     gpu: vocabulary.Gpu, kind: Product
 ) -> None:
     node = vocabulary.GpuNode(gpus=(gpu,), mig_strategy="mixed")
@@ -275,7 +275,7 @@ def test_gpus_that_could_not_be_read_are_not_gone() -> None:
     assert nodes.report("a").kinds == {L4: 1}
 
 
-def test_of_a_node_that_changed_in_nothing_that_matters_nothing_is_thought() -> None:
+def test_a_node_without_a_relevant_change_is_not_evaluated() -> None:
     nodes = made(NODE)
     ready = model.Node(name="a", uid="u", version="9", ready_since=T0)
     assert [nodes.put(ready), nodes.put(WRONG), nodes.put(WRONG)] == [False, True, False]
@@ -284,7 +284,7 @@ def test_of_a_node_that_changed_in_nothing_that_matters_nothing_is_thought() -> 
     assert nodes.status("a") is None
 
 
-def test_a_suggestion_is_news_once_until_something_else_is_true() -> None:
+def test_a_suggestion_is_published_once_until_it_changes() -> None:
     nodes = made()
     suggests = Decision(Action.SUGGEST, LABEL, EXACT)
     nothing = Decision(Action.NOTHING, LABEL, "labelled already")
@@ -293,7 +293,7 @@ def test_a_suggestion_is_news_once_until_something_else_is_true() -> None:
     assert news == [True, False, True, False, True]
 
 
-def test_every_write_is_news_and_finding_it_there_is_none() -> None:
+def test_every_write_is_published_and_reading_it_back_is_not() -> None:
     nodes = made()
     applied = Decision(Action.APPLY, LABEL, EXACT)
     there = Decision(Action.NOTHING, LABEL, "labelled already")
@@ -369,14 +369,14 @@ def test_the_service_labels_all_gpu_nodes_or_none_whatever_the_policy_says(
     assert nodes.objection() == held
 
 
-def test_a_policy_that_takes_guesses_is_held_by_none() -> None:
+def test_a_policy_that_accepts_guesses_is_held_by_none() -> None:
     reasons = (accelerators.Reason.EXACT, accelerators.Reason.FALLBACK)
     nodes = made(model.Node(name="a", capacity=GPU), policy=config.Policy(reasons=reasons))
     nodes.observe_inventory(report("NVIDIA T400 4GB", sequence=1))
     assert nodes.objection() is None
 
 
-def test_what_was_reported_of_a_node_goes_with_it() -> None:
+def test_what_was_reported_of_a_node_is_dropped_with_it() -> None:
     born = model.Node(name="a", uid="1", created=T0, capacity=GPU)
     nodes = made(born)
     nodes.observe_inventory(report("NVIDIA L4", sequence=1))
@@ -391,7 +391,9 @@ def test_what_was_reported_of_a_node_goes_with_it() -> None:
     assert nodes.reported()[0] == {}
 
 
-def test_a_node_made_anew_unseen_is_another_and_an_older_inventory_not_its() -> None:
+def test_a_node_that_was_recreated_unnoticed_is_another_one_and_an_older_inventory_is_not_its() -> (
+    None
+):
     born = model.Node(name="a", uid="1", created=T0, capacity=GPU)
     nodes = made(born)
     nodes.observe_inventory(report("NVIDIA L4", sequence=1))
@@ -449,7 +451,7 @@ def test_a_label_of_ours_never_outlives_the_gpus_it_was_written_of(
     assert decide(Mode.SUGGEST, kinds, node).action in {Action.SUGGEST, Action.NOTHING}
 
 
-def test_what_nobody_is_known_to_own_is_not_ours_to_change() -> None:
+def test_a_label_without_a_known_owner_is_not_changed() -> None:
     node = model.Node(name="a", labels={KEY: "t4"})
     reason = f"{KEY}=t4 is owned by an unknown manager"
     assert decide(Mode.APPLY, {L4: 2}, node) == decision(Action.REFUSE, LABEL, reason)
@@ -464,7 +466,7 @@ def test_our_own_labels_are_no_second_opinion() -> None:
     assert made(dataclasses.replace(bare, our_labels={})).covering_scheme() == schemes.GFD_PRODUCT
 
 
-def test_labels_of_ours_that_nothing_speaks_for_any_more_go() -> None:
+def test_labels_of_ours_that_no_longer_apply_are_removed() -> None:
     memory, count = node_labels.MEMORY_LABEL, node_labels.COUNT_LABEL
     node = ours("l4", OF_L4, **{"muster.dev/accelerator": "l4", count: "2", memory: "1"})
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
@@ -488,7 +490,7 @@ def test_with_one_set_alone_skypilots_label_decides_nothing() -> None:
         assert (decided.action, KEY in decided.labels) == (Action.APPLY, False)
 
 
-def test_a_node_that_is_held_says_why_and_is_not_tried_again_and_again() -> None:
+def test_a_held_node_says_why_and_is_not_retried() -> None:
     nodes = made()
     assert not nodes.record_decision("a", Decision(Action.HOLD, LABEL, "held: b"), cause="c")
     assert (nodes.waiting(), nodes.held()) == ({}, {"a": "c"})
@@ -496,7 +498,7 @@ def test_a_node_that_is_held_says_why_and_is_not_tried_again_and_again() -> None
     assert (shown.is_waiting, shown.reason) == (True, "held: b")
 
 
-def test_what_the_api_refused_is_told_once_and_tried_again() -> None:
+def test_what_the_api_refused_is_published_once_and_retried() -> None:
     nodes = made()
     refused = Decision(Action.REFUSE, LABEL, "label node a: HTTP 403 no")
     assert nodes.record_decision("a", refused, cause="c", is_retriable=True)
@@ -546,7 +548,7 @@ def cluster(drawn: Mapping[str, tuple[dict[str, str], int]]) -> list[node_labels
 
 
 @given(CLUSTERS)
-def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_seen_or_none_was_touched(
+def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_visible_or_none_was_changed(
     drawn: Mapping[str, tuple[dict[str, str], int]],
 ) -> None:
     standings = cluster(drawn)
@@ -561,7 +563,7 @@ def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_seen_or_none_was_tou
 
 
 @given(st.lists(CLUSTERS, max_size=3))
-def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
+def test_all_or_nothing_kept_up_to_date_agrees_with_one_made_from_scratch(
     story: list[Mapping[str, tuple[dict[str, str], int]]],
 ) -> None:
     kept = all_or_nothing.AllOrNothing()
@@ -588,9 +590,7 @@ def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
         (Action.REFUSE, vocabulary.LabelsRefused),
     ],
 )
-def test_what_was_done_is_told_as_its_fact(
-    action: Action, shape: type[vocabulary.LabelEvent]
-) -> None:
+def test_each_action_has_its_event(action: Action, shape: type[vocabulary.LabelEvent]) -> None:
     event = decisions.to_event(decision(action, LABEL, "why"), node="a", at=T0)
     assert event == shape(node="a", at=T0, labels=LABEL, reason="why", source=AGENT)
 
@@ -611,7 +611,7 @@ def test_what_was_not_done_is_no_fact(action: Action) -> None:
         ({}, "Unknown", "Unreachable", ""),
     ],
 )
-def test_a_nodes_plugins_are_as_well_as_the_worst_of_them(
+def test_a_nodes_condition_is_that_of_its_worst_plugin(
     verdicts: Mapping[str, Verdict], status: str, reason: str, message: str
 ) -> None:
     assert node_conditions.condition_of(verdicts) == node_conditions.Condition(

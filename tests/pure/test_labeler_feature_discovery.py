@@ -380,7 +380,7 @@ LONG = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
         ("MOCKMODEL", "9" * 100, 1, "M-MIG-" + "9" * 57),
     ],
 )
-def test_of_a_product_that_is_too_long_the_model_gives_way(
+def test_of_a_product_that_is_too_long_the_model_is_shortened(
     product: str, profile: str, replicas: int, value: str | None
 ) -> None:
     device = gpu(product=product)
@@ -402,7 +402,7 @@ EVERY_MIG = set(of_mig("", key="mig-1g.1gb"))
 
 
 @pytest.mark.parametrize(
-    ("strategy", "found", "keys"),
+    ("strategy", "device", "keys"),
     [
         # tests/expected-output{,-mig-none,-mig-single,-mig-mixed}.txt and -vgpu.txt
         ("none", gpu(), EVERY_GPU),
@@ -494,7 +494,7 @@ def test_what_is_unknown_is_left_out() -> None:
     assert told_of_gpus(node) == of_gpu("MOCKMODEL-MIG-1g.5gb", memory=None) | SINGLE
 
 
-def test_what_one_gpu_cannot_tell_its_like_tells() -> None:
+def test_what_one_gpu_does_not_report_comes_from_one_of_its_model() -> None:
     lost = replace(gpu("0"), memory_mib=None, compute_capability=None)
     node = vocabulary.GpuNode(gpus=(lost, gpu("1")))
     assert told_of_gpus(node) == of_gpu(count=2) | AMPERE
@@ -606,7 +606,7 @@ def test_a_node_is_in_the_clique_of_all_gpus_that_are_in_one(
     ("vgpus", "present"),
     [((True,), "true"), ((False, True), "true"), ((False,), "false"), ((None, False), None)],
 )
-def test_a_virtual_gpu_is_told_of_where_it_is_known(
+def test_a_virtual_gpu_is_labelled_where_it_is_known(
     vgpus: tuple[bool | None, ...], present: str | None
 ) -> None:
     gpus = tuple(replace(gpu(str(index)), vgpu=vgpu) for index, vgpu in enumerate(vgpus))
@@ -628,14 +628,14 @@ HOPPER = {"gpu.compute.major": "9", "gpu.compute.minor": "0", "gpu.family": "hop
         ((A_MIG, B_MIG), of_gpu("A", replicas=0)),
     ],
 )
-def test_a_node_of_several_models_is_told_as_one_of_them_in_whatever_order(
+def test_of_several_models_on_a_node_one_is_named_in_whatever_order(
     gpus: tuple[vocabulary.Gpu, ...], labels: Mapping[str, str]
 ) -> None:
     assert told_of_gpus(vocabulary.GpuNode(gpus=gpus)) == labels
     assert told_of_gpus(vocabulary.GpuNode(gpus=gpus[::-1])) == labels
 
 
-def test_where_only_some_gpus_are_shared_the_label_tells_of_those() -> None:
+def test_where_only_some_gpus_are_shared_the_label_describes_those() -> None:
     resources = (shared(replicas=1), shared(rename="nvidia.com/gpu.shared", replicas=4))
     node = vocabulary.GpuNode(gpus=(gpu("0"), gpu("1")), resources=resources)
     assert told_of_gpus(node) == of_gpu(count=2, replicas=4) | AMPERE

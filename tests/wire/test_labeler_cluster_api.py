@@ -112,7 +112,9 @@ def test_a_label_of_another_manager_stays_and_the_refusal_names_it(tmp_path: pat
     play(story, tmp_path)
 
 
-def test_who_may_not_write_any_more_when_its_turn_comes_does_not(tmp_path: pathlib.Path) -> None:
+def test_a_replica_that_may_not_write_any_more_when_its_turn_comes_does_not(
+    tmp_path: pathlib.Path,
+) -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
         turns = pace.WritePace(1000)
@@ -128,7 +130,7 @@ def test_who_may_not_write_any_more_when_its_turn_comes_does_not(tmp_path: pathl
     play(story, tmp_path)
 
 
-def test_a_node_that_is_gone_meanwhile_is_told_as_gone(tmp_path: pathlib.Path) -> None:
+def test_a_node_that_is_gone_meanwhile_is_reported_as_gone(tmp_path: pathlib.Path) -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
         before = await cluster.node("a")
@@ -202,7 +204,7 @@ def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("given", "failure"),
+    ("raw", "failure"),
     [
         (
             answer(b'{"message":"no\\nrights!"}', "403 Forbidden"),
@@ -307,7 +309,7 @@ class Seen:
         self.changed.set()
 
 
-def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
+def test_all_nodes_are_kept_up_to_date_also_when_the_watch_expires(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(cluster: Cluster) -> None:
@@ -390,7 +392,7 @@ def test_a_replica_that_cannot_renew_stops_before_another_may_begin(tmp_path: pa
     play(story, tmp_path)
 
 
-def test_everybody_is_told_when_the_lease_cannot_be_had_and_when_it_can(
+def test_the_callback_runs_when_the_lease_becomes_unavailable_and_available(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(cluster: Cluster) -> None:

@@ -158,7 +158,7 @@ def play(story: Callable[[World], Awaitable[None]], directory: pathlib.Path) -> 
     asyncio.run(played())
 
 
-def test_what_drifts_comes_back_what_is_swapped_is_noticed_what_is_gone_is_withdrawn(
+def test_a_removed_label_comes_back_a_replaced_gpu_is_noticed_and_a_missing_one_withdrawn(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
@@ -294,7 +294,7 @@ def test_of_two_replicas_one_writes_and_the_other_goes_on_when_it_is_killed(
     play(story, tmp_path)
 
 
-def test_verdicts_become_a_node_condition_when_asked_for(tmp_path: pathlib.Path) -> None:
+def test_verdicts_become_a_node_condition_on_request(tmp_path: pathlib.Path) -> None:
     async def story(made: World) -> None:
         await made.make("node-a")
         await made.judged("node-a", vocabulary.Verdict.HEALTHY)
@@ -352,7 +352,9 @@ def test_labels_are_kept_while_nats_is_away(tmp_path: pathlib.Path) -> None:
     play(story, tmp_path)
 
 
-def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pathlib.Path) -> None:
+def test_a_restored_permission_is_noticed_and_a_contested_label_is_left_alone(
+    tmp_path: pathlib.Path,
+) -> None:
     async def story(made: World) -> None:
         await made.make("node-a")
         made.api.write_kubeconfig(tmp_path / "limited", token="limited")  # noqa: S106  # of the stand-in
@@ -384,7 +386,7 @@ def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pat
     play(story, tmp_path)
 
 
-def test_all_sets_follow_the_gpus_and_what_the_policy_lets_go_is_removed(
+def test_all_sets_follow_the_gpus_and_what_the_policy_no_longer_wants_is_removed(
     tmp_path: pathlib.Path,
 ) -> None:
     count, product = "muster.dev/accelerator-count", "nvidia.com/gpu.product"
@@ -407,7 +409,7 @@ def test_all_sets_follow_the_gpus_and_what_the_policy_lets_go_is_removed(
     play(story, tmp_path)
 
 
-def test_history_that_is_forgotten_is_listed_anew(tmp_path: pathlib.Path) -> None:
+def test_an_expired_watch_lists_again(tmp_path: pathlib.Path) -> None:
     async def story(made: World) -> None:
         await made.make("node-a")
         await made.reports("node-a", "NVIDIA L4")

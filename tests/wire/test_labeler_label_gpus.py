@@ -107,7 +107,7 @@ def test_on_a_terminal_a_person_is_asked(
     assert b"Label 1 nodes of http://127.0.0.1:" in done.stderr
 
 
-def test_who_interrupts_the_question_is_not_kept_waiting(here: Cluster) -> None:
+def test_ctrl_c_ends_the_question_at_once(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     ours, theirs = pty.openpty()
     with open(ours, "r+b", buffering=0), open(theirs, "rb", buffering=0) as stdin:  # noqa: PTH123  # descriptors
@@ -158,7 +158,7 @@ def test_a_cluster_that_another_scheme_covers_is_left_alone(here: Cluster) -> No
     assert errors.startswith(f"muster label-gpus: nothing is written: {GFD} names every GPU node")
 
 
-def test_what_others_own_is_refused_by_name_and_overwritten_only_when_told(here: Cluster) -> None:
+def test_what_others_own_is_refused_by_name_and_overwritten_only_on_request(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "l4", **T4}))
     code, out, _ = here.run("label-gpus", "--apply", "--yes")
     assert code == 1
@@ -180,7 +180,7 @@ def test_what_others_own_is_refused_by_name_and_overwritten_only_when_told(here:
         ({"node.kubernetes.io/instance-type": "p5.48xlarge"}, "--from-instance-type", "h100"),
     ],
 )
-def test_what_is_not_certain_is_written_only_when_told(
+def test_what_is_not_certain_is_written_only_on_request(
     here: Cluster, labels: dict[str, str], option: str, label: str
 ) -> None:
     here.put(node("a", labels=labels))
@@ -191,7 +191,7 @@ def test_what_is_not_certain_is_written_only_when_told(
     assert here.labels("a")[KEY] == label
 
 
-def test_a_label_that_nobody_is_known_to_own_is_not_ours_to_change(here: Cluster) -> None:
+def test_a_label_without_a_known_owner_is_not_changed(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "l4", **DO}))
     patch: dict[str, Any] = {"metadata": {"managedFields": [{}]}}
     here.send("PATCH", "/api/v1/nodes/a", patch, "application/merge-patch+json")
@@ -221,7 +221,7 @@ def test_nodes_that_cannot_be_listed_are_no_empty_cluster(
     )
 
 
-def test_simulated_gpus_are_labelled_only_when_told(here: Cluster) -> None:
+def test_simulated_gpus_are_labelled_only_on_request(here: Cluster) -> None:
     kinds = {"a": {Product("NVIDIA L4", 23034): 2}}
     here.put(node("a"), clusters.reports(kinds, simulated=frozenset({"a"})))
     words = ("label-gpus", "--apply", "--yes", "--muster-namespace", "default")
@@ -273,7 +273,7 @@ def test_unlabel_takes_all_that_is_ours_beside_the_labels_of_others(here: Cluste
     assert here.labels("c") == {}
 
 
-def test_who_unlabels_some_nodes_is_told_that_they_are_hidden_then(here: Cluster) -> None:
+def test_unlabelling_some_nodes_warns_that_they_are_hidden(here: Cluster) -> None:
     here.put(node("a"), node("b"))
     for name in "ab":
         here.apply(name, {KEY: "t4"})
@@ -282,7 +282,7 @@ def test_who_unlabels_some_nodes_is_told_that_they_are_hidden_then(here: Cluster
     assert (here.labels("a"), here.labels("b")) == ({}, {KEY: "t4"})
 
 
-def test_unlabel_removes_the_labelers_objects_when_told_to(here: Cluster) -> None:
+def test_unlabel_removes_the_labelers_objects_on_request(here: Cluster) -> None:
     here.put(node("a"), clusters.reports({"a": {Product("NVIDIA L4", 23034): 8}}))
     wanted = node_conditions.condition_of({"device-plugin": Verdict.PLUGIN_DOWN})
     uid = here.node("a")["metadata"]["uid"]
@@ -307,7 +307,7 @@ def test_what_is_not_written_out_is_not_done(here: Cluster, words: tuple[str, ..
     assert KEY not in here.labels("a")
 
 
-def test_a_part_of_a_gpu_is_no_whole_card_whoever_tells_of_it(here: Cluster) -> None:
+def test_a_part_of_a_gpu_is_no_whole_card_whatever_reports_it(here: Cluster) -> None:
     whole = {GFD: "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.memory": "81920"}
     parts = {"nvidia.com/mig-1g.10gb": "7"}
     virtual = {GFD: "NVIDIA-A40", "nvidia.com/vgpu.present": "true"}
@@ -328,7 +328,7 @@ def test_a_part_of_a_gpu_is_no_whole_card_whoever_tells_of_it(here: Cluster) -> 
     assert [f["object"] for f in report["findings"] if f["id"] == "GPU007"] == list("abcd")
 
 
-def test_who_may_know_better_and_was_not_heard_keeps_it_from_writing(here: Cluster) -> None:
+def test_a_better_source_that_was_not_read_prevents_writing(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     limited = here.user(("*", "resourceslices"), ("*", "configmaps"))
     code, _, errors = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
@@ -374,7 +374,7 @@ def test_labelling_keeps_the_other_labels_that_are_ours(here: Cluster) -> None:
     assert here.labels("a") == {**DO, KEY: "h100", "muster.dev/accelerator-count": "8"}
 
 
-def test_a_missing_right_is_named_before_anything_is_done(here: Cluster) -> None:
+def test_a_missing_permission_is_named_before_anything_is_done(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     limited = here.user(("patch", "nodes"))
     code, out, errors = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
