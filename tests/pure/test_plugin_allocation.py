@@ -38,9 +38,9 @@ def allocator(sharing: config_gpus.Gpus | None = None) -> allocation.Allocator:
 def test_a_container_gets_each_gpu_once_whatever_its_replicas() -> None:
     gpus = allocator()
     assert gpus.allocate([["GPU-1::2", "GPU-0::0", "GPU-1::0"], ["GPU-0::1"], []]) == (
-        allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-0"}),
-        allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-0"}),
-        allocation.Answer(),
+        advertised.ContainerResponse(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-0"}),
+        advertised.ContainerResponse(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-0"}),
+        advertised.ContainerResponse(),
     )
     assert gpus.allocated == 4
     assert gpus.host_paths([["GPU-1::2"]]) == ()
@@ -100,7 +100,7 @@ def test_an_invalid_request_is_refused_in_words_and_allocates_nothing(
     rules_: config_gpus.Gpus, requested: list[str], problem: str
 ) -> None:
     gpus = allocator(rules_)
-    with pytest.raises(allocation.Refusal) as caught:
+    with pytest.raises(advertised.AllocationError) as caught:
         gpus.allocate([["GPU-1::2"], requested])
     assert problem in str(caught.value)
     assert gpus.allocated == 0

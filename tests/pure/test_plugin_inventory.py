@@ -460,14 +460,14 @@ def test_allocate_answers_each_container_in_order_and_names_its_devices() -> Non
     fuse = allocation.Allocator(made(), "a.com/fuse")
     answers = fuse.allocate([["fuse-0", "fuse-1", "kvm-0", "fuse-0"], ["kvm-1"], []])
     assert answers == (
-        allocation.Answer(
+        advertised.ContainerResponse(
             devices=(spec("/dev/fuse"), spec("/dev/kvm")),
             environment={"MUSTER_DEVICES_A_COM_FUSE": "/dev/fuse,/dev/kvm"},
         ),
-        allocation.Answer(
+        advertised.ContainerResponse(
             devices=(spec("/dev/kvm"),), environment={"MUSTER_DEVICES_A_COM_FUSE": "/dev/kvm"}
         ),
-        allocation.Answer(),
+        advertised.ContainerResponse(),
     )
     assert fuse.allocated == 4
     assert fuse.host_paths([["fuse-0", "kvm-0"], ["fuse-1"]]) == ("/dev/fuse", "/dev/kvm")
@@ -485,7 +485,7 @@ def test_a_unit_has_its_nodes_and_mounts_and_no_variable_where_none_is_configure
     devices = inventory.Inventory(node="n1", plugin="p")
     look(devices, KVM, library, configured=(rule,))
     assert allocation.Allocator(devices, "a.com/virt").allocate([["kvm-0"]]) == (
-        allocation.Answer(
+        advertised.ContainerResponse(
             devices=(
                 advertised.DeviceSpec(
                     host_path="/dev/kvm", container_path="/dev/virt/kvm", permissions="rw"
@@ -503,7 +503,7 @@ def test_with_cdi_a_container_gets_names_that_the_spec_explains() -> None:
     devices = inventory.Inventory(node="n1", plugin="p")
     look(devices, KVM, configured=(rule,))
     assert allocation.Allocator(devices, "a.com/fuse").allocate([["kvm-1"]]) == (
-        allocation.Answer(
+        advertised.ContainerResponse(
             environment={"MUSTER_DEVICES_A_COM_FUSE": "/dev/kvm"}, cdi_devices=("a.com/fuse=kvm-1",)
         ),
     )
@@ -524,13 +524,13 @@ def test_with_cdi_a_container_gets_names_that_the_spec_explains() -> None:
 def test_a_container_gets_the_uuids_of_its_gpus() -> None:
     gpus = allocation.Allocator(made(), "nvidia.com/gpu")
     assert gpus.allocate([[f"{GPU_1}::0", f"{GPU_0}::1", f"{GPU_1}::1"]]) == (
-        allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": f"{GPU_1},{GPU_0}"}),
+        advertised.ContainerResponse(environment={"NVIDIA_VISIBLE_DEVICES": f"{GPU_1},{GPU_0}"}),
     )
 
 
 def test_an_unknown_id_is_refused_in_words_and_allocates_nothing() -> None:
     fuse = allocation.Allocator(made(), "a.com/fuse")
-    with pytest.raises(allocation.Refusal) as caught:
+    with pytest.raises(advertised.AllocationError) as caught:
         fuse.allocate([["fuse-0"], ["nope"]])
     text = "a.com/fuse has no device 'nope'; it has fuse-0, fuse-1, kvm-0, kvm-1"
     assert (str(caught.value), fuse.allocated) == (text, 0)

@@ -83,7 +83,7 @@ def _make_lazy(name: str, *classes: str) -> None:
     if name in sys.modules:
         return
     package = name.rpartition(".")[0]
-    # importlib.util.find_spec would import the package, and that the module
+    # importlib.util.find_spec would import the package, which imports the module
     above = importlib.machinery.PathFinder.find_spec(package) if package else None
     where = above.submodule_search_locations if above else None
     spec = importlib.machinery.PathFinder.find_spec(name, where)

@@ -164,7 +164,7 @@ class Node:
     def on_listing_changed(
         self, resource: str, change: registration_events.ListingChange, endpoint: str
     ) -> None:
-        """Publish that the kubelet lists a resource, or stops to."""
+        """Publish that the kubelet has listed or lost a resource."""
         self.resource_plugins.on_answered(resource)
         self.event_log.record_registration(resource, change, endpoint)
 

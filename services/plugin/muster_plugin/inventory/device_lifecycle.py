@@ -1,4 +1,4 @@
-"""Pure: tracked cycle of each unit of one resource, from its first observation to its removal.
+"""Pure: life cycle of each unit of one resource, from its first observation to its removal.
 
 State of a unit (one device id) after each observation or check; `-` is no change:
 

@@ -115,9 +115,9 @@ class ResourceDevices:
     def devices(self) -> tuple[vocabulary.Device, ...]:
         """Return the advertised devices by id, with the faults of their GPUs."""
         if self._devices is None:
-            shown = self._advertised
+            cached = self._advertised
             self._devices = tuple(
-                shown.get(unit.id) or self._advertise(unit) for unit in self.offered()
+                cached.get(unit.id) or self._advertise(unit) for unit in self.offered()
             )
         return self._devices
 
@@ -181,8 +181,9 @@ class ResourceDevices:
 
     def _advertise(self, unit: advertised.Unit) -> vocabulary.Device:
         """Return a device with the faults of its GPU, and cache it."""
-        shown = self._advertised[unit.id] = self._with_faults(unit, self._lifecycle.device(unit.id))
-        return shown
+        device = self._with_faults(unit, self._lifecycle.device(unit.id))
+        self._advertised[unit.id] = device
+        return device
 
     def _with_faults(self, unit: advertised.Unit, device: vocabulary.Device) -> vocabulary.Device:
         if unit.gpu is None:

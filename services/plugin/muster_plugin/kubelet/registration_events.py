@@ -132,7 +132,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """The kubelet does not list the resource any more, or will soon stop to."""
+    """The kubelet does not list the resource any more, or soon will not."""
 
     reason: vocabulary.RegistrationReason
     detail: str

@@ -155,7 +155,7 @@ class ResourcePlugin:
             case registration_events.Listed(reason=reason):
                 self.registrations[reason] += 1
                 self._last_logged = ""
-                self._self_probe.now.set()
+                self._self_probe.due.set()
                 self._log.info("registered", reason=reason, endpoint=self._socket_name)
                 self._observer.on_listing_changed(self.resource, action, self._socket_name)
             case registration_events.Lost(reason=reason, detail=detail):

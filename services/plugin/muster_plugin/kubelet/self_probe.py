@@ -32,7 +32,7 @@ class SelfProbe:
         period_s: float,
     ) -> None:
         self.last_result: resource_status.ProbeResult | None = None
-        self.now = asyncio.Event()
+        self.due = asyncio.Event()
         """Set when the kubelet has listed the resource: probe at once."""
         self._endpoint = endpoint
         self._send = send
@@ -45,8 +45,8 @@ class SelfProbe:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self.now.wait()
-            self.now.clear()
+                    await self.due.wait()
+            self.due.clear()
             wait_s = self._period_s
             endpoint = self._endpoint()
             if endpoint is not None and not await self._probe(endpoint):

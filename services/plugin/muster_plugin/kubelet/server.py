@@ -21,6 +21,7 @@ from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import rpc
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, protobuf, registration_events, socket_directory
+from muster_plugin.model import advertised
 
 OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
 """Without it, a channel shares the connection of another to the same path, dead or alive."""
@@ -259,7 +260,7 @@ class Endpoint:
             )
         except TimeoutError:
             await self._abort_host_timeout(context)
-        except allocation.Refusal as refusal:
+        except advertised.AllocationError as refusal:
             await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
         answer = protobuf.allocated(allocations)
         self._counters.allocations += 1
@@ -279,7 +280,7 @@ class Endpoint:
                 await self._abort_if_missing([request.devices_ids], context)
         except TimeoutError:
             await self._abort_host_timeout(context)
-        except allocation.Refusal as refusal:
+        except advertised.AllocationError as refusal:
             await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
         return dp.PreStartContainerResponse()
 
@@ -309,7 +310,7 @@ class Endpoint:
     async def _abort_if_missing(
         self, containers: Sequence[Collection[str]], context: rpc.Context[Request, Answer]
     ) -> None:
-        """Abort if a host path of these ids is gone. Raises Refusal for an unknown id."""
+        """Abort if a host path of these ids is gone. Raises AllocationError for an unknown id."""
         missing = await self._observer.missing_paths(self._service.allocator.host_paths(containers))
         if missing:
             text = f"{self._service.resource}: {missing}"

@@ -47,7 +47,7 @@ class EventLog:
     def record_registration(
         self, resource: str, change: registration_events.ListingChange, endpoint: str
     ) -> None:
-        """Record that the kubelet lists a resource, or stops to."""
+        """Record that the kubelet has listed or lost a resource."""
         at = datetime.now(UTC)
         match change:
             case registration_events.Listed(reason=reason, registrations=registrations):
