@@ -46,7 +46,7 @@ class Allocator:
         present: Collection[str] = (),
         annotation: str = "",
     ) -> tuple[advertised.ContainerResponse, ...]:
-        """Answer each container's request, in order; raises AllocationError for a request that is invalid.
+        """Answer each container's request, in order; raises AllocationError if one is invalid.
 
         `present` are those of `optional_paths` that exist now, and `annotation` is a name that no
         other answer has.
@@ -72,7 +72,7 @@ class Allocator:
         return tuple(dict.fromkeys([*(node.host_path for node in needed), *devices, *mounts]))
 
     def optional_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
-        """Return the host paths that a container gets only if they exist; raises AllocationError."""
+        """Return the paths that a container gets only if they exist; raises AllocationError."""
         if any(unit.gpu for ids in containers for unit in self._units(ids)):
             return container_spec.optional_paths(self._gpu_context().rules.given)
         return ()
@@ -99,7 +99,7 @@ class Allocator:
         )
 
     def _units(self, ids: Collection[str]) -> list[advertised.Unit]:
-        """Return the units that one container requests; raises AllocationError if that is invalid."""
+        """Return the units that one container requests; raises AllocationError."""
         requested = [self._unit(device_id) for device_id in dict.fromkeys(ids)]
         if any(unit.gpu for unit in requested):
             problem = container_spec.request_problem(self._resource, requested, self._gpu_context())
