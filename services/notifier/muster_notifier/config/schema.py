@@ -1,8 +1,9 @@
 """Pure: the notifier's settings, and the route tree, inhibition rules and mute times they make."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -20,6 +21,7 @@ Interval = Annotated[float, msgspec.Meta(ge=0.05, le=_DAY_S)]
 RepeatInterval = Annotated[float, msgspec.Meta(ge=0.05, le=30 * _DAY_S)]
 ReceiverName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
 _OWNER: Final = "owner"
+Value = TypeVar("Value")
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,9 +182,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse duplicate names, unknown names, and a notifier without receivers."""
         if not 1 <= len(self.receivers) <= RECEIVERS_MAX:
-            raise ValueError(
-                f"receivers: {len(self.receivers)} are given, 1 to {RECEIVERS_MAX} are expected"
-            )
+            count = len(self.receivers)
+            raise ValueError(f"receivers: {count} are given, 1 to {RECEIVERS_MAX} are expected")
         routes.refuse_unknown_labels(self.group_by)
         names = [receiver.name for receiver in self.receivers]
         times = [interval.name for interval in self.time_intervals]
@@ -226,7 +227,7 @@ def route_tree(settings: Settings) -> routes.Route:
     everybody = tuple(r.name for r in settings.receivers if r.name not in for_owners)
     top = routes.Route(
         key="{}",
-        receivers=everybody if settings.default_receivers is None else settings.default_receivers,
+        receivers=_or(settings.default_receivers, everybody),
         group_by=settings.group_by,
         timing=routes.Timing(
             group_wait_s=settings.group_wait_s,
@@ -293,17 +294,7 @@ def initial_muting(settings: Settings) -> muting.Muting:
 
 def _with_children(parent: routes.Route, settings: tuple[Route, ...]) -> routes.Route:
     children = tuple(_child(parent, child) for child in settings)
-    return routes.Route(
-        key=parent.key,
-        receivers=parent.receivers,
-        group_by=parent.group_by,
-        timing=parent.timing,
-        matchers=parent.matchers,
-        continues=parent.continues,
-        mute_times=parent.mute_times,
-        active_times=parent.active_times,
-        children=children,
-    )
+    return dataclasses.replace(parent, children=children)
 
 
 def _child(parent: routes.Route, settings: Route) -> routes.Route:
@@ -314,14 +305,12 @@ def _child(parent: routes.Route, settings: Route) -> routes.Route:
         group_wait_s=_or(settings.group_wait_s, above.group_wait_s),
         group_interval_s=_or(settings.group_interval_s, above.group_interval_s),
         repeat_interval_s=_or(settings.repeat_interval_s, above.repeat_interval_s),
-        resolve_wait_s=(
-            above.resolve_wait_s if settings.resolve_wait_s is None else settings.resolve_wait_s
-        ),
+        resolve_wait_s=_or(settings.resolve_wait_s, above.resolve_wait_s),
     )
     own = routes.Route(
         key=routes.key_of(parent.key, matchers),
-        receivers=parent.receivers if settings.receivers is None else settings.receivers,
-        group_by=parent.group_by if settings.group_by is None else settings.group_by,
+        receivers=_or(settings.receivers, parent.receivers),
+        group_by=_or(settings.group_by, parent.group_by),
         timing=timing,
         matchers=matchers,
         continues=settings.continue_,
@@ -331,5 +320,5 @@ def _child(parent: routes.Route, settings: Route) -> routes.Route:
     return _with_children(own, settings.routes)
 
 
-def _or(own: float | None, inherited: float) -> float:
+def _or(own: Value | None, inherited: Value) -> Value:
     return inherited if own is None else own

@@ -21,7 +21,7 @@ SUBJECTS: Final = "muster.dlq.notification.>"
 REPLAY: Final = "Muster-Replay"
 """The header of a dead letter that was put back into the outbox by hand."""
 NO_SUCH_RECEIVER: Final = result.Result(
-    outcome=result.Outcome.NOT_FOUND, detail="no receiver of this name is configured any more"
+    result.Outcome.NOT_FOUND, "no receiver of this name is configured any more"
 )
 _ABOUT_DEAD: Final = "about-dead"
 _SHOWN_MAX: Final = 500

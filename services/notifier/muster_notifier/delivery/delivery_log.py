@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import TypedDict
 
 import prometheus_client
 
@@ -26,6 +27,15 @@ _SECONDS = prometheus_client.Histogram(
     ["receiver"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
 )
+
+
+class _About(TypedDict):
+    node: str
+    receiver: str
+    group: str
+    reason: vocabulary.NotificationReason
+    firing: tuple[str, ...]
+    resolved: tuple[str, ...]
 
 
 class DeliveryLog:
@@ -70,19 +80,10 @@ class DeliveryLog:
         logs.logger().info(
             "delivered", **log_fields(notification), attempts=attempts, result=came_to.detail
         )
-        await self._publish(
-            vocabulary.NotificationDelivered(
-                node=notification.node,
-                at=at,
-                receiver=self._name,
-                group=notification.group[:2048],
-                reason=notification.reason,
-                firing=notification.firing_ids,
-                resolved=notification.resolved_ids if notification.send_resolved else (),
-                attempts=attempts,
-            ),
-            f"{notification.id}:delivered:{number}",
+        event = vocabulary.NotificationDelivered(
+            **self._about(notification), at=at, attempts=attempts
         )
+        await self._publish(event, f"{notification.id}:delivered:{number}")
 
     async def failed(
         self,
@@ -101,21 +102,24 @@ class DeliveryLog:
             outcome=came_to.outcome,
             error=came_to.detail,
         )
-        await self._publish(
-            vocabulary.NotificationFailed(
-                node=notification.node,
-                at=at,
-                receiver=self._name,
-                group=notification.group[:2048],
-                reason=notification.reason,
-                firing=notification.firing_ids,
-                resolved=notification.resolved_ids if notification.send_resolved else (),
-                attempts=attempts,
-                outcome=came_to.outcome,
-                error=came_to.detail[:2048],
-            ),
-            f"{notification.id}:failed:{at.isoformat()}",
+        event = vocabulary.NotificationFailed(
+            **self._about(notification),
+            at=at,
+            attempts=attempts,
+            outcome=came_to.outcome,
+            error=came_to.detail[:2048],
         )
+        await self._publish(event, f"{notification.id}:failed:{at.isoformat()}")
+
+    def _about(self, notification: notifications.Notification) -> _About:
+        return {
+            "node": notification.node,
+            "receiver": self._name,
+            "group": notification.group[:2048],
+            "reason": notification.reason,
+            "firing": notification.firing_ids,
+            "resolved": notification.resolved_ids if notification.send_resolved else (),
+        }
 
 
 def log_fields(notification: notifications.Notification) -> dict[str, str]:

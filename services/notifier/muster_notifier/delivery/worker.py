@@ -216,7 +216,7 @@ class ReceiverWorker:
         if notification is None or (
             notification.is_ledger_only and not self._is_untracked(delivery)
         ):
-            came_to = result.Result(outcome=result.Outcome.TAKEN, detail="nothing to send")
+            came_to = result.Result(result.Outcome.TAKEN, "nothing to send")
         else:
             await self._dependencies.may_act()
             data = entry.data if entry is not None and is_open else {}
@@ -258,7 +258,7 @@ class ReceiverWorker:
                 "send_failed_by_bug", **delivery_log.log_fields(notification), exc_info=error
             )
             detail = f"a bug of the notifier: {type(error).__name__}"
-            return result.Result(outcome=result.Outcome.BROKEN, detail=detail)
+            return result.Result(result.Outcome.BROKEN, detail)
 
     async def _record(
         self,

@@ -51,9 +51,7 @@ class Apprise:
                 )
         except TimeoutError:
             detail = f"apprise: no answer within {self._timeout_s:g} s"
-            outcome = result.Outcome.TIMED_OUT
-            return result.Result(outcome=outcome, detail=detail, is_unknown=True)
+            return result.Result(result.Outcome.TIMED_OUT, detail, is_unknown=True)
         if is_taken:
-            return result.Result(outcome=result.Outcome.TAKEN, detail="apprise: sent")
-        outcome = result.Outcome.FAILED
-        return result.Result(outcome=outcome, detail="apprise: not sent", is_unknown=True)
+            return result.Result(result.Outcome.TAKEN, "apprise: sent")
+        return result.Result(result.Outcome.FAILED, "apprise: not sent", is_unknown=True)

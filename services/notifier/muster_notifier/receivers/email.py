@@ -129,10 +129,10 @@ class Email:
         self._deferred.pop(notification_id, None)
         unknown = f"; refused there: {', '.join(never)}" if never else ""
         detail = f"taken by {self._where}{unknown}"
-        return result.Result(outcome=result.Outcome.TAKEN, detail=detail)
+        return result.Result(result.Outcome.TAKEN, detail)
 
     def _result(self, outcome: result.Outcome, text: str) -> result.Result:
-        return result.Result(outcome=outcome, detail=f"{self._where}: {message.line(text)}")
+        return result.Result(outcome, f"{self._where}: {message.line(text)}")
 
 
 class _Attempt:

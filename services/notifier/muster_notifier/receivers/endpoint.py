@@ -61,8 +61,7 @@ class Endpoint:
                 method, below=below, headers=headers, body=body, read=read
             )
         except http.ForbiddenAddress as error:
-            outcome = result.Outcome.FORBIDDEN_ADDRESS
-            return result.Result(outcome=outcome, detail=f"{self.where}: {error}")
+            return result.Result(result.Outcome.FORBIDDEN_ADDRESS, f"{self.where}: {error}")
         except http.Unanswered as error:
             return unanswered(
                 error.reason,
@@ -122,4 +121,4 @@ def unanswered(
             outcome, detail = result.Outcome.UNREACHABLE, error.strerror or str(error)
         case _:
             outcome, detail = result.Outcome.NONSENSE, f"the answer is not {protocol}"
-    return result.Result(outcome=outcome, detail=f"{where}: {detail}", is_unknown=is_sent)
+    return result.Result(outcome, f"{where}: {detail}", is_unknown=is_sent)

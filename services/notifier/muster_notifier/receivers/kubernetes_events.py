@@ -253,4 +253,4 @@ class KubernetesEvents:
                 return dataclasses.replace(meaning, requests=number + 1)
         count = len(events)
         detail = f"{count} events"
-        return result.Result(outcome=result.Outcome.TAKEN, detail=detail, requests=max(1, count))
+        return result.Result(result.Outcome.TAKEN, detail, requests=max(1, count))

@@ -37,11 +37,11 @@ class File:
                 await self._blocking.run(functools.partial(self._append, body + b"\n"))
         except TimeoutError:
             detail = f"{self._path}: not written within {_WRITE_S:g} s"
-            return result.Result(outcome=result.Outcome.TIMED_OUT, detail=detail)
+            return result.Result(result.Outcome.TIMED_OUT, detail)
         except OSError as error:
             detail = f"{self._path}: {error.strerror}"
-            return result.Result(outcome=result.Outcome.NOT_WRITTEN, detail=detail)
-        return result.Result(outcome=result.Outcome.TAKEN, detail=f"written to {self._path}")
+            return result.Result(result.Outcome.NOT_WRITTEN, detail)
+        return result.Result(result.Outcome.TAKEN, f"written to {self._path}")
 
     def _append(self, line: bytes) -> None:
         # one write of a whole line: lines of several writers do not mix
@@ -77,4 +77,4 @@ class Console:
         """Log the message."""
         text = message.compose(notification, self._templates)
         logs.logger().info("notification", id=text.key, text=text.text)
-        return result.Result(outcome=result.Outcome.TAKEN, detail="logged")
+        return result.Result(result.Outcome.TAKEN, "logged")

@@ -77,7 +77,7 @@ _CLASSES: Final = {2: Outcome.TAKEN, 3: Outcome.MOVED, 5: Outcome.UNWELL}
 """RFC 9110 section 15."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """What one attempt to send came to, and after how long the receiver asked to be retried.
 
@@ -116,7 +116,7 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
     detail = f"HTTP {status}"
     if outcome is Outcome.MOVED and "location" in headers:
         detail += f" to {_host(headers['location'])}"
-    came_to = Result(outcome=outcome, detail=detail)
+    came_to = Result(outcome, detail)
     if came_to.kind is not Kind.TEMPORARY:
         return came_to
     return dataclasses.replace(came_to, retry_after_s=_retry_after_s(headers))

@@ -113,9 +113,9 @@ def is_gone(reply: Reply) -> bool:
 def result_of(reply: Reply) -> result.Result:
     """Return what a response means."""
     if reply.ok:
-        return result.Result(outcome=result.Outcome.TAKEN, detail="ok")
+        return result.Result(result.Outcome.TAKEN, "ok")
     outcome = _ERRORS.get(reply.error, result.Outcome.REJECTED)
-    return result.Result(outcome=outcome, detail=f"Slack: {message.line(reply.error, 200)}")
+    return result.Result(outcome, f"Slack: {message.line(reply.error, 200)}")
 
 
 def _escaped(text: str) -> str:

@@ -21,6 +21,8 @@ from muster_notifier.self_monitoring import watchdog
 
 PLUGIN = "notifier"
 _COUNT_S: Final = 10.0
+_DEAD_LETTERS: Final = "notifications could not be delivered: muster dlq list"
+_SILENT: Final = "the health service is silent: plugins are not monitored"
 _DEAD = prometheus_client.Gauge(
     "muster_notifier_dead_letters", "Notifications that could not be delivered."
 )
@@ -43,15 +45,13 @@ class OwnAlerts:
     ) -> codec.CloudEvent:
         """Return an alert that fires, since it first did."""
         self._since.setdefault(kind, at)
-        evidence = vocabulary.Evidence(source="notifier", observed=observed)
-        return self._event(kind, summary=summary, evidence=evidence, at=at, ends_at=None)
+        return self._event(kind, summary=summary, observed=observed, at=at, ends_at=None)
 
     def resolved(
         self, kind: vocabulary.AlertKind, *, summary: str, observed: str, at: datetime
     ) -> codec.CloudEvent:
         """Return its end; also after a restart, when only the ledger knows that it fired."""
-        evidence = vocabulary.Evidence(source="notifier", observed=observed)
-        event = self._event(kind, summary=summary, evidence=evidence, at=at, ends_at=at)
+        event = self._event(kind, summary=summary, observed=observed, at=at, ends_at=at)
         self._since.pop(kind, None)
         return event
 
@@ -60,7 +60,7 @@ class OwnAlerts:
         kind: vocabulary.AlertKind,
         *,
         summary: str,
-        evidence: vocabulary.Evidence,
+        observed: str,
         at: datetime,
         ends_at: datetime | None,
     ) -> codec.CloudEvent:
@@ -77,7 +77,7 @@ class OwnAlerts:
             summary=summary,
             starts_at=self._since.get(kind, at),
             ends_at=ends_at,
-            evidence=(evidence,),
+            evidence=(vocabulary.Evidence(source=PLUGIN, observed=observed),),
             runbook=f"{self._runbook_url}{kind}.md",
         )
         return codec.CloudEvent(
@@ -110,19 +110,11 @@ class Monitor:
             count = sum(1 for subject in dead if not dead_letters.is_about_dead(subject))
             at = datetime.now(UTC)
             if count:
-                event = self._alerts.firing(
-                    kind,
-                    summary="notifications could not be delivered: muster dlq list",
-                    observed=f"{count} dead letters",
-                    at=at,
-                )
+                text, observed = _DEAD_LETTERS, f"{count} dead letters"
+                event = self._alerts.firing(kind, summary=text, observed=observed, at=at)
             else:
-                event = self._alerts.resolved(
-                    kind,
-                    summary="all notifications are delivered",
-                    observed="no dead letters",
-                    at=at,
-                )
+                text, observed = "all notifications are delivered", "no dead letters"
+                event = self._alerts.resolved(kind, summary=text, observed=observed, at=at)
             await self._emit(event)
             await asyncio.sleep(_COUNT_S)
 
@@ -132,12 +124,8 @@ class Monitor:
         match output:
             case watchdog.Silent(seconds=seconds, holder=holder):
                 leader = f", the last leader was {holder}" if holder else ""
-                event = self._alerts.firing(
-                    kind,
-                    summary="the health service is silent: plugins are not monitored",
-                    observed=f"no watchdog tick for {seconds:.0f} s{leader}",
-                    at=at,
-                )
+                observed = f"no watchdog tick for {seconds:.0f} s{leader}"
+                event = self._alerts.firing(kind, summary=_SILENT, observed=observed, at=at)
             case watchdog.Recovered(seconds=seconds, holder=holder):
                 event = self.health_recovered(f"{holder} ticks again after {seconds:.0f} s")
         await self._emit(event)
