@@ -69,7 +69,7 @@ PLANTED = [
     # layers of muster_notifier
     (
         "Packages of the notifier import downwards only",
-        "services/notifier/muster_notifier/receivers/result.py",
+        "services/notifier/muster_notifier/receivers/results.py",
         "muster_notifier.delivery.queue",
     ),
     (

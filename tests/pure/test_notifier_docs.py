@@ -9,7 +9,7 @@ import yaml
 from muster import vocabulary
 from muster.service import settings
 from muster_notifier.config import receiver_settings, schema
-from muster_notifier.receivers import message, result
+from muster_notifier.receivers import message, results
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "notifier.md").read_text("utf-8")
@@ -33,8 +33,8 @@ def test_every_receiver_has_its_guarantee(way: str) -> None:
     assert re.search(rf"^\| `{way}`.*\|.*\|.*\|", TEXT, re.MULTILINE)
 
 
-@pytest.mark.parametrize("outcome", result.Outcome)
-def test_every_outcome_is_explained(outcome: result.Outcome) -> None:
+@pytest.mark.parametrize("outcome", results.Outcome)
+def test_every_outcome_is_explained(outcome: results.Outcome) -> None:
     assert re.search(rf"^\| .*`{outcome}`.*\|.*\|.*\|", TEXT, re.MULTILINE)
 
 

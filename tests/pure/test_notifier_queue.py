@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster_notifier.delivery import queue
-from muster_notifier.receivers import result
-from muster_notifier.receivers.result import Outcome, Result
+from muster_notifier.receivers import results
+from muster_notifier.receivers.results import Outcome, Result
 from muster_notifier.routing import notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -292,4 +292,4 @@ def test_a_message_of_several_requests_takes_as_many_tokens() -> None:
 
 def test_a_retry_is_never_earlier_than_the_receiver_asked_for() -> None:
     delays = Result(outcome=Outcome.UNWELL, detail="", retry_after_s=7.0)
-    assert result.delay_s(1, delays, chance=0.0) == 7.0
+    assert results.delay_s(1, delays, chance=0.0) == 7.0

@@ -17,7 +17,7 @@ from muster_notifier.receivers import (
     kubernetes_events,
     message,
     pagerduty,
-    result,
+    results,
     teams,
     webhook,
 )
@@ -112,7 +112,7 @@ def test_every_receiver_gets_a_body_that_it_accepts(
     assert [name for name in read if name.lower() == "subject"] == ["Subject"]
     _, _, _, headers = dead_letters.dead_letter(
         notification,
-        result.Result(outcome=result.Outcome.REJECTED, detail=words.text),
+        results.Result(outcome=results.Outcome.REJECTED, detail=words.text),
         attempts=1,
         at=T0,
     )

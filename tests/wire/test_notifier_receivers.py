@@ -27,7 +27,7 @@ from muster.vocabulary import AlertState
 from muster_notifier import workload_owners
 from muster_notifier.config import files, receiver_settings, schema
 from muster_notifier.receivers import factory, kubernetes_events, message
-from muster_notifier.receivers.result import Kind, Outcome, Result
+from muster_notifier.receivers.results import Kind, Outcome, Result
 from muster_notifier.routing import alert_index, notifications
 from muster_notifier.routing.notifications import Notification
 

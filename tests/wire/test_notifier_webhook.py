@@ -13,8 +13,8 @@ import standardwebhooks
 from muster import vocabulary
 from muster.local import nats
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, result, webhook
-from muster_notifier.receivers.result import Kind, Outcome, Result
+from muster_notifier.receivers import endpoint, message, results, webhook
+from muster_notifier.receivers.results import Kind, Outcome, Result
 from muster_notifier.routing import notifications
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -164,7 +164,7 @@ def test_nobody_there_is_a_temporary_failure_that_names_host_and_port_only() -> 
     port = nats.free_port()
     hook = webhook.Webhook(site(f"http://127.0.0.1:{port}/secret-token"))
     answer = asyncio.run(hook.send(SENT, {}))
-    assert answer.kind is result.Kind.TEMPORARY
+    assert answer.kind is results.Kind.TEMPORARY
     assert f":{port}" in answer.detail
     assert "secret" not in answer.detail
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from muster import vocabulary
 from muster.service import runtime
 from muster_notifier.delivery import queue, worker
-from muster_notifier.receivers import result
+from muster_notifier.receivers import results
 from muster_notifier.routing import grouping, notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -51,10 +51,10 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
 
         async def send(
             notification: notifications.Notification, _: Mapping[str, str]
-        ) -> result.Result:
+        ) -> results.Result:
             if notification.group == "bad":
                 raise UnicodeError("what nobody had thought of")
-            return result.Result(outcome=result.Outcome.TAKEN, detail="")
+            return results.Result(outcome=results.Outcome.TAKEN, detail="")
 
         async def put(_: str, body: bytes, __: str, headers: Mapping[str, str]) -> None:
             given_up.append(f"{notifications.decode(body).group}: {headers['Muster-Outcome']}")

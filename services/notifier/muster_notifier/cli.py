@@ -20,7 +20,7 @@ from muster.nats import buckets, bus, consumers, streams
 from muster.service import settings
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import endpoint, factory, message, result
+from muster_notifier.receivers import endpoint, factory, message, results
 from muster_notifier.routing import muting, notifications, routes
 
 _BUS_S: Final = 5.0
@@ -142,14 +142,14 @@ class _Attempt(msgspec.Struct, frozen=True):
     """One message of a test: what was sent, and what it came to."""
 
     requests: list[str]
-    kind: result.Kind
-    outcome: result.Outcome
+    kind: results.Kind
+    outcome: results.Outcome
     detail: str
     retry_after_s: float | None
 
     def lines(self) -> list[str]:
         retry = f"; retry after {self.retry_after_s:g} s" if self.retry_after_s else ""
-        outcome = "" if self.kind is result.Kind.TAKEN else f" ({self.outcome})"
+        outcome = "" if self.kind is results.Kind.TAKEN else f" ({self.outcome})"
         return ["sent:", *self.requests, f"answered: {self.kind}{outcome}: {self.detail}{retry}"]
 
 
@@ -167,17 +167,17 @@ async def _test(configured: schema.Settings, name: str, *, as_json: bool) -> int
     while notification is not None:
         requests: list[str] = []
         endpoint.RECORDED.set(requests)
-        came_to = await sender.send(notification, data)
-        data = came_to.data
+        result = await sender.send(notification, data)
+        data = result.data
         if not requests:
             requests.append(message.compose(notification, receiver.templates).text)
         shown = [sender.mask(request) for request in requests]
         attempts.append(
-            _Attempt(shown, came_to.kind, came_to.outcome, came_to.detail, came_to.retry_after_s)
+            _Attempt(shown, result.kind, result.outcome, result.detail, result.retry_after_s)
         )
         # a test must leave no incident open
         is_kept_open = receiver.pagerduty is not None or receiver.alertmanager is not None
-        is_over = len(attempts) > 1 or came_to.kind is not result.Kind.TAKEN or not is_kept_open
+        is_over = len(attempts) > 1 or result.kind is not results.Kind.TAKEN or not is_kept_open
         notification = (
             None if is_over else dead_letters.as_of_now(notification, fires=set(), notified=())
         )
@@ -185,7 +185,7 @@ async def _test(configured: schema.Settings, name: str, *, as_json: bool) -> int
         output.print_json(attempts)
     else:
         print("\n".join(line for attempt in attempts for line in attempt.lines()))
-    return 0 if attempts[0].kind is result.Kind.TAKEN else 1
+    return 0 if attempts[0].kind is results.Kind.TAKEN else 1
 
 
 def _example(receiver: str, *, at: datetime) -> notifications.Notification:

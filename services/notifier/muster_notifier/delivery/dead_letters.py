@@ -14,14 +14,14 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_notifier.receivers import message, result
+from muster_notifier.receivers import message, results
 from muster_notifier.routing import notifications
 
 SUBJECTS: Final = "muster.dlq.notification.>"
 REPLAY: Final = "Muster-Replay"
 """The header of a dead letter that was put back into the outbox by hand."""
-NO_SUCH_RECEIVER: Final = result.Result(
-    result.Outcome.NOT_FOUND, "no receiver of this name is configured any more"
+NO_SUCH_RECEIVER: Final = results.Result(
+    results.Outcome.NOT_FOUND, "no receiver of this name is configured any more"
 )
 _ABOUT_DEAD: Final = "about-dead"
 _SHOWN_MAX: Final = 500
@@ -66,7 +66,7 @@ def as_of_now(
 
 def dead_letter(
     notification: notifications.Notification,
-    came_to: result.Result,
+    result: results.Result,
     *,
     attempts: int,
     at: datetime,
@@ -81,8 +81,8 @@ def dead_letter(
             "Muster-Receiver": notification.receiver,
             "Muster-Group": _plain(notification.group),
             "Muster-Attempts": str(attempts),
-            "Muster-Outcome": came_to.outcome,
-            "Muster-Error": _plain(came_to.detail),
+            "Muster-Outcome": result.outcome,
+            "Muster-Error": _plain(result.detail),
             "Muster-Died-At": at.isoformat(),
         },
     )

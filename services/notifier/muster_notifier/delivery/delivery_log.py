@@ -8,7 +8,7 @@ import prometheus_client
 
 from muster import vocabulary
 from muster.service import logs
-from muster_notifier.receivers import result
+from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
 
 _NOTIFICATIONS = prometheus_client.Counter(
@@ -48,27 +48,27 @@ class DeliveryLog:
         self._publish = publish
         self._is_unavailable = False
 
-    def attempted(self, came_to: result.Result) -> None:
+    def attempted(self, result: results.Result) -> None:
         """Count an attempt."""
-        _ATTEMPTS.labels(self._name, came_to.kind, came_to.outcome).inc()
+        _ATTEMPTS.labels(self._name, result.kind, result.outcome).inc()
 
-    def log_availability(self, came_to: result.Result | None) -> None:
+    def log_availability(self, result: results.Result | None) -> None:
         """Log once when a receiver begins to fail, and once when it works again."""
-        if came_to is not None and not self._is_unavailable:
+        if result is not None and not self._is_unavailable:
             logs.logger().warning(
                 "receiver_unavailable",
                 receiver=self._name,
-                outcome=came_to.outcome,
-                error=came_to.detail,
+                outcome=result.outcome,
+                error=result.detail,
             )
-        elif came_to is None and self._is_unavailable:
+        elif result is None and self._is_unavailable:
             logs.logger().info("receiver_available", receiver=self._name)
-        self._is_unavailable = came_to is not None
+        self._is_unavailable = result is not None
 
     async def delivered(
         self,
         notification: notifications.Notification,
-        came_to: result.Result,
+        result: results.Result,
         *,
         attempts: int,
         number: int,
@@ -78,7 +78,7 @@ class DeliveryLog:
         _SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
         _NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
         logs.logger().info(
-            "delivered", **log_fields(notification), attempts=attempts, result=came_to.detail
+            "delivered", **log_fields(notification), attempts=attempts, result=result.detail
         )
         event = vocabulary.NotificationDelivered(
             **self._about(notification), at=at, attempts=attempts
@@ -88,26 +88,26 @@ class DeliveryLog:
     async def failed(
         self,
         notification: notifications.Notification,
-        came_to: result.Result,
+        result: results.Result,
         *,
         attempts: int,
         at: datetime,
     ) -> None:
         """Report that it was not delivered, and is a dead letter."""
-        _NOTIFICATIONS.labels(self._name, notification.reason, f"failed_{came_to.outcome}").inc()
+        _NOTIFICATIONS.labels(self._name, notification.reason, f"failed_{result.outcome}").inc()
         logs.logger().error(
             "not_delivered",
             **log_fields(notification),
             attempts=attempts,
-            outcome=came_to.outcome,
-            error=came_to.detail,
+            outcome=result.outcome,
+            error=result.detail,
         )
         event = vocabulary.NotificationFailed(
             **self._about(notification),
             at=at,
             attempts=attempts,
-            outcome=came_to.outcome,
-            error=came_to.detail[:2048],
+            outcome=result.outcome,
+            error=result.detail[:2048],
         )
         await self._publish(event, f"{notification.id}:failed:{at.isoformat()}")
 

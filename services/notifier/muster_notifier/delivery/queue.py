@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster import ratelimit
-from muster_notifier.receivers import result
+from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
 
 PARALLEL_MAX: Final = 4
@@ -56,7 +56,7 @@ class Attempted:
     """What an attempt came to; `chance` is random, from 0 to 1, for the jitter."""
 
     delivery: Delivery
-    result: result.Result
+    result: results.Result
     chance: float
 
 
@@ -74,7 +74,7 @@ class Done:
 
     delivery: Delivery
     attempts: int
-    result: result.Result
+    result: results.Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Postponed:
     """It failed for the first time, and will be retried."""
 
     delivery: Delivery
-    result: result.Result
+    result: results.Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class GivenUp:
 
     delivery: Delivery
     attempts: int
-    result: result.Result
+    result: results.Result
 
 
 Input = Delivery | Attempted
@@ -194,18 +194,18 @@ class DeliveryQueue:
         return [*out, *self._send_due(now)]
 
     def _on_result(self, event: Attempted, now: float) -> list[Output]:
-        delivery, came_to = event.delivery, event.result
+        delivery, result = event.delivery, event.result
         slot = self._slots[delivery.slot]
         assert slot.delivery == delivery, "a result of what was not sent"
         slot.is_sending = False
         self._sending -= 1
-        self._take_tokens(came_to.requests - 1, now)
-        if came_to.kind is result.Kind.TEMPORARY:
+        self._take_tokens(result.requests - 1, now)
+        if result.kind is results.Kind.TEMPORARY:
             self._failures += 1
             return [*self._retry(slot, event, now), *self._send_due(now)]
         self._failures = 0
-        ended = Done if came_to.kind is result.Kind.TAKEN else GivenUp
-        out = ended(delivery, slot.attempts, came_to)
+        ended = Done if result.kind is results.Kind.TAKEN else GivenUp
+        out = ended(delivery, slot.attempts, result)
         self._end(slot, now)
         return [out, *self._send_due(now)]
 
@@ -221,14 +221,14 @@ class DeliveryQueue:
             self._bucket.take(now, count=more_requests)
 
     def _retry(self, slot: _Slot, event: Attempted, now: float) -> list[Output]:
-        delivery, came_to = event.delivery, event.result
-        delay_s = result.delay_s(slot.attempts, came_to, chance=event.chance)
-        is_doubtful = came_to.is_unknown and self._shows_repeats
+        delivery, result = event.delivery, event.result
+        delay_s = results.delay_s(slot.attempts, result, chance=event.chance)
+        is_doubtful = result.is_unknown and self._shows_repeats
         is_over = is_doubtful and slot.unknown >= len(UNKNOWN_S)
         if is_doubtful and not is_over:
             delay_s = max(delay_s, UNKNOWN_S[slot.unknown])
         slot.unknown += is_doubtful
-        if came_to.retry_after_s is not None or self.is_failing():
+        if result.retry_after_s is not None or self.is_failing():
             self._paused_until = max(self._paused_until, now + delay_s)
         if slot.next is not None:
             slot.delivery, slot.next = slot.next, None
@@ -238,9 +238,9 @@ class DeliveryQueue:
         if is_over or now + delay_s > slot.began_at + self._retry_for_s:
             attempts = slot.attempts
             self._end(slot, now)
-            return [GivenUp(delivery, attempts, came_to)]
+            return [GivenUp(delivery, attempts, result)]
         self._wait(slot, now + delay_s)
-        return [Postponed(delivery, came_to)] if slot.attempts == 1 else []
+        return [Postponed(delivery, result)] if slot.attempts == 1 else []
 
     def _end(self, slot: _Slot, now: float) -> None:
         """Continue with the delivery that waits behind, or drop the slot."""

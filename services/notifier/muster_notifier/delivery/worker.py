@@ -18,7 +18,7 @@ from muster import vocabulary
 from muster.nats import streams
 from muster.service import logs
 from muster_notifier.delivery import dead_letters, delivery_log, queue
-from muster_notifier.receivers import result
+from muster_notifier.receivers import results
 from muster_notifier.routing import grouping, notifications
 
 STOP_S: Final = 1.0
@@ -77,7 +77,7 @@ class ReceiverWorker:
     def __init__(
         self,
         name: str,
-        send: result.Send,
+        send: results.Send,
         *,
         queue: queue.DeliveryQueue,
         dependencies: Dependencies,
@@ -129,14 +129,14 @@ class ReceiverWorker:
                 self._log.log_availability(None)
                 if not self._is_untracked(delivery):
                     await self._report(grouping.Delivered(delivery.notification))
-            case queue.Postponed(delivery, came_to):
-                self._log.log_availability(came_to)
+            case queue.Postponed(delivery, result):
+                self._log.log_availability(result)
                 if not self._is_untracked(delivery):
                     await self._report(grouping.Postponed(delivery.notification))
             case queue.Superseded(delivery):
                 await self._finish(delivery)
-            case queue.GivenUp(delivery, attempts, came_to):
-                await self._give_up(delivery, came_to, attempts=attempts)
+            case queue.GivenUp(delivery, attempts, result):
+                await self._give_up(delivery, result, attempts=attempts)
                 if not self._is_untracked(delivery):
                     await self._report(grouping.Failed(delivery.notification))
 
@@ -216,16 +216,16 @@ class ReceiverWorker:
         if notification is None or (
             notification.is_ledger_only and not self._is_untracked(delivery)
         ):
-            came_to = result.Result(result.Outcome.TAKEN, "nothing to send")
+            result = results.Result(results.Outcome.TAKEN, "nothing to send")
         else:
             await self._dependencies.may_act()
             data = entry.data if entry is not None and is_open else {}
-            came_to = await self._attempt(notification, data)
-            self._log.attempted(came_to)
-        if came_to.kind is result.Kind.TAKEN:
-            await self._record(delivery, notification, came_to, attempts=sending.attempt)
+            result = await self._attempt(notification, data)
+            self._log.attempted(result)
+        if result.kind is results.Kind.TAKEN:
+            await self._record(delivery, notification, result, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
-        await self._enqueue(queue.Attempted(delivery=delivery, result=came_to, chance=chance))
+        await self._enqueue(queue.Attempted(delivery=delivery, result=result, chance=chance))
 
     def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
         """Return what is to be sent: of a replayed dead letter what is true by now.
@@ -249,7 +249,7 @@ class ReceiverWorker:
 
     async def _attempt(
         self, notification: notifications.Notification, data: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Send once. A bug of ours costs this notification, and not the whole process."""
         try:
             return await self._send(notification, data)
@@ -258,13 +258,13 @@ class ReceiverWorker:
                 "send_failed_by_bug", **delivery_log.log_fields(notification), exc_info=error
             )
             detail = f"a bug of the notifier: {type(error).__name__}"
-            return result.Result(result.Outcome.BROKEN, detail)
+            return results.Result(results.Outcome.BROKEN, detail)
 
     async def _record(
         self,
         delivery: queue.Delivery,
         sent: notifications.Notification | None,
-        came_to: result.Result,
+        result: results.Result,
         *,
         attempts: int,
     ) -> None:
@@ -273,23 +273,23 @@ class ReceiverWorker:
         # a process that was suspended meanwhile must not overwrite what its successor wrote
         await self._dependencies.may_act()
         if not self._is_untracked(delivery):
-            entry = notifications.entry_of(notification, attempts=attempts, data=came_to.data)
+            entry = notifications.entry_of(notification, attempts=attempts, data=result.data)
             self._entries[notification.group] = entry
             key = notifications.ledger_key(self.name, notification.group)
             await self._dependencies.store(streams.LEDGER, key, notifications.encode_entry(entry))
         await self._finish(delivery)
         if sent is not None and not sent.is_ledger_only:
             number = delivery.number if self._is_untracked(delivery) else 0
-            await self._log.delivered(sent, came_to, attempts=attempts, number=number)
+            await self._log.delivered(sent, result, attempts=attempts, number=number)
 
     async def _give_up(
-        self, delivery: queue.Delivery, came_to: result.Result, *, attempts: int
+        self, delivery: queue.Delivery, result: results.Result, *, attempts: int
     ) -> None:
         notification, at = delivery.notification, datetime.now(UTC)
         await self._dependencies.put(
-            *dead_letters.dead_letter(notification, came_to, attempts=attempts, at=at)
+            *dead_letters.dead_letter(notification, result, attempts=attempts, at=at)
         )
-        await self._log.failed(notification, came_to, attempts=attempts, at=at)
+        await self._log.failed(notification, result, attempts=attempts, at=at)
         await self._finish(delivery)
 
     async def _finish(self, delivery: queue.Delivery) -> None:

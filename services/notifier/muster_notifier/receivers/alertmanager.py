@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import msgspec
 
-from muster_notifier.receivers import endpoint, result, webhook
+from muster_notifier.receivers import endpoint, results, webhook
 from muster_notifier.routing import notifications
 
 
@@ -49,7 +49,7 @@ class Push:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Push the alerts of a group."""
         body = alerts(notification, lifetime=self._lifetime)
         return await self._endpoint.post_json(body, below="/api/v2/alerts", headers=self._headers)

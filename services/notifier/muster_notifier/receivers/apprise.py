@@ -12,7 +12,7 @@ from typing import Any
 
 from muster import blocking
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import message, result
+from muster_notifier.receivers import message, results
 from muster_notifier.routing import notifications
 
 
@@ -38,7 +38,7 @@ class Apprise:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Send one message."""
         text = message.compose(notification, self._templates)
         kind = "failure" if notification.firing_ids else "success"
@@ -51,7 +51,7 @@ class Apprise:
                 )
         except TimeoutError:
             detail = f"apprise: no answer within {self._timeout_s:g} s"
-            return result.Result(result.Outcome.TIMED_OUT, detail, is_unknown=True)
+            return results.Result(results.Outcome.TIMED_OUT, detail, is_unknown=True)
         if is_taken:
-            return result.Result(result.Outcome.TAKEN, "apprise: sent")
-        return result.Result(result.Outcome.FAILED, "apprise: not sent", is_unknown=True)
+            return results.Result(results.Outcome.TAKEN, "apprise: sent")
+        return results.Result(results.Outcome.FAILED, "apprise: not sent", is_unknown=True)

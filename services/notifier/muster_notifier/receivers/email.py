@@ -21,17 +21,17 @@ import prometheus_client
 from muster import blocking
 from muster.service import logs
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, result
+from muster_notifier.receivers import endpoint, message, results
 from muster_notifier.routing import notifications
 
 _SUBJECT_MAX: Final = 200
 _POLICY: Final = policy.SMTP.clone(max_line_length=998)
 _OUTCOMES: Final = {
-    454: result.Outcome.NOT_TRUSTED,
-    530: result.Outcome.UNAUTHORIZED,
-    534: result.Outcome.UNAUTHORIZED,
-    535: result.Outcome.UNAUTHORIZED,
-    552: result.Outcome.TOO_LARGE,
+    454: results.Outcome.NOT_TRUSTED,
+    530: results.Outcome.UNAUTHORIZED,
+    534: results.Outcome.UNAUTHORIZED,
+    535: results.Outcome.UNAUTHORIZED,
+    552: results.Outcome.TOO_LARGE,
 }
 _TEMPORARY: Final = 4
 _TLS_NOT_AVAILABLE: Final = 454
@@ -73,7 +73,7 @@ class Email:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Send one mail to all recipients; those that the relay refuses are named.
 
         Those that it may accept later (greylisting refuses every first attempt) are tried again,
@@ -102,7 +102,7 @@ class Email:
             await self._lookups.run(look_up), happy_eyeballs_delay=0.25
         )
 
-    def _failed(self, error: Exception, *, is_sent: bool) -> result.Result:
+    def _failed(self, error: Exception, *, is_sent: bool) -> results.Result:
         if isinstance(error, _Refusal) and error.code != aiosmtplib.SMTPStatus.invalid_response:
             return self._result(_outcome(error.code), _text(error))
         return endpoint.unanswered(
@@ -113,7 +113,7 @@ class Email:
             is_sent=is_sent,
         )
 
-    def _accepted(self, notification_id: str, refused: Mapping[str, _Refusal]) -> result.Result:
+    def _accepted(self, notification_id: str, refused: Mapping[str, _Refusal]) -> results.Result:
         """Return the result of a mail that was accepted for some recipients, or for all."""
         later = tuple(to for to, why in refused.items() if why.code // 100 == _TEMPORARY)
         never = sorted(set(refused) - set(later))
@@ -125,14 +125,14 @@ class Email:
             if len(self._deferred) > _DEFERRED_MAX:
                 self._deferred.popitem(last=False)
             texts = (f"{to}: {_text(refused[to])}" for to in later)
-            return self._result(result.Outcome.UNWELL, "; ".join(texts))
+            return self._result(results.Outcome.UNWELL, "; ".join(texts))
         self._deferred.pop(notification_id, None)
         unknown = f"; refused there: {', '.join(never)}" if never else ""
         detail = f"taken by {self._where}{unknown}"
-        return result.Result(result.Outcome.TAKEN, detail)
+        return results.Result(results.Outcome.TAKEN, detail)
 
-    def _result(self, outcome: result.Outcome, text: str) -> result.Result:
-        return result.Result(outcome, f"{self._where}: {message.line(text)}")
+    def _result(self, outcome: results.Outcome, text: str) -> results.Result:
+        return results.Result(outcome, f"{self._where}: {message.line(text)}")
 
 
 class _Attempt:
@@ -221,10 +221,10 @@ def encode_mail(
     return mail.as_bytes()
 
 
-def _outcome(code: int) -> result.Outcome:
+def _outcome(code: int) -> results.Outcome:
     """Return what a relay's refusal means (RFC 5321 section 4.2.1, RFC 4954 section 6)."""
     is_temporary = code // 100 == _TEMPORARY
-    default = result.Outcome.UNWELL if is_temporary else result.Outcome.REJECTED
+    default = results.Outcome.UNWELL if is_temporary else results.Outcome.REJECTED
     return _OUTCOMES.get(code, default)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import muster
 from muster import http
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import result, ssrf_guard
+from muster_notifier.receivers import results, ssrf_guard
 
 _REFUSAL_CHARS_MAX: Final = 300
 
@@ -49,7 +49,7 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         read: http.Read = http.Read.BODY,
-    ) -> http.Response | result.Result:
+    ) -> http.Response | results.Result:
         """Send one request; a Result says why there is no response.
 
         `below` is added to the URL's path.
@@ -61,7 +61,7 @@ class Endpoint:
                 method, below=below, headers=headers, body=body, read=read
             )
         except http.ForbiddenAddress as error:
-            return result.Result(result.Outcome.FORBIDDEN_ADDRESS, f"{self.where}: {error}")
+            return results.Result(results.Outcome.FORBIDDEN_ADDRESS, f"{self.where}: {error}")
         except http.Unanswered as error:
             return unanswered(
                 error.reason,
@@ -73,7 +73,7 @@ class Endpoint:
 
     async def post_json(
         self, body: bytes, *, below: str = "", headers: Mapping[str, str] | None = None
-    ) -> result.Result:
+    ) -> results.Result:
         """Post JSON and return what it came to, with what a refusal says."""
         response = await self.request(
             "POST",
@@ -82,13 +82,13 @@ class Endpoint:
             body=body,
             read=http.Read.REFUSAL,
         )
-        if isinstance(response, result.Result):
+        if isinstance(response, results.Result):
             return response
-        came_to = result.of_status(response.status, response.headers)
-        if came_to.kind is result.Kind.TAKEN:
-            return came_to
+        result = results.of_status(response.status, response.headers)
+        if result.kind is results.Kind.TAKEN:
+            return result
         text = " ".join(response.body[:_REFUSAL_CHARS_MAX].decode("utf-8", "replace").split())
-        return dataclasses.replace(came_to, detail=f"{came_to.detail} {text}".strip())
+        return dataclasses.replace(result, detail=f"{result.detail} {text}".strip())
 
 
 def record(request: str) -> None:
@@ -100,25 +100,25 @@ def record(request: str) -> None:
 
 def unanswered(
     error: Exception, *, where: str, timeout_s: float, protocol: str, is_sent: bool
-) -> result.Result:
+) -> results.Result:
     """Return what it means that a request got no answer; all of this is temporary.
 
     `is_sent` says that all of the request had been sent by then.
     """
     match error:
         case TimeoutError():
-            outcome, detail = result.Outcome.TIMED_OUT, f"no answer within {timeout_s:g} s"
+            outcome, detail = results.Outcome.TIMED_OUT, f"no answer within {timeout_s:g} s"
         case ssl.SSLCertVerificationError():
-            outcome = result.Outcome.NOT_TRUSTED
+            outcome = results.Outcome.NOT_TRUSTED
             detail = f"its certificate is not trusted: {error.verify_message}"
         case ssl.SSLError():
-            outcome, detail = result.Outcome.NOT_TRUSTED, f"TLS: {error.reason or error}"
+            outcome, detail = results.Outcome.NOT_TRUSTED, f"TLS: {error.reason or error}"
         case socket.gaierror():
-            outcome, detail = result.Outcome.NO_SUCH_HOST, error.strerror or str(error)
+            outcome, detail = results.Outcome.NO_SUCH_HOST, error.strerror or str(error)
         case EOFError() | ConnectionResetError() | BrokenPipeError():
-            outcome, detail = result.Outcome.CLOSED, "closed the connection without an answer"
+            outcome, detail = results.Outcome.CLOSED, "closed the connection without an answer"
         case OSError():
-            outcome, detail = result.Outcome.UNREACHABLE, error.strerror or str(error)
+            outcome, detail = results.Outcome.UNREACHABLE, error.strerror or str(error)
         case _:
-            outcome, detail = result.Outcome.NONSENSE, f"the answer is not {protocol}"
-    return result.Result(outcome, f"{where}: {detail}", is_unknown=is_sent)
+            outcome, detail = results.Outcome.NONSENSE, f"the answer is not {protocol}"
+    return results.Result(outcome, f"{where}: {detail}", is_unknown=is_sent)

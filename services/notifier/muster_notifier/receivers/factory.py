@@ -16,7 +16,7 @@ from muster_notifier.receivers import (
     local,
     message,
     pagerduty,
-    result,
+    results,
     slack,
     teams,
     webhook,
@@ -43,7 +43,7 @@ class Sender:
     so that messages are sent one at a time: a crash then repeats one of them at most.
     """
 
-    send: result.Send
+    send: results.Send
     mask: Callable[[str], str]
     rate_per_s: float
     shows_repeats: bool
@@ -68,14 +68,14 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
     return Sender(_masking(send, reader.mask), reader.mask, rate, one_by_one is not None, problems)
 
 
-def _masking(send: result.Send, mask: Callable[[str], str]) -> result.Send:
+def _masking(send: results.Send, mask: Callable[[str], str]) -> results.Send:
     """Return it without secrets in its results: some servers repeat what they were sent."""
 
     async def masked(
         notification: notifications.Notification, data: Mapping[str, str]
-    ) -> result.Result:
-        came_to = await send(notification, data)
-        return dataclasses.replace(came_to, detail=mask(came_to.detail))
+    ) -> results.Result:
+        result = await send(notification, data)
+        return dataclasses.replace(result, detail=mask(result.detail))
 
     return masked
 
@@ -98,7 +98,7 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
     templates: receiver_settings.Templates,
     settings: schema.Settings,
     reader: files.SecretReader,
-) -> tuple[result.Send, float]:
+) -> tuple[results.Send, float]:
     def pace(default: float) -> float:
         return 1 / (receiver.limits.rate_per_s or default)
 
@@ -158,7 +158,7 @@ def _slack(
     reader: files.SecretReader,
     *,
     pace_s: float,
-) -> result.Send:
+) -> results.Send:
     if settings.webhook_from is not None:
         url = reader.read(settings.webhook_from)
         hook = endpoint.Endpoint(url, timeout_s=settings.timeout_s, reach=settings.reach)

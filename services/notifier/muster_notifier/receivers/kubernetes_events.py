@@ -20,7 +20,7 @@ import msgspec
 
 from muster import http, vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, result
+from muster_notifier.receivers import endpoint, message, results
 from muster_notifier.routing import notifications
 
 CONTROLLER: Final = "muster.dev/notifier"
@@ -172,7 +172,7 @@ class KubernetesApi:
 
     async def request(
         self, method: str, path: str, body: object = None
-    ) -> http.Response | result.Result:
+    ) -> http.Response | results.Result:
         """Send one request; a Result says why there is no response."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         token = await asyncio.to_thread(self._read_token)
@@ -194,7 +194,7 @@ class KubernetesApi:
 
     async def _metadata(self, path: str) -> _Metadata:
         answer = await self.request("GET", path)
-        if isinstance(answer, result.Result):
+        if isinstance(answer, results.Result):
             raise LookupFailed(answer.detail)
         if answer.status == _NOT_FOUND:
             return _Metadata()
@@ -227,12 +227,12 @@ class KubernetesEvents:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Write the Events; one that exists already, or whose namespace is gone, counts as done."""
         made = events(notification, namespace=self._settings.namespace, pods=self._settings.pods)
         return await self._write(made)
 
-    async def _write(self, events: Sequence[Event]) -> result.Result:
+    async def _write(self, events: Sequence[Event]) -> results.Result:
         for number, event in enumerate(events):
             if number:
                 await asyncio.sleep(self._pace_s)
@@ -243,14 +243,14 @@ class KubernetesEvents:
                 where = f"/api/v1/namespaces/{event.namespace}/pods/{event.pod}"
                 body = with_uid(body, await self._api.uid(where))
             answer = await self._api.request("POST", path, body)
-            if isinstance(answer, result.Result):
+            if isinstance(answer, results.Result):
                 return dataclasses.replace(answer, requests=number + 1)
             gone = answer.status == _NOT_FOUND and event.namespace != self._settings.namespace
             if answer.status == _CONFLICT or gone:
                 continue
-            meaning = result.of_status(answer.status, answer.headers)
-            if meaning.kind is not result.Kind.TAKEN:
+            meaning = results.of_status(answer.status, answer.headers)
+            if meaning.kind is not results.Kind.TAKEN:
                 return dataclasses.replace(meaning, requests=number + 1)
         count = len(events)
         detail = f"{count} events"
-        return result.Result(result.Outcome.TAKEN, detail, requests=max(1, count))
+        return results.Result(results.Outcome.TAKEN, detail, requests=max(1, count))

@@ -12,7 +12,7 @@ from typing import Final
 from muster import blocking
 from muster.service import logs
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import message, result, webhook
+from muster_notifier.receivers import message, results, webhook
 from muster_notifier.routing import notifications
 
 _WRITE_S: Final = 10.0
@@ -28,7 +28,7 @@ class File:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Append one line: the CloudEvent that a webhook gets."""
         text = message.compose(notification, self._templates)
         body = webhook.encode_body(notification, text, format_=receiver_settings.Format.CLOUDEVENTS)
@@ -37,11 +37,11 @@ class File:
                 await self._blocking.run(functools.partial(self._append, body + b"\n"))
         except TimeoutError:
             detail = f"{self._path}: not written within {_WRITE_S:g} s"
-            return result.Result(result.Outcome.TIMED_OUT, detail)
+            return results.Result(results.Outcome.TIMED_OUT, detail)
         except OSError as error:
             detail = f"{self._path}: {error.strerror}"
-            return result.Result(result.Outcome.NOT_WRITTEN, detail)
-        return result.Result(result.Outcome.TAKEN, f"written to {self._path}")
+            return results.Result(results.Outcome.NOT_WRITTEN, detail)
+        return results.Result(results.Outcome.TAKEN, f"written to {self._path}")
 
     def _append(self, line: bytes) -> None:
         # one write of a whole line: lines of several writers do not mix
@@ -73,8 +73,8 @@ class Console:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Log the message."""
         text = message.compose(notification, self._templates)
         logs.logger().info("notification", id=text.key, text=text.text)
-        return result.Result(result.Outcome.TAKEN, "logged")
+        return results.Result(results.Outcome.TAKEN, "logged")

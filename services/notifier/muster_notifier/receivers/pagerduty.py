@@ -11,7 +11,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, result, webhook
+from muster_notifier.receivers import endpoint, message, results, webhook
 from muster_notifier.routing import notifications
 
 BODY_BYTES_MAX: Final = 500 * 1000
@@ -101,7 +101,7 @@ class Service:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Trigger, acknowledge or resolve the group's incident."""
         text = message.compose(notification, self._templates)
         body = event(notification, text, routing_key=self._routing_key)

@@ -13,7 +13,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, result
+from muster_notifier.receivers import endpoint, message, results
 from muster_notifier.routing import notifications
 
 _HEADER_MAX: Final = 150
@@ -26,17 +26,17 @@ _COLOURS: Final = {
 _RESOLVED: Final = "#2eb67d"
 _NO_RESPONSE: Final = "not a response of its API"
 _ERRORS: Final = {
-    _NO_RESPONSE: result.Outcome.NONSENSE,
-    "ratelimited": result.Outcome.RATE_LIMITED,
-    "internal_error": result.Outcome.UNWELL,
-    "fatal_error": result.Outcome.UNWELL,
-    "service_unavailable": result.Outcome.UNWELL,
-    "request_timeout": result.Outcome.UNWELL,
-    "invalid_auth": result.Outcome.UNAUTHORIZED,
-    "not_authed": result.Outcome.UNAUTHORIZED,
-    "token_revoked": result.Outcome.UNAUTHORIZED,
-    "channel_not_found": result.Outcome.NOT_FOUND,
-    "msg_too_long": result.Outcome.TOO_LARGE,
+    _NO_RESPONSE: results.Outcome.NONSENSE,
+    "ratelimited": results.Outcome.RATE_LIMITED,
+    "internal_error": results.Outcome.UNWELL,
+    "fatal_error": results.Outcome.UNWELL,
+    "service_unavailable": results.Outcome.UNWELL,
+    "request_timeout": results.Outcome.UNWELL,
+    "invalid_auth": results.Outcome.UNAUTHORIZED,
+    "not_authed": results.Outcome.UNAUTHORIZED,
+    "token_revoked": results.Outcome.UNAUTHORIZED,
+    "channel_not_found": results.Outcome.NOT_FOUND,
+    "msg_too_long": results.Outcome.TOO_LARGE,
 }
 """All others are refusals too."""
 
@@ -110,12 +110,12 @@ def is_gone(reply: Reply) -> bool:
     return reply.error in _GONE
 
 
-def result_of(reply: Reply) -> result.Result:
+def result_of(reply: Reply) -> results.Result:
     """Return what a response means."""
     if reply.ok:
-        return result.Result(result.Outcome.TAKEN, "ok")
-    outcome = _ERRORS.get(reply.error, result.Outcome.REJECTED)
-    return result.Result(outcome, f"Slack: {message.line(reply.error, 200)}")
+        return results.Result(results.Outcome.TAKEN, "ok")
+    outcome = _ERRORS.get(reply.error, results.Outcome.REJECTED)
+    return results.Result(outcome, f"Slack: {message.line(reply.error, 200)}")
 
 
 def _escaped(text: str) -> str:
@@ -146,7 +146,7 @@ class Channel:
 
     async def send(
         self, notification: notifications.Notification, data: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Post the group's message, or edit it and post in its thread what changed."""
         text = message.compose(notification, self._templates)
         content = message_content(notification, text)
@@ -154,7 +154,7 @@ class Channel:
             return await self._begin(content)
         where = {"channel": data.get("channel", self._channel), "ts": data["ts"]}
         reply = await self._call("chat.update", {**where, **content})
-        if isinstance(reply, result.Result):
+        if isinstance(reply, results.Result):
             return reply
         if is_gone(reply):
             await asyncio.sleep(self._pace_s)
@@ -171,25 +171,25 @@ class Channel:
             },
         )
         answer = (
-            thread_reply if isinstance(thread_reply, result.Result) else result_of(thread_reply)
+            thread_reply if isinstance(thread_reply, results.Result) else result_of(thread_reply)
         )
         return replace(answer, data=where, requests=2)
 
-    async def _begin(self, content: Json) -> result.Result:
+    async def _begin(self, content: Json) -> results.Result:
         reply = await self._call("chat.postMessage", {"channel": self._channel, **content})
-        if isinstance(reply, result.Result):
+        if isinstance(reply, results.Result):
             return reply
         data = {"channel": reply.channel or self._channel, "ts": reply.ts} if reply.ts else {}
         return replace(result_of(reply), data=data)
 
-    async def _call(self, method: str, body: Json) -> Reply | result.Result:
+    async def _call(self, method: str, body: Json) -> Reply | results.Result:
         answer = await self._endpoint.request(
             "POST", below=f"/{method}", headers=self._headers, body=msgspec.json.encode(body)
         )
-        if isinstance(answer, result.Result):
+        if isinstance(answer, results.Result):
             return answer
         if answer.status != _OK:
-            return result.of_status(answer.status, answer.headers)
+            return results.of_status(answer.status, answer.headers)
         return read(answer.body)
 
 
@@ -202,7 +202,7 @@ class Incoming:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Post a message."""
         text = message.compose(notification, self._templates)
         body = msgspec.json.encode(message_content(notification, text))

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, result, webhook
+from muster_notifier.receivers import endpoint, message, results, webhook
 from muster_notifier.routing import notifications
 
 BODY_BYTES_MAX: Final = 27_000
@@ -75,7 +75,7 @@ class Workflow:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Post a card."""
         text = message.compose(notification, self._templates)
         return await self._endpoint.post_json(card(notification, text))

@@ -19,7 +19,7 @@ import msgspec
 
 from muster import http, vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, result
+from muster_notifier.receivers import endpoint, message, results
 from muster_notifier.routing import notifications, routes
 
 BODY_BYTES_MAX: Final = 200 * 1024
@@ -236,7 +236,7 @@ class Webhook:
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> result.Result:
+    ) -> results.Result:
         """Post one message and return what became of it.
 
         A timeout leaves unknown whether it arrived: it is tried again under the same
@@ -257,5 +257,5 @@ class Webhook:
             "POST", headers=headers, body=body, read=http.Read.NOTHING
         )
         if isinstance(answer, http.Response):
-            return result.of_status(answer.status, answer.headers)
+            return results.of_status(answer.status, answer.headers)
         return answer

@@ -16,7 +16,7 @@ import prometheus_client
 from muster import codec, http, vocabulary
 from muster.service import logs
 from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import endpoint, result
+from muster_notifier.receivers import endpoint, results
 from muster_notifier.self_monitoring import watchdog
 
 PLUGIN = "notifier"
@@ -145,12 +145,12 @@ async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], 
     was_taken = True
     while True:
         if alive():
-            came_to = await to.request("GET", read=http.Read.NOTHING)
-            if not isinstance(came_to, result.Result):
-                came_to = result.of_status(came_to.status, came_to.headers)
-            _PINGS.labels(came_to.kind).inc()
-            is_taken = came_to.kind is result.Kind.TAKEN
+            result = await to.request("GET", read=http.Read.NOTHING)
+            if not isinstance(result, results.Result):
+                result = results.of_status(result.status, result.headers)
+            _PINGS.labels(result.kind).inc()
+            is_taken = result.kind is results.Kind.TAKEN
             if was_taken and not is_taken:
-                logs.logger().warning("ping_failed", where=to.where, error=came_to.detail)
+                logs.logger().warning("ping_failed", where=to.where, error=result.detail)
             was_taken = is_taken
         await asyncio.sleep(interval_s)

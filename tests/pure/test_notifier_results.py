@@ -1,7 +1,7 @@
 import pytest
 
-from muster_notifier.receivers import result
-from muster_notifier.receivers.result import Kind, Outcome, Result
+from muster_notifier.receivers import results
+from muster_notifier.receivers.results import Kind, Outcome, Result
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ from muster_notifier.receivers.result import Kind, Outcome, Result
 def test_each_status_is_taken_temporary_or_refused(
     status: int, headers: dict[str, str], answer: Result
 ) -> None:
-    assert result.of_status(status, headers) == answer
+    assert results.of_status(status, headers) == answer
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_waits_are_fully_jittered_under_a_bound_that_doubles_to_half_a_minute(
     attempts: int, bound_s: float
 ) -> None:
     answer = Result(outcome=Outcome.UNWELL, detail="")
-    waits = [result.delay_s(attempts, answer, chance=chance) for chance in (0.0, 0.5, 1.0)]
+    waits = [results.delay_s(attempts, answer, chance=chance) for chance in (0.0, 0.5, 1.0)]
     assert waits == [0.0, bound_s / 2, bound_s]
 
 
 def test_what_the_receiver_asked_for_wins() -> None:
     answer = Result(outcome=Outcome.UNWELL, detail="", retry_after_s=120.0)
-    assert result.delay_s(1, answer, chance=0.1) == 120.0
+    assert results.delay_s(1, answer, chance=0.1) == 120.0
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_what_the_receiver_asked_for_wins() -> None:
 )
 def test_no_date_of_a_receiver_crashes_us(retry_after: str) -> None:
     headers = {"retry-after": retry_after, "date": "Wed, 21 Oct 2026 07:27:00 GMT"}
-    answer = result.of_status(503, headers)
+    answer = results.of_status(503, headers)
     assert answer.kind is Kind.TEMPORARY
     assert answer.retry_after_s is None or 0 <= answer.retry_after_s <= 3600
 
 
 def test_a_receiver_that_asks_for_no_wait_is_not_flooded() -> None:
-    answer = result.of_status(503, {"retry-after": "0"})
-    assert [result.delay_s(n, answer, chance=1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    answer = results.of_status(503, {"retry-after": "0"})
+    assert [results.delay_s(n, answer, chance=1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]

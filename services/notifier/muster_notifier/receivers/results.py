@@ -116,18 +116,18 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
     detail = f"HTTP {status}"
     if outcome is Outcome.MOVED and "location" in headers:
         detail += f" to {_host(headers['location'])}"
-    came_to = Result(outcome, detail)
-    if came_to.kind is not Kind.TEMPORARY:
-        return came_to
-    return dataclasses.replace(came_to, retry_after_s=_retry_after_s(headers))
+    result = Result(outcome, detail)
+    if result.kind is not Kind.TEMPORARY:
+        return result
+    return dataclasses.replace(result, retry_after_s=_retry_after_s(headers))
 
 
-def delay_s(attempts: int, came_to: Result, *, chance: float) -> float:
+def delay_s(attempts: int, result: Result, *, chance: float) -> float:
     """Return how long to wait after so many attempts; `chance` is random, from 0 to 1.
 
     Full jitter below a bound that doubles, and no less than the receiver asked for.
     """
-    return max(came_to.retry_after_s or 0.0, _BACKOFF.delay_s(attempts, chance=chance))
+    return max(result.retry_after_s or 0.0, _BACKOFF.delay_s(attempts, chance=chance))
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
