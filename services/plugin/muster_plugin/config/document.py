@@ -19,15 +19,11 @@ API_VERSION: Final = "muster.dev/v1"
 _ENTRIES_MAX: Final = 500
 
 
-class NodeConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeConfiguration(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
     """The configuration of one node."""
 
     resources: tuple[config_resources.Resource, ...] = ()
     gpus: config_gpus.Gpus | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse resources that conflict."""
-        validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the checks, each by itself."""
@@ -35,7 +31,7 @@ class NodeConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         yield lambda: _overlaps(self.resources)
 
 
-class NodeOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
     """An override for some nodes; a resource replaces the one of the same name.
 
     `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
@@ -48,10 +44,6 @@ class NodeOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     )
     resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
     gpus: config_gpus.Gpus | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse an override that would silently match every node, or is empty."""
-        validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the checks, each by itself."""
@@ -77,7 +69,7 @@ class NodeOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Document(
-    msgspec.Struct,
+    errors.CheckedInParts,
     frozen=True,
     kw_only=True,
     omit_defaults=True,
@@ -89,10 +81,6 @@ class Document(
     resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
     gpus: config_gpus.Gpus | None = None
     nodes: Annotated[tuple[NodeOverride, ...], msgspec.Meta(max_length=100)] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse resources that conflict."""
-        validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the checks, each by itself."""

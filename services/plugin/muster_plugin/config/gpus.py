@@ -95,7 +95,7 @@ class Preset(enum.StrEnum):
     CATALOGUE = "catalogue"
 
 
-class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """The resource name of GPUs by their product, or of MIG devices by their profile.
 
     The first match counts; a device without a match keeps its default name.
@@ -105,11 +105,8 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     product: Pattern = ""
     mig: Pattern = ""
 
-    def __post_init__(self) -> None:
-        """Refuse what the kubelet would refuse, or what matches no GPU."""
-        errors.raise_if_any(self._problems())
-
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
+        """Yield the problems; each begins with its key."""
         yield from _name_problems("name", self.name)
         if bool(self.product) == bool(self.mig):
             yield "give either product (of GPUs) or mig (a profile)"
@@ -122,7 +119,7 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
             yield f"product: {errors.quoted(self.product)} is not a name of a product"
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """A shared resource: `replicas` of each device, or one per GB of memory.
 
     `devices` is how many of them, or which, or all; the others keep the name `name`, unshared. An
@@ -135,16 +132,13 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     rename: str = ""
     devices: Annotated[int, msgspec.Meta(ge=1, le=1024)] | tuple[Selector, ...] | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse selectors that select nothing, or overlap."""
-        errors.raise_if_any(self._problems())
-
     @property
     def listed_devices(self) -> tuple[int | str, ...]:
         """The selectors of its devices, if they are listed."""
         return self.devices if isinstance(self.devices, tuple) else ()
 
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
+        """Yield the problems; each begins with its key."""
         yield from _name_problems("name", self.name)
         if self.rename:
             yield from _name_problems("rename", self.rename)
@@ -155,17 +149,13 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
         yield from (f"devices{problem}" for problem in selectors.problems(self.listed_devices))
 
 
-class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """Time-slicing. Of several entries with one name, each takes from what earlier ones left."""
 
     resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
     rename_by_default: bool = False
     one_per_request: bool = False
     """Refuse a container that asks for more than one replica (failRequestsGreaterThanOne)."""
-
-    def __post_init__(self) -> None:
-        """Refuse entries that leave no devices for others."""
-        errors.raise_if_any(self._problems())
 
     def advertised_name(self, shared: Shared) -> str:
         """Return the name under which an entry's devices are advertised."""
@@ -178,7 +168,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
         kept = () if any(shared.devices is None for shared in of_it) else (name,)
         return tuple(dict.fromkeys([*kept, *map(self.advertised_name, of_it)]))
 
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
+        """Yield the problems; each begins with its key."""
         for at, shared in enumerate(self.resources):
             if self.rename_by_default and not shared.rename:
                 yield from _name_problems(f"resources[{at}].name", shared.name + SHARED_SUFFIX)
@@ -207,7 +198,7 @@ class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
             raise ValueError(f"channels: {errors.quoted([*self.channels])} is neither [] nor [0]")
 
 
-class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+class ContainerOptions(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """What a container gets with its GPUs. An empty `dev_root` is the driver root."""
 
     device_list: Annotated[tuple[DeviceList, ...], msgspec.Meta(min_length=1)] = (
@@ -224,11 +215,8 @@ class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     mofed: bool = False
     imex: Imex = Imex()
 
-    def __post_init__(self) -> None:
-        """Refuse ambiguous paths."""
-        errors.raise_if_any(self._problems())
-
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
+        """Yield the problems; each begins with its key."""
         for repeated in errors.duplicates([*self.device_list]):
             yield f"deviceList: {repeated} is listed twice"
         for name, path in [
@@ -259,7 +247,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
         errors.raise_if_any(_path_problems("policy", self.policy))
 
 
-class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """The NVIDIA GPUs of a node; without `resources` they are `nvidia.com/gpu`.
 
     `library` is the path of libnvidia-ml.so.1, where it is neither below the driver root nor found
@@ -279,10 +267,6 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     registration: config_resources.Registration = config_resources.Registration.REGISTER
     library: str = ""
 
-    def __post_init__(self) -> None:
-        """Refuse what the kubelet would refuse, or what has no effect."""
-        errors.raise_if_any(self._problems())
-
     def always_advertised(self) -> tuple[str, ...]:
         """Return the resources that are advertised even without devices."""
         whole = [naming.name for naming in self.resources if naming.product] or [DEFAULT_NAME]
@@ -301,7 +285,8 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
         parts = any(naming.mig == selectors.ANY for naming in self.resources)
         return products and (parts or self.mig_strategy is not MigStrategy.SINGLE)
 
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
+        """Yield the problems; each begins with its key."""
         yield from (
             f"exclude{problem}" for problem in selectors.problems(self.exclude, products=True)
         )

@@ -78,7 +78,7 @@ class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Entry(
-    msgspec.Struct,
+    errors.CheckedInParts,
     frozen=True,
     kw_only=True,
     omit_defaults=True,
@@ -102,10 +102,6 @@ class Entry(
     limit: Count = 1
     optional: bool = False
     shared: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse what can never match, or what no container runtime would accept."""
-        validation.refuse(self)
 
     @property
     def is_literal(self) -> bool:
@@ -173,15 +169,11 @@ class Entry(
                 pass
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Group(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
     """The entries of one unit, and how many pods may have a unit at a time."""
 
     devices: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1, max_length=64)]
     count: Count = 1
-
-    def __post_init__(self) -> None:
-        """Refuse two entries with the same path in the container."""
-        validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the checks, each by itself."""
@@ -203,7 +195,7 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True):
     min: Count
 
 
-class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Checks(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
     """How a device is checked; it is Healthy again after `good` good checks in a row."""
 
     open: bool = False
@@ -211,10 +203,6 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
     period_s: sections.Pause = 30.0
     good: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
-
-    def __post_init__(self) -> None:
-        """Refuse a command that could not be run."""
-        validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the checks, each by itself."""
@@ -228,7 +216,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Resource(
-    msgspec.Struct,
+    errors.CheckedInParts,
     frozen=True,
     kw_only=True,
     omit_defaults=True,
@@ -251,10 +239,6 @@ class Resource(
     pre_start: bool = False
     grace_s: GracePeriod = 60.0
     registration: Registration = Registration.REGISTER
-
-    def __post_init__(self) -> None:
-        """Refuse what the kubelet would refuse, or would count twice."""
-        validation.refuse(self)
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """Yield every entry with the path of its key."""

@@ -75,7 +75,9 @@ class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
             errors.raise_if_any(errors.prefixed("faults", errors.path_problems(self.faults)))
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
+class Settings(
+    errors.CheckedInParts, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}
+):
     """All settings of the plugin. An empty `node` is NODE_NAME, else the host's name.
 
     `labels` are the node's, for `nodes` that match by them. `handover_s` is how long to wait for
@@ -85,7 +87,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
     api_version: Literal["muster.dev/v1"] = "muster.dev/v1"
     node: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
     name: vocabulary.PluginName = "device-plugin"
-    labels: Labels = {}
+    labels: Labels = msgspec.field(default_factory=dict)
     bus: sections.Bus = sections.Bus()
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
@@ -98,10 +100,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
     gpus: config_gpus.Gpus | None = None
     nodes: Annotated[tuple[document.NodeOverride, ...], msgspec.Meta(max_length=100)] = ()
     simulated_gpus: SimulatedGpus | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse sections that conflict."""
-        validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the checks, each by itself."""

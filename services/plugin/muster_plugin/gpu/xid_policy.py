@@ -77,17 +77,14 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     why: Annotated[str, msgspec.Meta(max_length=500)] = ""
 
 
-class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Overrides(errors.Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The user's policy file: rules that override those of the preset."""
 
     version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
     rules: Annotated[tuple[Override, ...], msgspec.Meta(max_length=999)] = ()
 
-    def __post_init__(self) -> None:
-        """Refuse two rules for one XID."""
-        errors.raise_if_any(self._problems())
-
-    def _problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
+        """Yield the problems; each begins with its key."""
         first_rule: dict[int, int] = {}
         for at, rule in enumerate(self.rules):
             for repeated in sorted({xid for xid in rule.xids if rule.xids.count(xid) > 1}):

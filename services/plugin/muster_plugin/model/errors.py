@@ -3,7 +3,33 @@
 import collections
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from muster.service import validation
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """A section whose fields have to fit together; it is refused with every problem."""
+
+    def __post_init__(self) -> None:
+        """Raise Refused if there are problems."""
+        raise_if_any(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield the problems; each begins with its key."""
+        raise NotImplementedError
+
+
+class CheckedInParts(msgspec.Struct, frozen=True, kw_only=True):
+    """A section like `Checked`, in which the checks of valid fields run beside invalid ones."""
+
+    def __post_init__(self) -> None:
+        """Raise Refused if there are problems."""
+        validation.refuse(self)
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Yield the checks, each by itself."""
+        raise NotImplementedError
 
 
 def raise_if_any(problems: Iterable[str]) -> None:
