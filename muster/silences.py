@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import matchers, vocabulary
+from muster import codec, matchers, vocabulary
 from muster.service import validation
 
 LABELS: Final = ("alertname", "device", "kind", "node", "plugin", "resource", "severity")
@@ -82,5 +82,5 @@ def decode(value: bytes) -> Silence:
     """Return the silence. Raises MalformedSilence."""
     try:
         return msgspec.json.decode(value, type=Silence)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+    except (*codec.UNREADABLE, ValueError) as error:
         raise MalformedSilence(str(error)) from None

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster.nats.auth import permissions
 from muster_health.model import signals
 
@@ -74,7 +74,7 @@ def decode(subject: str, payload: bytes) -> Advisory | OtherClient:
         return signals.ServerEvent(server=server[:_TEXT_MAX], what=kind)
     try:
         message = _DECODER.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except codec.UNREADABLE as error:
         raise Unreadable(str(error)) from None
     if message.client is None:
         raise Unreadable(f"{subject}: no client")

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster_health.model import alerts
 
 VERSION: Final = 2
@@ -156,7 +156,10 @@ def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
 
 def decode(value: bytes) -> Snapshot:
     """Return what was stored. Raises ValueError: another version's, or nothing of ours."""
-    stored = _DECODER.decode(value)
+    try:
+        stored = _DECODER.decode(value)
+    except codec.UNREADABLE as error:
+        raise ValueError(str(error)) from None
     if stored.v != VERSION:
         raise ValueError(f"the state is of version {stored.v}, expected {VERSION}")
     return stored

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster_health.fleet import fleet_alerts
 from muster_health.model import alerts, config, signals, snapshot
 
@@ -131,7 +131,7 @@ def decode(line: bytes) -> tuple[float, Entry]:
         if fields.k == _REPORT:
             return fields.t, _report(_REPORTED.decode(fields.v))
         entry = _DECODERS[fields.k].decode(fields.v)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except codec.UNREADABLE as error:
         raise UnreadableRecording(str(error)) from None
     except KeyError as error:
         raise UnreadableRecording(f"unknown kind {error}") from None

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from muster import codec
 from muster.kubernetes import objects, quantity
 from muster_labeler import model
 from muster_labeler.naming import schemes, sources
@@ -216,7 +217,7 @@ def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str
             name: {kinds[_index(number)]: count for number, count in counts.items()}
             for name, counts in decoded.nodes.items()
         }
-    except (msgspec.MsgspecError, IndexError, ValueError) as error:
+    except (*codec.UNREADABLE, IndexError, ValueError) as error:
         raise UnreadableInventory(str(error)) from None
     return nodes, frozenset(decoded.simulated)
 

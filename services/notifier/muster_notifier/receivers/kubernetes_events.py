@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from muster import http, vocabulary
+from muster import codec, http, vocabulary
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import endpoint, message, results
 from muster_notifier.routing import notifications
@@ -202,7 +202,7 @@ class KubernetesApi:
             raise LookupFailed(f"{path}: HTTP {answer.status}")
         try:
             metadata_owner = msgspec.json.decode(answer.body, type=_Object)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except codec.UNREADABLE:
             raise LookupFailed(f"{path}: the answer is not a Kubernetes object") from None
         return metadata_owner.metadata
 

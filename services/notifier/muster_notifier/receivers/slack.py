@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import endpoint, message, results
 from muster_notifier.routing import notifications
@@ -101,7 +101,7 @@ def read(body: bytes) -> Reply:
     """Return the API's response; an error if it is none."""
     try:
         return msgspec.json.decode(body, type=Reply)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except codec.UNREADABLE:
         return Reply(error=_NO_RESPONSE)
 
 

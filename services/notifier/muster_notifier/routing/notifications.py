@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import codec, vocabulary
 
 ENCODED_BYTES_MAX: Final = 256 * 1024
 ALERTS_MAX: Final = 100
@@ -163,7 +163,7 @@ def decode(value: bytes) -> Notification:
     """Return the notification in a message. Raises MalformedNotification."""
     try:
         notification = msgspec.json.decode(value, type=Notification)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except codec.UNREADABLE as error:
         raise MalformedNotification(str(error)) from None
     if notification.at.tzinfo is None:
         raise MalformedNotification("at: a time without a time zone")
@@ -247,7 +247,7 @@ def decode_entry(value: bytes) -> LedgerEntry:
     """Return the entry. Raises MalformedEntry."""
     try:
         entry = msgspec.json.decode(value, type=LedgerEntry)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except codec.UNREADABLE as error:
         raise MalformedEntry(str(error)) from None
     if entry.at.tzinfo is None:
         raise MalformedEntry("at: a time without a time zone")

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster.service import logs
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
@@ -179,7 +179,7 @@ def parse_script(text: bytes) -> Script:
             continue
         try:
             line = _LINE.decode(text_line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except codec.UNREADABLE as error:
             bad.append(f"line {number}: {error}")
             continue
         if line.xid is not None:

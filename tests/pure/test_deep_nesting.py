@@ -1,0 +1,44 @@
+"""JSON nested so deeply that the parser gives up is refused like any other malformed bytes.
+
+msgspec raises RecursionError then, also for a field that nobody reads. Uncaught, one such value in
+a bucket or a queue would end its service again after every restart.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from muster import codec, silences
+from muster.nats import lock
+from muster_health.bus import nats_advisories
+from muster_health.model import snapshot
+from muster_labeler.kubernetes import projection
+from muster_notifier.receivers import slack
+from muster_notifier.routing import notifications
+
+DEEP = b'{"no such field":' + b"[" * 15_000
+
+
+@pytest.mark.parametrize(
+    ("decode", "error"),
+    [
+        (lambda: codec.decode("muster.event.a.p.x", DEEP), codec.MalformedEvent),
+        (lambda: codec.decode_heartbeat(DEEP), codec.MalformedEvent),
+        (lambda: silences.decode(DEEP), silences.MalformedSilence),
+        (lambda: notifications.decode(DEEP), notifications.MalformedNotification),
+        (lambda: notifications.decode_entry(DEEP), notifications.MalformedEntry),
+        (lambda: nats_advisories.decode("muster.nats.connect", DEEP), nats_advisories.Unreadable),
+        (lambda: snapshot.decode(DEEP), ValueError),
+        (lambda: projection.decode_inventory(DEEP.decode()), projection.UnreadableInventory),
+    ],
+)
+def test_deeply_nested_json_is_refused(
+    decode: Callable[[], object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        decode()
+
+
+def test_deeply_nested_json_is_no_answer_and_names_no_holder() -> None:
+    assert slack.read(DEEP).error
+    assert lock.decode_holder(DEEP) is None
