@@ -223,7 +223,7 @@ def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
 
 
 def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
-    seen = (evidence.seen("plugin", "XID 79"),)
+    seen = (evidence.of("plugin", "XID 79"),)
     alert = alerts.Alert(
         kind=AlertKind.DEVICE_UNHEALTHY,
         summary="g0 is unhealthy",
@@ -291,7 +291,7 @@ def test_every_alert_that_can_fire_has_its_runbook(kind: AlertKind) -> None:
 
 
 def test_a_long_text_is_cut() -> None:
-    assert evidence.seen("plugin", "x" * 3000).observed == "x" * 497 + "..."
+    assert evidence.of("plugin", "x" * 3000).observed == "x" * 497 + "..."
 
 
 def test_the_way_through_memory_changes_nothing() -> None:

@@ -12,7 +12,7 @@ from muster_health.model import alerts
 _IDS_MAX: Final = 32
 _SHOWN_MAX: Final = 4
 _NOTHING: Final[Mapping[str, str]] = {}
-_LOST: Final = (evidence.seen("health", "the plugin did not report that any was removed"),)
+_LOST: Final = (evidence.of("health", "the plugin did not report that any was removed"),)
 _WORDS: Final = {
     AlertKind.DEVICE_UNHEALTHY: "unhealthy",
     AlertKind.DEVICE_DEGRADED: "degraded",
@@ -48,7 +48,7 @@ def of(
             kind=AlertKind.DEVICES_SHORT,
             resource=resource,
             summary=f"{resource} on {node}: {short}",
-            evidence=(evidence.seen(source, short), *([] if resource in faults.short else _LOST)),
+            evidence=(evidence.of(source, short), *([] if resource in faults.short else _LOST)),
             starts_at=at,
             told_at=at,
         )
@@ -61,7 +61,7 @@ def ended(faults: device_faults.DeviceFaults, key: alerts.Key) -> tuple[vocabula
     if slot == AlertKind.DEVICES_SHORT:
         otherwise = "as many devices as before, or as the changed configuration asks for"
     why = faults.ended.get((AlertKind(slot), resource), otherwise)
-    return (evidence.seen("plugin", why),)
+    return (evidence.of("plugin", why),)
 
 
 def _of_group(
@@ -86,12 +86,12 @@ def _of_group(
         named = f": {', '.join(ids[:_SHOWN_MAX])}{more}" if ids else ""
         summary = f"{count}{of_all} {resource} on {node} are {adjective}{named}"
     pods = sorted({pod for device in faults.values() for pod in device.pods})
-    observed = [evidence.seen("plugin", text) for text in shown]
+    observed = [evidence.of("plugin", text) for text in shown]
     return alerts.Alert(
         kind=kind,
         resource=resource,
         summary=summary[:2000],
-        evidence=tuple(observed) or (evidence.seen("heartbeat", f"{count} {adjective}"),),
+        evidence=tuple(observed) or (evidence.of("heartbeat", f"{count} {adjective}"),),
         starts_at=at,
         told_at=at,
         devices=tuple(ids[:_IDS_MAX]),

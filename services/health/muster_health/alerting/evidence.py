@@ -1,4 +1,4 @@
-"""Pure: Observations in words a person understands; each names who saw it."""
+"""Pure: evidence: observations in words that people understand, each with its source."""
 
 import functools
 from collections.abc import Iterable
@@ -11,100 +11,107 @@ _TEXT_MAX: Final = 500
 _PODS_SHOWN: Final = 3
 
 
-def seen(source: str, text: str) -> vocabulary.Evidence:
+def of(source: str, text: str) -> vocabulary.Evidence:
     """Return one observation; a long text is cut, because a plugin may have written it."""
     cut = text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 3] + "..."
     return vocabulary.Evidence(source=source, observed=cut)
 
 
 def silent(silent_s: float, interval_s: float, *, ever_heard: bool) -> vocabulary.Evidence:
-    """Say that no heartbeat came."""
+    """Return that no heartbeat arrived."""
     waited = f"{silent_s:.1f} s, {silent_s / interval_s:.1f} intervals of {interval_s:g} s"
-    return seen("heartbeat", f"none for {waited}" if ever_heard else f"none yet; waited {waited}")
+    return of("heartbeat", f"none for {waited}" if ever_heard else f"none yet; waited {waited}")
 
 
-def nobody_listens() -> vocabulary.Evidence:
-    """Say that the server knew at once of no receiver for a probe."""
-    return seen("probe", "nobody is subscribed to the plugin's subject")
+def not_subscribed() -> vocabulary.Evidence:
+    """Return that the server answered a probe at once: nobody receives it."""
+    return of("probe", "nobody is subscribed to the plugin's subject")
 
 
 def no_answer(timeout_s: float) -> vocabulary.Evidence:
-    """Say that a probe was delivered, and not answered."""
-    return seen("probe", f"the plugin is subscribed but did not answer within {timeout_s:g} s")
+    """Return that a probe was delivered, and not answered."""
+    return of("probe", f"the plugin is subscribed but did not answer within {timeout_s:g} s")
 
 
-def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
-    """Say what Kubernetes knows; what it does not know is said as well."""
-    if known is None:
+def cluster(answer: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
+    """Return what Kubernetes answered, and what it could not answer."""
+    if answer is None:
         return [undecided("no answer from the Kubernetes API")]
-    told: list[str] = []
-    if known.exists is False:
-        told.append("the node is not in the cluster")
-    if known.lease_age_s is not None:
-        told.append(f"node lease renewed {known.lease_age_s:.0f} s ago")
-    if known.ready is not None:
-        told.append("node Ready" if known.ready else "node not Ready")
-    told += [f"node is {sign.replace('_', ' ')}" for sign in known.planned]
-    found = [seen("kubernetes", "; ".join(told))] if told else []
-    found += [seen("kubernetes", _pod(pod)) for pod in (known.pods or ())[:_PODS_SHOWN]]
-    if known.pods == ():
-        found.append(seen("kubernetes", "the plugin has no pod on the node"))
-    offered = known.offers or {}
-    shown = [
-        f"{name} allocatable {offered[name].allocatable} of {offered[name].capacity}"
+    observations = []
+    if node := _node(answer):
+        observations.append(of("kubernetes", node))
+    observations += [of("kubernetes", _pod(pod)) for pod in (answer.pods or ())[:_PODS_SHOWN]]
+    if answer.pods == ():
+        observations.append(of("kubernetes", "the plugin has no pod on the node"))
+    offers = answer.offers or {}
+    allocatable = [
+        f"{name} allocatable {offers[name].allocatable} of {offers[name].capacity}"
         for name in resources
-        if name in offered
+        if name in offers
     ]
-    if shown:
-        found.append(seen("kubernetes", "; ".join(shown)))
-    if known.problem:
-        found.append(undecided(f"could not be read: {known.problem}"))
-    return found
+    if allocatable:
+        observations.append(of("kubernetes", "; ".join(allocatable)))
+    if answer.problem:
+        observations.append(undecided(f"could not be read: {answer.problem}"))
+    return observations
 
 
 def undecided(text: str) -> vocabulary.Evidence:
-    """Say what could not be told apart, and for want of what."""
-    return seen("health", text)
+    """Return what could not be decided, and why."""
+    return of("health", text)
 
 
-def fell(falls: int, window_s: float) -> vocabulary.Evidence:
-    """Say how often something failed."""
-    return seen("health", f"failed {falls} times within {window_s / 60:g} min")
+def failures(count: int, window_s: float) -> vocabulary.Evidence:
+    """Return how often something failed."""
+    return of("health", f"failed {count} times within {window_s / 60:g} min")
 
 
 @functools.cache
 def alive() -> vocabulary.Evidence:
-    """Say that a first sign of life shows nothing wrong."""
-    return seen("heartbeat", "alive, reports no problem")
+    """Return that a first heartbeat reports no problem."""
+    return of("heartbeat", "alive, reports no problem")
 
 
-def recovered(good_beats: int) -> vocabulary.Evidence:
-    """Say that signs of life came back and stayed."""
-    heartbeats = "heartbeat" if good_beats == 1 else "heartbeats"
-    return seen("heartbeat", f"{good_beats} good {heartbeats} since it came back")
+def recovered(good_heartbeats: int) -> vocabulary.Evidence:
+    """Return that heartbeats came back, and kept coming."""
+    heartbeats = "heartbeat" if good_heartbeats == 1 else "heartbeats"
+    return of("heartbeat", f"{good_heartbeats} good {heartbeats} since it came back")
 
 
-def goodbye(reason: vocabulary.StopReason, return_s: float, *, said: bool) -> vocabulary.Evidence:
-    """Say that the plugin announced its end."""
-    source = "" if said else " (by detection.maintenance_s)"
-    return seen(
-        "plugin", f"announced that it stops ({reason}); expected back within {return_s:g} s{source}"
-    )
+def stop_announced(
+    reason: vocabulary.StopReason, return_s: float, *, is_own: bool
+) -> vocabulary.Evidence:
+    """Return that the plugin announced that it stops; `is_own` if it named the time itself."""
+    setting = "" if is_own else " (by detection.maintenance_s)"
+    expected = f"expected back within {return_s:g} s{setting}"
+    return of("plugin", f"announced that it stops ({reason}); {expected}")
 
 
 def overdue(return_s: float, since: str) -> vocabulary.Evidence:
-    """Say that a planned end lasts too long; `since` is what it began with."""
-    return seen("clock", f"not back {return_s:g} s after {since}")
+    """Return that a planned stop lasts too long; `since` is what it began with."""
+    return of("clock", f"not back {return_s:g} s after {since}")
+
+
+def _node(answer: facts.Facts) -> str:
+    parts = []
+    if answer.exists is False:
+        parts.append("the node is not in the cluster")
+    if answer.lease_age_s is not None:
+        parts.append(f"node lease renewed {answer.lease_age_s:.0f} s ago")
+    if answer.ready is not None:
+        parts.append("node Ready" if answer.ready else "node not Ready")
+    parts += [f"node is {sign.replace('_', ' ')}" for sign in answer.planned]
+    return "; ".join(parts)
 
 
 def _pod(pod: facts.Pod) -> str:
-    told = [f"pod {pod.name} {pod.phase}", "Ready" if pod.ready else "not Ready"]
+    parts = [f"pod {pod.name} {pod.phase}", "Ready" if pod.ready else "not Ready"]
     if pod.waiting:
-        told.append(pod.waiting)
+        parts.append(pod.waiting)
     if pod.restarts:
-        told.append(f"{pod.restarts} restarts")
+        parts.append(f"{pod.restarts} restarts")
     if pod.deleting:
-        told.append("being deleted")
+        parts.append("being deleted")
     if pod.is_outdated:
-        told.append("to be replaced by a rollout")
-    return ", ".join(told)
+        parts.append("to be replaced by a rollout")
+    return ", ".join(parts)

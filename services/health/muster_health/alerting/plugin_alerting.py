@@ -193,7 +193,7 @@ class PluginAlerting:
         self._stamp(now, at)
         if standing.verdict is Verdict.MAINTENANCE:
             self._follow_verdict(standing, at)
-        self.lifecycle.end_all(at, (evidence.seen("health", why),))
+        self.lifecycle.end_all(at, (evidence.of("health", why),))
 
     @property
     def is_first_verdict(self) -> bool:
@@ -278,7 +278,7 @@ class PluginAlerting:
         skewed = alerts.Alert(
             kind=AlertKind.CLOCK_SKEW,
             summary=f"the clock of node {self._node} differs from health's",
-            evidence=(evidence.seen("heartbeat", observed.clock_text),),
+            evidence=(evidence.of("heartbeat", observed.clock_text),),
             starts_at=at,
             told_at=at,
         )
@@ -289,7 +289,7 @@ class PluginAlerting:
             if plugin_alert.is_of_plugin(key):
                 return self.evidence
             if key[0] == AlertKind.CLOCK_SKEW:
-                return (evidence.seen("heartbeat", observed.clock_text),)
+                return (evidence.of("heartbeat", observed.clock_text),)
             return device_alerts.ended(observed.faults, key)
 
         return why

@@ -72,7 +72,7 @@ class FleetAlerts:
         seconds = now - failure.began_at
         text = f"{back} of {failure.peak} recovered or have a verdict after {seconds:.0f} s"
         left = f"; the other {len(over.left)} are now diagnosed one by one" if over.left else ""
-        self._ended = (evidence.seen("health", text + left),)
+        self._ended = (evidence.of("health", text + left),)
 
     def commit(
         self, failures: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
@@ -154,7 +154,7 @@ class FleetAlerts:
         yield alerts.Alert(
             kind=AlertKind.STORM,
             summary=summary,
-            evidence=(evidence.seen("health", text), evidence.seen("bus", f"in common: {common}")),
+            evidence=(evidence.of("health", text), evidence.of("bus", f"in common: {common}")),
             starts_at=at,
             told_at=at,
             devices_total=0,
@@ -175,7 +175,7 @@ class FleetAlerts:
         yield alerts.Alert(
             kind=AlertKind.MORE_ALERTS,
             summary=f"{len(self.held)} more plugins have alerts; the rate limit holds them back",
-            evidence=tuple(evidence.seen("health", text) for text in shown),
+            evidence=tuple(evidence.of("health", text) for text in shown),
             starts_at=at,
             told_at=at,
         )
@@ -186,7 +186,7 @@ class FleetAlerts:
         yield alerts.Alert(
             kind=AlertKind.CLOCK_SKEW,
             summary="the clocks of most nodes differ from health's: check health's own clock first",
-            evidence=(evidence.seen("heartbeat", self.clock_skew),),
+            evidence=(evidence.of("heartbeat", self.clock_skew),),
             starts_at=at,
             told_at=at,
         )
@@ -195,8 +195,8 @@ class FleetAlerts:
         if key[0] == AlertKind.STORM and self._ended:
             return self._ended
         if key[0] == AlertKind.CLOCK_SKEW:
-            return (evidence.seen("heartbeat", "the clocks of most nodes agree with health's"),)
-        return (evidence.seen("health", "no alert is held back, and there is no mass failure"),)
+            return (evidence.of("heartbeat", "the clocks of most nodes agree with health's"),)
+        return (evidence.of("health", "no alert is held back, and there is no mass failure"),)
 
 
 def _urgency(alert: alerts.Alert) -> int:

@@ -93,7 +93,7 @@ def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagno
         evidence.silent(observed.silent_s, observed.interval_s, ever_heard=observed.was_heard),
         evidence.no_answer(settings.probe_timeout_s)
         if observed.is_subscribed
-        else evidence.nobody_listens(),
+        else evidence.not_subscribed(),
         *_connection(observed.connections, observed.now),
     ]
     if observed.has_cluster:
@@ -110,10 +110,10 @@ def _connection(connections: liveness.Connections, now: float) -> list[vocabular
     if connections.closed is not None:
         closed = connections.closed
         text = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
-        return [evidence.seen("bus", text)]
+        return [evidence.of("bus", text)]
     if connections.is_open:
         return [
-            evidence.seen(
+            evidence.of(
                 "bus", f"connection open at server {liveness.short_server(connections.server)}"
             )
         ]

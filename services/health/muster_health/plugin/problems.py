@@ -92,7 +92,7 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Proble
         verdict=Verdict.DEREGISTERED,
         rule=Rule.NOT_REGISTERED,
         resources=(event.resource,),
-        evidence=(evidence.seen("plugin", text),),
+        evidence=(evidence.of("plugin", text),),
         grace_s=grace_s,
     )
 
@@ -171,7 +171,7 @@ def _mismatched(
 def _split(heartbeat: vocabulary.Heartbeat, two_instances: str, grace_s: float) -> Problem | None:
     if not two_instances:
         return None
-    seen = (evidence.seen("heartbeat", two_instances),)
+    seen = (evidence.of("heartbeat", two_instances),)
     return _whole(heartbeat, Verdict.SPLIT_BRAIN, Rule.TWO_INSTANCES, seen, grace_s)
 
 
@@ -189,24 +189,24 @@ def _slow(
     heartbeat: vocabulary.Heartbeat, stretch: float, settings: config.Detection
 ) -> Problem | None:
     seen = [
-        evidence.seen("plugin", f"health checker {name} last succeeded {age_s:.0f} s ago")
+        evidence.of("plugin", f"health checker {name} last succeeded {age_s:.0f} s ago")
         for name, age_s in heartbeat.checkers.items()
         if age_s > settings.checker_age_s
     ]
     # an age below 0 is a checker that has not succeeded yet
     seen += [
-        evidence.seen("plugin", f"health checker {name} has never succeeded")
+        evidence.of("plugin", f"health checker {name} has never succeeded")
         for name, age_s in heartbeat.checkers.items()
         if age_s < 0 and heartbeat.uptime_s > settings.checker_age_s
     ]
     rule = Rule.CHECKER_SILENT
     if not seen and heartbeat.loop_lag_ms > settings.lag_ms:
         rule = Rule.LOOP_LATE
-        seen = [evidence.seen("plugin", f"its event loop was {heartbeat.loop_lag_ms:.0f} ms late")]
+        seen = [evidence.of("plugin", f"its event loop was {heartbeat.loop_lag_ms:.0f} ms late")]
     if not seen and stretch > settings.stretch_max:
         rule = Rule.BEATS_STRETCHED
         slow = f"it sends a heartbeat every {stretch * heartbeat.interval_s:.1f} s"
-        seen = [evidence.seen("heartbeat", f"{slow} instead of every {heartbeat.interval_s:g} s")]
+        seen = [evidence.of("heartbeat", f"{slow} instead of every {heartbeat.interval_s:g} s")]
     if not seen:
         return None
     shown = tuple(seen[:_SHOWN_MAX])
@@ -226,7 +226,7 @@ def _of(
         rule=rule,
         resources=tuple(name for name, _ in named),
         evidence=tuple(
-            evidence.seen("plugin", f"{name}: {text}") for name, text in named[:_SHOWN_MAX]
+            evidence.of("plugin", f"{name}: {text}") for name, text in named[:_SHOWN_MAX]
         ),
         grace_s=grace_s,
     )

@@ -119,7 +119,7 @@ class StandingVerdict:
 
     def flapping(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
         """Set FLAPPING: instances replaced one another too often, each without a goodbye."""
-        came = (evidence.seen("heartbeat", "a new process each time"),)
+        came = (evidence.of("heartbeat", "a new process each time"),)
         reported = self._flapping(now, came)
         return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, 0.0)
 
@@ -138,7 +138,7 @@ class StandingVerdict:
             self.settle_due += seconds
 
     def _flapping(self, now: float, why: tuple[vocabulary.Evidence, ...]) -> steps.Diagnosis:
-        often = evidence.fell(self.damping.failures(now), self._settings.flap_window_s)
+        often = evidence.failures(self.damping.failures(now), self._settings.flap_window_s)
         return steps.Diagnosis(
             verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *why)
         )

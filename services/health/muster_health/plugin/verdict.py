@@ -128,7 +128,7 @@ class VerdictMachine(verdict_state.VerdictState):
         if stays:
             return []
         return_s = event.expected_return_s or self.context.settings.maintenance_s
-        why = evidence.goodbye(event.reason, return_s, said=event.expected_return_s > 0)
+        why = evidence.stop_announced(event.reason, return_s, is_own=event.expected_return_s > 0)
         return self._maintenance(Rule.GOODBYE, (why,), return_s, now)
 
     def suspend(self) -> None:
