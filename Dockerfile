@@ -28,6 +28,9 @@ COPY services/labeler/muster_labeler /opt/muster/muster_labeler
 COPY services/health/muster_health /opt/muster/muster_health
 COPY services/notifier/muster_notifier /opt/muster/muster_notifier
 COPY services/gate/muster_gate /opt/muster/muster_gate
+# `muster` finds the commands of the services by the entry points of what is installed
+COPY pyproject.toml scripts/entry_points.py /tmp/
+RUN python3 /tmp/entry_points.py /tmp/pyproject.toml /opt/muster
 # uncompiled imports double every start, and a read-only root stays uncompiled for ever
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/muster
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import cyclopts
 
-from muster.cli import bus_client, output
+from muster.cli import events, output
 from muster.nats import bus, streams, work_queue
 
 app = cyclopts.App(name="dlq", help="List what could not be delivered, and send it again.")
@@ -47,13 +47,13 @@ class DeadLetter:
 
 
 @app.command(name="list")
-def list_dead_letters(*, json: output.Json = False, url: bus_client.Url = None) -> int:
+def list_dead_letters(*, json: output.Json = False, url: events.Url = None) -> int:
     """Print the dead letters."""
-    return bus_client.run_within("dlq", _list(url, as_json=json))
+    return events.run_within("dlq", _list(url, as_json=json))
 
 
 @app.command
-def show(letter_id: str, *, json: output.Json = False, url: bus_client.Url = None) -> int:
+def show(letter_id: str, *, json: output.Json = False, url: events.Url = None) -> int:
     """Print one dead letter in full.
 
     Parameters
@@ -62,11 +62,11 @@ def show(letter_id: str, *, json: output.Json = False, url: bus_client.Url = Non
         Its id.
 
     """
-    return bus_client.run_within("dlq", _show(letter_id, url, as_json=json))
+    return events.run_within("dlq", _show(letter_id, url, as_json=json))
 
 
 @app.command
-def replay(letter_id: str, *, url: bus_client.Url = None) -> int:
+def replay(letter_id: str, *, url: events.Url = None) -> int:
     """Put dead letters back into the outbox.
 
     Parameters
@@ -75,7 +75,7 @@ def replay(letter_id: str, *, url: bus_client.Url = None) -> int:
         The id of one, the name of a receiver for all of its, or `all`.
 
     """
-    return bus_client.run_within("dlq", _replay(letter_id, url))
+    return events.run_within("dlq", _replay(letter_id, url))
 
 
 async def _read(connected: bus.Bus) -> list[DeadLetter]:
@@ -84,7 +84,7 @@ async def _read(connected: bus.Bus) -> list[DeadLetter]:
 
 
 async def _list(url: str | None, *, as_json: bool) -> int:
-    async with bus_client.connect("dlq", url) as connected:
+    async with events.connect("dlq", url) as connected:
         letters = await _read(connected)
     if as_json:
         for letter in letters:
@@ -107,7 +107,7 @@ async def _list(url: str | None, *, as_json: bool) -> int:
 
 
 async def _show(letter_id: str, url: str | None, *, as_json: bool) -> int:
-    async with bus_client.connect("dlq", url) as connected:
+    async with events.connect("dlq", url) as connected:
         letters = [letter for letter in await _read(connected) if letter.id == letter_id]
     for letter in letters:
         body = letter.body.decode("utf-8", "replace")
@@ -122,7 +122,7 @@ async def _show(letter_id: str, url: str | None, *, as_json: bool) -> int:
 
 async def _replay(letter_id: str, url: str | None) -> int:
     # into the outbox first: a crash in between repeats it, and loses nothing
-    async with bus_client.connect("dlq", url) as connected:
+    async with events.connect("dlq", url) as connected:
         letters = [
             letter
             for letter in await _read(connected)

@@ -1,19 +1,24 @@
 """Adapter: people: `muster demo` plays one story on the local stack and reports what happened.
 
 Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the story says so.
+`python -m muster.cli.demo` plays it in one of the containers of compose.yaml, which cannot send a
+signal to any other: it breaks only what the stand-ins break on request.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final
 
 import cyclopts
 import msgspec
 
-from muster.cli import bus_client, demo_steps, output
+from muster.cli import demo_steps, events, output
 from muster.local import layout, nats, processes, stack
 from muster.service import runtime
 from muster.vocabulary import AlertKind, Verdict
@@ -21,6 +26,8 @@ from muster.vocabulary import AlertKind, Verdict
 app = cyclopts.App(name="demo")
 
 _STEP_TIMEOUT_S: Final = 20.0
+_FAULTS: Final = Path("/faults")
+_EVENTS_AGE: Final = timedelta(hours=1)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,10 +134,10 @@ async def _on_a_stack(story: Story) -> None:
     running = stack.Stack(show=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL"))
     clock = asyncio.get_running_loop().time
     started, since = clock(), datetime.now(UTC)
-    recorder = bus_client.Recorder()
+    recorder = events.Recorder()
     async with running:
         pids = running.pids()
-        async with bus_client.subscribe_all(running.nats_url, recorder.record, since=since):
+        async with events.subscribe_all(running.nats_url, recorder.record, since=since):
             story.add("start", started, f"{len(pids)} processes")
             await story.play(_steps(running, demo_steps.Steps(running, recorder)))
         pids |= running.pids()
@@ -139,6 +146,40 @@ async def _on_a_stack(story: Story) -> None:
     left += [str(running.directory)] if running.directory.exists() else []
     detail = f"left: {', '.join(left)}" if left else "no process, no socket, no file left"
     story.add("stop", started, detail, ok=not left)
+    story.is_complete = True
+
+
+class Containers:
+    """Where the programs are."""
+
+    def http(self, name: str) -> str:
+        """Return where a container serves HTTP."""
+        return f"http://{name}:8080"
+
+    def faults(self, node: str) -> Path:
+        """Return the fault script of a node's simulated GPUs."""
+        return _FAULTS / f"{node}.jsonl"
+
+
+async def _on_containers(story: Story) -> None:
+    """Play on containers that run already, and keep running."""
+    story.print(
+        f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
+    )
+    containers = Containers()
+    started = asyncio.get_running_loop().time()
+    since = datetime.now(UTC) - _EVENTS_AGE
+    pod = f"{containers.http('kubernetes')}/api/v1/namespaces/default/pods/{demo_steps.POD}"
+    a, b, _ = (node.name for node in layout.NODES)
+    recorder = events.Recorder()
+    steps = demo_steps.Steps(containers, recorder)
+    async with events.subscribe_all(os.environ["NATS_URL"], recorder.record, since=since):
+        story.add("connect", started, "to NATS, as admin")
+        try:
+            await story.play([*steps.healthy("a simulated one", a), *steps.on_request(a, b)])
+        finally:
+            with contextlib.suppress(OSError):
+                await demo_steps.delete(f"{pod}?gracePeriodSeconds=0")
     story.is_complete = True
 
 
@@ -170,3 +211,7 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+if __name__ == "__main__":
+    sys.exit(run(_on_containers, as_json=False))

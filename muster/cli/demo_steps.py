@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from muster import vocabulary
-from muster.cli import bus_client, registry
+from muster.cli import events, registry
 from muster.local import layout
 from muster.vocabulary import AlertKind, AlertState, Verdict
 
@@ -48,7 +48,7 @@ class Place(Protocol):
 class Steps:
     """What can be played at a place; `recorder` has what is published there."""
 
-    def __init__(self, place: Place, recorder: bus_client.Recorder) -> None:
+    def __init__(self, place: Place, recorder: events.Recorder) -> None:
         self._place = place
         self._recorder = recorder
 

@@ -17,7 +17,7 @@ import yaml
 from cyclopts import Parameter
 
 from muster import client, codec, vocabulary
-from muster.cli import bus_client, output, status, texts, why
+from muster.cli import events, output, status, texts, why
 
 status_command = cyclopts.App(name="status")
 why_command = cyclopts.App(name="why")
@@ -76,7 +76,7 @@ def show_node(
     since: str = "1d",
     json: output.Json = False,
     health: _Health = None,
-    url: bus_client.Url = None,
+    url: events.Url = None,
 ) -> int:
     """Show a node's verdicts, evidence, devices, alerts, pods and last changes.
 

@@ -8,7 +8,7 @@ import cyclopts
 import msgspec
 
 from muster import commands, matchers, silences
-from muster.cli import bus_client, output, texts
+from muster.cli import events, output, texts
 from muster.nats import buckets, bus, streams
 
 app = cyclopts.App(name="silence", help="Suppress the notifications of some alerts for a while.")
@@ -23,7 +23,7 @@ def add(
     duration: str = "1h",
     comment: str,
     author: str | None = None,
-    url: bus_client.Url = None,
+    url: events.Url = None,
 ) -> int:
     """Silence the alerts that all matchers match, from now on; print the silence's id.
 
@@ -65,7 +65,7 @@ def add(
         silence = msgspec.convert(fields, silences.Silence)
     except msgspec.ValidationError as error:
         return output.fail("silence", str(error))
-    return bus_client.run_within("silence", _add(silence, url))
+    return events.run_within("silence", _add(silence, url))
 
 
 @app.command(name="list")
@@ -73,7 +73,7 @@ def list_silences(
     *,
     all: output.Flag = False,  # noqa: A002  # the option's name
     json: output.Json = False,
-    url: bus_client.Url = None,
+    url: events.Url = None,
 ) -> int:
     """Print the silences that are in force.
 
@@ -83,11 +83,11 @@ def list_silences(
         Also those that have expired.
 
     """
-    return bus_client.run_within("silence", _list(url, everything=all, as_json=json))
+    return events.run_within("silence", _list(url, everything=all, as_json=json))
 
 
 @app.command
-def expire(silence_id: str, *, url: bus_client.Url = None) -> int:
+def expire(silence_id: str, *, url: events.Url = None) -> int:
     """End a silence now.
 
     Parameters
@@ -96,11 +96,11 @@ def expire(silence_id: str, *, url: bus_client.Url = None) -> int:
         Its id.
 
     """
-    return bus_client.run_within("silence", _expire(silence_id, url))
+    return events.run_within("silence", _expire(silence_id, url))
 
 
 async def _add(silence: silences.Silence, url: str | None) -> int:
-    async with bus_client.connect("silence", url) as connected:
+    async with events.connect("silence", url) as connected:
         await _write(connected, silence)
         for key, old in (await _read(connected)).items():
             if old.ends_at < silence.starts_at - _KEPT:
@@ -110,7 +110,7 @@ async def _add(silence: silences.Silence, url: str | None) -> int:
 
 
 async def _expire(silence_id: str, url: str | None) -> int:
-    async with bus_client.connect("silence", url) as connected:
+    async with events.connect("silence", url) as connected:
         by_id = await _read(connected)
         if silence_id not in by_id:
             return output.fail("silence", f"there is no silence {silence_id}")
@@ -119,7 +119,7 @@ async def _expire(silence_id: str, url: str | None) -> int:
 
 
 async def _list(url: str | None, *, everything: bool, as_json: bool) -> int:
-    async with bus_client.connect("silence", url) as connected:
+    async with events.connect("silence", url) as connected:
         by_id = await _read(connected)
     now = datetime.now(UTC)
     shown = sorted(

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from muster import codec, vocabulary
-from muster.cli import bus_client, events, output
+from muster.cli import events, output
 from muster.local import nats, processes, stack
 from muster.service import runtime
 
@@ -75,7 +75,7 @@ class Fleet:
         default_factory=lambda: collections.deque(maxlen=_RECENT_MAX)
     )
 
-    async def receive(self, message: bus_client.Message) -> None:
+    async def receive(self, message: events.Message) -> None:
         """Update the state by an event or a heartbeat."""
         if isinstance(message, vocabulary.Heartbeat):
             self.heartbeats[message.node, message.plugin] = message
@@ -141,7 +141,7 @@ async def _up(*, plain: bool) -> None:
 async def _draw(console: rich.console.Console, url: str, since: datetime) -> None:
     """Redraw the tables several times a second."""
     fleet = Fleet()
-    async with bus_client.subscribe_all(url, fleet.receive, since=since) as connected:
+    async with events.subscribe_all(url, fleet.receive, since=since) as connected:
         with rich.live.Live(console=console, auto_refresh=False, transient=True) as live:
             while True:
                 is_connected, height = connected.link.is_connected, console.height
@@ -151,8 +151,8 @@ async def _draw(console: rich.console.Console, url: str, since: datetime) -> Non
 
 async def _print_events(console: rich.console.Console, url: str, since: datetime) -> None:
     """Print one line an event: what a pipe or a log can take."""
-    messages: asyncio.Queue[bus_client.Message] = asyncio.Queue()
-    async with bus_client.subscribe_all(url, messages.put, since=since):
+    messages: asyncio.Queue[events.Message] = asyncio.Queue()
+    async with events.subscribe_all(url, messages.put, since=since):
         while True:
             message = await messages.get()
             if isinstance(message, codec.CloudEvent):

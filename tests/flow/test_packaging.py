@@ -1,5 +1,6 @@
 """What is shipped: the wheel, what its extras bring in, and what the plugin's process loads."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -77,6 +78,16 @@ def test_every_command_of_the_wheel_names_a_function_of_ours(wheel: Path) -> Non
         "muster-notifier": "notifier",
         "muster-plugin": "plugin",
     }
+
+
+def test_the_image_has_the_entry_points_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    script = (str(ROOT / "scripts/entry_points.py"), str(ROOT / "pyproject.toml"), str(tmp_path))
+    subprocess.run([sys.executable, *script], check=True)
+    (of_image,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    (of_wheel,) = importlib.metadata.distributions(path=[str(wheel)])
+    assert set(of_image.entry_points) == set(of_wheel.entry_points)
+    groups = {point.group for point in of_wheel.entry_points}
+    assert groups == {"console_scripts", "muster.commands"}
 
 
 def test_a_command_without_its_extra_says_in_one_line_what_to_install() -> None:

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from muster.local import httpd, kubelet
-from muster.local.kubelet import device_manager, snapshot
+from muster.local.kubelet import device_manager, server
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import podresources_pb2 as podres
@@ -155,9 +155,9 @@ async def register(
 OK = grpc.StatusCode.OK, ""
 
 
-def shows(capacity: int, allocatable: int) -> Callable[[snapshot.State], bool]:
-    def holds(state: snapshot.State) -> bool:
-        resource = state.resources.get(FUSE, snapshot.Resource())
+def shows(capacity: int, allocatable: int) -> Callable[[server.State], bool]:
+    def holds(state: server.State) -> bool:
+        resource = state.resources.get(FUSE, server.Resource())
         return (resource.capacity, resource.allocatable) == (capacity, allocatable)
 
     return holds
@@ -178,7 +178,7 @@ def test_a_plugins_options_are_read_before_register_returns(root: pathlib.Path) 
             state = await stand_in.until(shows(2, 2))
             assert toy.calls == ["options", "list"]
             assert state.resources == {
-                FUSE: snapshot.Resource(
+                FUSE: server.Resource(
                     registered=1,
                     endpoint="toy.sock",
                     socket=str(toy.path),
@@ -326,10 +326,10 @@ def test_a_new_process_finds_the_checkpoint_of_the_one_before(root: pathlib.Path
             await before.allocate(name="pod", resources={FUSE: 1})
         async with kubelet.Kubelet(directory=root, node="n") as after:
             assert after.state().resources == {
-                FUSE: snapshot.Resource(
+                FUSE: server.Resource(
                     is_stopped=True,
                     allocations=(
-                        snapshot.Allocation(
+                        server.Allocation(
                             namespace="default", pod="pod", container="main", ids=("0",)
                         ),
                     ),

@@ -1,15 +1,21 @@
-"""Pure: what a kubelet reads from a Pod, and what it writes about it."""
+"""Adapter: the pods of a node: reads them from the Kubernetes API, admits and frees them."""
 
+import asyncio
 import enum
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 
-from muster.local.kubelet import device_manager, rules
+from muster.local import httpd
+from muster.local.kubelet import device_manager, node_status, rules
 
 _LOCAL_SEPARATOR = "/"
 
 Json = dict[str, object]
+_BACKOFF_S = 0.2
+_BACKOFF_MAX_S = 5.0
+_PODS = "/api/v1/pods"
 
 
 class Role(enum.StrEnum):
@@ -61,7 +67,7 @@ class _Spec(msgspec.Struct, rename="camel"):
     init_containers: list[_Container] = []
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
+class _PodMetadata(msgspec.Struct, rename="camel"):
     name: str
     uid: str
     namespace: str = "default"
@@ -73,7 +79,7 @@ class _Status(msgspec.Struct):
 
 
 class _Pod(msgspec.Struct):
-    metadata: _Metadata
+    metadata: _PodMetadata
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
 
@@ -211,3 +217,136 @@ def _running(container: Container, now: str) -> Json:
         "restartCount": 0,
         "state": {"terminated": ran} if is_done else {"running": {"startedAt": now}},
     }
+
+
+class _ListedMetadata(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _Versioned(msgspec.Struct):
+    metadata: _ListedMetadata = msgspec.field(default_factory=_ListedMetadata)
+
+
+class _List(msgspec.Struct):
+    metadata: _ListedMetadata
+    items: list[dict[str, object]] = []
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: dict[str, object]
+
+
+class PodLoop:
+    """Follows the pods bound to a node.
+
+    `admit` gets a pod its devices (or raises AllocationError), `adopt` keeps one that runs already,
+    `release` frees the devices of a pod that has ended; `current_pods` returns all by uid.
+    """
+
+    def __init__(
+        self,
+        api: node_status.Api,
+        node: str,
+        *,
+        admit: Callable[[Pod], Awaitable[object]],
+        adopt: Callable[[Pod], None],
+        release: Callable[[str], None],
+        current_pods: Callable[[], Mapping[str, Pod]],
+        log: node_status.Log,
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._admit = admit
+        self._adopt = adopt
+        self._release = release
+        self._current_pods = current_pods
+        self._log = log
+
+    async def run(self) -> None:
+        """List and watch for ever; a failure is logged once and tried again."""
+        delay_s = _BACKOFF_S
+        is_unavailable = False
+        while True:
+            try:
+                version = await self._list()
+                if is_unavailable:
+                    self._log("pods followed again", node=self._node)
+                is_unavailable, delay_s = False, _BACKOFF_S
+                await self._watch(version)
+            except node_status.Gone:
+                continue
+            except (node_status.ApiUnavailable, msgspec.ValidationError) as error:
+                if not is_unavailable:
+                    self._log("pods not followed", node=self._node, error=str(error))
+                is_unavailable = True
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
+
+    async def _list(self) -> str:
+        code, answer = await self._api.get(_PODS, self._selector())
+        if code >= 400:  # noqa: PLR2004 (HTTP's errors)
+            raise node_status.ApiUnavailable(f"list {_PODS}: {code} {answer}")
+        listed = msgspec.convert(answer, _List)
+        uids = {uid for item in listed.items if (uid := await self._reconcile(item)) is not None}
+        for uid in [*self._current_pods()]:
+            if uid not in uids and not is_local(uid):
+                self._release(uid)
+        return listed.metadata.resource_version
+
+    async def _watch(self, version: str) -> None:
+        while True:
+            params = {**self._selector(), "resourceVersion": version, "allowWatchBookmarks": "true"}
+            async for raw in self._api.watch(_PODS, params):
+                event = msgspec.convert(raw, _Event)
+                if event.type == "ERROR":
+                    raise node_status.Gone
+                versioned = msgspec.convert(event.object, _Versioned)
+                version = versioned.metadata.resource_version or version
+                if event.type != "BOOKMARK":
+                    await self._reconcile(event.object, is_deleted=event.type == "DELETED")
+
+    async def _reconcile(self, raw: dict[str, object], *, is_deleted: bool = False) -> str | None:
+        """Admit, adopt or release one pod; return its uid, or None if it cannot be read."""
+        try:
+            pod = read_pod(raw)
+        except (msgspec.ValidationError, ValueError) as error:
+            self._log("pod not understood", node=self._node, error=str(error))
+            return None
+        if is_deleted or pod.has_ended:
+            self._release(pod.uid)
+        elif pod.is_deleting:
+            self._release(pod.uid)
+            await self._api.delete(_path(pod), {"gracePeriodSeconds": 0})
+        elif pod.phase == "Pending":
+            await self._start(pod)
+        else:
+            self._adopt(pod)
+        return pod.uid
+
+    async def _start(self, pod: Pod) -> None:
+        now = httpd.timestamp()
+        try:
+            await self._admit(pod)
+        except device_manager.AllocationError as refused:
+            self._log("pod refused", pod=f"{pod.namespace}/{pod.name}", reason=str(refused))
+            event = admission_event(
+                pod, str(refused), node=self._node, now=now, suffix=uuid.uuid4().hex[:16]
+            )
+            await self._api.post(f"/api/v1/namespaces/{pod.namespace}/events", event)
+            status = pod_failed(str(refused))
+        else:
+            status = pod_running(pod, now)
+        code, answer = await self._api.patch(
+            f"{_path(pod)}/status", status, kind=node_status.MERGE_PATCH
+        )
+        # A pod that is gone by now is freed by its DELETED event.
+        if code >= 400 and code != 404:  # noqa: PLR2004 (HTTP's errors)
+            raise node_status.ApiUnavailable(f"patch {_path(pod)}/status: {code} {answer}")
+
+    def _selector(self) -> dict[str, str]:
+        return {"fieldSelector": f"spec.nodeName={self._node}"}
+
+
+def _path(pod: Pod) -> str:
+    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"

@@ -19,17 +19,48 @@ from muster.local.kubelet import (
     directories,
     node_status,
     plugins,
-    pod_admission,
     podresources,
     pods,
-    registration,
-    snapshot,
 )
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
 STATUS_PERIOD_S = 10.0
 _SOCKET = "kubelet.sock"
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """The devices of one resource that one container holds."""
+
+    namespace: str
+    pod: str
+    container: str
+    ids: tuple[str, ...]
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """One resource name; `registered` and `streams_open` count since the kubelet started."""
+
+    registered: int = 0
+    endpoint: str | None = None
+    socket: str | None = None
+    is_stopped: bool = False
+    streams_open: int = 0
+    capacity: int = 0
+    allocatable: int = 0
+    devices: dict[str, str] = {}
+    allocations: tuple[Allocation, ...] = ()
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole kubelet; `restarts` counts since the process started."""
+
+    node: str
+    uptime_s: float
+    restarts: int
+    accepts_registrations: bool
+    resources: dict[str, Resource]
+    pods: tuple[str, ...]
 
 
 class Allocated(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +97,7 @@ class Kubelet:
     ) -> None:
         self.node = node
         self.plugins_directory = directory.absolute() / "device-plugins"
-        self.registry_directory = directory.absolute() / registration.DIRECTORY
+        self.registry_directory = directory.absolute() / plugins.DIRECTORY
         self.podresources_directory = directory.absolute() / "pod-resources"
         self.socket = self.plugins_directory / _SOCKET
         self.podresources_socket = self.podresources_directory / _SOCKET
@@ -110,14 +141,14 @@ class Kubelet:
 
     # What tests, the control surface and the pod loop do to it
 
-    def state(self) -> snapshot.State:
+    def state(self) -> State:
         """Return the state of the kubelet now."""
-        return snapshot.State(
+        return State(
             node=self.node,
             uptime_s=self._now() - self._began_s,
             restarts=self._restarts,
             accepts_registrations=self._accepts,
-            resources=snapshot.resources(
+            resources=_resource_states(
                 self._manager,
                 registered=self._registered,
                 streams_open=self._plugins.streams_open,
@@ -126,7 +157,7 @@ class Kubelet:
             pods=tuple(f"{pod.namespace}/{pod.name}" for pod in self._pods.values()),
         )
 
-    async def until(self, holds: Callable[[snapshot.State], bool]) -> snapshot.State:
+    async def until(self, holds: Callable[[State], bool]) -> State:
         """Return the first state for which `holds`; the caller sets a time limit."""
         while not holds(state := self.state()):
             await self._change.wait()
@@ -173,7 +204,7 @@ class Kubelet:
             self._restore()
             life.push_async_callback(self._plugins.close)
             holdings = podresources.PodResources(self._manager, self._pods)
-            listener = registration.Registration(
+            listener = plugins.Registration(
                 self.plugins_directory, accepts=lambda: self._accepts, connect=self._connect
             )
             for path, handler in (
@@ -183,7 +214,7 @@ class Kubelet:
                 await life.enter_async_context(directories.serving(path, handler))
             if self._has_watcher:
                 self.registry_directory.mkdir(parents=True, exist_ok=True)
-                watcher = registration.Watcher(
+                watcher = plugins.Watcher(
                     self.registry_directory, connect=self._connect, drop=self.drop_stream
                 )
                 self._spawn(life, watcher.run())
@@ -211,7 +242,7 @@ class Kubelet:
         api = node_status.Api(self._api_url)
         life.push_async_callback(api.close)
         node = node_status.Node(api, self.node)
-        pod_loop = pod_admission.PodLoop(
+        pod_loop = pods.PodLoop(
             api,
             self.node,
             admit=self._admit,
@@ -296,6 +327,53 @@ class Kubelet:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _resource_states(
+    manager: device_manager.DeviceManager,
+    *,
+    registered: Mapping[str, int],
+    streams_open: Mapping[str, int],
+    pods: Mapping[str, pods.Pod],
+) -> dict[str, Resource]:
+    """Return every resource that was ever registered, listed or allocated, by name."""
+    capacity, allocatable = manager.capacity(), manager.allocatable()
+    grants: dict[str, list[device_manager.Grant]] = {}
+    for grant in manager.grants():
+        grants.setdefault(grant.resource, []).append(grant)
+    by_name: dict[str, Resource] = {}
+    for name in sorted({*capacity, *registered, *grants}):
+        endpoint = manager.endpoint(name)
+        client = endpoint.client if endpoint else None
+        by_name[name] = Resource(
+            registered=registered.get(name, 0),
+            endpoint=client.socket.rpartition("/")[2] if client else None,
+            socket=client.socket if client else None,
+            is_stopped=endpoint is None or endpoint.stopped_at_s is not None,
+            streams_open=streams_open.get(name, 0),
+            capacity=capacity.get(name, 0),
+            allocatable=allocatable.get(name, 0),
+            devices=_healths(manager.lists().get(name, device_manager.Lists())),
+            allocations=tuple(_allocation_state(grant, pods) for grant in grants.get(name, ())),
+        )
+    return by_name
+
+
+def _healths(lists: device_manager.Lists) -> dict[str, str]:
+    healths = dict.fromkeys(lists.healthy, device_manager.HEALTHY)
+    return dict(
+        sorted((healths | dict.fromkeys(lists.unhealthy, device_manager.UNHEALTHY)).items())
+    )
+
+
+def _allocation_state(grant: device_manager.Grant, pods: Mapping[str, pods.Pod]) -> Allocation:
+    pod = pods.get(grant.pod)
+    return Allocation(
+        namespace=pod.namespace if pod else "",
+        pod=pod.name if pod else grant.pod,
+        container=grant.container,
+        ids=tuple(sorted(grant.ids)),
+    )
 
 
 def _allocated(grant: device_manager.Grant) -> Allocated:
