@@ -85,7 +85,7 @@ def test_the_plugin_is_registered_again_with_the_reason(
 
 HARMS = [
     ("its server ends by itself", signal.SIGUSR1, "server_ended"),
-    ("nobody listens at its socket, which looks as before", signal.SIGUSR2, "probe_failed"),
+    ("no process listens on its socket, which still exists", signal.SIGUSR2, "probe_failed"),
 ]
 
 
@@ -152,7 +152,7 @@ class Kubelet:
         return int(len(self._channels) >= self._opens_from)
 
     async def do(self, what: str) -> None:
-        raise AssertionError(f"nobody does {what} to it")
+        raise AssertionError(f"no way to inject {what}")
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[kubelets.World]:

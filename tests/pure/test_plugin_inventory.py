@@ -88,7 +88,7 @@ def fault(
     return gpu.FaultBegan(part=part, effect=effect, code=code, reason=reason, at=AT)
 
 
-def mended(uuid: str, code: str = "c") -> gpu.FaultEnded:
+def fault_ended(uuid: str, code: str = "c") -> gpu.FaultEnded:
     return gpu.FaultEnded(
         part=gpu.Part(gpu=uuid),
         effect=gpu.Effect.UNHEALTHY,
@@ -299,7 +299,7 @@ def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_tha
     assert unhealthy() == ["MIG-b"]
     assert len(devices.apply_fault(fault(GPU_0, "whole"))) == 2
     assert unhealthy() == ["MIG-a", "MIG-b"]
-    events = devices.apply_fault(mended(GPU_0, "whole"))
+    events = devices.apply_fault(fault_ended(GPU_0, "whole"))
     assert [e for e in events if e.health is Health.HEALTHY] == [  # type: ignore[attr-defined]
         vocabulary.DeviceHealthChanged(
             node="n1",
@@ -319,13 +319,13 @@ def test_a_gpu_is_healthy_again_when_its_last_fault_has_ended() -> None:
     devices = made()
     devices.apply_fault(fault(GPU_1, "other", "worn"))
     assert devices.apply_fault(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
-    assert devices.apply_fault(mended(GPU_1, "other")) == [
+    assert devices.apply_fault(fault_ended(GPU_1, "other")) == [
         turned(GPU_1, Health.UNHEALTHY, "it answers again; but broken", "other")
     ]
-    assert devices.apply_fault(mended(GPU_1)) == [
+    assert devices.apply_fault(fault_ended(GPU_1)) == [
         turned(GPU_1, Health.HEALTHY, "it answers again", "c")
     ]
-    assert devices.apply_fault(mended(GPU_1)) == []
+    assert devices.apply_fault(fault_ended(GPU_1)) == []
 
 
 def test_a_condition_leaves_a_gpu_healthy() -> None:
@@ -386,7 +386,7 @@ def test_gpus_without_a_driver_are_a_shortage_and_a_node_without_gpus_has_none()
 
 
 def test_a_fault_of_an_unknown_gpu_changes_nothing() -> None:
-    assert made().apply_fault(fault("GPU-stranger")) == []
+    assert made().apply_fault(fault("GPU-unknown")) == []
 
 
 def test_a_snapshot_has_every_device_with_its_reason_and_equal_replicas_once() -> None:
@@ -693,16 +693,16 @@ def test_a_heartbeat_that_is_too_large_is_cut_and_still_has_the_problems() -> No
     states = [msgspec.structs.replace(wrong, name=f"{n}.com/{'z' * 240}") for n in range(64)]
     vitals = msgspec.structs.replace(VITALS, problems=("p" * 2000,) * 21)
     most = codec.HEARTBEAT_BYTES_MAX
-    beat = heartbeats.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
-    assert codec.decode_heartbeat(codec.encode_heartbeat(beat)) == beat
-    assert [one.name for one in beat.resources] == [one.name for one in states]
-    assert all(one.problem and one.short and one.mismatch for one in beat.resources)
+    heartbeat = heartbeats.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
+    assert codec.decode_heartbeat(codec.encode_heartbeat(heartbeat)) == heartbeat
+    assert [entry.name for entry in heartbeat.resources] == [state.name for state in states]
+    assert all(r.problem and r.short and r.mismatch for r in heartbeat.resources)
 
 
 def test_a_heartbeat_has_ages_and_never_where_nothing_happened() -> None:
     states = [STATE, NEVER]
-    beat = heartbeats.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
-    assert beat == vocabulary.Heartbeat(
+    heartbeat = heartbeats.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
+    assert heartbeat == vocabulary.Heartbeat(
         node="n1",
         plugin="p",
         instance="i",

@@ -297,7 +297,7 @@ STEPS = st.lists(
 
 
 class World:
-    """Answers the machine's actions as doors and kubelet would, and breaks things when told to."""
+    """Answers the machine's actions as adapters and kubelet would, and injects faults."""
 
     def __init__(self) -> None:
         self.machine = registration.Registration()

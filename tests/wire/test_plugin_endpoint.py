@@ -28,7 +28,7 @@ class Nobody:
         return frozenset(paths)
 
     def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        raise AssertionError(f"nobody allocates {device_ids} of {resource}")
+        raise AssertionError(f"unexpected allocation of {device_ids} of {resource}")
 
     def on_list_sent(self) -> None:
         pass

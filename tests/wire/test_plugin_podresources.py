@@ -20,7 +20,7 @@ HELD = podresources_check.Listing(holders={("a.com/x", "0"): "default/pod"}, all
 
 
 class Kubelet:
-    """Answers as it is told to."""
+    """Answers as configured."""
 
     def __init__(self) -> None:
         self.refuses: grpc.StatusCode | None = None
@@ -60,7 +60,7 @@ class Kubelet:
         request: podres.GetPodResourcesRequest,
         context: rpc.Context[podres.GetPodResourcesRequest, podres.GetPodResourcesResponse],
     ) -> NoReturn:
-        raise AssertionError(f"nobody asks for one pod: {request} {context}")
+        raise AssertionError(f"unexpected Get of one pod: {request} {context}")
 
 
 @pytest.fixture

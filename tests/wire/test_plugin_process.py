@@ -52,14 +52,14 @@ def test_it_serves_reports_answers_and_publishes_its_end(root: Path) -> None:
             stand_in.Kubelet(directory=root, node="n1.example") as kubelet,
         ):
             await listener.link.client()
-            beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
-            await listener.heartbeats(beats.put)
+            heartbeats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
+            await listener.heartbeats(heartbeats.put)
             async with plugin_process.started(settings(root, server.url)) as process:
                 await process.said("listening")
-                beat = await beats.get()
-                while not beat.resources[0].probe_ok:
-                    beat = await beats.get()
-                (state,) = beat.resources
+                heartbeat = await heartbeats.get()
+                while not heartbeat.resources[0].probe_ok:
+                    heartbeat = await heartbeats.get()
+                (state,) = heartbeat.resources
                 assert (state.name, state.streams, state.devices, state.healthy, state.problem) == (
                     FUSE,
                     1,
@@ -67,8 +67,12 @@ def test_it_serves_reports_answers_and_publishes_its_end(root: Path) -> None:
                     1,
                     "",
                 )
-                assert (beat.node, beat.interval_s, beat.phase) == ("n1.example", 0.3, "serving")
-                assert set(beat.checkers) == {"sockets", "devices", "pods"}
+                assert (heartbeat.node, heartbeat.interval_s, heartbeat.phase) == (
+                    "n1.example",
+                    0.3,
+                    "serving",
+                )
+                assert set(heartbeat.checkers) == {"sockets", "devices", "pods"}
                 assert await process.asked("/readyz") == (200, "ok\n")
                 assert await process.asked("/healthz") == (200, "ok\n")
                 _, metrics = await process.asked("/metrics")
@@ -79,7 +83,7 @@ def test_it_serves_reports_answers_and_publishes_its_end(root: Path) -> None:
                 )
                 probe = vocabulary.rpc_subject("n1.example", "device-plugin", "probe")
                 answer = codec.decode_heartbeat(await listener.request(probe, timeout_s=2))
-                assert answer.instance == beat.instance
+                assert answer.instance == heartbeat.instance
                 await process.stop()
             kept = await consumers.newest(
                 listener.link, streams.EVENTS, "muster.event.n1_example.>"
@@ -108,17 +112,17 @@ def test_a_problem_is_reported_at_once_and_not_only_in_the_next_periodic_heartbe
             stand_in.Kubelet(directory=root, node="n1.example") as kubelet,
         ):
             await listener.link.client()
-            beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
-            await listener.heartbeats(beats.put)
+            heartbeats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
+            await listener.heartbeats(heartbeats.put)
             file = settings(root, server.url, heartbeat={"interval_s": 3600})
             async with plugin_process.started(file) as process:
                 await process.said("bus_connected")
                 await kubelet.until(lambda state: FUSE in state.resources)
                 assert await kubelet.drop_stream(FUSE)
-                while not (problem := (await beats.get()).resources[0].problem):
+                while not (problem := (await heartbeats.get()).resources[0].problem):
                     pass
                 assert problem == "stream closed 0.0 s ago, registering"
-                while (await beats.get()).resources[0].problem:
+                while (await heartbeats.get()).resources[0].problem:
                     pass
                 await process.stop()
 
@@ -135,21 +139,21 @@ def test_a_problem_with_devices_is_published_when_it_begins_and_when_it_ends(roo
             stand_in.Kubelet(directory=root, node="n1.example"),
         ):
             await listener.link.client()
-            beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
-            await listener.heartbeats(beats.put)
+            heartbeats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
+            await listener.heartbeats(heartbeats.put)
             mine = resource(FUSE, str(root / "fuse"))
             file = settings(root, server.url, resources=[mine, links])
             async with plugin_process.started(file) as process:
                 await process.said("listening")
-                beat = await beats.get()
-                assert beat.problems == ()
+                heartbeat = await heartbeats.get()
+                assert heartbeat.problems == ()
                 (root / "x1").symlink_to("/dev/null")
-                while not beat.problems:
-                    beat = await beats.get()
-                assert beat.problems == (both,)
+                while not heartbeat.problems:
+                    heartbeat = await heartbeats.get()
+                assert heartbeat.problems == (both,)
                 (root / "x1").unlink()
-                while beat.problems:
-                    beat = await beats.get()
+                while heartbeat.problems:
+                    heartbeat = await heartbeats.get()
                 await process.stop()
             (last,) = await consumers.newest(
                 listener.link, streams.EVENTS, "muster.event.*.*.problem.changed"

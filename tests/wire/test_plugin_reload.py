@@ -218,7 +218,7 @@ def test_at_a_handover_the_second_plugin_waits_for_the_end_of_the_first(root: Pa
 def test_check_prints_the_configuration_of_this_node_and_refuses_what_the_start_refuses(
     root: Path,
 ) -> None:
-    """The node's own rules are in it, by NODE_NAME, and nobody else's."""
+    """It has the node's own rules, by NODE_NAME, and no other node's."""
 
     async def checked(file: Path, **environment: str) -> tuple[int | None, str, str]:
         async with plugin_process.plugin(root, file, "--check", **environment) as process:

@@ -143,7 +143,7 @@ def test_the_plugin_can_be_stopped_while_it_waits_for_another_to_end(root: Path)
             await first.said("registered")
             async with plugin_process.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="600") as second:
                 await second.said("waiting_for_other_plugin")
-                # as process 1 of a container it would not hear a signal that it does not handle
+                # as process 1 of a container it would not receive a signal that it does not handle
                 await second.stop()
 
     plugin_process.run(story)
