@@ -27,7 +27,7 @@ _NODES: Final = "/api/v1/nodes"
 _STATUS: Final = {"Content-Type": "application/merge-patch+json"}
 _PRODUCTS: Final = (("NVIDIA H100 80GB HBM3", 81_559, "h100"), ("NVIDIA L4", 23_034, "l4"))
 _AT_ONCE: Final = 64
-_KUBELETS_SAY_S: Final = 300.0
+_STATUS_INTERVAL_S: Final = 300.0
 """How often a kubelet writes a status that did not change (nodeStatusReportFrequency)."""
 _RATE: Final = 100
 _AUDIT_LOG: Final = "audit.log"
@@ -67,7 +67,7 @@ class _Cluster:
         await _at_once([self._create(path, _pod(number)) for number in range(0, count, 10)])
 
     async def checked(self, count: int) -> list[report.Row]:
-        """Look at all of it."""
+        """Check all nodes and pods."""
         wall_s, peak_mib, _ = await self._command("check", "all", "--output", "json")
         how = f"muster check all, {count} nodes of {_size_kib():.1f} KiB, {count // 10} pods"
         return [
@@ -76,11 +76,11 @@ class _Cluster:
         ]
 
     async def labelled(self, count: int) -> list[report.Row]:
-        """Label all of it, and watch how fast."""
+        """Label all nodes, and measure how fast the writes arrive."""
         self._audit_log.write_bytes(b"")
         words = ("label-gpus", "--apply", "--yes", "--rate", str(_RATE), "--timeout", "60s")
         wall_s, peak_mib, code = await self._command(*words)
-        seen = self._received()
+        received = self._received()
         how = f"{count} nodes, {_RATE} writes a second allowed, exit code {code}"
         return [
             report.Row(
@@ -92,16 +92,16 @@ class _Cluster:
             ),
             report.Row(
                 name="apply, in any second",
-                value=_most(seen, 1.0),
+                value=_most_within(received, 1.0),
                 unit="writes",
                 target=_RATE,
-                how=f"the most of {len(seen)} within any second, as the API received them",
+                how=f"the most of {len(received)} within any second, as the API received them",
             ),
             report.Row(name="apply, memory", value=peak_mib, unit="MiB", target=None, how=how),
         ]
 
     async def steady(self, count: int, *, seconds: float) -> list[report.Row]:
-        """Let the service keep all of it, and add nodes."""
+        """Run the service on all nodes, and add nodes."""
         async with contextlib.AsyncExitStack() as open_:
             server = await open_.enter_async_context(nats.NatsServer(self._directory / "nats"))
             connected = await open_.enter_async_context(
@@ -112,7 +112,7 @@ class _Cluster:
             open_.push_async_callback(labeler.end)
             await self._kept(labeler.addresses["http"], count)
             kubelets = asyncio.create_task(self._kubelets(count))
-            # the first seconds tell of the start
+            # the first seconds measure the start
             await asyncio.sleep(5)
             before_s = programs.cpu_s(labeler.pid)
             await asyncio.sleep(seconds)
@@ -122,7 +122,8 @@ class _Cluster:
             kubelets.cancel()
             await asyncio.gather(kubelets, return_exceptions=True)
         how = (
-            f"{count} nodes reported and labelled, {count / _KUBELETS_SAY_S:.0f} statuses a second"
+            f"{count} nodes reported and labelled, "
+            f"{count / _STATUS_INTERVAL_S:.0f} statuses a second"
         )
         return [
             report.Row(name="steady, CPU", value=share, unit="% of a core", target=2, how=how),
@@ -152,7 +153,7 @@ class _Cluster:
         return labeler
 
     async def _kept(self, http: str, count: int) -> None:
-        """Wait until the service has looked at every node."""
+        """Wait until the service has evaluated every node."""
         async with aiohttp.ClientSession() as asking:
             while True:
                 async with asking.get(f"{http}/state") as answer:
@@ -162,10 +163,10 @@ class _Cluster:
                 await asyncio.sleep(0.5)
 
     async def _kubelets(self, count: int) -> None:
-        """Say of every node what kubelets say, now and then."""
+        """Write the status of every node as often as kubelets do."""
         number = 0
         while True:
-            await asyncio.sleep(_KUBELETS_SAY_S / count)
+            await asyncio.sleep(_STATUS_INTERVAL_S / count)
             at = datetime.now(UTC).isoformat()
             ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": at}
             body = orjson.dumps({"status": {"conditions": [ready]}})
@@ -261,11 +262,11 @@ async def _report(connected: bus.Bus, number: int) -> None:
     )
 
 
-def _most(seen: Sequence[float], within_s: float) -> float:
-    """Return how many at most came in such a time, by the second."""
+def _most_within(times: Sequence[float], within_s: float) -> float:
+    """Return the highest rate in any such period, per second."""
     most = first = 0
-    for last, at in enumerate(seen):
-        while at - seen[first] >= within_s:
+    for last, at in enumerate(times):
+        while at - times[first] >= within_s:
             first += 1
         most = max(most, last - first + 1)
     return most / within_s
@@ -278,7 +279,7 @@ def _name(number: int) -> str:
 
 
 def _node(number: int) -> bytes:
-    """Return a node as large as a real one; its model stands in a cloud's label."""
+    """Return a node as large as a real one, with its model in a cloud's label."""
     name = _name(number)
     images = [
         {"names": [f"registry.example.com/team/image-{i}:v1"], "sizeBytes": 1} for i in range(40)
