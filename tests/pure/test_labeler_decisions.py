@@ -467,7 +467,7 @@ def test_our_own_labels_are_no_second_opinion() -> None:
 
 
 def test_labels_of_ours_that_no_longer_apply_are_removed() -> None:
-    memory, count = node_labels.MEMORY_LABEL, node_labels.COUNT_LABEL
+    memory, count = schemes.MEMORY, schemes.COUNT
     node = ours("l4", OF_L4, **{"muster.dev/accelerator": "l4", count: "2", memory: "1"})
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
     kinds = {L4: 1, Product("NVIDIA L4", 1): 1}

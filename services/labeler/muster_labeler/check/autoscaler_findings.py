@@ -22,6 +22,13 @@ _GATE: Final = re.compile(r"NodeOverlay=true", re.IGNORECASE)
 _STALE: Final = dt.timedelta(minutes=5)
 """The Cluster Autoscaler renews its status each loop, 10 s by default (--scan-interval)."""
 _DOCS: Final = "docs/check.md"
+_SLOTS: Final = 1000
+_AZURE: Final = re.compile(
+    r"azure:///subscriptions/[^/]+/resourceGroups/([^/]+)/.*/virtualMachineScaleSets/([^/]+)/.*",
+    re.IGNORECASE,
+)
+_GCE: Final = re.compile(r"gce://([^/]+)/([^/]+)/.+")
+_GKE_CONTEXT: Final = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")
 
 
 def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
@@ -41,7 +48,7 @@ def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None)
     return result
 
 
-def resources(world: ClusterView) -> list[str]:
+def _resources(world: ClusterView) -> list[str]:
     """Return the fuse resources that nodes offer or pods request."""
     offered = {name for node in world.nodes or () for name in node.fuse}
     requested = {name for pod in world.pods or () for name in pod.requests}
@@ -82,18 +89,18 @@ def _templates(
     world: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
 ) -> Iterable[Finding]:
     """Report what templates need, where an autoscaler would have to know the resource."""
-    in_use = resources(world)
+    in_use = _resources(world)
     if not in_use or (world.autoscaler is None and world.karpenter is None):
         return
     resource = next(iter(p.requests[0] for p in pending), in_use[0])
-    settings: list[TemplateSetting] = []
+    settings: list[_TemplateSetting] = []
     if world.karpenter is not None and resource not in world.karpenter.overlays:
-        settings.append(overlay(resource, commands))
+        settings.append(_overlay(resource, commands))
     if world.autoscaler is not None and not _ignores(world.autoscaler.arguments):
         groups = world.autoscaler.groups
-        settings.extend(template_settings(nodes, resource, commands, groups=groups))
+        settings.extend(_template_settings(nodes, resource, commands, groups=groups))
         if "--cloud-provider=clusterapi" in world.autoscaler.arguments:
-            settings.extend(cluster_api(group, resource) for group in groups)
+            settings.extend(_cluster_api(group, resource) for group in groups)
     for setting in settings:
         yield findings.finding(
             Id.AS002,
@@ -115,7 +122,7 @@ def _ignores(arguments: Iterable[str]) -> bool:
 
 def _gate(world: ClusterView, commands: Commands) -> Iterable[Finding]:
     karpenter = world.karpenter
-    if karpenter is None or _GATE.search(karpenter.gates) or not resources(world):
+    if karpenter is None or _GATE.search(karpenter.gates) or not _resources(world):
         return
     yield findings.finding(
         Id.AS003,
@@ -184,18 +191,8 @@ def _stale_status(world: ClusterView, commands: Commands) -> Iterable[Finding]:
     )
 
 
-SLOTS: Final = 1000
-
-_AZURE: Final = re.compile(
-    r"azure:///subscriptions/[^/]+/resourceGroups/([^/]+)/.*/virtualMachineScaleSets/([^/]+)/.*",
-    re.IGNORECASE,
-)
-_GCE: Final = re.compile(r"gce://([^/]+)/([^/]+)/.+")
-_GKE_CONTEXT: Final = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")
-
-
 @dataclass(frozen=True, slots=True, order=True)
-class TemplateSetting:
+class _TemplateSetting:
     """A node group, the setting that its template needs, and the command that adds it."""
 
     platform: str
@@ -204,11 +201,11 @@ class TemplateSetting:
     command: str
 
 
-def template_settings(
+def _template_settings(
     nodes: Iterable[model.Node], resource: str, commands: Commands, *, groups: Sequence[str] = ()
-) -> list[TemplateSetting]:
+) -> list[_TemplateSetting]:
     """Return the setting for each node group, from nodes and from what an autoscaler names."""
-    settings: set[TemplateSetting] = set()
+    settings: set[_TemplateSetting] = set()
     platforms = set()
     for node in nodes:
         platform = node.provider_id.partition("://")[0]
@@ -222,36 +219,36 @@ def template_settings(
     return sorted(settings)
 
 
-def overlay(resource: str, commands: Commands) -> TemplateSetting:
+def _overlay(resource: str, commands: Commands) -> _TemplateSetting:
     """Return Karpenter's NodeOverlay: it adds the resource to every instance type."""
     document = (
         '{"apiVersion":"karpenter.sh/v1alpha1","kind":"NodeOverlay","metadata":{"name":"fuse"},'
         '"spec":{"requirements":[{"key":"karpenter.sh/nodepool","operator":"Exists"}],'
-        f'"capacity":{{"{resource}":"{SLOTS}"}}}}}}'
+        f'"capacity":{{"{resource}":"{_SLOTS}"}}}}}}'
     )
     command = f"echo {shlex.quote(document)} | {commands.kubectl('apply', '-f', '-')}"
-    return TemplateSetting(
+    return _TemplateSetting(
         "karpenter", "every NodePool", f"NodeOverlay capacity {resource}", command
     )
 
 
-def cluster_api(group: str, resource: str) -> TemplateSetting:
+def _cluster_api(group: str, resource: str) -> _TemplateSetting:
     """Return where Cluster API reads other resources: annotations cannot name them."""
-    setting = f"status.capacity of the infrastructure template: {resource}: {SLOTS}"
-    return TemplateSetting("cluster-api", group, setting, "")
+    setting = f"status.capacity of the infrastructure template: {resource}: {_SLOTS}"
+    return _TemplateSetting("cluster-api", group, setting, "")
 
 
-def _aws(group: str, resource: str) -> TemplateSetting:
+def _aws(group: str, resource: str) -> _TemplateSetting:
     key = f"k8s.io/cluster-autoscaler/node-template/resources/{resource}"
     tag = (
-        f"ResourceId={group},ResourceType=auto-scaling-group,Key={key},Value={SLOTS},"
+        f"ResourceId={group},ResourceType=auto-scaling-group,Key={key},Value={_SLOTS},"
         "PropagateAtLaunch=false"
     )
     command = shlex.join(["aws", "autoscaling", "create-or-update-tags", "--tags", tag])
-    return TemplateSetting("aws", group, f"tag {key}={SLOTS}", command)
+    return _TemplateSetting("aws", group, f"tag {key}={_SLOTS}", command)
 
 
-def _gke(node: model.Node, resource: str, commands: Commands) -> TemplateSetting:
+def _gke(node: model.Node, resource: str, commands: Commands) -> _TemplateSetting:
     key = f"clusterautoscaler-nodetemplate-resources.{resource}"
     pool = node.labels.get("cloud.google.com/gke-nodepool", "")
     command = ""
@@ -262,10 +259,10 @@ def _gke(node: model.Node, resource: str, commands: Commands) -> TemplateSetting
         words += ["--cluster", context[3], "--project", context[1], "--location", context[2]]
         command = shlex.join([*words, "--format=value(config.labels)"])
     # --node-labels would replace all labels of the pool, so the command only shows them
-    return TemplateSetting("gke", pool or "the node pool", f"node label {key}={SLOTS}", command)
+    return _TemplateSetting("gke", pool or "the node pool", f"node label {key}={_SLOTS}", command)
 
 
-def _azure(node: model.Node, resource: str) -> TemplateSetting:
+def _azure(node: model.Node, resource: str) -> _TemplateSetting:
     name = resource.replace("_", "~2").replace("/", "_")
     key = f"k8s.io_cluster-autoscaler_node-template_resources_{name}"
     match = _AZURE.fullmatch(node.provider_id)
@@ -273,7 +270,7 @@ def _azure(node: model.Node, resource: str) -> TemplateSetting:
     # `az vmss update --set tags.KEY` would read the dots of the key as a path
     identity = node.provider_id.removeprefix("azure://").rpartition("/virtualMachines/")[0]
     words = ["az", "tag", "update", "--operation", "Merge", "--resource-id", identity]
-    words += ["--tags", f"{key}={SLOTS}"]
-    return TemplateSetting(
-        "azure", scale_set, f"tag {key}={SLOTS}", shlex.join(words) if match else ""
+    words += ["--tags", f"{key}={_SLOTS}"]
+    return _TemplateSetting(
+        "azure", scale_set, f"tag {key}={_SLOTS}", shlex.join(words) if match else ""
     )

@@ -142,7 +142,7 @@ class Exit(enum.IntEnum):
     PROBLEMS = 1
     USAGE = 2
     UNREACHABLE = 3
-    NO_RIGHTS = 4
+    NO_PERMISSION = 4
     INTERNAL = 5
 
 
@@ -216,7 +216,7 @@ def exit_code(report: Report, *, strict: bool) -> Exit:
         return Exit.PROBLEMS
     ids = {finding.id for finding in report.findings}
     if Id.ACCESS in ids:
-        return Exit.NO_RIGHTS
+        return Exit.NO_PERMISSION
     return Exit.UNREACHABLE if Id.UNREAD in ids else Exit.FINE
 
 

@@ -12,9 +12,28 @@ from muster_labeler.naming import node_labels, schemes, sources
 from muster_labeler.naming.accelerators import Reason
 from muster_labeler.naming.node_labels import LabelState, LabelStatus
 
-ALIASES: Final = "muster-aliases.yaml"
+_ALIASES: Final = "muster-aliases.yaml"
 
 _NEITHER: Final = frozenset({LabelState.NOT_GPU, LabelState.LABELLED_OK, LabelState.FOREIGN_OWNED})
+_AUTOSCALERS_GPUS: Final = frozenset(
+    {
+        "nvidia.com/gpu",
+        "amd.com/gpu",
+        "gpu.intel.com/xe",
+        "habana.ai/gaudi",
+        model.DIRECTX,
+    }
+)
+"""What the Cluster Autoscaler counts as a GPU (processors/customresources/gpu_processor.go)."""
+_PROVIDERS: Final = {
+    "aws": frozenset({"k8s.amazonaws.com/accelerator"}),
+    "azure": frozenset({"kubernetes.azure.com/accelerator", "accelerator"}),
+    "external-cloudstack": frozenset({"accelerator"}),
+    "digitalocean": frozenset({"cloud.digitalocean.com/gpu-node"}),
+    "gce": frozenset({"cloud.google.com/gke-accelerator"}),
+    "hcloud": frozenset({"hcloud/gpu-node"}),
+}
+"""Which key the Cluster Autoscaler looks at, by the scheme of a node's providerID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +62,8 @@ def evaluate(
             result.extend(_of_node(status, covering, commands, label_all))
     for node in nodes:
         if only in {None, node.name}:
-            result.extend(invalid_labels(node, commands))
-            result.extend(held_as_unready(node, commands))
+            result.extend(_invalid_labels(node, commands))
+            result.extend(_held_as_unready(node, commands))
     return [*result, *_mixed_schemes(fleet, covering, commands, label_all.command)]
 
 
@@ -65,7 +84,7 @@ def _of_node(
                 Severity.ERROR,
                 name,
                 f"labelled {status.current}, but no accelerator is allocatable",
-                evidence=resources(status.node),
+                evidence=_resources(status.node),
                 command=commands.pods_of(name),
             )
         case LabelState.AMBIGUOUS | LabelState.UNKNOWN_MODEL:
@@ -96,7 +115,7 @@ def _of_node(
                 Severity.UNKNOWN,
                 name,
                 "no source says which GPUs it has: no agent, no DRA, no label",
-                evidence=resources(status.node),
+                evidence=_resources(status.node),
                 command=_show(name, commands),
             )
         case _:
@@ -227,7 +246,7 @@ def _review(status: LabelStatus, value: str, commands: Commands) -> str:
     product = status.identity.best.product if status.identity.best else ""
     if not (product and product.isprintable()):
         return _show(status.node.name, commands)
-    file = commands.aliases or ALIASES
+    file = commands.aliases or _ALIASES
     entry = shlex.join(["echo", f"{_quoted(product)}: {value}"])
     return f"{entry} >> {shlex.quote(file)} && " + shlex.join(
         ["muster", "gpu-name", "--aliases", file, "--", product]
@@ -242,28 +261,7 @@ def _show(node: str, commands: Commands) -> str:
     return commands.kubectl("get", "node", node, "--show-labels")
 
 
-_AUTOSCALERS_GPUS: Final = frozenset(
-    {
-        "nvidia.com/gpu",
-        "amd.com/gpu",
-        "gpu.intel.com/xe",
-        "habana.ai/gaudi",
-        model.DIRECTX,
-    }
-)
-"""What the Cluster Autoscaler counts as a GPU (processors/customresources/gpu_processor.go)."""
-_PROVIDERS: Final = {
-    "aws": frozenset({"k8s.amazonaws.com/accelerator"}),
-    "azure": frozenset({"kubernetes.azure.com/accelerator", "accelerator"}),
-    "external-cloudstack": frozenset({"accelerator"}),
-    "digitalocean": frozenset({"cloud.digitalocean.com/gpu-node"}),
-    "gce": frozenset({"cloud.google.com/gke-accelerator"}),
-    "hcloud": frozenset({"hcloud/gpu-node"}),
-}
-"""Which key the Cluster Autoscaler looks at, by the scheme of a node's providerID."""
-
-
-def invalid_labels(node: model.Node, commands: Commands) -> Iterable[Finding]:
+def _invalid_labels(node: model.Node, commands: Commands) -> Iterable[Finding]:
     """Report each invalid value: the first one disables its scheme for the whole cluster."""
     for reading in schemes.read(node.labels):
         if reading.fault is None or (reading.scheme.id == "muster" and not reading.value):
@@ -278,7 +276,7 @@ def invalid_labels(node: model.Node, commands: Commands) -> Iterable[Finding]:
         )
 
 
-def held_as_unready(node: model.Node, commands: Commands) -> Iterable[Finding]:
+def _held_as_unready(node: model.Node, commands: Commands) -> Iterable[Finding]:
     """Report each key that makes the Cluster Autoscaler wait for a GPU that does not exist."""
     if any(node.allocatable.get(name, 0) for name in _AUTOSCALERS_GPUS):
         return
@@ -296,12 +294,12 @@ def held_as_unready(node: model.Node, commands: Commands) -> Iterable[Finding]:
             Severity.ERROR if provider in _PROVIDERS else Severity.WARN,
             node.name,
             f"the Cluster Autoscaler treats it as unready: {key} without a GPU",
-            evidence=(f"{key}={node.labels[key]}", *resources(node)),
+            evidence=(f"{key}={node.labels[key]}", *_resources(node)),
             command=commands.kubectl("label", "node", node.name, f"{key}-"),
         )
 
 
-def resources(node: model.Node) -> tuple[str, ...]:
+def _resources(node: model.Node) -> tuple[str, ...]:
     """Return how many accelerators a node has, as text."""
     return tuple(
         f"{name}: {node.allocatable.get(name, 0)} of {node.capacity.get(name, 0)} allocatable"

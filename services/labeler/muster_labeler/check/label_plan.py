@@ -10,6 +10,15 @@ from muster_labeler.naming import accelerators, node_labels, schemes
 from muster_labeler.naming.accelerators import Reason
 from muster_labeler.naming.node_labels import LabelState, LabelStatus
 
+_HEAD: Final = ("NODE", "GPU", "SOURCE", "CURRENT", "NEW", "REASON")
+_CELL_MAX: Final = 60
+_REASON_MAX: Final = 200
+_ROWS_MAX: Final = 200
+_NAMES_MAX: Final = 5
+_UNLABELLABLE = frozenset(
+    {LabelState.MIG, LabelState.VGPU, LabelState.MIXED, LabelState.UNREACHABLE}
+)
+
 
 class Step(enum.StrEnum):
     """What is done with a node."""
@@ -20,11 +29,6 @@ class Step(enum.StrEnum):
     REFUSE = "refuse"
 
 
-_HEAD: Final = ("NODE", "GPU", "SOURCE", "CURRENT", "NEW", "REASON")
-_CELL_MAX: Final = 60
-_REASON_MAX: Final = 200
-_ROWS_MAX: Final = 200
-_NAMES_MAX: Final = 5
 _STEP_WORDS: Final = {
     Step.KEEP: "unchanged",
     Step.WRITE: "to write",
@@ -32,9 +36,6 @@ _STEP_WORDS: Final = {
     Step.REFUSE: "refused",
 }
 _ORDER: Final = (Step.REFUSE, Step.WRITE, Step.REMOVE, Step.KEEP)
-_UNLABELLABLE = frozenset(
-    {LabelState.MIG, LabelState.VGPU, LabelState.MIXED, LabelState.UNREACHABLE}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,11 +90,11 @@ async def _run(request: Request, aliases: dict[str, str]) -> int:
         await reader.check_access(_WRITING if request.is_writing else _READING)
         forbidden = [entry.why for entry in reader.unread if entry.is_forbidden]
         if forbidden:
-            return output.fail(command, "; ".join(forbidden), code=Exit.NO_RIGHTS)
+            return output.fail(command, "; ".join(forbidden), code=Exit.NO_PERMISSION)
         nodes = await reader.nodes()
         if nodes is None:
             is_forbidden = any(entry.is_forbidden for entry in reader.unread)
-            code = Exit.NO_RIGHTS if is_forbidden else Exit.UNREACHABLE
+            code = Exit.NO_PERMISSION if is_forbidden else Exit.UNREACHABLE
             return output.fail(command, "; ".join(e.why for e in reader.unread), code=code)
         unknown = sorted(set(request.write.node) - {node.name for node in nodes})
         if unknown:

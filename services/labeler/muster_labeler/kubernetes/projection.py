@@ -81,7 +81,7 @@ _IDENTIFIED: Final = msgspec.json.Decoder(_Identified)
 
 
 class UnreadableInventory(ValueError):
-    """What stands there is no inventory of ours."""
+    """The ConfigMap holds no inventory of ours."""
 
 
 class _ReportedProduct(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
@@ -195,14 +195,14 @@ def encode_inventory(
 ) -> str:
     """Return the nodes' kinds of GPU as text; the same nodes, always the same text.
 
-    What one node says in too many words is left out, and what does not fit: of a node that is not
-    there nothing is claimed. So no node can keep the others' from being written.
+    A node that reports too much is left out, and so is what does not fit: no node can keep the
+    others from being written.
     """
-    modest = {name: kinds for name, kinds in nodes.items() if _is_modest(kinds)}
-    text = _encoded(modest, simulated)
+    bounded = {name: kinds for name, kinds in nodes.items() if _is_bounded(kinds)}
+    text = _encoded(bounded, simulated)
     while len(text.encode()) > INVENTORY_BYTES_MAX:
-        modest = dict(sorted(modest.items())[: len(modest) * 9 // 10])
-        text = _encoded(modest, simulated)
+        bounded = dict(sorted(bounded.items())[: len(bounded) * 9 // 10])
+        text = _encoded(bounded, simulated)
     return text
 
 
@@ -339,7 +339,7 @@ def _without_domain(values: Mapping[str, Value]) -> dict[str, Value]:
     return {key.rpartition("/")[2]: value for key, value in values.items()}
 
 
-def _is_modest(kinds: sources.Kinds) -> bool:
+def _is_bounded(kinds: sources.Kinds) -> bool:
     return len(kinds) <= _KINDS_MAX and all(len(kind.name) <= _NAME_MAX for kind in kinds)
 
 

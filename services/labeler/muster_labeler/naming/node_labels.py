@@ -11,6 +11,8 @@ from muster_labeler.naming import accelerators, feature_discovery, schemes, sour
 from muster_labeler.naming.accelerators import Reason
 
 FIELD_MANAGER: Final = model.FIELD_MANAGER
+_NEVER: Final = frozenset({Reason.MIXED, Reason.MIG, Reason.VGPU})
+"""GPUs that must have no label."""
 
 
 class LabelState(enum.StrEnum):
@@ -46,8 +48,6 @@ _UNLABELLED: Final[Mapping[Reason, LabelState]] = {
     Reason.VGPU: LabelState.VGPU,
 }
 """The state of a node without a label, by how certain its name is."""
-_NEVER: Final = frozenset({Reason.MIXED, Reason.MIG, Reason.VGPU})
-"""GPUs that must have no label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +230,6 @@ def _is_wrong(label: str, wanted: accelerators.Name) -> bool:
     return label != wanted.value
 
 
-COUNT_LABEL: Final = "muster.dev/accelerator-count"
-MEMORY_LABEL: Final = "muster.dev/accelerator-memory-mib"
-
-
 class LabelSet(enum.StrEnum):
     """Keys that belong together; the autoscalers' keys are in none of them."""
 
@@ -259,10 +255,10 @@ def wanted_labels(
     if LabelSet.MUSTER in sets:
         labels[schemes.MUSTER] = name
         if kinds:
-            labels[COUNT_LABEL] = str(sum(kinds.values()))
+            labels[schemes.COUNT] = str(sum(kinds.values()))
         memory = {kind.memory_mib for kind in kinds}
         if len(memory) == 1 and None not in memory:
-            labels[MEMORY_LABEL] = str(memory.pop())
+            labels[schemes.MEMORY] = str(memory.pop())
     if LabelSet.NVIDIA in sets and gpus is not None:
         labels.update(feature_discovery.labels(gpus))
     return labels
