@@ -271,12 +271,12 @@ def _reason(error: Exception) -> Exception:
             return error.certificate_error
         case aiohttp.ClientConnectorError():
             return error.os_error
-        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
-            return EOFError("the connection was closed")
         case aiohttp.ClientOSError():
             # OSError makes itself a ConnectionResetError and the like, by its number
             return OSError(error.errno, error.strerror)
-        case aiohttp.ClientError():
-            return ValueError(str(error))
-        case _:
+        case OSError():
             return error
+        case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
+            return EOFError("the connection was closed")
+        case _:
+            return error if isinstance(error, EOFError) else ValueError(str(error))

@@ -270,6 +270,36 @@ def test_what_was_not_sent_whole_was_not_processed() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_connection_that_is_reset_or_closed_while_sending_was_closed() -> None:
+    async def story() -> None:
+        async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.transport.abort()
+
+        async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        for serve in (reset, close):
+            async with asyncio.timeout(30), server(serve) as asked:
+                for body in (b"", b"x" * 50_000_000):
+                    with pytest.raises(http.Unanswered) as raised:
+                        await endpoint(f"http://127.0.0.1:{asked.port}").request("POST", body=body)
+                    assert isinstance(raised.value.reason, (ConnectionError, EOFError))
+
+    asyncio.run(story())
+
+
+def test_a_name_may_end_with_a_dot_and_have_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        answer_lookups(monkeypatch, ["127.0.0.1"])
+        async with asyncio.timeout(30), server(saying(OK)) as asked:
+            for host in ("name.example", "NAME.example", "Name.Example."):
+                url = f"http://{host}:{asked.port}"
+                assert (await endpoint(url).request("GET")).status == 200
+
+    asyncio.run(story())
+
+
 def test_nobody_there_no_such_name_and_no_tls_each_have_their_error() -> None:
     async def story() -> None:
         with pytest.raises(http.Unanswered) as refused:
