@@ -13,7 +13,7 @@ import msgspec
 
 from muster.service import logs, settings
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import generic, manifests, nvidia, peer_file, smarter
+from muster_plugin.config.importers import generic, nvidia, peer_file, smarter
 
 _LOGGED_MAX: Final = 1000
 
@@ -69,7 +69,7 @@ def _imported(
     text: bytes, *, source: str, peer: Format, domain: str | None
 ) -> peer_file.ImportedConfiguration:
     documents = settings.parse(text, source=source)
-    manifest = manifests.find(documents)
+    manifest = peer_file.find_in_manifests(documents)
     if manifest is None:
         return _converted(_only(documents, source), peer, domain)
     if manifest.devices and peer is Format.GENERIC:
@@ -113,7 +113,7 @@ def _converted(document: Any, peer: Format, domain: str | None) -> peer_file.Imp
             assert_never(never)
 
 
-def _only_document(manifest: manifests.ManifestContent, written_for: Format, source: str) -> Any:
+def _only_document(manifest: peer_file.ManifestContent, written_for: Format, source: str) -> Any:
     """Return the only configuration in the manifests."""
     documents = _files(manifest, written_for, source)
     if not documents:
@@ -126,7 +126,7 @@ def _only_document(manifest: manifests.ManifestContent, written_for: Format, sou
 
 
 def _files(
-    manifest: manifests.ManifestContent, written_for: Format, source: str
+    manifest: peer_file.ManifestContent, written_for: Format, source: str
 ) -> list[tuple[str, Any]]:
     """Return the configurations in the manifests, each with its file's name."""
     matching: list[tuple[str, Any]] = []

@@ -13,7 +13,7 @@ import msgspec
 
 from muster_plugin.config import document
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.config.importers import manifests, nvidia_settings, nvidia_sharing, peer_file
+from muster_plugin.config.importers import nvidia_settings, nvidia_sharing, peer_file
 from muster_plugin.model import errors
 
 Kind = nvidia_settings.Kind
@@ -107,7 +107,7 @@ def _note_unread(
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
             reader.note_difference(variable, "its value is elsewhere (valueFrom); not imported")
-        elif variable == manifests.ENV_FROM:
+        elif variable == peer_file.ENV_FROM:
             reader.note_difference(variable, "its variables are elsewhere; not imported")
 
 
