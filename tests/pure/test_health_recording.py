@@ -1,4 +1,4 @@
-"""What is recorded of health, whatever befell it, is raised again by the policy of then."""
+"""Whatever happened, replaying a recording under its own policy raises what was published."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -16,18 +16,18 @@ NODES = ("a", "b", "c")
 
 
 class Recorded(detector_fleet.Service):
-    """A health process that has all written down, as `recorder` does."""
+    """A health process whose inputs are recorded, as `recorder` does."""
 
     world: "Night"
 
     def __init__(self, world: "Night", leader: int | None) -> None:
-        self.begun = False
+        self.has_begun = False
         self.slot = world.free_slot()
         super().__init__(world, leader)
 
     def feed(self, event: signals.Input) -> None:
-        if not self.begun:
-            self.begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self.write(
                 recording.Header(
                     at_zero=detector_fleet.ZERO + timedelta(seconds=self.zero),
@@ -43,25 +43,25 @@ class Recorded(detector_fleet.Service):
         super().feed(event)
 
     def do(self, outs: Iterable[signals.Output]) -> None:
-        many = list(outs)
-        for out in many:
-            match out:
+        outputs = list(outs)
+        for output in outputs:
+            match output:
                 case signals.Probe() | signals.AskCluster():
-                    self.write(out)
+                    self.write(output)
                 case signals.Publish(event=vocabulary.AlertChanged() as alert):
                     self.write(recording.PublishedAlert(alert=alert))
                 case signals.Noted(note=signals.Note.STALLED, seconds=seconds):
                     self.write(signals.ClockStalled(seconds=seconds))
                 case _:
                     pass
-        super().do(many)
+        super().do(outputs)
 
     def write(self, entry: recording.Entry) -> None:
         self.world.lines[self.slot].append((self.clock, entry))
 
 
 class Night(detector_fleet.World):
-    """So many health services at a time; where one crashed, the next one goes on recording."""
+    """Several health services at a time; where one crashed, the next one goes on recording."""
 
     def __init__(self, *nodes: str, has_cluster: bool = True, services: int = 1) -> None:
         self.lines: list[list[tuple[float, recording.Entry]]] = [[] for _ in range(services)]
@@ -78,14 +78,14 @@ class Night(detector_fleet.World):
 
 
 def differences(night: Night) -> list[str]:
-    """Return what was told and is not raised again, and what is raised and was not told."""
-    found: list[str] = []
+    """Return alerts that were published and not replayed, and the reverse."""
+    problems: list[str] = []
     for lines in night.lines:
         recorded = recording.read(lines)
-        missed, more = recording.differences(recorded, player.play(recorded).episodes)
-        found += [f"not raised: {one.alert.node} {one.alert.kind}" for one in missed]
-        found += [f"not told: {one.alert.node} {one.alert.kind}" for one in more]
-    return found
+        missing, additional = recording.differences(recorded, player.play(recorded).episodes)
+        problems += [f"not replayed: {e.alert.node} {e.alert.kind}" for e in missing]
+        problems += [f"not published: {e.alert.node} {e.alert.kind}" for e in additional]
+    return problems
 
 
 def running(*, has_cluster: bool = True, services: int = 1) -> Night:
@@ -108,7 +108,7 @@ STEPS = ("kill", "freeze", "cut", "mend", "part", "stop", "down", "crash", "outa
     has_cluster=st.booleans(),
     services=st.integers(1, 2),
 )
-def test_any_night_is_raised_again_as_it_was_told(
+def test_replaying_any_night_raises_what_was_published(
     steps: list[tuple[str, str, float]],
     has_cluster: bool,  # noqa: FBT001  # a property's argument
     services: int,
@@ -133,7 +133,7 @@ def test_any_night_is_raised_again_as_it_was_told(
 
 
 @pytest.mark.parametrize("away_s", [0.0, 5.0, 60.0, 1000.0])
-def test_a_restart_is_no_silence_of_anyone(away_s: float) -> None:
+def test_a_restart_of_health_does_not_count_as_silence(away_s: float) -> None:
     night = running()
     night.kill("a")
     night.run(40.0)
@@ -141,5 +141,7 @@ def test_a_restart_is_no_silence_of_anyone(away_s: float) -> None:
         night.crash(away_s)
         night.run(60.0)
     assert differences(night) == []
-    told = [(one.alert.node, one.alert.kind) for one in recording.read(night.lines[0]).published]
-    assert told == [("a", vocabulary.AlertKind.PLUGIN_DOWN)]
+    published = recording.read(night.lines[0]).published
+    assert [(episode.alert.node, episode.alert.kind) for episode in published] == [
+        ("a", vocabulary.AlertKind.PLUGIN_DOWN)
+    ]

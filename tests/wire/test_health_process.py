@@ -1,3 +1,5 @@
+"""The health service as a process: real NATS, plugins as they look on the bus."""
+
 import asyncio
 import contextlib
 import signal
@@ -28,22 +30,22 @@ detection: {{probe_timeout_s: 1.0, reconnect_s: 1.0, interval_s: 0.2, recover_s:
 """
 
 
-class Toy:
-    """A plugin as the bus sees it."""
+class FakePlugin:
+    """A plugin, as it looks on the bus."""
 
     def __init__(self, url: str, node: str) -> None:
         self.node = node
-        self.frozen = False
-        self.bus = bus.Bus(url, producer=f"plugins/{PLUGIN}", name=f"toy-{node}")
+        self.is_frozen = False
+        self.bus = bus.Bus(url, producer=f"plugins/{PLUGIN}", name=f"fake-{node}")
         self._seq = 0
-        self._beating: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.bus.__aenter__()
         await self.bus.link.subscribe(
             vocabulary.rpc_subject(self.node, PLUGIN, "probe"), self._answer
         )
-        self._beating = asyncio.create_task(self._beat())
+        self._sending = asyncio.create_task(self._send_heartbeats())
         return self
 
     async def __aexit__(
@@ -52,9 +54,9 @@ class Toy:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        assert self._beating is not None
-        self._beating.cancel()
-        await asyncio.gather(self._beating, return_exceptions=True)
+        assert self._sending is not None
+        self._sending.cancel()
+        await asyncio.gather(self._sending, return_exceptions=True)
         await self.bus.__aexit__(kind, error, at)
 
     def heartbeat(self) -> vocabulary.Heartbeat:
@@ -82,7 +84,7 @@ class Toy:
             )
         )
 
-    async def leave(self) -> None:
+    async def announce_stop(self) -> None:
         await self.bus.publish(
             vocabulary.PluginStopping(
                 node=self.node, at=datetime.now(UTC), plugin=PLUGIN, reason=StopReason.SIGNAL
@@ -90,12 +92,12 @@ class Toy:
         )
 
     async def _answer(self, message: connection.Message) -> None:
-        if not self.frozen:
+        if not self.is_frozen:
             await message.respond(codec.encode_heartbeat(self.heartbeat()))
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            if not self.frozen:
+            if not self.is_frozen:
                 await self.bus.send_heartbeat(self.heartbeat())
             await asyncio.sleep(INTERVAL_S)
 
@@ -113,8 +115,8 @@ async def health(directory: Path, url: str) -> AsyncIterator[fleet_parts.Service
         await service.end(signal.SIGKILL)
 
 
-class Told(fleet_parts.Publications):
-    """All that health told, as it comes."""
+class Published(fleet_parts.Publications):
+    """Everything that health publishes."""
 
     def verdicts(self, node: str) -> list[Verdict]:
         return [
@@ -130,8 +132,8 @@ class Told(fleet_parts.Publications):
             if isinstance(e, vocabulary.AlertChanged)
         ]
 
-    async def until_remembered(self, node: str) -> None:
-        """Wait until the service has nothing left to do about what it told."""
+    async def until_saved(self, node: str) -> None:
+        """Wait until the state of what was published is saved as well."""
         key = f"{node}.{PLUGIN}"
         while b"untold" in (await buckets.read_all(self.bus.link, streams.STATE)).get(
             key, b"untold"
@@ -143,18 +145,18 @@ class Told(fleet_parts.Publications):
 
 
 @contextlib.asynccontextmanager
-async def world(directory: Path) -> AsyncIterator[tuple[nats.NatsServer, Told]]:
+async def world(directory: Path) -> AsyncIterator[tuple[nats.NatsServer, Published]]:
     async with (
         asyncio.timeout(100),
         nats.NatsServer(directory / "nats") as server,
-        fleet_parts.following(server.url, Told) as told,
+        fleet_parts.following(server.url, Published) as published,
     ):
-        yield server, told
-    is_raised_again(directory / RECORDING)
+        yield server, published
+    assert_replayed(directory / RECORDING)
 
 
-def is_raised_again(file: Path) -> None:
-    """Assert that what was told is raised again when the recording is played, and nothing else."""
+def assert_replayed(file: Path) -> None:
+    """Assert that replaying the recording raises exactly the published alerts."""
     recorded = recording.read(map(recording.decode, file.read_bytes().splitlines()))
     played = player.play(recorded).episodes
     assert recording.differences(recorded, played) == ([], [])
@@ -164,27 +166,27 @@ def is_raised_again(file: Path) -> None:
     )
 
 
-def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path: Path) -> None:
+def test_a_killed_a_frozen_and_a_stopping_plugin_each_get_their_verdict(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            world(tmp_path) as (server, told),
+            world(tmp_path) as (server, published),
             health(tmp_path, server.url) as service,
         ):
-            async with Toy(server.url, "node.a"), Toy(server.url, "b") as b:
-                await told.until_verdict("node.a", Verdict.HEALTHY)
-                await told.until_verdict("b", Verdict.HEALTHY)
-                b.frozen = True
-                await told.until_verdict("b", Verdict.STUCK)
-                b.frozen = False
-                await told.until_verdict("b", Verdict.HEALTHY)
-                await b.leave()
-                await told.until_verdict("b", Verdict.MAINTENANCE)
+            async with FakePlugin(server.url, "node.a"), FakePlugin(server.url, "b") as b:
+                await published.until_verdict("node.a", Verdict.HEALTHY)
+                await published.until_verdict("b", Verdict.HEALTHY)
+                b.is_frozen = True
+                await published.until_verdict("b", Verdict.STUCK)
+                b.is_frozen = False
+                await published.until_verdict("b", Verdict.HEALTHY)
+                await b.announce_stop()
+                await published.until_verdict("b", Verdict.MAINTENANCE)
                 assert await service.get("/readyz") == b"ok\n"
-            await told.until_verdict("node.a", Verdict.PLUGIN_DOWN)
-            async with Toy(server.url, "node.a"):
-                await told.until_verdict("node.a", Verdict.HEALTHY)
-                await told.until(lambda: len(told.alerts()) == 4)
-            assert told.alerts() == [
+            await published.until_verdict("node.a", Verdict.PLUGIN_DOWN)
+            async with FakePlugin(server.url, "node.a"):
+                await published.until_verdict("node.a", Verdict.HEALTHY)
+                await published.until(lambda: len(published.alerts()) == 4)
+            assert published.alerts() == [
                 ("b", AlertKind.STUCK, AlertState.FIRING),
                 ("b", AlertKind.STUCK, AlertState.RESOLVED),
                 ("node.a", AlertKind.PLUGIN_DOWN, AlertState.FIRING),
@@ -202,21 +204,21 @@ def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path:
 def test_a_device_alert_fires_and_is_resolved_by_the_next_snapshot(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            world(tmp_path) as (server, told),
+            world(tmp_path) as (server, published),
             health(tmp_path, server.url) as service,
-            Toy(server.url, "a") as plugin,
+            FakePlugin(server.url, "a") as plugin,
         ):
-            await told.until_verdict("a", Verdict.HEALTHY)
+            await published.until_verdict("a", Verdict.HEALTHY)
             await plugin.report("g0", Health.UNHEALTHY)
-            await told.until(lambda: len(told.alerts()) == 1)
+            await published.until(lambda: len(published.alerts()) == 1)
             (shown,) = msgspec.json.decode(await service.get("/state"))["plugins"]
             assert shown["unhealthy"] == [
                 {"kind": "device_unhealthy", "resource": GPU, "device": "g0", "why": "XID 79"}
             ]
             assert [alert["devices"] for alert in shown["alerts"]] == [["g0"]]
             await plugin.report("g0", Health.HEALTHY)
-            await told.until(lambda: len(told.alerts()) == 2)
-            assert told.alerts() == [
+            await published.until(lambda: len(published.alerts()) == 2)
+            assert published.alerts() == [
                 ("a", AlertKind.DEVICE_UNHEALTHY, AlertState.FIRING),
                 ("a", AlertKind.DEVICE_UNHEALTHY, AlertState.RESOLVED),
             ]
@@ -224,73 +226,73 @@ def test_a_device_alert_fires_and_is_resolved_by_the_next_snapshot(tmp_path: Pat
     asyncio.run(story())
 
 
-def test_a_bus_killed_and_restarted_convicts_nobody_and_a_plugin_killed_meanwhile_is_found(
+def test_a_killed_bus_leads_to_no_verdict_and_a_plugin_killed_meanwhile_is_noticed(
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
         async with (
-            world(tmp_path) as (server, told),
+            world(tmp_path) as (server, published),
             health(tmp_path, server.url),
-            Toy(server.url, "a"),
+            FakePlugin(server.url, "a"),
         ):
-            async with Toy(server.url, "b"):
-                await told.until_verdict("a", Verdict.HEALTHY)
-                await told.until_verdict("b", Verdict.HEALTHY)
+            async with FakePlugin(server.url, "b"):
+                await published.until_verdict("a", Verdict.HEALTHY)
+                await published.until_verdict("b", Verdict.HEALTHY)
                 await server.kill()
-            # longer than silence and probe together
+            # longer than a suspicion and its probe take
             await asyncio.sleep(1.5)
             await server.start()
-            await told.until_verdict("b", Verdict.PLUGIN_DOWN)
-            await told.until(lambda: len(told.alerts()) == 1)
-            assert told.verdicts("a") == [Verdict.HEALTHY]
-            assert told.alerts() == [("b", AlertKind.PLUGIN_DOWN, AlertState.FIRING)]
+            await published.until_verdict("b", Verdict.PLUGIN_DOWN)
+            await published.until(lambda: len(published.alerts()) == 1)
+            assert published.verdicts("a") == [Verdict.HEALTHY]
+            assert published.alerts() == [("b", AlertKind.PLUGIN_DOWN, AlertState.FIRING)]
 
     asyncio.run(story())
 
 
-def test_a_bus_that_hangs_convicts_nobody(tmp_path: Path) -> None:
+def test_a_bus_that_hangs_leads_to_no_verdict(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            world(tmp_path) as (server, told),
+            world(tmp_path) as (server, published),
             health(tmp_path, server.url) as service,
-            Toy(server.url, "a") as plugin,
+            FakePlugin(server.url, "a") as plugin,
         ):
-            await told.until_verdict("a", Verdict.HEALTHY)
-            await told.until_remembered("a")
+            await published.until_verdict("a", Verdict.HEALTHY)
+            await published.until_saved("a")
             server.freeze()
             await asyncio.sleep(2.0)
             server.thaw()
-            plugin.frozen = True
-            await told.until_verdict("a", Verdict.STUCK)
-            assert told.verdicts("a") == [Verdict.HEALTHY, Verdict.STUCK]
+            plugin.is_frozen = True
+            await published.until_verdict("a", Verdict.STUCK)
+            assert published.verdicts("a") == [Verdict.HEALTHY, Verdict.STUCK]
             metrics = (await service.get("/metrics")).decode()
             assert 'muster_health_probes_total{result="inconclusive"}' in metrics
 
     asyncio.run(story())
 
 
-def test_a_killed_health_service_repeats_nothing_and_finds_who_died_meanwhile(
+def test_a_killed_health_service_repeats_nothing_and_notices_a_plugin_that_died_meanwhile(
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
         async with (
-            world(tmp_path) as (server, told),
+            world(tmp_path) as (server, published),
         ):
             async with (
-                Toy(server.url, "a") as plugin,
-                Toy(server.url, "b"),
+                FakePlugin(server.url, "a") as plugin,
+                FakePlugin(server.url, "b"),
                 health(tmp_path, server.url) as service,
             ):
-                await told.until_verdict("a", Verdict.HEALTHY)
-                await told.until_verdict("b", Verdict.HEALTHY)
+                await published.until_verdict("a", Verdict.HEALTHY)
+                await published.until_verdict("b", Verdict.HEALTHY)
                 await plugin.report("g0", Health.UNHEALTHY)
-                await told.until(lambda: len(told.alerts()) == 1)
+                await published.until(lambda: len(published.alerts()) == 1)
                 await service.end(signal.SIGKILL)
-            async with Toy(server.url, "a"), health(tmp_path, server.url):
-                await told.until_verdict("b", Verdict.PLUGIN_DOWN)
-                await told.until(lambda: len(told.alerts()) == 2)
-            assert told.verdicts("a") == [Verdict.HEALTHY]
-            assert told.alerts() == [
+            async with FakePlugin(server.url, "a"), health(tmp_path, server.url):
+                await published.until_verdict("b", Verdict.PLUGIN_DOWN)
+                await published.until(lambda: len(published.alerts()) == 2)
+            assert published.verdicts("a") == [Verdict.HEALTHY]
+            assert published.alerts() == [
                 ("a", AlertKind.DEVICE_UNHEALTHY, AlertState.FIRING),
                 ("b", AlertKind.PLUGIN_DOWN, AlertState.FIRING),
             ]
@@ -298,23 +300,23 @@ def test_a_killed_health_service_repeats_nothing_and_finds_who_died_meanwhile(
     asyncio.run(story())
 
 
-def test_what_was_told_is_ended_though_all_memory_of_it_is_lost(tmp_path: Path) -> None:
+def test_a_published_alert_is_resolved_even_if_all_saved_state_is_lost(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            world(tmp_path) as (server, told),
-            Toy(server.url, "a") as plugin,
+            world(tmp_path) as (server, published),
+            FakePlugin(server.url, "a") as plugin,
         ):
             async with health(tmp_path, server.url) as service:
-                await told.until_verdict("a", Verdict.HEALTHY)
+                await published.until_verdict("a", Verdict.HEALTHY)
                 await plugin.report("g0", Health.UNHEALTHY)
-                await told.until(lambda: len(told.alerts()) == 1)
+                await published.until(lambda: len(published.alerts()) == 1)
                 await service.end(signal.SIGKILL)
             client = await plugin.bus.link.client()
             await client.jetstream().purge_stream(f"KV_{streams.STATE.name}")
             await plugin.report("g0", Health.HEALTHY)
             async with health(tmp_path, server.url):
-                await told.until(lambda: len(told.alerts()) == 2)
-            assert [state for _, _, state in told.alerts()] == [
+                await published.until(lambda: len(published.alerts()) == 2)
+            assert [state for _, _, state in published.alerts()] == [
                 AlertState.FIRING,
                 AlertState.RESOLVED,
             ]
