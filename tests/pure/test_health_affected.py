@@ -190,7 +190,7 @@ def test_each_of_many_alerts_lists_pods_once() -> None:
 
 
 def test_remediation_queries_the_cluster_as_before() -> None:
-    mode = config.Remedies.RESTART_PLUGIN
+    mode = config.RemediationMode.RESTART_PLUGIN
     world = running("a", remediation=config.Remediation(mode=mode))
     world.part("a")
     world.run(90.0)

@@ -11,7 +11,7 @@ from muster.vocabulary import AlertKind, AlertState, Health, Remedy, Verdict
 from muster_health.model import config, facts, signals, snapshot
 from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World
 
-RESTARTS = config.Remediation(mode=config.Remedies.RESTART_PLUGIN)
+RESTARTS = config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN)
 
 
 @dataclass
@@ -270,7 +270,7 @@ def test_what_is_remembered_of_thousands_of_broken_devices_is_no_more_than_nats_
             reported = signals.FromPlugin(event=event, instance="one", sequence=1000 + number)
             known.receive(reported, world.now)
         remembered, *_ = known.publish(1e9, ZERO, lambda _: True)[0]
-        assert isinstance(remembered, signals.Remember)
+        assert isinstance(remembered, signals.Store)
         assert len(remembered.value) < 1_000_000
         assert len(snapshot.decode(remembered.value).bad) > 30
 

@@ -234,7 +234,7 @@ class World:
             match out:
                 case signals.Probe():
                     self._answers.append(self._answer(out))
-                case signals.Remember():
+                case signals.Store():
                     self.memory[out.key] = out.value
                 case signals.Publish():
                     self._publish(out)

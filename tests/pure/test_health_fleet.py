@@ -403,7 +403,7 @@ def test_who_follows_tells_and_remembers_nothing() -> None:
     assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
 
 
-def remedied(mode: config.Remedies, *parts: str, per_hour: int = 6) -> list[tuple[str, str]]:
+def remedied(mode: config.RemediationMode, *parts: str, per_hour: int = 6) -> list[tuple[str, str]]:
     nodes = [f"n{number}" for number in range(10)]
     world = World(*nodes, remediation=config.Remediation(mode=mode, per_hour=per_hour))
     world.run(10.0)
@@ -421,13 +421,17 @@ def remedied(mode: config.Remedies, *parts: str, per_hour: int = 6) -> list[tupl
 
 
 def test_a_plugin_apart_from_its_kubelet_is_restarted_where_that_is_wanted() -> None:
-    assert remedied(config.Remedies.OFF, "n1") == []
-    assert remedied(config.Remedies.DRY_RUN, "n1") == [("dry_run", "the pod would be deleted")]
-    assert remedied(config.Remedies.RESTART_PLUGIN, "n1") == [("acted", "the pod was deleted")]
+    assert remedied(config.RemediationMode.OFF, "n1") == []
+    assert remedied(config.RemediationMode.DRY_RUN, "n1") == [
+        ("dry_run", "the pod would be deleted")
+    ]
+    assert remedied(config.RemediationMode.RESTART_PLUGIN, "n1") == [
+        ("acted", "the pod was deleted")
+    ]
 
 
 def test_a_restart_too_many_is_refused_and_said_so() -> None:
-    assert remedied(config.Remedies.RESTART_PLUGIN, "n1", "n1", "n2", "n3", per_hour=2) == [
+    assert remedied(config.RemediationMode.RESTART_PLUGIN, "n1", "n1", "n2", "n3", per_hour=2) == [
         ("acted", "the pod was deleted"),
         ("refused", "restarted 150 s ago; the next restart is allowed 600 s after that"),
         ("acted", "the pod was deleted"),

@@ -151,7 +151,7 @@ def test_whatever_is_said_it_goes_on_and_keeps_within_bounds(
         at_zero=ZERO,
         bounds=BOUNDS,
         has_cluster=True,
-        restarts=config.Remediation(mode=config.Remedies.RESTART_PLUGIN),
+        restarts=config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN),
     )
     now = 0.0
     found.receive(signals.BusBack(at=ZERO), now)
@@ -176,7 +176,7 @@ def test_whatever_is_said_it_goes_on_and_keeps_within_bounds(
 
 def _check(outs: list[signals.Output]) -> None:
     for out in outs:
-        if isinstance(out, signals.Remember):
+        if isinstance(out, signals.Store):
             assert len(out.value) < 200_000
         if isinstance(out, signals.Publish) and not isinstance(
             out.event, vocabulary.RemediationDecided

@@ -165,7 +165,7 @@ def concluded(
 
 
 def convicted(seconds: float) -> signals.Noted:
-    return signals.Noted(note=Note.CONVICTED, seconds=seconds)
+    return signals.Noted(note=Note.VERDICT_REACHED, seconds=seconds)
 
 
 STARTED = vocabulary.PluginStarted(
@@ -344,7 +344,7 @@ def test_a_beat_that_was_seen_before_is_stale() -> None:
     plugin = healthy()
     plugin.seq -= 1
 
-    assert plugin.beat(2.0) == [signals.Noted(note=Note.BEAT_STALE)]
+    assert plugin.beat(2.0) == [signals.Noted(note=Note.HEARTBEAT_STALE)]
 
 
 def test_a_crashed_plugin_that_is_back_in_time_stays_healthy() -> None:
@@ -361,7 +361,7 @@ def test_a_late_beat_of_the_instance_before_is_stale() -> None:
     plugin.beat(2.0)
     plugin.instance, plugin.seq = "one", 7
 
-    assert plugin.beat(2.1) == [signals.Noted(note=Note.BEAT_STALE)]
+    assert plugin.beat(2.1) == [signals.Noted(note=Note.HEARTBEAT_STALE)]
 
 
 def test_trouble_that_lasts_two_beats_is_a_plugin_deregistered() -> None:

@@ -191,7 +191,7 @@ def test_a_kubelet_has_its_time_to_be_upgraded(away_s: int, kinds: list[AlertKin
 
 @pytest.mark.parametrize(("apart_s", "acts"), [(50, 0), (100, 1)])
 def test_a_plugin_has_a_minute_to_register_before_it_is_restarted(apart_s: int, acts: int) -> None:
-    world = Fleet(remediation=config.Remediation(mode=config.Remedies.RESTART_PLUGIN))
+    world = Fleet(remediation=config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN))
     world.plugins["a"] = Plugin("a", alive=False)
     world.live(30)
     world.said = (changed(streams=0), OTHER)

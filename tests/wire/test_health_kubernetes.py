@@ -519,7 +519,7 @@ def test_an_alarm_becomes_an_event_on_our_pod(tmp_path: Path) -> None:
         async def post(path: str, body: object) -> str:
             return await world.client.post(path, body, timeout_s=2)
 
-        settings = config.Blind(namespace="kube-system", pod="health-0")
+        settings = config.OutOfBandAlarm(namespace="kube-system", pod="health-0")
         alarms = out_of_band_alarm.AlarmSender(settings, name="health-0", post=post)
         running = asyncio.create_task(alarms.run())
         await alarms.send(signals.Alarm(firing=True, summary="disconnected for 10 s", seconds=10))

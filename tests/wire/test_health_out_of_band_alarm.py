@@ -15,7 +15,7 @@ RESOLVED = signals.Alarm(firing=False, summary="connected again", seconds=42.0)
 @contextlib.asynccontextmanager
 async def alarms(url: str) -> AsyncIterator[out_of_band_alarm.AlarmSender]:
     sender = out_of_band_alarm.AlarmSender(
-        config.Blind(webhook_url=url), name="health-0", post=None
+        config.OutOfBandAlarm(webhook_url=url), name="health-0", post=None
     )
     assert sender.channels == ("webhook",)
     running = asyncio.create_task(sender.run())

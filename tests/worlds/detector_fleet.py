@@ -164,9 +164,9 @@ class Service:
                     self.answers.append(self.world.answer(out))
                 case signals.AskCluster():
                     self.answers.append(self.world.learn(out))
-                case signals.Remember() | signals.Publish() if self.drops:
+                case signals.Store() | signals.Publish() if self.drops:
                     pass
-                case signals.Remember():
+                case signals.Store():
                     assert self.detector.leader is not None
                     self.world.remember(out)
                 case signals.Publish():
@@ -456,7 +456,7 @@ class World:
         known = self.published.setdefault(out.event_id, out.event)
         assert _without_leader(known) == _without_leader(out.event), "one id, two facts"
 
-    def remember(self, out: signals.Remember) -> None:
+    def remember(self, out: signals.Store) -> None:
         self.memory[out.key] = out.value
         if not out.value:
             del self.memory[out.key]

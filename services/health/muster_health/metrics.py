@@ -50,17 +50,22 @@ def count(noted: signals.Noted) -> None:
     match noted.note:
         case signals.Note.SUSPECTED | signals.Note.REFUTED | signals.Note.CONFIRMED:
             SUSPICIONS.labels(noted.note.value).inc()
-        case signals.Note.CONVICTED:
+        case signals.Note.VERDICT_REACHED:
             DELAY.observe(noted.seconds)
-        case signals.Note.BEAT_STALE:
+        case signals.Note.HEARTBEAT_STALE:
             HEARTBEATS.labels("stale").inc()
         case signals.Note.EVENT_STALE:
             EVENTS_STALE.inc()
         case signals.Note.STALLED:
             STALLS.inc()
-        case signals.Note.BLIND:
+        case signals.Note.DISCONNECTED:
             DISCONNECTED_S.inc(noted.seconds)
-        case signals.Note.REBASED | signals.Note.REFUSED | signals.Note.HELD | signals.Note.FROZEN:
+        case (
+            signals.Note.WAITS_RESTARTED
+            | signals.Note.REFUSED
+            | signals.Note.RATE_LIMITED
+            | signals.Note.SUSPENDED
+        ):
             NOTES.labels(noted.note.value).inc()
         case _:
             assert_never(noted.note)

@@ -41,7 +41,7 @@ class _Refused(Exception):
 class AlarmSender:
     """Sends the newest alarm while `run` runs; `name` is this process's name."""
 
-    def __init__(self, settings: config.Blind, *, name: str, post: Post | None) -> None:
+    def __init__(self, settings: config.OutOfBandAlarm, *, name: str, post: Post | None) -> None:
         self._settings = settings
         self._name = name
         self._post = post

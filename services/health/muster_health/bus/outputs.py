@@ -28,7 +28,7 @@ from muster_health.model import signals
 if TYPE_CHECKING:
     from muster_health.kubernetes import watches
 
-_LeaderOnly = signals.Publish | signals.Remember | signals.Remediate
+_LeaderOnly = signals.Publish | signals.Store | signals.Remediate
 
 
 class Outputs:
@@ -69,7 +69,7 @@ class Outputs:
                 await self._alarms.send(output)
             case signals.Noted():
                 metrics.count(output)
-            case signals.Publish() | signals.Remember() | signals.Remediate():
+            case signals.Publish() | signals.Store() | signals.Remediate():
                 term = self._election.term()
                 if term is not None:
                     await self._submit(output, functools.partial(self._election.is_term, term))
@@ -102,7 +102,7 @@ class Outputs:
         match output:
             case signals.Publish():
                 node = output.event.node
-            case signals.Remember():
+            case signals.Store():
                 node = vocabulary.node_of(output.key.partition(".")[0])
             case signals.Remediate():
                 node = output.node
@@ -120,7 +120,7 @@ class Outputs:
                     output.event, event_id=output.event_id, is_leader=is_leader
                 ):
                     verdict_log.log(output.event)
-            case signals.Remember():
+            case signals.Store():
                 await self.store.save(output.key, output.value, is_leader)
             case signals.Remediate():
                 if self._cluster is not None:

@@ -313,7 +313,7 @@ class Detector(effects.Fleet):
         self._reset_timers(now)
         return [
             signals.Noted(note=signals.Note.STALLED, seconds=seconds),
-            signals.Noted(note=signals.Note.REBASED),
+            signals.Noted(note=signals.Note.WAITS_RESTARTED),
         ]
 
     def _reconnected(self, at: datetime, now: float) -> list[signals.Output]:
@@ -327,7 +327,7 @@ class Detector(effects.Fleet):
             self._reschedule(plugin)
         self._timers.set(effects.FLEET_DUE, now + self._settle_s)
         self._reset_timers(now)
-        return [*outs, signals.Noted(note=signals.Note.REBASED)]
+        return [*outs, signals.Noted(note=signals.Note.WAITS_RESTARTED)]
 
     def _reset_timers(self, now: float) -> None:
         self._timers.set(_POSITION_DUE, now + _POSITION_S)

@@ -81,7 +81,7 @@ class Fleet:
                     assert_never(effect)
         if self._is_suspended(plugin, now):
             outs = [out for out in outs if isinstance(out, signals.Noted)]
-            outs.append(signals.Noted(note=signals.Note.FROZEN))
+            outs.append(signals.Noted(note=signals.Note.SUSPENDED))
         why = "" if plugin.is_alive else self._removal_reason(plugin, now)
         if why:
             return [*outs, *self._remove(plugin, why, now)]
@@ -141,7 +141,7 @@ class Fleet:
 
         outs, held = plugin.publish(now, self._self_check.at(now), may_open)
         if (held or plugin.key in self._fleet.held) and self._fleet.hold(plugin.key, held):
-            outs += [signals.Noted(note=signals.Note.HELD) for _ in held]
+            outs += [signals.Noted(note=signals.Note.RATE_LIMITED) for _ in held]
             self._timers.set(FLEET_DUE, now + mass_failure.SOON_S)
         return outs
 

@@ -113,7 +113,7 @@ class FleetAlerts:
         """Return whether more events were processed than is stored."""
         return self.position > self._stored
 
-    def store(self, leader: int) -> signals.Remember:
+    def store(self, leader: int) -> signals.Store:
         """Return what is to be stored."""
         self._stored = self.position
         stored = snapshot.Snapshot(
@@ -126,7 +126,7 @@ class FleetAlerts:
             untold_alerts=self.lifecycle.pending,
             leader=leader,
         )
-        return signals.Remember(key=KEY, value=snapshot.encode(stored), revision=leader)
+        return signals.Store(key=KEY, value=snapshot.encode(stored), revision=leader)
 
     def view(self) -> tuple[vocabulary.AlertChanged, ...]:
         """Return the alerts that are open."""

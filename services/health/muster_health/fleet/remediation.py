@@ -36,7 +36,7 @@ class RestartBudget:
         """By node and plugin."""
 
     @property
-    def mode(self) -> config.Remedies:
+    def mode(self) -> config.RemediationMode:
         """Return how far it may go."""
         return self._settings.mode
 
@@ -104,7 +104,7 @@ class Remediator:
     @property
     def is_on(self) -> bool:
         """Return whether anything is ever done."""
-        return self._remedies.mode is not config.Remedies.OFF
+        return self._remedies.mode is not config.RemediationMode.OFF
 
     def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
         """Record when a plugin's pod was restarted before, by our clock."""
@@ -175,7 +175,7 @@ class Remediator:
 
     @property
     def _is_dry(self) -> bool:
-        return self._remedies.mode is config.Remedies.DRY_RUN
+        return self._remedies.mode is config.RemediationMode.DRY_RUN
 
 
 def _decided(

@@ -63,7 +63,9 @@ class SelfCheck:
         # the wall clock may have been set meanwhile
         self._at_zero = at - timedelta(seconds=now)
         self.wall_zero = self._at_zero.timestamp()
-        outs: list[signals.Output] = [signals.Noted(note=signals.Note.BLIND, seconds=seconds)]
+        outs: list[signals.Output] = [
+            signals.Noted(note=signals.Note.DISCONNECTED, seconds=seconds)
+        ]
         if self._alarmed:
             self._alarmed = False
             summary = f"health is connected to NATS again after {seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Pure: What can be set about the health service, with every default and bound."""
+"""Pure: the settings of the health service, with every default and bound."""
 
 import enum
 from collections.abc import Mapping
@@ -12,27 +12,27 @@ from muster.service import sections
 Heartbeats = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Wait = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """When silence is suspicious, and what it takes to believe it, or to believe in a recovery."""
+    """When silence is suspicious, and what it takes to reach a verdict, or to recover from it."""
 
     suspicion_beats: Annotated[float, msgspec.Meta(gt=1, le=100)] = 2.5
-    """A half beat more than whole ones: with jitter, k beats act like k - 1."""
+    """Half an interval more than whole ones: with jitter, k heartbeats act like k - 1."""
     probe_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
     """How long a question may take, to the plugin or to the Kubernetes API."""
     probes_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
-    restart_s: Wait = 2.0
-    """How long a plugin may be gone whose connection ended without a goodbye."""
+    restart_s: Seconds = 2.0
+    """How long a plugin may be gone whose connection ended, and that announced no stop."""
     lease_stale_s: sections.Period = 20.0
     """A live node renews its lease every 10 s."""
-    ready_s: Wait = 22.0
+    ready_s: Seconds = 22.0
     """How long a plugin must be cut off for certain, its pod being Ready, to be UNREACHABLE: 20 s,
     and 2 s to notice that it is back. Longer than a pod stays Ready whose process stands still,
     until its readiness probes failed."""
     review_s: sections.Period = 20.0
-    """How long after a verdict of silence it is asked again; twice as long each time."""
+    """How long after a verdict of silence the plugin is probed again; doubled each time."""
     review_max_s: sections.Period = 120.0
     trouble_beats: Heartbeats = 2
     trouble_s: sections.Period = 3.0
@@ -40,34 +40,34 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     starting_s: sections.Period = 15.0
     """Its time to be registered first: a kubelet that has just started as well has much to do."""
     mismatch_s: sections.Period = 30.0
-    """How long a node may offer another number than its plugin: kubelets tell every 10 s."""
+    """How long a node may offer another number than its plugin: kubelets report every 10 s."""
     degraded_s: sections.Period = 30.0
     checker_age_s: sections.Period = 300.0
     """A health checker that has not succeeded for so long watches nothing."""
     lag_ms: sections.Period = 1000.0
     stretch_max: Annotated[float, msgspec.Meta(gt=1, le=100)] = 1.5
-    """How much slower than declared a plugin may make its beats."""
+    """How much slower than declared a plugin may send its heartbeats."""
     recover_beats: Heartbeats = 3
     recover_s: sections.Period = 15.0
     hold_s: sections.Period = 30.0
-    """Who falls again must stay well for so long; twice as long each time."""
+    """A plugin that failed before must stay healthy for so long; doubled each time."""
     hold_max_s: sections.Period = 900.0
     flap_falls: Heartbeats = 3
     flap_window_s: sections.Period = 600.0
-    patience_s: Wait = 180.0
+    patience_s: Seconds = 180.0
     """How long a plugin may be silent that may only pause, before an alert follows the verdict."""
     missing_s: sections.Period = 120.0
     """How long an expected plugin may take to be heard first."""
     maintenance_s: sections.Period = 300.0
-    """How long a plugin may stay away that said goodbye and not for how long."""
+    """How long a plugin may stay away that announced its stop, and not for how long."""
     reconnect_s: sections.Period = 5.0
     """How long clients need to find a restarted NATS server again, at most."""
     stall_s: sections.Period = 1.0
-    """A deadline seen this much too late tells of us, not of the plugins."""
-    blind_s: Wait = 10.0
-    """How long our own link may be gone before people are told by another way."""
+    """A deadline that is met this much too late is our fault, not the plugins'."""
+    blind_s: Seconds = 10.0
+    """How long our own link may be gone before people are notified without NATS."""
     interval_s: sections.Period = 5.0
-    """Assumed of a plugin whose beats have not told its own."""
+    """Assumed of a plugin whose heartbeats have not declared its own."""
     skew_s: sections.Period = 5.0
     storm_min: Count = 5
     storm_share: Share = 0.1
@@ -76,7 +76,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node, and the fleet, may have us keep or tell."""
+    """Limits of what is kept and published for one node, and for the fleet."""
 
     alerts_per_minute: Count = 60
     alerts_per_node_minute: Count = 10
@@ -84,11 +84,11 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     devices_per_plugin: Count = 4096
     alerts_per_plugin: Count = 32
     update_s: sections.Period = 5.0
-    """An open alert says something new about its devices this often at most."""
+    """An open alert is updated about its devices this often at most."""
 
 
-class Remedies(enum.StrEnum):
-    """How far health may go."""
+class RemediationMode(enum.StrEnum):
+    """What health may do by itself."""
 
     OFF = "off"
     DRY_RUN = "dry-run"
@@ -96,12 +96,12 @@ class Remedies(enum.StrEnum):
 
 
 class Remediation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether plugins that are confirmed to be stuck or apart are restarted, and how often."""
+    """Whether plugins that are confirmed to be stuck or not registered are restarted, how often."""
 
-    mode: Remedies = Remedies.OFF
+    mode: RemediationMode = RemediationMode.OFF
     per_hour: Count = 6
     node_backoff_s: sections.Period = 600.0
-    """Between two restarts on one node; twice as long each time, until it was well for a day."""
+    """Between two restarts on one node; doubled each time, until it was healthy for a day."""
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what would expect the plugin nowhere."""
+        """Refuse settings that expect the plugin nowhere."""
         if not self.daemonset and not self.nodes:
             raise ValueError(
                 "name the plugin's daemonset, or the labels of the nodes it belongs on"
@@ -147,22 +147,22 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leading(msgspec.Struct, frozen=True, kw_only=True):
-    """Of several health services one tells; how soon the next takes over when it is gone."""
+    """Of several replicas one leads; how soon the next takes over when it is gone."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 5
     renew_s: sections.Period = 1.5
     margin_s: sections.Period = 1.0
-    """We end this much before the server would give the lead to another."""
+    """We stop leading this much before the server would let another replica lead."""
     watchdog_s: sections.Period = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse a lead that would be lost between two renewals."""
+        """Refuse a leadership that would be lost between two renewals."""
         if self.renew_s + self.margin_s >= self.ttl_s:
             raise ValueError("ttl_s: must be more than renew_s and margin_s together")
 
 
-class Blind(msgspec.Struct, frozen=True, kw_only=True):
-    """How people hear that health is blind, without the bus: an Event on our pod, and a webhook."""
+class OutOfBandAlarm(msgspec.Struct, frozen=True, kw_only=True):
+    """How people are notified without NATS: an Event on our pod, and a webhook."""
 
     namespace: Annotated[str, msgspec.Meta(max_length=63)] = ""
     pod: Annotated[str, msgspec.Meta(max_length=253)] = ""
@@ -171,11 +171,11 @@ class Blind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """Where all that health takes in is written down for `muster replay`; nowhere by default."""
+    """Where all inputs are recorded for `muster replay`; nowhere by default."""
 
     file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     mib_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
-    """Of this file and the one before it, `FILE.1`, together; a beat takes 0.4 KiB."""
+    """Of this file and the one before it, `FILE.1`, together; a heartbeat takes 0.4 KiB."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,10 +190,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     remediation: Remediation = Remediation()
     cluster: Cluster = Cluster()
     leading: Leading = Leading()
-    blind: Blind = Blind()
+    blind: OutOfBandAlarm = OutOfBandAlarm()
     recording: Recording = Recording()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
-    """What stands before `<alert kind>.md` in an alert's link."""
+    """The beginning of an alert's link, before `<alert kind>.md`."""
 
 
 class Context:

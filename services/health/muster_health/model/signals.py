@@ -1,4 +1,4 @@
-"""Pure: What the detector takes in, and what it wants done."""
+"""Pure: inputs and outputs of the detector. Their names are the kinds in a recording: they stay."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -10,26 +10,26 @@ from muster_health.model import facts, snapshot
 
 
 class Note(enum.StrEnum):
-    """What is worth counting and nothing else."""
+    """What is only counted."""
 
     SUSPECTED = "suspected"
     REFUTED = "refuted"
     CONFIRMED = "confirmed"
-    CONVICTED = "convicted"
-    """`seconds` from the first sign to the verdict."""
-    BEAT_STALE = "beat_stale"
+    VERDICT_REACHED = "verdict_reached"
+    """`seconds` from the last heartbeat, or the first report of a problem, to the verdict."""
+    HEARTBEAT_STALE = "heartbeat_stale"
     EVENT_STALE = "event_stale"
     STALLED = "stalled"
-    """`seconds` that our own clockwork was late."""
-    BLIND = "blind"
+    """`seconds` that our own process was suspended or late."""
+    DISCONNECTED = "disconnected"
     """`seconds` that our own link was gone, or not there yet."""
-    REBASED = "rebased"
-    """All waits were begun anew or moved; whoever judges nobody for long shows here."""
+    WAITS_RESTARTED = "waits_restarted"
+    """All waits were restarted or extended; a detector that often does so reaches no verdicts."""
     REFUSED = "refused"
-    """A plugin, a resource or a device beyond what one node may have us keep."""
-    HELD = "held"
-    """An alert waits for its turn; it is counted in another one."""
-    FROZEN = "frozen"
+    """A plugin, a resource or a device beyond the limits of one node."""
+    RATE_LIMITED = "rate_limited"
+    """An alert waits for the rate limit; another one counts it."""
+    SUSPENDED = "suspended"
     """A verdict was not reached, because many are suspect at once."""
 
 
@@ -49,9 +49,9 @@ class Beats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromPlugin:
-    """A plugin reported a fact; (`instance`, `sequence`) is its place among its sender's facts.
+    """A plugin published an event; (`instance`, `sequence`) is its place among its sender's.
 
-    `position` is its place in the stream, 0 where that is not to be remembered.
+    `position` is its place in the stream, 0 where that is not to be stored.
     """
 
     event: vocabulary.Event
@@ -70,7 +70,7 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFailed:
-    """Probe `number` was heard by nobody, or (`subscribed`) not answered."""
+    """Probe `number` reached no subscriber, or (`subscribed`) was not answered."""
 
     node: str
     plugin: str
@@ -80,7 +80,7 @@ class ProbeFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeInconclusive:
-    """Probe `number` says nothing about the plugin: our own link failed, or we cannot read it."""
+    """Probe `number` proves nothing about the plugin: our own link failed, or it is unreadable."""
 
     node: str
     plugin: str
@@ -101,14 +101,14 @@ class BusBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What we remembered about a plugin before we were restarted."""
+    """What was stored of a plugin before we were restarted."""
 
     state: snapshot.Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """The bus took a plugin's connection: (`server`, `client`) names it from first to last."""
+    """A NATS server accepted a connection: (`server`, `client`) names it from first to last."""
 
     node: str
     plugin: str
@@ -118,7 +118,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """The bus lost a plugin's connection; `reason` is the server's word ("Client Closed", ...)."""
+    """A NATS server closed a plugin's connection; `reason` is its own ("Client Closed", ...)."""
 
     node: str
     plugin: str
@@ -129,7 +129,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEvent:
-    """Something happened to a server or leaf of the bus that explains many disconnects."""
+    """Something happened to a NATS server or leaf that explains many disconnects."""
 
     server: str
     what: str
@@ -139,7 +139,7 @@ class ServerEvent:
 class ClusterAnswered:
     """The answer to `AskCluster` of this number; `facts` is None if there was no answer in time.
 
-    `resources` are those that were asked about, and then `facts` tells of nothing but holders.
+    `resources` are those that were asked about, and then `facts` has nothing but holders.
     """
 
     node: str
@@ -173,9 +173,9 @@ class NodeOffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """We lead under this revision of the lock, or (None) another one does.
+    """We lead under this revision of the lock, or (None) another replica does.
 
-    Before a revision come the `Restored` of all that the former leader remembered.
+    Before a revision come the `Restored` of all that the former leader stored.
     """
 
     revision: int | None
@@ -183,14 +183,14 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockStalled:
-    """Our own loop or host stood still for so long, as something beside the detector noticed."""
+    """Our own process or host was suspended for so long, as was noticed beside the detector."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remediated:
-    """What came of `Remediate`; `error` is empty if the pod is gone, or would be."""
+    """The result of `Remediate`; `error` is empty if the pod is deleted, or would be."""
 
     node: str
     plugin: str
@@ -222,7 +222,7 @@ Input = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Ask the plugin, and feed back what comes of it; exactly one answer with this number."""
+    """Probe the plugin, and feed back exactly one answer with this number."""
 
     node: str
     plugin: str
@@ -246,15 +246,15 @@ class AskCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Tell the bus, under an id that the same fact always has. Only a leader is asked to."""
+    """Publish this, under an id that the same event always has. Only a leader does."""
 
     event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
     event_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remember:
-    """Keep this for the time after a restart; an empty value is forgetting. Only a leader is asked.
+class Store:
+    """Store this for the time after a restart; an empty value removes it. Only a leader does.
 
     `revision` is the leader's: a store that can compare it must refuse a former leader's.
     """
@@ -266,7 +266,7 @@ class Remember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Tell people by a way without the bus that we are blind, or (not `firing`) see again."""
+    """Notify people without NATS that we are disconnected, or (not `firing`) no longer."""
 
     firing: bool
     summary: str
@@ -296,4 +296,4 @@ class Noted:
     seconds: float = 0.0
 
 
-Output = Probe | AskCluster | Publish | Remember | Alarm | Remediate | Noted
+Output = Probe | AskCluster | Publish | Store | Alarm | Remediate | Noted

@@ -69,7 +69,7 @@ class StandingVerdict:
             )
         ]
         if delay_s is not None:
-            reported.append(signals.Noted(note=signals.Note.CONVICTED, seconds=delay_s))
+            reported.append(signals.Noted(note=signals.Note.VERDICT_REACHED, seconds=delay_s))
         return reported
 
     def confirm(

@@ -145,7 +145,7 @@ class TrackedPlugin(parts.Parts):
             return False
         return self.alerting.is_repairable(self.standing(), now)
 
-    def restart_decided(self, leader: int, *, acted_at: datetime | None) -> signals.Remember:
+    def restart_decided(self, leader: int, *, acted_at: datetime | None) -> signals.Store:
         """Record, once for a verdict, that its pod is restarted; None is a refusal."""
         self.restart_decided_for = self.alerting.since
         if acted_at is not None:
@@ -216,7 +216,7 @@ class TrackedPlugin(parts.Parts):
         self.alerting.end_all(self.standing(), now, at, why)
         events = self.alerting.pending()
         self.alerting.clear_pending()
-        return [*events, signals.Remember(key=self.key, value=b"", revision=leader)]
+        return [*events, signals.Store(key=self.key, value=b"", revision=leader)]
 
     def open_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
         """Return its open alerts as they were published."""
@@ -234,7 +234,7 @@ class TrackedPlugin(parts.Parts):
         former = alive.order.instance
         freshness = alive.observe(heartbeat, now)
         if freshness is liveness.Freshness.STALE:
-            return [signals.Noted(note=signals.Note.BEAT_STALE)]
+            return [signals.Noted(note=signals.Note.HEARTBEAT_STALE)]
         is_healthy = machine.state is State.HEALTHY
         if not is_healthy and machine.proves_nothing(heartbeat, freshness, now):
             return [steps.CHANGED]
@@ -384,10 +384,10 @@ class TrackedPlugin(parts.Parts):
         self.alerting.clear_pending()
         return [*before, *events, self._store(leader)]
 
-    def _store(self, leader: int) -> signals.Remember:
+    def _store(self, leader: int) -> signals.Store:
         self.is_unsaved = self.has_counts_to_store = False
         stored = self.stored(leader)
-        return signals.Remember(key=self.key, value=snapshot.encode(stored), revision=leader)
+        return signals.Store(key=self.key, value=snapshot.encode(stored), revision=leader)
 
 
 def _reports_faults(heartbeat: vocabulary.Heartbeat) -> bool:

@@ -198,7 +198,7 @@ class _Player:
             match output:
                 case signals.Probe() | signals.AskCluster():
                     self._ask(output, now)
-                case signals.Remember(key=key, value=value):
+                case signals.Store(key=key, value=value):
                     self._saved[key] = value
                     if not value:
                         del self._saved[key]

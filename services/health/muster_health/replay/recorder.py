@@ -68,9 +68,9 @@ class Recorder:
             match output:
                 case signals.Probe() | signals.AskCluster():
                     self._write(output, now)
-                case signals.Remember(key=key, value=b""):
+                case signals.Store(key=key, value=b""):
                     self._levels.pop(("state", key), None)
-                case signals.Remember(key=key, value=value):
+                case signals.Store(key=key, value=value):
                     state = snapshot.decode(value)
                     self._levels["state", key] = signals.Restored(state=state)
                 case signals.Publish(event=vocabulary.AlertChanged() as alert):
