@@ -1,4 +1,4 @@
-"""What a hostile or unlucky world did to the detector once, each as a rule that holds since."""
+"""Rules that hold since a hostile or unlucky world once broke the detector."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def say(world: World, node: str, known: facts.Facts | None) -> None:
     plugin.known = known
 
 
-def test_a_node_that_is_gone_by_one_way_of_knowing_and_expected_by_another_is_overdue() -> None:
+def test_a_node_that_is_gone_and_still_expected_is_overdue() -> None:
     world = world_of("a", "b")
     for node in ("a", "b"):
         world.kill(node)
@@ -73,7 +73,7 @@ def offering(count: int) -> facts.Facts:
     )
 
 
-def test_what_a_watch_told_long_ago_convicts_nobody_and_what_the_node_says_now_does() -> None:
+def test_an_old_watch_leads_to_no_verdict_and_a_new_answer_of_kubernetes_does() -> None:
     world = world_of("a", "b", "c")
     for node, known in (
         ("a", offering(2)),
@@ -106,7 +106,7 @@ def test_a_restart_of_health_earns_nobody_another_restart_of_a_plugin() -> None:
     assert decided == [Remedy.ACTED, Remedy.REFUSED, Remedy.REFUSED]
 
 
-def test_an_alert_that_was_told_before_all_memory_was_lost_ends_when_its_plugin_is_well() -> None:
+def test_an_alert_from_before_all_state_was_lost_is_resolved_when_its_plugin_is_healthy() -> None:
     world = world_of("a", "b", expected=False)
     world.kill("a")
     world.turn("b", "1")
@@ -132,7 +132,7 @@ def test_an_alert_that_was_told_before_all_memory_was_lost_ends_when_its_plugin_
     )
 
 
-def test_a_backlog_read_late_says_nothing_of_any_clock() -> None:
+def test_a_backlog_that_is_read_late_proves_nothing_about_a_clock() -> None:
     world = world_of("a", "b", expected=False)
     for _ in range(5):
         # health stands still for 25 s, and reads all at once what came meanwhile
@@ -150,7 +150,7 @@ def test_a_backlog_read_late_says_nothing_of_any_clock() -> None:
     assert world.alerts() == []
 
 
-def test_where_most_clocks_are_apart_from_ours_one_alert_says_so() -> None:
+def test_if_most_clocks_differ_from_ours_there_is_one_alert() -> None:
     nodes = [f"n{number}" for number in range(20)]
     world = world_of(*nodes)
     for node in nodes[1:]:
@@ -167,7 +167,9 @@ def test_where_most_clocks_are_apart_from_ours_one_alert_says_so() -> None:
     assert world.alerts() == [("n1", AlertKind.CLOCK_SKEW, "")]
 
 
-def test_the_same_trouble_of_many_at_once_is_one_alert_and_who_keeps_it_is_found() -> None:
+def test_the_same_problem_of_many_at_once_is_one_alert_and_those_that_keep_it_get_a_verdict() -> (
+    None
+):
     nodes = [f"n{number}" for number in range(40)]
     world = world_of(*nodes, remediation=RESTARTS)
     expect(world, *nodes, causes=("revision=r2",))
@@ -188,7 +190,7 @@ def test_the_same_trouble_of_many_at_once_is_one_alert_and_who_keeps_it_is_found
     assert world.verdicts("n9") == [Verdict.HEALTHY]
 
 
-def test_some_that_come_and_go_for_ever_are_no_storm_of_storm_alerts() -> None:
+def test_plugins_that_come_and_go_for_ever_do_not_flood_people_with_mass_failure_alerts() -> None:
     nodes = [f"n{number}" for number in range(40)]
     world = world_of(*nodes)
     for _ in range(20):
@@ -205,7 +207,7 @@ def test_some_that_come_and_go_for_ever_are_no_storm_of_storm_alerts() -> None:
     assert world.alerts() == []
 
 
-def test_after_a_storm_they_are_asked_some_at_a_time_and_no_answer_begins_no_other() -> None:
+def test_after_a_mass_failure_plugins_are_probed_some_at_a_time_and_cause_no_new_one() -> None:
     nodes = [f"n{number}" for number in range(200)]
     world = world_of(*nodes)
     asked: list[float] = []
@@ -235,7 +237,7 @@ def test_after_a_storm_they_are_asked_some_at_a_time_and_no_answer_begins_no_oth
     assert {world.verdicts(node)[-1] for node in nodes} == {Verdict.PLUGIN_DOWN}
 
 
-def test_who_says_that_it_is_the_whole_fleet_is_not_listened_to() -> None:
+def test_a_plugin_that_claims_to_be_the_fleet_is_ignored() -> None:
     world = world_of("a", expected=False)
     for seq in range(3):
         beat = msgspec.structs.replace(
@@ -253,7 +255,7 @@ def test_who_says_that_it_is_the_whole_fleet_is_not_listened_to() -> None:
     assert world.alerts() == []
 
 
-def test_what_is_remembered_of_thousands_of_broken_devices_is_no_more_than_nats_takes() -> None:
+def test_what_is_stored_of_thousands_of_broken_devices_is_no_more_than_nats_accepts() -> None:
     for devices_, name in ((3500, "GPU-{:05}"), (4096, "x" * 240 + "{:05}")):
         world = world_of("a", expected=False)
         for number in range(devices_):
@@ -275,7 +277,9 @@ def test_what_is_remembered_of_thousands_of_broken_devices_is_no_more_than_nats_
         assert len(snapshot.decode(remembered.value).bad) > 30
 
 
-def test_who_falls_silent_after_one_beat_since_our_link_is_back_is_suspected_in_its_time() -> None:
+def test_a_plugin_silent_after_one_heartbeat_since_we_reconnected_is_suspected_in_its_time() -> (
+    None
+):
     world = world_of("a", interval_s=5.0)
     world.run(3.0)
     hear(world, signals.BusLost())

@@ -321,7 +321,7 @@ def test_a_killed_plugin_is_down_within_three_intervals_and_is_resolved_when_bac
     assert (world.alerts(), world.verdicts()["b.c"]) == ([], Verdict.HEALTHY)
 
 
-def test_a_frozen_plugin_is_stuck_within_its_silence_and_the_probe() -> None:
+def test_a_suspended_process_is_stuck_within_its_silence_and_the_probe() -> None:
     world = running("a")
     world.freeze("a")
     world.run(4.5)
@@ -363,7 +363,7 @@ def test_device_alerts_stay_while_the_plugin_is_silent() -> None:
     ]
 
 
-def test_an_alert_tells_what_where_why_and_what_to_do() -> None:
+def test_an_alert_says_what_where_why_and_what_to_do() -> None:
     world = running("a")
     world.turn("a", "0", unhealthy=True)
     world.run(1.0)
@@ -378,7 +378,9 @@ def test_an_alert_tells_what_where_why_and_what_to_do() -> None:
     )
 
 
-def test_a_bus_that_is_away_convicts_nobody_and_who_died_meanwhile_is_found() -> None:
+def test_an_outage_of_nats_leads_to_no_verdict_and_a_plugin_that_died_meanwhile_is_detected() -> (
+    None
+):
     world = running("a", "b")
     told = len(world.told)
     world.kill("b")
@@ -399,7 +401,7 @@ def test_our_own_stall_convicts_nobody() -> None:
     assert len(world.told) == told
 
 
-def test_a_plugin_killed_while_health_was_down_is_found() -> None:
+def test_a_plugin_killed_while_health_was_down_is_detected() -> None:
     world = running("a", "b")
     world.kill("a")
     world.crash(away_s=3600.0)
@@ -408,7 +410,7 @@ def test_a_plugin_killed_while_health_was_down_is_found() -> None:
     assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
 
 
-def test_a_restart_tells_nothing_of_what_was_told() -> None:
+def test_a_restart_publishes_nothing_twice() -> None:
     world = running("a", "b")
     world.kill("a")
     world.turn("b", "0", unhealthy=True)
@@ -421,7 +423,7 @@ def test_a_restart_tells_nothing_of_what_was_told() -> None:
 
 
 @pytest.mark.parametrize("outs", range(8))
-def test_a_crash_in_the_midst_of_telling_loses_nothing(outs: int) -> None:
+def test_a_crash_while_publishing_loses_nothing(outs: int) -> None:
     world = running("a")
     world.turn("a", "0", unhealthy=True)
     world.kill("a")
@@ -481,7 +483,7 @@ def play(world: World, steps: list[tuple[object, ...]]) -> None:
 
 @hypothesis.given(STEPS)
 @hypothesis.settings(max_examples=150, deadline=None)
-def test_whatever_happens_the_truth_is_found_and_all_is_resolved_once_healthy(
+def test_whatever_happens_the_truth_is_reported_and_all_is_resolved_once_healthy(
     steps: list[tuple[object, ...]],
 ) -> None:
     world = World("a", "b")
@@ -516,7 +518,7 @@ def test_whatever_happens_the_truth_is_found_and_all_is_resolved_once_healthy(
     )
 )
 @hypothesis.settings(max_examples=100, deadline=None)
-def test_no_outage_stall_or_restart_of_ours_tells_anything(
+def test_no_outage_stall_or_restart_of_ours_publishes_anything(
     steps: list[tuple[object, ...]],
 ) -> None:
     world = running("a", "b")

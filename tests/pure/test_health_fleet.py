@@ -1,4 +1,4 @@
-"""A whole fleet: each kind of failure gets its verdict, alone and in storms, whoever leads."""
+"""A whole fleet: each kind of failure gets its verdict, alone and in mass failures."""
 
 import hypothesis
 import pytest
@@ -57,7 +57,7 @@ def test_a_crash_that_its_pod_does_not_show_yet_is_an_alert_once_it_does() -> No
     assert world.verdicts("a") == [Verdict.HEALTHY, Verdict.PLUGIN_DOWN]
 
 
-def test_a_frozen_plugin_is_a_verdict_at_once_and_an_alert_when_it_stays_so() -> None:
+def test_a_suspended_process_is_a_verdict_at_once_and_an_alert_when_it_stays_so() -> None:
     assert fate("freeze", 20.0) == ([Verdict.STUCK], [])
     assert fate("freeze", 60.0) == ([Verdict.STUCK], [("a", AlertKind.STUCK, "")])
 
@@ -68,7 +68,7 @@ def test_a_plugin_whose_network_is_cut_is_unreachable() -> None:
     assert fate("cut", 60.0) == ([Verdict.UNREACHABLE], [("a", AlertKind.UNREACHABLE, "")])
 
 
-def test_a_dead_node_is_told_of_once_its_lease_is_stale_and_is_called_nothing_else() -> None:
+def test_a_dead_node_is_reported_once_its_lease_is_stale_and_as_nothing_else() -> None:
     world = running("a", interval_s=5.0)
     world.down("a")
     world.run(27.0)
@@ -76,11 +76,11 @@ def test_a_dead_node_is_told_of_once_its_lease_is_stale_and_is_called_nothing_el
     assert world.alerts() == [("a", AlertKind.NODE_DOWN, "")]
 
 
-def test_a_goodbye_is_maintenance_though_the_bus_tells_of_its_end_too() -> None:
+def test_an_announced_stop_is_maintenance_though_nats_reports_the_disconnect_too() -> None:
     assert fate("stop", 30.0) == ([Verdict.MAINTENANCE], [])
 
 
-def test_a_lost_registration_is_told_of() -> None:
+def test_a_lost_registration_is_reported() -> None:
     assert fate("part", 9.0) == ([Verdict.DEREGISTERED], [("a", AlertKind.DEREGISTERED, "")])
 
 
@@ -136,7 +136,7 @@ def test_a_silent_node_that_leaves_the_cluster_is_forgotten() -> None:
     assert (world.alerts(), sorted(world.memory)) == ([], ["a.p"])
 
 
-def test_what_a_plugin_says_is_wrong_is_known_for_as_long_as_it_says_so() -> None:
+def test_a_reported_problem_is_kept_for_as_long_as_it_is_reported() -> None:
     world = running("a")
     (found,) = world.services[0].detector.plugins()
     world.plugins["a"].problems = ("cannot be used",)
@@ -147,7 +147,7 @@ def test_what_a_plugin_says_is_wrong_is_known_for_as_long_as_it_says_so() -> Non
     assert list(found.problems) == []
 
 
-def test_who_falls_again_and_again_is_flapping_in_one_alert() -> None:
+def test_a_plugin_that_fails_again_and_again_is_flapping_in_one_alert() -> None:
     world = running("a")
     for _ in range(5):
         world.kill("a")
@@ -161,7 +161,7 @@ def test_who_falls_again_and_again_is_flapping_in_one_alert() -> None:
     assert (world.alerts(), world.story("a")[-1]) == ([], (AlertKind.FLAPPING, RESOLVED))
 
 
-def test_who_is_down_when_it_is_called_flapping_stays_as_urgent_as_it_is() -> None:
+def test_a_plugin_that_is_down_when_reported_as_flapping_stays_as_urgent() -> None:
     world = running("a")
     for _ in range(3):
         world.kill("a")
@@ -184,7 +184,7 @@ def test_who_is_down_when_it_is_called_flapping_stays_as_urgent_as_it_is() -> No
     assert world.story("a")[len(told) :] == [(AlertKind.FLAPPING, AlertState.RESOLVED)]
 
 
-def test_who_stays_stuck_while_it_is_called_flapping_needs_a_person_as_soon_as_any_other() -> None:
+def test_a_plugin_that_stays_stuck_while_reported_as_flapping_is_as_urgent_as_any_other() -> None:
     world = running("a")
     for _ in range(4):
         world.cut("a")
@@ -224,7 +224,7 @@ def test_who_stays_stuck_while_it_is_called_flapping_needs_a_person_as_soon_as_a
         ),
     ],
 )
-def test_an_overdue_plugin_says_what_its_planned_end_began_with(
+def test_an_overdue_alert_names_what_the_planned_stop_began_with(
     deleting: bool,  # noqa: FBT001  # a case
     planned: tuple[facts.Planned, ...],
     words: str,
@@ -242,7 +242,7 @@ def test_an_overdue_plugin_says_what_its_planned_end_began_with(
     )
 
 
-def test_two_processes_that_beat_in_turns_are_a_split_brain() -> None:
+def test_two_processes_that_send_heartbeats_alternately_are_a_split_brain() -> None:
     world = running("a")
     plugin = world.plugins["a"]
     zombie = plugin.beat(world.now)
@@ -266,7 +266,7 @@ def test_two_processes_that_beat_in_turns_are_a_split_brain() -> None:
     assert world.alerts() == []
 
 
-def test_a_clock_apart_is_told_of_and_is_no_verdict() -> None:
+def test_a_skewed_clock_is_an_alert_and_no_verdict() -> None:
     world = running("a")
     world.plugins["a"].skew_s = 60.0
     world.run(5.0)
@@ -292,7 +292,7 @@ def test_hundreds_of_broken_devices_are_one_alert() -> None:
     assert [state for _, state in world.story("a")] == [FIRING, FIRING]
 
 
-def test_one_alert_says_for_all_plugins_of_a_node_that_it_is_down() -> None:
+def test_one_alert_reports_for_all_plugins_of_a_node_that_it_is_down() -> None:
     world = running("a")
     other = world.plugins["a"].beat(world.now)
     for seq in range(3):
@@ -305,7 +305,7 @@ def test_one_alert_says_for_all_plugins_of_a_node_that_it_is_down() -> None:
     assert world.alerts() == [("a", AlertKind.NODE_DOWN, "")]
 
 
-def test_many_silent_at_once_are_one_alert_and_who_stays_silent_is_found() -> None:
+def test_many_silent_at_once_are_one_alert_and_those_that_stay_silent_get_a_verdict() -> None:
     nodes = [f"n{number}" for number in range(40)]
     world = running(*nodes)
     for node in nodes:
@@ -322,7 +322,7 @@ def test_many_silent_at_once_are_one_alert_and_who_stays_silent_is_found() -> No
     assert [world.verdicts(node) for node in nodes[2:]] == [[Verdict.HEALTHY]] * 38
 
 
-def test_a_storm_names_what_its_suspects_have_in_common() -> None:
+def test_a_mass_failure_names_what_its_suspects_have_in_common() -> None:
     nodes = [f"n{number}" for number in range(200)]
     world = running(*nodes)
     zones = {n: facts.Expected(age_s=0.0, causes=(f"zone={i % 20}",)) for i, n in enumerate(nodes)}
@@ -350,7 +350,7 @@ def test_alerts_have_their_turn_and_the_rest_is_counted_in_one() -> None:
     assert [kind for _, kind, _ in world.alerts()] == [AlertKind.DEVICE_UNHEALTHY] * 90
 
 
-def test_an_outage_of_the_bus_is_told_of_by_another_way_and_convicts_nobody() -> None:
+def test_an_outage_of_nats_is_reported_without_nats_and_leads_to_no_verdict() -> None:
     world = running("a")
     world.outage(30.0)
     world.run(60.0)
@@ -392,7 +392,7 @@ def test_a_leader_that_dies_loses_and_repeats_nothing(wait_s: float, services: i
     assert len(world.story("a")) == len(world.story("b")) == 2
 
 
-def test_who_follows_tells_and_remembers_nothing() -> None:
+def test_a_follower_publishes_and_stores_nothing() -> None:
     world = World("a", services=2)
     follower = world.services[1]
     world.run(10.0)
@@ -420,7 +420,7 @@ def remedied(mode: config.RemediationMode, *parts: str, per_hour: int = 6) -> li
     return [(event.outcome, event.reason) for event in told]
 
 
-def test_a_plugin_apart_from_its_kubelet_is_restarted_where_that_is_wanted() -> None:
+def test_a_plugin_that_is_not_registered_is_restarted_where_that_is_configured() -> None:
     assert remedied(config.RemediationMode.OFF, "n1") == []
     assert remedied(config.RemediationMode.DRY_RUN, "n1") == [
         ("dry_run", "the pod would be deleted")
@@ -430,7 +430,7 @@ def test_a_plugin_apart_from_its_kubelet_is_restarted_where_that_is_wanted() -> 
     ]
 
 
-def test_a_restart_too_many_is_refused_and_said_so() -> None:
+def test_a_restart_beyond_the_budget_is_published_as_refused() -> None:
     assert remedied(config.RemediationMode.RESTART_PLUGIN, "n1", "n1", "n2", "n3", per_hour=2) == [
         ("acted", "the pod was deleted"),
         ("refused", "restarted 150 s ago; the next restart is allowed 600 s after that"),
@@ -484,7 +484,7 @@ def test_whatever_happens_all_is_resolved_once_healthy(
     st.sampled_from([1, 2]),
 )
 @hypothesis.settings(max_examples=60, deadline=None)
-def test_a_crash_at_any_point_changes_nothing_that_is_told(
+def test_a_crash_at_any_point_changes_nothing_that_is_published(
     faults: list[tuple[str, str]], crashes: list[int], services: int
 ) -> None:
     def played(at: list[int]) -> list[list[tuple[AlertKind, AlertState, tuple[str, ...]]]]:

@@ -1,4 +1,4 @@
-"""What a day brings: the real detector, a virtual clock, healthy plugins and failures."""
+"""Wrong verdicts in a day: the real detector, a virtual clock, healthy plugins and failures."""
 
 import statistics
 
@@ -17,7 +17,7 @@ def day(request: pytest.FixtureRequest) -> healthy_fleet.Result:
     return healthy_fleet.simulate(1000, 1.0, request.param, failures=100)
 
 
-def test_a_thousand_plugins_that_are_well_raise_no_alert_in_a_day(
+def test_a_thousand_healthy_plugins_raise_no_alert_in_a_day(
     day: healthy_fleet.Result,
 ) -> None:
     assert day.alerts == []
@@ -26,7 +26,7 @@ def test_a_thousand_plugins_that_are_well_raise_no_alert_in_a_day(
     assert day.notes["refuted"] > 50
 
 
-def test_a_thousand_plugins_that_are_well_have_one_wrong_verdict_in_a_day_at_most(
+def test_a_thousand_healthy_plugins_get_one_wrong_verdict_in_a_day_at_most(
     day: healthy_fleet.Result,
 ) -> None:
     assert day.wrong.total() <= 1, day.wrong
@@ -44,7 +44,7 @@ def test_a_short_pause_is_called_stuck_only_while_its_kubelet_says_so_too(
     assert day.standing.total() <= 30
 
 
-def test_what_fails_is_called_by_its_name_and_no_later_than_before(
+def test_failures_get_the_right_verdict_and_no_later_than_before(
     day: healthy_fleet.Result,
 ) -> None:
     assert day.misnamed == {}

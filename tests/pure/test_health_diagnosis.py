@@ -1,4 +1,4 @@
-"""What a silence means: each row of the table, and what is said with it."""
+"""Diagnosis of a silent plugin: each row of the table, and its evidence."""
 
 import dataclasses
 
@@ -220,7 +220,7 @@ def test_the_first_row_that_holds_decides(
 @pytest.mark.parametrize(
     "what", [{"is_subscribed": True}, {"connections": link("Stale Connection")}, NOTHING]
 )
-def test_a_lease_no_newer_than_the_missing_beat_is_waited_for(what: dict[str, object]) -> None:
+def test_a_lease_no_newer_than_the_missing_heartbeat_is_waited_for(what: dict[str, object]) -> None:
     at_once = config.Detection(ready_s=0)
     assert diagnosis.diagnose(scene(cluster=known(lease_age_s=7.6), **what), at_once) is None
     assert diagnosis.diagnose(scene(cluster=known(lease_age_s=7.4), **what), at_once) is not None
@@ -238,7 +238,7 @@ def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, objec
     ]
 
 
-def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
+def test_kubernetes_is_asked_again_about_a_plugin_that_does_not_come_back() -> None:
     gone = scene(cluster=None, connections=link("Client Closed", seconds=13.0), silent_s=14.0)
     assert diagnosis.diagnose(gone, SETTINGS) is None
     found = diagnosis.diagnose(dataclasses.replace(gone, has_waited=True), SETTINGS)
@@ -267,7 +267,7 @@ def test_a_connection_that_was_reset_is_waited_for_while_the_pod_is_well() -> No
     assert diagnosis.diagnose(dataclasses.replace(reset, silent_s=27.4), SETTINGS) is None
 
 
-def test_who_closes_its_connection_after_a_silence_may_only_have_been_cut_off() -> None:
+def test_a_plugin_that_closes_its_connection_after_a_silence_may_only_have_been_cut_off() -> None:
     hung_up = scene(connections=link("Client Closed", seconds=2.0), silent_s=14.4)
     found = diagnosis.diagnose(hung_up, SETTINGS)
     assert found is not None
@@ -287,7 +287,7 @@ def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
     assert found.verdict is Verdict.PLUGIN_DOWN
 
 
-def test_the_evidence_says_who_saw_what() -> None:
+def test_evidence_names_its_source() -> None:
     what = known(pods=pod(ready=False, restarts=3, waiting="CrashLoopBackOff"))
     found = diagnosis.diagnose(scene(cluster=what, connections=link("Client Closed")), SETTINGS)
 
@@ -321,7 +321,9 @@ def test_the_evidence_says_who_saw_what() -> None:
         ),
     ],
 )
-def test_without_a_cluster_it_says_what_cannot_be_decided(reason: str, said: str) -> None:
+def test_without_a_cluster_the_evidence_names_what_cannot_be_decided(
+    reason: str, said: str
+) -> None:
     found = diagnosis.diagnose(
         scene(connections=link(reason), has_cluster=False, cluster=None), SETTINGS
     )

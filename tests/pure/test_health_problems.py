@@ -1,4 +1,4 @@
-"""What a plugin that beats says is wrong with it, and what follows from that."""
+"""Problems that a plugin reports in its heartbeats, and what follows from them."""
 
 from typing import Final
 
@@ -63,7 +63,7 @@ OFFERS: Final = {GPU: facts.Offer(capacity=8, allocatable=8)}
     st.sampled_from([1.0, 1.0, 2.4]),
     st.sampled_from([None, OFFERS]),
 )
-def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
+def test_what_looks_well_in_few_steps_has_no_problem_in_many(
     resources: list[vocabulary.ResourceBeat],
     interval_s: float,
     checkers: dict[str, float],
@@ -94,7 +94,7 @@ def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
         (changed(streams=0, problem="missing", kubelet_away=True), 5.0, Rule.KUBELET_AWAY),
     ],
 )
-def test_a_beat_tells_what_is_wrong(
+def test_a_heartbeat_shows_what_is_wrong(
     resource: vocabulary.ResourceBeat, interval_s: float, rule: Rule | None
 ) -> None:
     found = problems.worst(beat_of(OTHER, resource, interval_s=interval_s), SETTINGS)
@@ -111,7 +111,7 @@ def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> No
     )
 
 
-def test_one_that_is_refused_counts_beside_one_whose_kubelet_is_new() -> None:
+def test_a_refused_resource_counts_beside_one_whose_kubelet_is_new() -> None:
     away = changed(streams=0, problem="missing", kubelet_away=True)
     refused = msgspec.structs.replace(OTHER, streams=0, problem="refused")
     found = problems.worst(beat_of(away, refused), SETTINGS)

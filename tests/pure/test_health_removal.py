@@ -1,4 +1,4 @@
-"""Who leaves for good: the node is scaled down, the plugin is to be elsewhere."""
+"""Plugins that leave for good: the node is removed, or no longer selected."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,10 @@ def scaled_down(*, node_gone: bool = False, **how: object) -> World:
 
 @pytest.mark.parametrize("node_gone", [True, False])
 @pytest.mark.parametrize("act", ["stop", "kill", "cut", "down", "freeze"])
-def test_who_is_not_to_be_there_any_more_leaves_without_an_alert(act: str, node_gone: bool) -> None:  # noqa: FBT001  # a case
+def test_a_plugin_that_is_no_longer_expected_leaves_without_an_alert(
+    act: str,
+    node_gone: bool,  # noqa: FBT001  # a case
+) -> None:
     world = scaled_down(node_gone=node_gone)
     world.run(2.0)
     getattr(world, act)("b")
@@ -55,7 +58,7 @@ def test_who_is_not_to_be_there_any_more_leaves_without_an_alert(act: str, node_
     assert len([*world.services[0].detector.plugins()]) == 1
 
 
-def test_what_is_open_of_who_leaves_is_resolved() -> None:
+def test_open_alerts_of_a_removed_plugin_are_resolved() -> None:
     world = scaled_down()
     world.turn("b", "1")
     world.run(5.0)
@@ -74,7 +77,7 @@ def test_a_plugin_that_goes_on_where_it_is_not_to_be_is_watched() -> None:
     assert world.story("b") == [(AlertKind.DEREGISTERED, FIRING)]
 
 
-def test_who_was_not_to_be_there_any_more_and_is_again_is_missed() -> None:
+def test_a_plugin_that_is_expected_again_is_missed() -> None:
     world = scaled_down()
     expect(world, "a", "b")
     world.kill("b")
@@ -96,7 +99,7 @@ def test_a_fleet_that_comes_and_goes_leaves_nothing_behind() -> None:
     assert (world.alerts(), remembered(world)) == ([], ["a.p"])
 
 
-def test_without_a_cluster_who_left_as_planned_is_forgotten_after_a_day() -> None:
+def test_without_a_cluster_a_plugin_that_stopped_as_planned_is_forgotten_after_a_day() -> None:
     world = World("b", has_cluster=False)
     world.run(10.0)
     world.stop("b")
@@ -134,7 +137,7 @@ def other(node: str, seq: int) -> vocabulary.Heartbeat:
     )
 
 
-def test_who_tells_of_a_dead_node_may_leave_and_the_next_one_tells() -> None:
+def test_when_the_plugin_that_reports_a_dead_node_leaves_the_next_one_reports_it() -> None:
     world = running("a")
     for seq in range(5):
         world.services[0].feed(signals.Beat(heartbeat=other("a", seq)))
@@ -169,7 +172,7 @@ def who(world: World) -> list[str]:
     return sorted(firing.values())
 
 
-def test_a_goodbye_where_it_is_expected_is_waited_for() -> None:
+def test_an_announced_stop_where_the_plugin_is_expected_is_waited_for() -> None:
     world = running("a")
     said = vocabulary.PluginStopping(node="a", at=ZERO, plugin="p", reason=StopReason.SIGNAL)
     assert said.expected_return_s == 0.0

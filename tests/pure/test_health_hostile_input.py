@@ -1,4 +1,4 @@
-"""Whatever anybody says, the detector goes on, keeps little, and convicts nobody for it."""
+"""Whatever is received, the detector goes on, keeps little, and no plugin gets a verdict for it."""
 
 from datetime import UTC, datetime
 
@@ -142,7 +142,7 @@ INPUTS = st.one_of(
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-def test_whatever_is_said_it_goes_on_and_keeps_within_bounds(
+def test_whatever_is_received_the_detector_goes_on_and_stays_within_its_limits(
     said: list[tuple[signals.Input, float]],
 ) -> None:
     found = detector.Detector(

@@ -83,7 +83,7 @@ def test_a_snapshot_heals_lost_events_both_ways() -> None:
     )
 
 
-def test_what_a_snapshot_said_stands_against_what_is_remembered_from_before_it() -> None:
+def test_a_snapshot_outweighs_what_was_stored_before_it() -> None:
     """Who leads at once reads its memory once more, with the first reports taken in already."""
     known = device_faults.DeviceFaults(10)
     known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
@@ -100,7 +100,7 @@ def test_what_a_snapshot_said_stands_against_what_is_remembered_from_before_it()
     assert group(AlertKind.DEVICE_DEGRADED, known) == {"g0": "row remapping"}
 
 
-def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> None:
+def test_a_stored_degraded_device_ends_with_a_heartbeat_that_counts_none() -> None:
     known = device_faults.DeviceFaults(10)
     where = AlertKind.DEVICE_DEGRADED, GPU
     known.restore(
@@ -138,7 +138,7 @@ def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
     assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g0": "the plugin gives no reason"}
 
 
-def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> None:
+def test_a_condition_holds_until_its_end_is_reported_or_a_heartbeat_counts_none() -> None:
     known = device_faults.DeviceFaults(10)
     for device in ("g0", "g1"):
         known.apply(
@@ -167,7 +167,7 @@ def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> No
     assert list(device_alerts.of(known, node="a", at=AT)) == []
 
 
-def test_a_beat_tells_of_what_no_event_came_for() -> None:
+def test_a_heartbeat_reports_what_no_event_came_for() -> None:
     known = device_faults.DeviceFaults(10)
     known.observe(beat_of(unmonitored=3))
 
@@ -180,7 +180,7 @@ def test_a_beat_tells_of_what_no_event_came_for() -> None:
     assert [seen.observed for seen in found.evidence] == ["3 unmonitored"]
 
 
-def test_fewer_devices_than_expected_are_told_of() -> None:
+def test_fewer_devices_than_expected_are_reported() -> None:
     known = device_faults.DeviceFaults(10)
     known.observe(beat_of(short="3 of 4 expected devices"))
 
@@ -258,7 +258,7 @@ def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
     assert alerts.event_id(fact) == f"{fact.fingerprint}:2026-11-21T12:00:00+00:00:0:firing"
 
 
-def test_what_a_plugin_suffers_is_one_alert_for_each_urgency() -> None:
+def test_a_plugin_has_one_alert_for_each_severity() -> None:
     def name(kind: AlertKind) -> str:
         return alerts.fingerprint("a", "p", kind)
 
@@ -267,7 +267,7 @@ def test_what_a_plugin_suffers_is_one_alert_for_each_urgency() -> None:
     assert name(AlertKind.DEVICE_UNHEALTHY) != name(AlertKind.PLUGIN_DOWN)
 
 
-def test_every_verdict_says_what_it_alerts_about() -> None:
+def test_every_verdict_has_its_kind_of_alert() -> None:
     silent = {Verdict.HEALTHY, Verdict.MAINTENANCE}
 
     assert {v for v in Verdict if alerts.kind_of(v) is None} == silent
@@ -353,7 +353,7 @@ def beat(seq: int, **facts: float) -> vocabulary.Heartbeat:
     )
 
 
-def test_beats_that_arrive_together_are_doubtful() -> None:
+def test_heartbeats_that_arrive_together_are_doubtful() -> None:
     order = liveness.HeartbeatOrder(5.0)
 
     assert [
@@ -367,7 +367,7 @@ def test_beats_that_arrive_together_are_doubtful() -> None:
     ]
 
 
-def test_a_host_that_slept_is_believed_from_its_second_beat_on() -> None:
+def test_a_host_that_slept_is_believed_from_its_second_heartbeat_on() -> None:
     order = liveness.HeartbeatOrder(5.0)
     order.observe(beat(1, uptime_s=1.0), 1.0)
 
@@ -375,21 +375,21 @@ def test_a_host_that_slept_is_believed_from_its_second_beat_on() -> None:
     assert order.observe(beat(3, uptime_s=3.0), 3601.0) is liveness.Freshness.FRESH
 
 
-def test_lost_beats_make_the_next_one_no_less_fresh() -> None:
+def test_lost_heartbeats_make_the_next_one_no_less_fresh() -> None:
     order = liveness.HeartbeatOrder(5.0)
     order.observe(beat(1, uptime_s=1.0), 1.0)
 
     assert order.observe(beat(9, uptime_s=9.1), 9.0) is liveness.Freshness.FRESH
 
 
-def test_an_interval_too_short_to_be_meant_is_not_taken() -> None:
+def test_an_implausibly_short_interval_is_not_used() -> None:
     order = liveness.HeartbeatOrder(5.0)
     order.observe(beat(1, interval_s=1e-9), 1.0)
 
     assert order.interval_s == liveness.INTERVAL_MIN_S
 
 
-def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
+def test_events_of_the_instance_that_stays_are_processed_whichever_came_first() -> None:
     about = config.Context(
         config.Detection(), config.Bounds(), runbook_url="", has_cluster=False, leader=0
     )
@@ -405,7 +405,7 @@ def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
     assert [is_taken(*place) for place in places] == [True, True, True, False, False, True, True]
 
 
-def test_a_deadline_that_moved_back_is_queued_anew_without_waking_anybody() -> None:
+def test_a_deadline_that_moved_back_is_queued_anew_without_a_wakeup() -> None:
     waits = timer_queue.TimerQueue()
     actual: dict[str, float | None] = {"a": 9.0, "b": 1.5, "c": None, "d": 3.0}
     for key in actual:
@@ -415,7 +415,7 @@ def test_a_deadline_that_moved_back_is_queued_anew_without_waking_anybody() -> N
     assert (due, waits.due(9.0, most=9)) == ((["c"], ["b"], ["d"]), ["a"])
 
 
-def test_first_verdicts_are_told_fifty_at_a_time_in_order_and_each_once() -> None:
+def test_first_verdicts_are_published_fifty_at_a_time_in_order_and_each_once() -> None:
     turns = startup_rate_limit.StartupRateLimit()
     names = [f"node-{number}.p" for number in range(120)]
     waiting = [name for name in names if turns.must_wait(name, 1.0)]

@@ -1,4 +1,4 @@
-"""What a health service that comes again, or takes over, makes of what was known before."""
+"""What a health service that restarts, or takes over, makes of what was stored before."""
 
 import pytest
 
@@ -52,7 +52,9 @@ def test_what_never_came_is_missing_after_a_restart_too() -> None:
 
 
 @pytest.mark.parametrize("every_s", [20.0, 29.0])
-def test_a_health_that_comes_again_and_again_tells_of_who_may_only_pause(every_s: float) -> None:
+def test_repeated_restarts_of_health_do_not_suppress_the_alert_of_a_possible_pause(
+    every_s: float,
+) -> None:
     world = running("a", "b")
     world.freeze("a")
     for _ in range(4):
@@ -62,7 +64,7 @@ def test_a_health_that_comes_again_and_again_tells_of_who_may_only_pause(every_s
     assert world.story("a") == [(AlertKind.STUCK, FIRING)]
 
 
-def test_a_health_that_comes_again_and_again_tells_of_who_is_not_back() -> None:
+def test_repeated_restarts_of_health_do_not_suppress_an_overdue_alert() -> None:
     world = running("a", "b")
     world.stop("a")
     for _ in range(3):
@@ -72,7 +74,7 @@ def test_a_health_that_comes_again_and_again_tells_of_who_is_not_back() -> None:
     assert world.story("a") == [(AlertKind.MAINTENANCE_OVERDUE, FIRING)]
 
 
-def test_who_came_back_while_nobody_watched_has_time_to_be_heard() -> None:
+def test_a_plugin_that_returned_while_health_was_down_has_time_to_send_a_heartbeat() -> None:
     world = running("a", "b")
     world.freeze("a")
     world.run(20.0)
@@ -84,7 +86,7 @@ def test_who_came_back_while_nobody_watched_has_time_to_be_heard() -> None:
     assert (world.story("a"), world.verdicts("a")[-1]) == ([], Verdict.HEALTHY)
 
 
-def test_what_was_dropped_when_the_lead_ended_is_told_when_it_begins_again() -> None:
+def test_what_was_dropped_when_leadership_ended_is_published_when_it_begins_again() -> None:
     world = World("a", "b")
     world.kill("a")
     world.run(119.0)

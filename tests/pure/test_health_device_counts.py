@@ -54,7 +54,7 @@ def test_devices_that_come_late_after_a_start_are_no_shortage() -> None:
     assert world.story("a") == []
 
 
-def test_devices_that_vanish_without_a_word_are_a_shortage_in_one_life_too() -> None:
+def test_devices_that_vanish_unreported_are_a_shortage_within_one_process_too() -> None:
     world = world_of()
     world.plugins["a"].devices = 0
     world.run(70.0)
@@ -85,9 +85,7 @@ def test_another_configuration_means_what_it_leaves() -> None:
     assert world.story("a") == [*SHORT, (AlertKind.DEVICES_SHORT, RESOLVED)]
 
 
-def test_a_configuration_that_leaves_no_device_at_all_is_told_of_and_the_next_one_means_it() -> (
-    None
-):
+def test_a_configuration_without_any_device_is_reported_and_the_next_one_is_intended() -> None:
     world = world_of()
     world.replace("a", 0, "typo")
     world.run(70.0)
@@ -100,7 +98,7 @@ def test_a_configuration_that_leaves_no_device_at_all_is_told_of_and_the_next_on
     assert world.story("a") == [*SHORT, (AlertKind.DEVICES_SHORT, RESOLVED)]
 
 
-def test_a_configuration_that_is_taken_back_leaves_no_trace() -> None:
+def test_a_configuration_that_is_reverted_leaves_no_trace() -> None:
     world = world_of()
     world.replace("a", 0, "typo")
     world.run(70.0)
@@ -177,7 +175,7 @@ def test_a_plugin_that_drains_counts_nothing() -> None:
     assert (dict(known.short), dict(known.has)) == ({}, {GPU: 8})
 
 
-def test_a_beat_on_its_way_does_not_bring_back_what_was_unplugged() -> None:
+def test_a_heartbeat_in_flight_does_not_bring_back_what_was_unplugged() -> None:
     known = device_counts.DeviceCounts()
     heard(known, 0.0, {GPU: 8})
     known.removed(GPU, 1, 1.0)

@@ -1,4 +1,4 @@
-"""What health waits for elsewhere is as long there as it believes."""
+"""Times in the manifests that health relies on."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from muster_health.model import config
 _PLUGIN = Path(__file__).resolve().parents[2] / "k8s" / "base" / "plugin.yaml"
 
 
-def test_a_plugin_that_stands_still_is_not_ready_before_health_believes_that_it_is() -> None:
+def test_a_suspended_process_is_not_ready_before_health_reaches_a_verdict() -> None:
     (daemonset,) = (
         one for one in yaml.safe_load_all(_PLUGIN.read_text()) if one["kind"] == "DaemonSet"
     )

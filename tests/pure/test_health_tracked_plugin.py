@@ -179,7 +179,7 @@ CONFIRMED = signals.Noted(note=Note.CONFIRMED)
 REFUTED = signals.Noted(note=Note.REFUTED)
 
 
-def test_a_first_good_beat_is_believed() -> None:
+def test_a_first_good_heartbeat_is_believed() -> None:
     assert Plugin().beat(1.0) == [
         concluded(
             Verdict.HEALTHY,
@@ -202,7 +202,7 @@ def test_silence_of_two_and_a_half_intervals_is_suspicious_and_asks() -> None:
     assert plugin.state is State.SUSPECT
 
 
-def test_a_plugin_heard_of_and_never_heard_is_asked_too() -> None:
+def test_a_plugin_known_only_by_an_event_is_probed_too() -> None:
     plugin = Plugin()
     plugin.reports(STARTED, 0.0)
 
@@ -231,7 +231,7 @@ def test_an_answered_probe_refutes_silence() -> None:
     assert (plugin.state, plugin.deadline) == (State.HEALTHY, 6.1)
 
 
-def test_a_fresh_beat_refutes_silence_and_the_answer_comes_too_late_to_matter() -> None:
+def test_a_fresh_heartbeat_refutes_silence_and_a_late_answer_does_not_matter() -> None:
     plugin = healthy()
     number = plugin.suspected(3.5)
 
@@ -340,7 +340,7 @@ def test_a_burst_out_of_a_backlog_refutes_nothing() -> None:
     assert plugin.failed(number, 20.1, subscribed=False)[0] == CONFIRMED
 
 
-def test_a_beat_that_was_seen_before_is_stale() -> None:
+def test_a_repeated_heartbeat_is_stale() -> None:
     plugin = healthy()
     plugin.seq -= 1
 
@@ -355,7 +355,7 @@ def test_a_crashed_plugin_that_is_back_in_time_stays_healthy() -> None:
     assert plugin.state is State.HEALTHY
 
 
-def test_a_late_beat_of_the_instance_before_is_stale() -> None:
+def test_a_late_heartbeat_of_the_former_instance_is_stale() -> None:
     plugin = healthy()
     plugin.instance, plugin.seq = "two", 0
     plugin.beat(2.0)
@@ -364,7 +364,7 @@ def test_a_late_beat_of_the_instance_before_is_stale() -> None:
     assert plugin.beat(2.1) == [signals.Noted(note=Note.HEARTBEAT_STALE)]
 
 
-def test_trouble_that_lasts_two_beats_is_a_plugin_deregistered() -> None:
+def test_a_problem_that_lasts_two_heartbeats_is_a_plugin_deregistered() -> None:
     plugin = healthy()
 
     assert plugin.beat(2.0, APART) == []
@@ -380,7 +380,7 @@ def test_trouble_that_lasts_two_beats_is_a_plugin_deregistered() -> None:
     ]
 
 
-def test_trouble_that_the_plugin_mends_in_time_is_no_verdict() -> None:
+def test_a_problem_that_the_plugin_repairs_in_time_is_no_verdict() -> None:
     plugin = healthy()
     plugin.beat(2.0, APART)
 
@@ -388,7 +388,7 @@ def test_trouble_that_the_plugin_mends_in_time_is_no_verdict() -> None:
     assert (plugin.state, plugin.deadline) == (State.HEALTHY, 5.5)
 
 
-def test_a_first_beat_in_trouble_is_not_called_healthy() -> None:
+def test_a_first_heartbeat_with_a_problem_is_not_called_healthy() -> None:
     plugin = Plugin()
 
     assert [plugin.beat(at, APART) for at in (1.0, 2.0)] == [[], []]
@@ -400,7 +400,7 @@ def test_a_first_beat_in_trouble_is_not_called_healthy() -> None:
     )
 
 
-def test_between_two_beats_trouble_is_asked_about() -> None:
+def test_between_two_heartbeats_a_problem_is_probed() -> None:
     plugin = healthy()
     plugin.beat(2.0, APART)
     number = plugin.suspected(4.0)
@@ -420,7 +420,7 @@ def test_between_two_beats_trouble_is_asked_about() -> None:
     ]
 
 
-def test_an_answer_without_trouble_refutes_it() -> None:
+def test_an_answer_without_a_problem_refutes_it() -> None:
     plugin = healthy()
     plugin.beat(2.0, APART)
 
@@ -428,7 +428,7 @@ def test_an_answer_without_trouble_refutes_it() -> None:
     assert plugin.state is State.HEALTHY
 
 
-def test_a_failed_question_about_trouble_decides_nothing() -> None:
+def test_a_failed_probe_about_a_problem_decides_nothing() -> None:
     plugin = healthy()
     plugin.beat(2.0, APART)
 
@@ -458,7 +458,7 @@ def test_a_draining_plugin_may_lose_its_streams() -> None:
     ] == [[]] * 4
 
 
-def test_a_lost_plugin_is_recovered_after_three_good_beats() -> None:
+def test_a_lost_plugin_is_recovered_after_three_good_heartbeats() -> None:
     plugin = down()
     plugin.instance, plugin.seq = "two", 0
 
@@ -474,7 +474,7 @@ def test_a_lost_plugin_is_recovered_after_three_good_beats() -> None:
     ]
 
 
-def test_a_slow_plugin_is_recovered_fifteen_seconds_after_its_first_beat() -> None:
+def test_a_slow_plugin_is_recovered_fifteen_seconds_after_its_first_heartbeat() -> None:
     plugin = down()
     slow = vocabulary.Heartbeat(
         node="node-a",
@@ -497,7 +497,7 @@ def test_a_slow_plugin_is_recovered_fifteen_seconds_after_its_first_beat() -> No
     ]
 
 
-def test_a_plugin_that_falls_silent_on_its_way_back_is_asked_again() -> None:
+def test_a_plugin_that_is_silent_while_recovering_is_probed_again() -> None:
     plugin = down()
     plugin.beat(10.0)
     number = plugin.suspected(12.5)
@@ -509,7 +509,7 @@ def test_a_plugin_that_falls_silent_on_its_way_back_is_asked_again() -> None:
     assert (still.previous, still.verdict) == (Verdict.PLUGIN_DOWN, Verdict.STUCK)
 
 
-def test_a_deregistered_plugin_is_recovered_after_three_good_beats() -> None:
+def test_a_deregistered_plugin_is_recovered_after_three_good_heartbeats() -> None:
     plugin = healthy()
     for at in (2.0, 3.0, 4.0):
         plugin.beat(at, APART)
@@ -523,7 +523,7 @@ def test_a_deregistered_plugin_is_recovered_after_three_good_beats() -> None:
     )
 
 
-def test_a_goodbye_is_maintenance_with_a_deadline() -> None:
+def test_an_announced_stop_is_maintenance_with_a_deadline() -> None:
     plugin = healthy()
 
     assert plugin.leaves(2.0, expected_return_s=60.0) == [
@@ -548,14 +548,14 @@ def test_a_goodbye_is_maintenance_with_a_deadline() -> None:
     assert plugin.deadline == 2.0 + 86_400.0
 
 
-def test_a_goodbye_for_an_unknown_time_waits_as_long_as_we_set() -> None:
+def test_a_stop_for_an_unknown_time_waits_as_long_as_configured() -> None:
     plugin = healthy()
     plugin.leaves(2.0)
 
     assert plugin.deadline == 302.0
 
 
-def test_a_last_beat_after_the_goodbye_is_no_return() -> None:
+def test_a_last_heartbeat_after_the_announced_stop_is_no_return() -> None:
     plugin = healthy()
     plugin.leaves(2.0)
 
@@ -577,7 +577,7 @@ def test_a_new_instance_ends_the_maintenance() -> None:
     )
 
 
-def test_the_same_instance_ends_the_maintenance_when_it_says_that_it_started() -> None:
+def test_the_same_instance_ends_the_maintenance_when_it_reports_its_start() -> None:
     plugin = healthy()
     plugin.leaves(2.0)
     plugin.reports(STARTED, 4.0)
@@ -678,7 +678,7 @@ def both() -> Plugin:
     return plugin
 
 
-def test_when_one_of_two_leaves_the_other_is_no_maintenance() -> None:
+def test_when_one_of_two_instances_stops_the_other_is_not_in_maintenance() -> None:
     plugin = both()
     plugin.instance = "two"
     assert plugin.leaves(41.1) == []
@@ -690,7 +690,7 @@ def test_when_one_of_two_leaves_the_other_is_no_maintenance() -> None:
     assert plugin.verdict is Verdict.HEALTHY
 
 
-def test_when_both_of_two_leave_nobody_is_down() -> None:
+def test_when_both_of_two_instances_stop_the_plugin_is_not_down() -> None:
     plugin = both()
     for at, plugin.instance in ((41.1, "two"), (41.2, "one")):
         plugin.leaves(at)
@@ -708,7 +708,7 @@ def test_a_plugin_that_starts_has_more_time_to_be_registered() -> None:
     assert plugin.verdict is Verdict.DEREGISTERED
 
 
-def test_who_does_not_answer_is_stuck_and_not_only_unregistered() -> None:
+def test_a_plugin_that_does_not_answer_is_stuck_and_not_only_deregistered() -> None:
     plugin = healthy()
     worse = vocabulary.ResourceBeat(
         name=GPU, problem="registering", streams=0, probe_ok=False, probe_age_s=1.0
@@ -723,7 +723,7 @@ def test_who_does_not_answer_is_stuck_and_not_only_unregistered() -> None:
     ]
 
 
-def test_of_two_that_beat_in_turns_neither_falls_however_long_each_is_heard() -> None:
+def test_two_alternating_instances_are_no_failures_however_long_each_turn_is() -> None:
     plugin = healthy()
     sequences = {"one": 10, "two": 10}
     for turn in range(12):
@@ -765,7 +765,7 @@ def test_a_node_that_changes_what_it_offers_is_asked_about_within_seconds() -> N
     assert [seen.observed for seen in concluded.evidence] == [APART_SAID]
 
 
-def test_a_kubelet_has_its_time_to_tell_of_a_new_registration() -> None:
+def test_a_kubelet_has_its_time_to_report_a_new_registration() -> None:
     plugin = settled()
     plugin.offered(FEWER, 40.5)
     number = plugin.suspected(42.5)
@@ -776,7 +776,7 @@ def test_a_kubelet_has_its_time_to_tell_of_a_new_registration() -> None:
     assert plugin.verdict is Verdict.HEALTHY
 
 
-def test_a_kubelet_has_its_time_to_tell_of_what_the_plugin_changed() -> None:
+def test_a_kubelet_has_its_time_to_report_what_the_plugin_changed() -> None:
     plugin = settled()
     fewer = msgspec.structs.replace(HAS, healthy=6)
     for second in range(41, 71):
