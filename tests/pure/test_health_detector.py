@@ -481,6 +481,19 @@ def play(world: World, steps: list[tuple[object, ...]]) -> None:
                 raise AssertionError(step)
 
 
+# what FLAPPING covers is due to be named while answers about it are awaited
+FLAPPING_UNDER_REVIEW = [
+    ("part", "a"),
+    ("run", 3.0),
+    ("kill", "a"),
+    ("run", 2.0),
+    ("mend", "a"),
+    ("run", 6.0),
+    ("kill", "a"),
+]
+
+
+@hypothesis.example(FLAPPING_UNDER_REVIEW)
 @hypothesis.given(STEPS)
 @hypothesis.settings(max_examples=150, deadline=None)
 def test_whatever_happens_the_truth_is_reported_and_all_is_resolved_once_healthy(

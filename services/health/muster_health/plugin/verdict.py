@@ -192,14 +192,18 @@ class VerdictMachine(verdict_state.VerdictState):
         """Do what is due."""
         if not _is_due(self.next_deadline(), now):
             return []
-        suspicion = self.investigation.suspicion
+        suspicion, settle_due = self.investigation.suspicion, self.standing.settle_due
+        settled: list[steps.Step] = []
+        if self.state in {State.LOST, State.ILL} and _is_due(settle_due, now):
+            # also while answers are awaited: else it would stay due, and the detector never rest
+            settled = self.standing.settle()
         if suspicion is not None:
-            return self._pursue(suspicion, now)
-        if self.state in {State.LOST, State.ILL} and _is_due(self.standing.settle_due, now):
-            return self.standing.settle()
+            return [*settled, *self._pursue(suspicion, now)]
+        if self.state is State.LOST and _is_due(self.investigation.review_due, now):
+            return [*settled, *self.investigation.review(now)]
         if self.state is State.MAINTENANCE:
             return [self.planned.overdue(self.standing.rule)]
-        return self.investigation.review(now) if self.state is State.LOST else self._overdue(now)
+        return settled if _is_due(settle_due, now) else self._overdue(now)
 
     def _overdue(self, now: float) -> list[steps.Step]:
         if _is_due(self.alive.due, now):
