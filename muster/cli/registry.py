@@ -110,10 +110,10 @@ def targets() -> dict[str, str]:
 
 
 def _registered() -> dict[str, str]:
-    # what an environment was made from may be older than the tree it runs
+    # a source tree goes before what was installed from it, which may be older
     file = Path(muster.__file__).parents[1] / "pyproject.toml"
-    if file.exists():
-        project = tomllib.loads(file.read_text("utf-8"))["project"]
+    project = tomllib.loads(file.read_text("utf-8")).get("project", {}) if file.exists() else {}
+    if project.get("name") == "muster-k8s":
         return dict(project["entry-points"][_GROUP])
     return {point.name: point.value for point in metadata.entry_points(group=_GROUP)}
 
