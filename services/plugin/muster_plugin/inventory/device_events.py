@@ -5,12 +5,21 @@ Replicas of one GPU that change in the same way become one event.
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import TypedDict
 
 import msgspec
 
 from muster import vocabulary
 from muster_plugin.inventory import active_faults, device_lifecycle, resource_devices
 from muster_plugin.model import gpu
+
+
+class Origin(TypedDict):
+    """What every event says about where and when it happened."""
+
+    node: str
+    plugin: str
+    at: datetime
 
 
 class DeviceEvents:
@@ -57,9 +66,7 @@ class DeviceEvents:
         condition = resource_devices.CONDITIONS.get(fault.effect)
         if condition is not None:
             return vocabulary.DeviceConditionChanged(
-                node=self._node,
-                plugin=self._plugin,
-                at=fault.at,
+                **self._origin(fault.at),
                 resource=resource.name,
                 device_id=name,
                 condition=condition,
@@ -75,9 +82,7 @@ class DeviceEvents:
         if isinstance(fault, gpu.FaultEnded) and remaining:
             reason = f"{fault.reason}; but {remaining}"
         return vocabulary.DeviceHealthChanged(
-            node=self._node,
-            plugin=self._plugin,
-            at=fault.at,
+            **self._origin(fault.at),
             resource=resource.name,
             device_id=name,
             health=vocabulary.Health.HEALTHY if not remaining else vocabulary.Health.UNHEALTHY,
@@ -98,10 +103,7 @@ class DeviceEvents:
         # if it has already gone again, publish it as it was added
         device = resource.device(fact.device.id) or fact.device
         return vocabulary.DeviceAdded(
-            node=self._node,
-            plugin=self._plugin,
-            at=at,
-            device=msgspec.structs.replace(device, count=count),
+            **self._origin(at), device=msgspec.structs.replace(device, count=count)
         )
 
     def _removed(
@@ -112,9 +114,7 @@ class DeviceEvents:
         at: datetime,
     ) -> vocabulary.PluginEvent:
         return vocabulary.DeviceRemoved(
-            node=self._node,
-            plugin=self._plugin,
-            at=at,
+            **self._origin(at),
             resource=resource.name,
             device_id=fact.device_id,
             reason=fact.reason,
@@ -130,9 +130,7 @@ class DeviceEvents:
         at: datetime,
     ) -> vocabulary.PluginEvent:
         return vocabulary.DeviceHealthChanged(
-            node=self._node,
-            plugin=self._plugin,
-            at=at,
+            **self._origin(at),
             resource=resource.name,
             device_id=name,
             health=fact.health,
@@ -140,6 +138,9 @@ class DeviceEvents:
             code=fact.code,
             pods=resource.pods_holding(name),
         )
+
+    def _origin(self, at: datetime) -> Origin:
+        return {"node": self._node, "plugin": self._plugin, "at": at}
 
 
 def _grouped(

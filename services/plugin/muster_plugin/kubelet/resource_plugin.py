@@ -21,13 +21,13 @@ from muster_plugin.kubelet import (
     client,
     protobuf,
     registration,
-    registration_events,
     resource_locks,
     resource_status,
     self_probe,
     server,
     socket_directory,
 )
+from muster_plugin.kubelet import registration_events as events
 
 _REFUSALS_BEFORE_SWITCH: Final = 6
 """About a second of refusals, longer than it takes a kubelet to restart."""
@@ -41,7 +41,7 @@ class Observer(server.Observer, Protocol):
     """What a resource plugin reports to the node."""
 
     def on_listing_changed(
-        self, resource: str, report: registration_events.ListingChange, endpoint: str
+        self, resource: str, report: events.ListingChange, endpoint: str
     ) -> None:
         """React to the kubelet listing a resource, or losing it."""
 
@@ -86,7 +86,7 @@ class ResourcePlugin:
         *,
         directory: KubeletDirectory,
         devices: inventory.Inventory,
-        runner: machine.MachineRunner[registration_events.Signal, registration_events.Action],
+        runner: machine.MachineRunner[events.Signal, events.Action],
         observer: Observer,
         timing: Timing | None = None,
         reason: vocabulary.RegistrationReason = vocabulary.RegistrationReason.START,
@@ -123,15 +123,13 @@ class ResourcePlugin:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logs.logger().bind(resource=resource)
 
-    def receive(
-        self, event: registration_events.Signal, now: float
-    ) -> list[registration_events.Action]:
+    def receive(self, event: events.Signal, now: float) -> list[events.Action]:
         """Pass a signal to the machine."""
         actions = self.machine.receive(event, now)
         self._report_problem_change()
         return actions
 
-    def tick(self, now: float) -> list[registration_events.Action]:
+    def tick(self, now: float) -> list[events.Action]:
         """Pass the time to the machine."""
         actions = self.machine.tick(now)
         self._report_problem_change()
@@ -141,24 +139,24 @@ class ResourcePlugin:
         """Return when `tick` is next needed."""
         return self.machine.next_deadline()
 
-    async def act(self, action: registration_events.Action) -> None:
+    async def act(self, action: events.Action) -> None:
         """Execute an action of the machine; its result comes back as a signal."""
         match action:
-            case registration_events.Serve(generation=generation):
+            case events.Serve(generation=generation):
                 await self._serve(generation)
-            case registration_events.Register(generation=generation):
+            case events.Register(generation=generation):
                 self._registering = asyncio.create_task(self._register(generation))
                 self._registering.add_done_callback(self._registering_ended)
-            case registration_events.Stop(generation=generation):
+            case events.Stop(generation=generation):
                 await self.stop()
-                self._send(registration_events.Stopped(generation))
-            case registration_events.Listed(reason=reason):
+                self._send(events.Stopped(generation))
+            case events.Listed(reason=reason):
                 self.registrations[reason] += 1
                 self._last_logged = ""
                 self._self_probe.due.set()
                 self._log.info("registered", reason=reason, endpoint=self._socket_name)
                 self._observer.on_listing_changed(self.resource, action, self._socket_name)
-            case registration_events.Lost(reason=reason, detail=detail):
+            case events.Lost(reason=reason, detail=detail):
                 self._log.warning("deregistered", reason=reason, detail=detail)
                 self._observer.on_listing_changed(self.resource, action, self._socket_name)
             case _:
@@ -173,11 +171,9 @@ class ResourcePlugin:
         """Check whether the sockets of kubelet and plugin are still the same files."""
         if not self._uses_watcher:
             # the plugin watcher of a new kubelet finds the socket by itself
-            self._send(
-                registration_events.KubeletSocketSeen(socket_directory.identity(self._kubelet))
-            )
+            self._send(events.KubeletSocketSeen(socket_directory.identity(self._kubelet)))
         if self._endpoint is not None and self._endpoint.is_socket_lost:
-            self._send(registration_events.OwnSocketLost(self._endpoint.generation))
+            self._send(events.OwnSocketLost(self._endpoint.generation))
 
     async def run(self) -> None:
         """Run until `stopping` is set; then stop."""
@@ -252,7 +248,7 @@ class ResourcePlugin:
         owner = self._locks.acquire(self.resource)
         if owner:
             self._log_once("served_elsewhere", owner=owner)
-            self._send(registration_events.ServedElsewhere(generation, owner))
+            self._send(events.ServedElsewhere(generation, owner))
             return
         self._observer.on_lock_acquired(self.resource)
         name = settings.endpoint(self.resource, process=_PROCESS, serial=next(self._serials))
@@ -275,9 +271,9 @@ class ResourcePlugin:
         except (OSError, RuntimeError) as error:
             self._log_once("serve_failed", error=str(error), socket=name)
             await self.stop()
-            self._send(registration_events.ServeFailed(generation, str(error)[:_TEXT_MAX]))
+            self._send(events.ServeFailed(generation, str(error)[:_TEXT_MAX]))
         else:
-            self._send(registration_events.Served(generation))
+            self._send(events.Served(generation))
 
     async def _register(self, generation: int) -> None:
         assert self._endpoint is not None, "served before it is registered"
@@ -294,15 +290,13 @@ class ResourcePlugin:
         except client.Refused as refusal:
             self._refused(generation, refusal)
         else:
-            self._send(registration_events.Registered(generation, kubelet))
+            self._send(events.Registered(generation, kubelet))
 
     def _refused(self, generation: int, refusal: client.Refused) -> None:
         text = str(refusal)[:_TEXT_MAX]
         permanent = protobuf.is_permanent(refusal.code, refusal.details)
         self._log_once("register_failed", error=text, kubelet=str(self._kubelet))
-        self._send(
-            registration_events.RegisterFailed(generation, text, permanent, refusal.unreachable)
-        )
+        self._send(events.RegisterFailed(generation, text, permanent, refusal.unreachable))
 
     def _probe_failed(self, endpoint: server.Endpoint, error: str, is_first: bool) -> None:  # noqa: FBT001  # called by SelfProbe alone
         if is_first:

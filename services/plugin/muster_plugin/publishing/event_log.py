@@ -11,6 +11,7 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.service import logs
+from muster_plugin.inventory import device_events
 from muster_plugin.kubelet import registration_events
 
 _PENDING_MAX: Final = 1_000
@@ -48,14 +49,11 @@ class EventLog:
         self, resource: str, change: registration_events.ListingChange, endpoint: str
     ) -> None:
         """Record that the kubelet has listed or lost a resource."""
-        at = datetime.now(UTC)
         match change:
             case registration_events.Listed(reason=reason, registrations=registrations):
                 self._publish(
                     vocabulary.PluginRegistered(
-                        node=self._node,
-                        plugin=self._plugin,
-                        at=at,
+                        **self._origin(),
                         resource=resource,
                         endpoint=endpoint,
                         reason=reason,
@@ -65,12 +63,7 @@ class EventLog:
             case registration_events.Lost(reason=reason, detail=detail):
                 self._publish(
                     vocabulary.PluginDeregistered(
-                        node=self._node,
-                        plugin=self._plugin,
-                        at=at,
-                        resource=resource,
-                        reason=reason,
-                        detail=detail,
+                        **self._origin(), resource=resource, reason=reason, detail=detail
                     )
                 )
             case _:
@@ -82,12 +75,7 @@ class EventLog:
         """Record an allocation of devices to a container."""
         self._publish(
             vocabulary.AllocationObserved(
-                node=self._node,
-                plugin=self._plugin,
-                at=datetime.now(UTC),
-                resource=resource,
-                device_ids=device_ids,
-                pod=pod,
+                **self._origin(), resource=resource, device_ids=device_ids, pod=pod
             )
         )
 
@@ -102,12 +90,8 @@ class EventLog:
         match event:
             case vocabulary.DeviceAdded(device=device):
                 count = device.count
-                name, resource, device_id, reason = (
-                    "device_added",
-                    device.resource,
-                    device.id,
-                    device.reason,
-                )
+                name, reason = "device_added", device.reason
+                resource, device_id = device.resource, device.id
             case vocabulary.DeviceRemoved():
                 name, reason, count = "device_removed", event.reason, event.count
                 resource, device_id = event.resource, event.device_id
@@ -149,15 +133,7 @@ class EventLog:
                 self._log.warning("device_problem", problem=problem)
             else:
                 self._log.info("device_problem_resolved", problem=problem)
-            self._publish(
-                vocabulary.ProblemChanged(
-                    node=self._node,
-                    plugin=self._plugin,
-                    at=datetime.now(UTC),
-                    problem=problem,
-                    holds=holds,
-                )
-            )
+            self._publish(vocabulary.ProblemChanged(**self._origin(), problem=problem, holds=holds))
         return bool(changes)
 
     def record_shortage(self, resource: str, shortage: str) -> bool:
@@ -170,13 +146,7 @@ class EventLog:
         else:
             self._log.info("enough_devices", resource=resource)
         self._publish(
-            vocabulary.ExpectationChanged(
-                node=self._node,
-                plugin=self._plugin,
-                at=datetime.now(UTC),
-                resource=resource,
-                short=shortage,
-            )
+            vocabulary.ExpectationChanged(**self._origin(), resource=resource, short=shortage)
         )
         return True
 
@@ -192,9 +162,7 @@ class EventLog:
         """Record that a changed configuration was applied, and to which resources."""
         self._refusal, self.configuration_refused_at = (), None
         event = vocabulary.ConfigurationApplied(
-            node=self._node,
-            plugin=self._plugin,
-            at=datetime.now(UTC),
+            **self._origin(),
             config_hash=config_hash,
             added=added,
             removed=removed,
@@ -228,13 +196,14 @@ class EventLog:
         self._log.warning("configuration_refused", problems=problems, active=active)
         self._publish(
             vocabulary.ConfigurationRefused(
-                node=self._node,
-                plugin=self._plugin,
-                at=datetime.now(UTC),
+                **self._origin(),
                 config_hash=active,
                 problems=_bounded([text[:_TEXT_MAX] for text in problems], _REFUSAL_PROBLEMS_MAX),
             )
         )
+
+    def _origin(self) -> device_events.Origin:
+        return {"node": self._node, "plugin": self._plugin, "at": datetime.now(UTC)}
 
 
 def _bounded(problems: Sequence[str], most: int) -> tuple[str, ...]:
