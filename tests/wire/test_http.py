@@ -51,7 +51,7 @@ async def server(serve: Serve, host: str = "127.0.0.1", port: int = 0) -> AsyncI
     async with await asyncio.start_server(made.answer, host, port) as listening:
         made.port = listening.sockets[0].getsockname()[1]
         yield made
-        # whoever asked has closed the connection by now
+        # whoever target has closed the connection by now
         await asyncio.gather(*filter(None, made.tasks))
 
 
@@ -77,7 +77,7 @@ def answer_lookups(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list
             return look_up(host, *about, **more | {"flags": socket.AI_NUMERICHOST})
         names.append(host)
         addresses = answers[min(len(names), len(answers)) - 1]
-        return [found for one in addresses for found in look_up(one, *about, **more)]
+        return [info for address in addresses for info in look_up(address, *about, **more)]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return names
@@ -146,15 +146,14 @@ def test_redirects_are_answers_and_proxies_of_the_environment_are_not_used(
 ) -> None:
     async def story() -> None:
         async with asyncio.timeout(30), server(saying(OK)) as other:
-            target = f"http://127.0.0.1:{other.port}"
+            elsewhere = f"http://127.0.0.1:{other.port}"
             for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-                monkeypatch.setenv(name, target)
-            moved = (
-                f"HTTP/1.1 307 Moved\r\nLocation: {target}/x\r\nContent-Length: 0\r\n\r\n".encode()
-            )
-            async with server(saying(moved)) as asked:
-                response = await endpoint(f"http://127.0.0.1:{asked.port}").request("POST")
-            assert (response.status, response.headers["location"]) == (307, f"{target}/x")
+                monkeypatch.setenv(name, elsewhere)
+            location = f"Location: {elsewhere}/x\r\nContent-Length: 0\r\n\r\n"
+            moved = f"HTTP/1.1 307 Moved\r\n{location}".encode()
+            async with server(saying(moved)) as target:
+                response = await endpoint(f"http://127.0.0.1:{target.port}").request("POST")
+            assert (response.status, response.headers["location"]) == (307, f"{elsewhere}/x")
             assert other.connections == 0
 
     asyncio.run(story())
@@ -162,14 +161,14 @@ def test_redirects_are_answers_and_proxies_of_the_environment_are_not_used(
 
 def test_the_request_has_no_header_that_nobody_asked_for() -> None:
     async def story() -> None:
-        async with asyncio.timeout(30), server(saying(OK, after=2)) as asked:
-            site = endpoint(f"http://u:p%40@127.0.0.1:{asked.port}/ä?x=1&y=a b#z")
+        async with asyncio.timeout(30), server(saying(OK, after=2)) as target:
+            site = endpoint(f"http://u:p%40@127.0.0.1:{target.port}/ä?x=1&y=a b#z")
             await site.request("POST", below="/b", headers={"X-A": "one\r\ntwo"}, body=b"{}")
-            assert sorted(asked.head.decode().strip().split("\r\n")) == [
+            assert sorted(target.head.decode().strip().split("\r\n")) == [
                 "Authorization: Basic dTpwQA==",
                 "Connection: close",
                 "Content-Length: 2",
-                f"Host: 127.0.0.1:{asked.port}",
+                f"Host: 127.0.0.1:{target.port}",
                 "POST /%C3%A4/b?x=1&y=a%20b HTTP/1.1",
                 "User-Agent: muster-test/1",
                 "X-A: one two",
@@ -182,8 +181,8 @@ def test_the_request_has_no_header_that_nobody_asked_for() -> None:
 def test_of_a_body_only_the_beginning_is_read(head: bytes) -> None:
     async def story() -> None:
         text = b"HTTP/1.1 200 OK\r\n" + head + b"\r\n" + b"x" * 200_000
-        async with asyncio.timeout(30), server(saying(text)) as asked:
-            response = await endpoint(f"http://127.0.0.1:{asked.port}").request("GET")
+        async with asyncio.timeout(30), server(saying(text)) as target:
+            response = await endpoint(f"http://127.0.0.1:{target.port}").request("GET")
             assert response.body == b"x" * http.BODY_BYTES_MAX
 
     asyncio.run(story())
@@ -194,15 +193,15 @@ def test_a_body_that_does_not_end_is_read_for_a_moment_of_a_refusal_and_never_of
 ):
     async def story() -> None:
         bad = b"HTTP/1.1 400 Bad\r\nContent-Length: 9\r\n\r\nno"
-        async with asyncio.timeout(30), server(saying(bad)) as asked:
-            response = await endpoint(f"http://127.0.0.1:{asked.port}").request(
+        async with asyncio.timeout(30), server(saying(bad)) as target:
+            response = await endpoint(f"http://127.0.0.1:{target.port}").request(
                 "POST", read=http.Read.REFUSAL
             )
             assert (response.status, response.body) == (400, b"")
         good = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nye"
-        async with asyncio.timeout(30), server(saying(good)) as asked:
+        async with asyncio.timeout(30), server(saying(good)) as target:
             for read in (http.Read.REFUSAL, http.Read.NOTHING):
-                site = endpoint(f"http://127.0.0.1:{asked.port}", timeout_s=0.5)
+                site = endpoint(f"http://127.0.0.1:{target.port}", timeout_s=0.5)
                 assert (await site.request("POST", read=read)).status == 200
 
     asyncio.run(story())
@@ -216,8 +215,8 @@ def test_a_server_that_refuses_early_and_reads_no_further_has_answered() -> None
             await writer.drain()
             await asyncio.sleep(0.2)
 
-        async with asyncio.timeout(30), server(serve) as asked:
-            site = endpoint(f"http://127.0.0.1:{asked.port}")
+        async with asyncio.timeout(30), server(serve) as target:
+            site = endpoint(f"http://127.0.0.1:{target.port}")
             response = await site.request("POST", body=b"x" * 50_000_000)
             assert response.status == 413
 
@@ -243,9 +242,9 @@ def test_an_answer_that_is_none_may_have_been_one(text: bytes, reason: type[Exce
             await writer.drain()
             writer.close()
 
-        async with asyncio.timeout(30), server(serve) as asked:
+        async with asyncio.timeout(30), server(serve) as target:
             with pytest.raises(http.Unanswered) as raised:
-                await endpoint(f"http://127.0.0.1:{asked.port}").request("POST", body=b"{}")
+                await endpoint(f"http://127.0.0.1:{target.port}").request("POST", body=b"{}")
         assert isinstance(raised.value.reason, reason)
         assert raised.value.is_sent
 
@@ -259,9 +258,9 @@ def test_what_was_not_sent_whole_was_not_processed() -> None:
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket it can
             await asyncio.sleep(1)
 
-        async with asyncio.timeout(30), server(serve) as asked:
+        async with asyncio.timeout(30), server(serve) as target:
             for body, is_sent in ((b"{}", True), (b"x" * 50_000_000, False)):
-                site = endpoint(f"http://127.0.0.1:{asked.port}", timeout_s=0.3)
+                site = endpoint(f"http://127.0.0.1:{target.port}", timeout_s=0.3)
                 with pytest.raises(http.Unanswered) as raised:
                     await site.request("POST", body=body)
                 assert isinstance(raised.value.reason, TimeoutError)
@@ -280,10 +279,10 @@ def test_a_connection_that_is_reset_or_closed_while_sending_was_closed() -> None
             writer.close()
 
         for serve in (reset, close):
-            async with asyncio.timeout(30), server(serve) as asked:
+            async with asyncio.timeout(30), server(serve) as target:
                 for body in (b"", b"x" * 50_000_000):
                     with pytest.raises(http.Unanswered) as raised:
-                        await endpoint(f"http://127.0.0.1:{asked.port}").request("POST", body=body)
+                        await endpoint(f"http://127.0.0.1:{target.port}").request("POST", body=body)
                     assert isinstance(raised.value.reason, (ConnectionError, EOFError))
 
     asyncio.run(story())
@@ -292,15 +291,15 @@ def test_a_connection_that_is_reset_or_closed_while_sending_was_closed() -> None
 def test_a_name_may_end_with_a_dot_and_have_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         answer_lookups(monkeypatch, ["127.0.0.1"])
-        async with asyncio.timeout(30), server(saying(OK)) as asked:
+        async with asyncio.timeout(30), server(saying(OK)) as target:
             for host in ("name.example", "NAME.example", "Name.Example."):
-                url = f"http://{host}:{asked.port}"
+                url = f"http://{host}:{target.port}"
                 assert (await endpoint(url).request("GET")).status == 200
 
     asyncio.run(story())
 
 
-def test_nobody_there_no_such_name_and_no_tls_each_have_their_error() -> None:
+def test_no_server_no_such_name_and_no_tls_each_have_their_error() -> None:
     async def story() -> None:
         with pytest.raises(http.Unanswered) as refused:
             await endpoint(f"http://127.0.0.1:{nats.free_port()}").request("GET")
