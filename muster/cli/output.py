@@ -41,18 +41,18 @@ def guarded() -> Iterator[None]:
     An OSError would look like a failure of what the command works with, such as NATS or a file.
     Output is flushed at the end. After a failure nothing more is written.
     """
-    given: TextIO | None = sys.stdout
-    if given is None:
+    stdout: TextIO | None = sys.stdout
+    if stdout is None:
         # closed by the caller
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
         return
-    given.flush()
+    stdout.flush()
     guard = io.TextIOWrapper(
-        io.BufferedWriter(_Guard(given.fileno(), "w", closefd=False)),
-        encoding=given.encoding,
-        errors=given.errors,
-        line_buffering=given.isatty(),
+        io.BufferedWriter(_Guard(stdout.fileno(), "w", closefd=False)),
+        encoding=stdout.encoding,
+        errors=stdout.errors,
+        line_buffering=stdout.isatty(),
     )
     sys.stdout = guard
     try:
@@ -61,7 +61,7 @@ def guarded() -> Iterator[None]:
         finally:
             guard.flush()
     finally:
-        sys.stdout = given
+        sys.stdout = stdout
         with contextlib.suppress(Unwritable):
             guard.close()
 

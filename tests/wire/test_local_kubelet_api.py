@@ -150,17 +150,17 @@ def pod(name: str, count: str) -> dict[str, object]:
     }
 
 
-def running(seen: Object) -> bool:
-    return seen.status.phase == "Running"
+def running(pod: Object) -> bool:
+    return pod.status.phase == "Running"
 
 
 def test_the_node_shows_what_the_plugins_advertise(root: pathlib.Path) -> None:
     async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
-        node = await until(api, NODE, lambda seen: seen.fuse == ("2", "2"))
+        node = await until(api, NODE, lambda node: node.fuse == ("2", "2"))
         assert node.metadata.labels["kubernetes.io/hostname"] == "node-a"
         assert [(c["type"], c["status"]) for c in node.status.conditions] == [("Ready", "True")]
         assert await stand_in.drop_stream(FUSE)
-        await until(api, NODE, lambda seen: seen.fuse == ("2", "0"))
+        await until(api, NODE, lambda node: node.fuse == ("2", "0"))
         lease = await until(api, LEASE, lambda _: True)
         assert lease.spec["holderIdentity"] == "node-a"
 
@@ -169,12 +169,12 @@ def test_the_node_shows_what_the_plugins_advertise(root: pathlib.Path) -> None:
 
 def test_conditions_of_others_survive_a_status_update(root: pathlib.Path) -> None:
     async def scene(_stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
-        await until(api, NODE, lambda seen: seen.fuse == ("2", "2"))
+        await until(api, NODE, lambda node: node.fuse == ("2", "2"))
         foreign = {"status": {"conditions": [{"type": "DevicesReady", "status": "True"}]}}
         await api.patch(f"{NODE}/status", foreign, kind=node_status.STRATEGIC_PATCH)
         away = {"status": {"capacity": {FUSE: "7"}}}
         await api.patch(f"{NODE}/status", away, kind=node_status.MERGE_PATCH)
-        node = await until(api, NODE, lambda seen: seen.fuse == ("2", "2"))
+        node = await until(api, NODE, lambda node: node.fuse == ("2", "2"))
         assert {c["type"] for c in node.status.conditions} == {"Ready", "DevicesReady"}
 
     play(root, scene)
@@ -207,7 +207,7 @@ def test_a_refused_pod_fails_with_the_plugins_text_and_frees_its_devices(
         await stand_in.until(lambda state: bool(state.resources[FUSE].devices))
         toy.refuses = True
         await api.post(PODS, pod("one", "2"))
-        failed = await until(api, f"{PODS}/one", lambda seen: seen.status.phase == "Failed")
+        failed = await until(api, f"{PODS}/one", lambda pod: pod.status.phase == "Failed")
         assert (failed.status.reason, failed.status.message) == (
             "UnexpectedAdmissionError",
             (
@@ -231,7 +231,7 @@ def test_pods_keep_running_over_a_restart_and_deletions_meanwhile_are_noticed(
         await until(api, f"{PODS}/one", running)
         await stand_in.restart()
         assert stand_in.state().pods == ("default/one",)
-        await until(api, NODE, lambda seen: seen.fuse == ("0", "0"))
+        await until(api, NODE, lambda node: node.fuse == ("0", "0"))
         assert running(await until(api, f"{PODS}/one", lambda _: True))
         await api.delete(f"{PODS}/one", {"gracePeriodSeconds": 0})
         await stand_in.until(lambda state: state.pods == ())
