@@ -11,7 +11,7 @@ from muster.vocabulary import RegistrationReason as Reason
 from muster_plugin.kubelet import registration, registration_events
 from muster_plugin.kubelet.resource_status import State
 
-PATIENCE = registration.Timeouts()
+TIMEOUTS = registration.Timeouts()
 END = registration_events.Stop(1)
 
 
@@ -415,7 +415,7 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
         world.suffer(kind)
     world.delay_s, world.refusing = 0.01, False
     # every answer on its way, the longest back-off, a stream missed, and the repair of that
-    world.run_until(world.now + 1.5 + 2 * PATIENCE.retry_max_s + PATIENCE.stream_after_register_s)
+    world.run_until(world.now + 1.5 + 2 * TIMEOUTS.retry.max_s + TIMEOUTS.stream_after_register_s)
     assert world.machine.is_listed, world.machine.problem(world.now)
     assert world.machine.problem(world.now) == ""
     assert world.serving == {world.machine.generation}
@@ -450,7 +450,7 @@ def test_a_kubelet_that_was_replaced_has_some_seconds_for_the_registration() -> 
     machine = listed()
     machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0)
     assert machine.is_waiting_for_kubelet(10.0)
-    assert not machine.is_waiting_for_kubelet(10.0 + PATIENCE.kubelet_startup_s)
+    assert not machine.is_waiting_for_kubelet(10.0 + TIMEOUTS.kubelet_startup_s)
     healed(machine, 11.0, "k2")
     assert not machine.is_waiting_for_kubelet(11.5)
 
@@ -459,7 +459,7 @@ def test_a_resource_has_settled_when_the_kubelet_has_listed_it_for_some_seconds(
     machine = listed()
     machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0)
     healed(machine, 11.0, "k2")
-    assert not machine.has_settled(11.0 + PATIENCE.kubelet_startup_s - 0.1)
-    assert machine.has_settled(11.0 + PATIENCE.kubelet_startup_s)
+    assert not machine.has_settled(11.0 + TIMEOUTS.kubelet_startup_s - 0.1)
+    assert machine.has_settled(11.0 + TIMEOUTS.kubelet_startup_s)
     machine.receive(registration_events.StreamClosed(machine.generation), 30.0)
     assert not machine.has_settled(60.0)

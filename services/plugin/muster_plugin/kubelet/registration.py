@@ -51,8 +51,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_after_register_s: float = 5.0
     stream_after_close_s: float = 1.0
-    retry_first_s: float = 0.02
-    retry_max_s: float = 5.0
+    retry: backoff.Backoff = backoff.Backoff(first_s=0.02, max_s=5.0)
     permanent_refusal_s: float = 30.0
     refusals_max: float = math.inf
     """After so many refusals the generation ends; the next may use the other method."""
@@ -61,11 +60,6 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time that a new kubelet is busy with registering its plugins."""
     stable_s: float = 2.0
     """After a resource was listed for this long, its next loss is repaired without back-off."""
-
-    def backoff_s(self, failures: int) -> float:
-        """Return the wait after so many failures: 20 ms doubling to 5 s; none below 0."""
-        delays = backoff.Backoff(first_s=self.retry_first_s, max_s=self.retry_max_s)
-        return delays.delay_s(failures + 1)
 
 
 class Registration:
@@ -186,14 +180,14 @@ class Registration:
                 if self._state is State.STARTING:
                     self._set_lasting_problem("cannot serve", text, now)
                     self._losses += 1
-                    self._wait_until(now + self._timeouts.backoff_s(self._losses - 1))
+                    self._wait_until(now + self._timeouts.retry.delay_s(self._losses))
             case events.ServedElsewhere(owner=owner):
                 if self._state is State.STARTING:
                     self._set_lasting_problem("another plugin on this node serves it", owner, now)
                     self._wait_until(now + self._timeouts.served_elsewhere_s)
             case events.Stopped():
                 if self._state is State.STOPPING:
-                    self._wait_until(now + self._timeouts.backoff_s(self._losses - 2))
+                    self._wait_until(now + self._timeouts.retry.delay_s(self._losses - 1))
             case events.OwnSocketLost():
                 return self._end_generation(Reason.OWN_SOCKET_LOST, "own socket lost", now)
             case events.ServerEnded():
@@ -278,8 +272,8 @@ class Registration:
     def _on_refused(self, event: events.RegisterFailed, now: float) -> list[events.Action]:
         if self.streams:
             return self._on_registered(self._current_kubelet, now)
-        wait_s = self._timeouts.backoff_s(self._refusals)
         self._refusals += 1
+        wait_s = self._timeouts.retry.delay_s(self._refusals)
         self._state = State.REFUSED
         self._deadline = now + (self._timeouts.permanent_refusal_s if event.permanent else wait_s)
         self._set_lasting_problem(
