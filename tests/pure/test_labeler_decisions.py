@@ -19,7 +19,7 @@ from muster_labeler.kubernetes import pace
 from muster_labeler.naming import accelerators, node_labels, schemes, sources
 from muster_labeler.naming.node_labels import LabelSet
 from muster_labeler.naming.sources import Product
-from muster_labeler.service import all_or_nothing, decisions, fleet, node_conditions
+from muster_labeler.service import decisions, fleet, node_conditions
 from muster_labeler.service.decisions import Action, Decision, Report
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -566,10 +566,10 @@ def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_visible_or_none_was_
 def test_all_or_nothing_kept_up_to_date_agrees_with_one_made_from_scratch(
     story: list[Mapping[str, tuple[dict[str, str], int]]],
 ) -> None:
-    kept = all_or_nothing.AllOrNothing()
+    kept = decisions.AllOrNothing()
     for drawn in story:
         standings = {status.node.name: status for status in cluster(drawn)}
-        fresh = all_or_nothing.AllOrNothing()
+        fresh = decisions.AllOrNothing()
         for name in "abcde":
             status = standings.get(name)
             kept.update(name, status, may_label=status is not None and status.wanted is not None)

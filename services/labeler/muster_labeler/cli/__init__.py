@@ -1,5 +1,5 @@
 """The commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
 
-`commands` declares them, `options` has what they share; `check`, `label_gpus` and `gpu_name` run
-them.
+`commands` declares them, and runs `gpu-name`; `options` has what they share; `check` and
+`label_gpus` run the others.
 """

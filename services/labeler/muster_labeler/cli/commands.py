@@ -3,18 +3,22 @@
 They need a kubeconfig and no running muster; `gpu-name` needs neither.
 """
 
+import re
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import cyclopts
+import msgspec
 from cyclopts import Parameter
 
 from muster.cli import output as printing
 from muster.cli.output import Json
 from muster_labeler.cli import options
 from muster_labeler.cli.options import Flag
+from muster_labeler.naming import accelerators
 
 check = cyclopts.App(name="check")
 label_gpus = cyclopts.App(name="label-gpus")
@@ -22,6 +26,17 @@ unlabel_gpus = cyclopts.App(name="unlabel-gpus")
 gpu_name = cyclopts.App(name="gpu-name")
 
 _INTERNAL: Final = 5
+_LINES_MAX: Final = 100_000
+_LINE_CHARS_MAX: Final = 4096
+_MEMORY: Final = re.compile(r"0*[1-9][0-9]{0,11}")
+
+
+class _Answer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    product: str
+    memory_mib: int | None
+    value: str | None
+    reason: str
+    is_shared: bool = False
 
 
 @check.default
@@ -159,15 +174,15 @@ def _gpu_name(
         Reviewed names: a YAML file with lines of `product: name`.
 
     """
-    from muster_labeler.cli import gpu_name as command  # noqa: PLC0415  # a command imports what it needs when it is called
-
     if memory_mib is not None and memory_mib <= 0:
         return printing.fail("gpu-name", "--memory-mib: more than 0")
     if tsv == (product is not None):
         return printing.fail("gpu-name", "name one product, or use --tsv with products on stdin")
     return _guarded(
         "gpu-name",
-        lambda: command.run(product, memory_mib=memory_mib, is_mig=mig, as_json=json, file=aliases),
+        lambda: _run_gpu_name(
+            product, memory_mib=memory_mib, is_mig=mig, as_json=json, file=aliases
+        ),
     )
 
 
@@ -182,3 +197,47 @@ def _guarded(command: str, run: Callable[[], int]) -> int:
     except Exception as error:  # noqa: BLE001  # exit code 5 is promised for our own faults
         traceback.print_exc()
         return printing.fail(command, f"internal error: {error!r}", code=_INTERNAL)
+
+
+def _run_gpu_name(
+    product: str | None, *, memory_mib: int | None, is_mig: bool, as_json: bool, file: Path | None
+) -> int:
+    """Print the name of a product, or of each product on stdin; raises UsageError."""
+    aliases = options.aliases(file)
+    if product is None:
+        answers = list(_from_lines(sys.stdin, aliases, is_mig=is_mig))
+    else:
+        answers = [_answer(product, memory_mib, aliases, is_mig=is_mig)]
+    if as_json:
+        printing.print_json(answers if product is None else answers[0], indent=2)
+        return 0
+    for answer in answers:
+        cells = [answer.value or "-", answer.reason]
+        if product is None:
+            cells.append(answer.product)
+        sys.stdout.write("\t".join(map(printing.plain, cells)) + "\n")
+    return 0
+
+
+def _from_lines(
+    lines: Iterable[str], aliases: Mapping[str, str], *, is_mig: bool
+) -> Iterable[_Answer]:
+    """Read lines of `product<TAB>memory MiB`. Raises UsageError that names the line."""
+    for number, line in enumerate(lines, start=1):
+        if number > _LINES_MAX:
+            raise options.UsageError(f"more than {_LINES_MAX} lines")
+        text = line.rstrip("\r\n")
+        if not text.strip():
+            continue
+        product, _, memory = text[:_LINE_CHARS_MAX].partition("\t")
+        memory = memory.strip()
+        if memory and not _MEMORY.fullmatch(memory):
+            raise options.UsageError(f"line {number}: {memory[:40]!r} is no memory in MiB")
+        yield _answer(product, int(memory) if memory else None, aliases, is_mig=is_mig)
+
+
+def _answer(
+    product: str, memory_mib: int | None, aliases: Mapping[str, str], *, is_mig: bool
+) -> _Answer:
+    name = accelerators.name(product, memory_mib, is_mig=is_mig, aliases=aliases)
+    return _Answer(product, memory_mib, name.value, name.reason, name.is_shared)

@@ -12,6 +12,7 @@ import yaml
 from cyclopts import Parameter
 
 from muster.cli import output
+from muster_labeler.naming import accelerators
 
 if TYPE_CHECKING:
     # the commands import it when they are called
@@ -157,8 +158,6 @@ def seconds(text: str) -> float:
 
 def aliases(file: Path | None) -> dict[str, str]:
     """Return the reviewed names in a YAML file of `product: name`. Raises UsageError."""
-    from muster_labeler.naming import accelerators  # noqa: PLC0415  # a command imports what it needs when it is called
-
     if file is None:
         return {}
     try:

@@ -11,7 +11,7 @@ import msgspec
 from muster import codec, vocabulary
 from muster_labeler import model
 from muster_labeler.naming import node_labels, sources
-from muster_labeler.service import all_or_nothing, decisions
+from muster_labeler.service import decisions
 
 _SHARED_MAX: Final = 4096
 _SKEW: Final = timedelta(minutes=1)
@@ -53,7 +53,7 @@ class Fleet:
         self._held: dict[str, tuple[str, str]] = {}
         """The same for nodes that wait until all can be labelled, and need no retry until then."""
         self._denied: dict[str, str] = {}
-        self._all_or_nothing = all_or_nothing.AllOrNothing()
+        self._all_or_nothing = decisions.AllOrNothing()
         self.inventory_version = 0
         """Grows whenever what `reported` returns may have changed."""
 
