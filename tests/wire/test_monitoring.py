@@ -164,6 +164,7 @@ def story() -> dict[str, Any]:
     seen = {
         'muster_health_is_leader{pod="a"}': "1x40",
         'muster_health_is_leader{pod="b"}': "0x10 1x30",
+        'muster_health_disconnected_seconds_total{pod="a"}': "5x20 5+10x20",
         'muster_plugin_heartbeat_age_seconds{pod="p",node="n"}': "0+30x40",
         'muster_notifier_is_leader{pod="n"}': "0x8 1x20 0x12",
         'muster_notifier_is_leader{pod="m"}': "1x8 0x32",
@@ -190,6 +191,8 @@ def story() -> dict[str, Any]:
         fires("20m", "MusterNotifierGone", {}),
         fires("4m", "MusterHealthTwoLeaders"),
         fires("10m", "MusterHealthTwoLeaders", {}),
+        fires("10m", "MusterHealthDisconnects"),
+        fires("20m", "MusterHealthDisconnects", {"pod": "a"}, pod="a"),
         fires("10m", "MusterPluginStuck", {"pod": "p", "node": "n"}, node="n", value="10m 0s"),
         fires("15m", "MusterGateRefuses", {"outcome": "expired"}, value="30", outcome="expired"),
         fires("19m", "MusterGateAdmitsNobody"),
