@@ -4,10 +4,11 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -290,3 +291,42 @@ INPUTS: list[recording.Entry] = [
 def test_every_input_is_read_as_it_was_written(entry: recording.Entry) -> None:
     (line,) = recording.encode(1.25, entry)
     assert recording.decode(line) == (1.25, entry)
+
+
+def test_a_recording_of_version_1_can_be_read_whatever_its_classes_are_called() -> None:
+    lines = [
+        (
+            b'{"t":0.0,"k":"Header","v":{"v":1,"at_zero":"2026-01-01T00:00:00Z","begins":true,'
+            b'"sees":true,"leads":true,"has_cluster":false,"detection":{},"bounds":{}}}'
+        ),
+        b'{"t":1.0,"k":"Beat","v":{"heartbeat":{"node":"a","plugin":"p","i":"i","seq":1,"t":1.0}}}',
+        (
+            b'{"t":2.0,"k":"FromPlugin","v":{"type":"plugin.stopping","event":{"node":"a",'
+            b'"at":"2026-01-01T00:00:02Z","plugin":"p","reason":"upgrade","expected_return_s":3.0},'
+            b'"instance":"i","sequence":4,"position":9}}'
+        ),
+        b'{"t":3.0,"k":"Probe","v":{"node":"a","plugin":"p","number":3,"timeout_s":2.0}}',
+        b'{"t":4.0,"k":"ProbeFailed","v":{"node":"a","plugin":"p","number":3,"subscribed":true}}',
+        b'{"t":5.0,"k":"Leadership","v":{"revision":null}}',
+    ]
+    at, entries = zip(*map(recording.decode, lines), strict=True)
+    assert at == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    assert entries == (
+        recording.Header(
+            at_zero=ZERO,
+            sees=True,
+            has_cluster=False,
+            detection=config.Detection(),
+            bounds=config.Bounds(),
+        ),
+        signals.Beat(heartbeat=HEARTBEAT),
+        signals.FromPlugin(
+            event=msgspec.structs.replace(STOPPING, at=ZERO + timedelta(seconds=2)),
+            instance="i",
+            sequence=4,
+            position=9,
+        ),
+        signals.Probe(node="a", plugin="p", number=3, timeout_s=2.0),
+        signals.ProbeFailed(node="a", plugin="p", number=3, subscribed=True),
+        signals.Leadership(revision=None),
+    )
