@@ -126,20 +126,20 @@ def _bad(alert: alerts.Alert) -> KnownFault:
 _DECODER = msgspec.json.Decoder(Snapshot)
 
 
-def encode(remembered: Snapshot) -> bytes:
+def encode(stored: Snapshot) -> bytes:
     """Return it as JSON, no larger than NATS takes it.
 
     Of thousands of devices with long reasons of their own the reasons are cut, and then, of the
     list, the last devices left out: the next inventory names them again.
     """
-    value = msgspec.json.encode(remembered)
+    value = msgspec.json.encode(stored)
     if len(value) <= _BYTES_MAX:
         return value
-    bad = _shorter(remembered.bad)
-    value = msgspec.json.encode(msgspec.structs.replace(remembered, bad=bad))
+    bad = _shorter(stored.bad)
+    value = msgspec.json.encode(msgspec.structs.replace(stored, bad=bad))
     while len(value) > _BYTES_MAX and bad:
         bad = bad[: len(bad) // 2]
-        value = msgspec.json.encode(msgspec.structs.replace(remembered, bad=bad))
+        value = msgspec.json.encode(msgspec.structs.replace(stored, bad=bad))
     return value
 
 

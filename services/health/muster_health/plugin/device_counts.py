@@ -90,7 +90,7 @@ class DeviceCounts:
         if not count_before:
             return
         left = {**self.had, resource: count_before - count}
-        self._remember({name: n for name, n in left.items() if n > 0}, self._configuration)
+        self._update({name: n for name, n in left.items() if n > 0}, self._configuration)
         self._removed_at, self._is_calm = now, False
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
@@ -131,17 +131,17 @@ class DeviceCounts:
             self._newer = ""
             return False
         if not self._configuration:
-            self._remember(self.had, configuration)
+            self._update(self.had, configuration)
             return False
         if configuration != self._newer:
             if self._newer and now - self._newer_at >= _WAIT_S:
                 # none at all was reported, and this is what followed
-                self._remember(healthy, self._newer)
+                self._update(healthy, self._newer)
             self._newer, self._newer_at = configuration, now
         if now - self._newer_at < _WAIT_S:
             return True
         if any(self.has.values()) or not any(self.had.get(name) for name in self.has):
-            self._remember(healthy, configuration)
+            self._update(healthy, configuration)
             self._newer = ""
         return False
 
@@ -149,10 +149,10 @@ class DeviceCounts:
         gained = {name for name, count in healthy.items() if count > self.had.get(name, 0)}
         lost = {name for name in self.had if self.lacks(name)}
         if _is_divided(gained, lost):
-            self._remember(healthy, self._configuration)
+            self._update(healthy, self._configuration)
         elif gained and now - self._removed_at >= _IN_FLIGHT_S:
             more = {name: healthy[name] for name in gained}
-            self._remember({**self.had, **more}, self._configuration)
+            self._update({**self.had, **more}, self._configuration)
 
     def _words(self, now: float) -> Mapping[str, str]:
         is_newer = bool(self._newer)
@@ -171,7 +171,7 @@ class DeviceCounts:
             if now - self._since[name] >= _WAIT_S
         }
 
-    def _remember(self, had: Mapping[str, int], configuration: str) -> None:
+    def _update(self, had: Mapping[str, int], configuration: str) -> None:
         if had != self.had or configuration != self._configuration:
             self.had = _shared(tuple(sorted(had.items())[:_RESOURCES_MAX]))
             self._configuration = _same(configuration)
