@@ -44,10 +44,10 @@ def hear(world: World, event: signals.Input) -> None:
         service.feed(event)
 
 
-def say(world: World, node: str, known: facts.Facts | None) -> None:
+def say(world: World, node: str, before: facts.Facts | None) -> None:
     plugin = world.plugins[node]
     assert isinstance(plugin, Told)
-    plugin.known = known
+    plugin.known = before
 
 
 def test_a_node_that_is_gone_and_still_expected_is_overdue() -> None:
@@ -75,12 +75,12 @@ def offering(count: int) -> facts.Facts:
 
 def test_an_old_watch_leads_to_no_verdict_and_a_new_answer_of_kubernetes_does() -> None:
     world = world_of("a", "b", "c")
-    for node, known in (
+    for node, before in (
         ("a", offering(2)),
         ("b", offering(1)),
         ("c", facts.Facts(problem="no")),
     ):
-        say(world, node, known)
+        say(world, node, before)
         stale = {GPU: facts.Offer(capacity=2, allocatable=1)}
         hear(world, signals.NodeOffers(node=node, offers=stale))
     world.run(60.0)
@@ -113,9 +113,11 @@ def test_an_alert_from_before_all_state_was_lost_is_resolved_when_its_plugin_is_
     world.run(30.0)
     open_ = [("a", AlertKind.PLUGIN_DOWN, ""), ("b", AlertKind.DEVICE_UNHEALTHY, "1")]
     assert world.alerts() == open_
-    told = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
-    world.memory = {f"{known.node}.p": snapshot.encode(known) for known in snapshot.of_alerts(told)}
-    assert sorted(world.memory) == ["a.p", "b.p"]
+    published = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+    world.stored = {
+        f"{before.node}.p": snapshot.encode(before) for before in snapshot.of_alerts(published)
+    }
+    assert sorted(world.stored) == ["a.p", "b.p"]
     world.crash(1.0)
     world.run(5.0)
     assert world.alerts() == open_
@@ -177,8 +179,8 @@ def test_the_same_problem_of_many_at_once_is_one_alert_and_those_that_keep_it_ge
         world.part(node)
     world.run(15.0)
     assert world.alerts() == [("_fleet", AlertKind.STORM, "")]
-    (told,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
-    assert told.summary == "40 of 40 plugins reported problems at once; in common: revision=r2"
+    (published,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
+    assert published.summary == "40 of 40 plugins reported problems at once; in common: revision=r2"
     for node in nodes[3:]:
         world.plugins[node].apart = False
     world.run(20.0)
@@ -210,11 +212,11 @@ def test_plugins_that_come_and_go_for_ever_do_not_flood_people_with_mass_failure
 def test_after_a_mass_failure_plugins_are_probed_some_at_a_time_and_cause_no_new_one() -> None:
     nodes = [f"n{number}" for number in range(200)]
     world = world_of(*nodes)
-    asked: list[float] = []
+    questions: list[float] = []
     answer = world.answer
 
     def mute(probe: signals.Probe) -> tuple[float, signals.Input]:
-        asked.append(world.now)
+        questions.append(world.now)
         at, found = answer(probe)
         if world.now < until:
             nothing = signals.ProbeInconclusive(
@@ -233,7 +235,7 @@ def test_after_a_mass_failure_plugins_are_probed_some_at_a_time_and_cause_no_new
         (AlertKind.STORM, AlertState.RESOLVED),
     ]
     assert all(e[0] is not AlertKind.STORM for e in world.story("_fleet")[2:])
-    assert max(Counter(int(at) for at in asked).values()) <= 60
+    assert max(Counter(int(at) for at in questions).values()) <= 60
     assert {world.verdicts(node)[-1] for node in nodes} == {Verdict.PLUGIN_DOWN}
 
 
@@ -249,7 +251,7 @@ def test_a_plugin_that_claims_to_be_the_fleet_is_ignored() -> None:
     )
     hear(world, signals.FromPlugin(event=started, instance="i", sequence=1))
     world.run(60.0)
-    assert [(known.node, known.plugin) for known in world.services[0].detector.plugins()] == [
+    assert [(before.node, before.plugin) for before in world.services[0].detector.plugins()] == [
         ("a", "p")
     ]
     assert world.alerts() == []
@@ -268,10 +270,10 @@ def test_what_is_stored_of_thousands_of_broken_devices_is_no_more_than_nats_acce
                 health=Health.UNHEALTHY,
                 reason=f"device {number} " + "x" * 280,
             )
-            (known,) = world.services[0].detector.plugins()
+            (before,) = world.services[0].detector.plugins()
             reported = signals.FromPlugin(event=event, instance="one", sequence=1000 + number)
-            known.receive(reported, world.now)
-        remembered, *_ = known.publish(1e9, ZERO, lambda _: True)[0]
+            before.receive(reported, world.now)
+        remembered, *_ = before.publish(1e9, ZERO, lambda _: True)[0]
         assert isinstance(remembered, signals.Store)
         assert len(remembered.value) < 1_000_000
         assert len(snapshot.decode(remembered.value).bad) > 30

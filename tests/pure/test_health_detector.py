@@ -56,7 +56,7 @@ class World:
     def __init__(self, *nodes: str) -> None:
         self.now = 0.0
         self.plugins = {node: Plugin(node) for node in nodes}
-        self.memory: dict[str, bytes] = {}
+        self.stored: dict[str, bytes] = {}
         self.published: dict[str, Told] = {}
         self.told: list[str] = []
         self.crash_after = MANY
@@ -84,14 +84,14 @@ class World:
             plugin.wronged_at = self.now
         if not plugin.alive or plugin.stopped:
             plugin.instance, plugin.seq, plugin.sequence = plugin.instance + 1, 0, 0
-            self._say(plugin, started(node, f"{node}-{plugin.instance}"))
+            self._report(plugin, started(node, f"{node}-{plugin.instance}"))
         plugin.alive, plugin.frozen, plugin.stopped, plugin.apart = True, False, False, False
         self.report(node)
 
     def stop(self, node: str) -> None:
         plugin = self.plugins[node]
         if plugin.alive and not plugin.frozen:
-            self._say(plugin, stopping(node))
+            self._report(plugin, stopping(node))
             plugin.alive, plugin.stopped = False, True
 
     def part(self, node: str) -> None:
@@ -104,11 +104,11 @@ class World:
             return
         plugin.broken ^= {device}
         if not lost:
-            self._say(plugin, turned(node, device, unhealthy=unhealthy))
+            self._report(plugin, turned(node, device, unhealthy=unhealthy))
 
     def report(self, node: str) -> None:
         plugin = self.plugins[node]
-        self._say(plugin, inventory(node, plugin.broken))
+        self._report(plugin, inventory(node, plugin.broken))
 
     def cut(self, seconds: float) -> None:
         self._link = False
@@ -140,12 +140,12 @@ class World:
         for event in self.published.values():
             if not isinstance(event, vocabulary.AlertChanged):
                 continue
-            known = firing.pop(event.fingerprint, None)
+            before = firing.pop(event.fingerprint, None)
             if event.change == 0:
-                assert known is None, "fired twice"
+                assert before is None, "fired twice"
             else:
-                assert known is not None, "changed what did not fire"
-                assert (known.starts_at, known.change) == (event.starts_at, event.change - 1)
+                assert before is not None, "changed what did not fire"
+                assert (before.starts_at, before.change) == (event.starts_at, event.change - 1)
             if event.state is AlertState.FIRING:
                 firing[event.fingerprint] = event
         return sorted((e.node, e.kind, "".join(e.devices)) for e in firing.values())
@@ -165,7 +165,7 @@ class World:
         self.detector = detector.Detector(
             SETTINGS, runbook_url="", at_zero=ZERO + timedelta(seconds=self._zero)
         )
-        for value in list(self.memory.values()):
+        for value in list(self.stored.values()):
             self._feed(signals.Restored(state=snapshot.decode(value)))
         self._feed(signals.BusBack(at=ZERO + timedelta(seconds=self.now)))
 
@@ -209,7 +209,7 @@ class World:
         # what was not acknowledged before a crash comes again, later than what followed it
         self._events, self._again = self._again, []
 
-    def _say(self, plugin: Plugin, event: vocabulary.PluginEvent) -> None:
+    def _report(self, plugin: Plugin, event: vocabulary.PluginEvent) -> None:
         plugin.sequence += 1
         self._events.append(
             signals.FromPlugin(
@@ -235,7 +235,7 @@ class World:
                 case signals.Probe():
                     self._answers.append(self._answer(out))
                 case signals.Store():
-                    self.memory[out.key] = out.value
+                    self.stored[out.key] = out.value
                 case signals.Publish():
                     self._publish(out)
                 case signals.Noted():
@@ -243,11 +243,11 @@ class World:
 
     def _publish(self, out: signals.Publish) -> None:
         self.told.append(out.event_id)
-        known = self.published.setdefault(out.event_id, out.event)
-        assert known == out.event, "one id, two facts"
+        before = self.published.setdefault(out.event_id, out.event)
+        assert before == out.event, "one id, two facts"
         assert not isinstance(out.event, vocabulary.RemediationDecided)
         assert out.event.evidence
-        if isinstance(out.event, vocabulary.VerdictChanged) and known is out.event:
+        if isinstance(out.event, vocabulary.VerdictChanged) and before is out.event:
             plugin = self.plugins[out.event.node]
             right = {
                 Verdict.PLUGIN_DOWN: not plugin.alive,
@@ -382,11 +382,11 @@ def test_an_outage_of_nats_leads_to_no_verdict_and_a_plugin_that_died_meanwhile_
     None
 ):
     world = running("a", "b")
-    told = len(world.told)
+    published = len(world.told)
     world.kill("b")
     world.cut(60.0)
     world.run(LINK_S)
-    assert len(world.told) == told
+    assert len(world.told) == published
 
     world.run(3.0)
     assert world.alerts() == [("b", AlertKind.PLUGIN_DOWN, "")]
@@ -394,11 +394,11 @@ def test_an_outage_of_nats_leads_to_no_verdict_and_a_plugin_that_died_meanwhile_
 
 def test_our_own_stall_convicts_nobody() -> None:
     world = running("a")
-    told = len(world.told)
+    published = len(world.told)
     world.stall(30.0)
     world.run(30.0)
 
-    assert len(world.told) == told
+    assert len(world.told) == published
 
 
 def test_a_plugin_killed_while_health_was_down_is_detected() -> None:
@@ -415,11 +415,11 @@ def test_a_restart_publishes_nothing_twice() -> None:
     world.kill("a")
     world.turn("b", "0", unhealthy=True)
     world.run(10.0)
-    told = list(world.told)
+    published = list(world.told)
     world.crash()
     world.run(60.0)
 
-    assert world.told == told
+    assert world.told == published
 
 
 @pytest.mark.parametrize("outs", range(8))
@@ -535,8 +535,8 @@ def test_no_outage_stall_or_restart_of_ours_publishes_anything(
     steps: list[tuple[object, ...]],
 ) -> None:
     world = running("a", "b")
-    told = list(world.told)
+    published = list(world.told)
     play(world, steps)
     world.run(60.0)
 
-    assert world.told == told
+    assert world.told == published

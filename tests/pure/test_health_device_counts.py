@@ -39,7 +39,7 @@ def test_a_plugin_that_starts_anew_with_fewer_devices_is_short_until_they_are_ba
     assert world.story("a") == []
     world.run(5.0)
     assert world.story("a") == SHORT
-    assert [alert.summary for alert in told(world)] == [words]
+    assert [alert.summary for alert in reported(world)] == [words]
     world.replace("a", 8)
     world.run(5.0)
     assert world.story("a") == [*SHORT, (AlertKind.DEVICES_SHORT, RESOLVED)]
@@ -89,7 +89,7 @@ def test_a_configuration_without_any_device_is_reported_and_the_next_one_is_inte
     world = world_of()
     world.replace("a", 0, "typo")
     world.run(70.0)
-    (alert,) = told(world)
+    (alert,) = reported(world)
     assert alert.summary == (
         f"{GPU} on a: 0 of the 8 devices that it had before its configuration changed"
     )
@@ -149,45 +149,45 @@ def test_an_unhealthy_device_that_the_configuration_leaves_out_is_no_alert() -> 
 
 
 def test_gpus_that_are_divided_otherwise_are_not_missed() -> None:
-    known = device_counts.DeviceCounts()
-    heard(known, 0.0, {GPU: 8, CAMERA: 1})
-    heard(known, 1.0, {GPU: 7, MIG: 7, CAMERA: 1})
-    heard(known, 100.0, {GPU: 7, MIG: 7, CAMERA: 1})
-    assert (dict(known.short), dict(known.had)) == ({}, {GPU: 7, MIG: 7, CAMERA: 1})
-    heard(known, 200.0, {GPU: 8, CAMERA: 1})
-    heard(known, 300.0, {GPU: 8, CAMERA: 1})
-    assert (dict(known.short), dict(known.had)) == ({}, {GPU: 8, CAMERA: 1})
+    counts = device_counts.DeviceCounts()
+    heard(counts, 0.0, {GPU: 8, CAMERA: 1})
+    heard(counts, 1.0, {GPU: 7, MIG: 7, CAMERA: 1})
+    heard(counts, 100.0, {GPU: 7, MIG: 7, CAMERA: 1})
+    assert (dict(counts.short), dict(counts.had)) == ({}, {GPU: 7, MIG: 7, CAMERA: 1})
+    heard(counts, 200.0, {GPU: 8, CAMERA: 1})
+    heard(counts, 300.0, {GPU: 8, CAMERA: 1})
+    assert (dict(counts.short), dict(counts.had)) == ({}, {GPU: 8, CAMERA: 1})
 
 
 def test_a_resource_that_the_plugin_does_not_name_any_more_is_missed_too() -> None:
-    known = device_counts.DeviceCounts()
-    heard(known, 0.0, {GPU: 8, CAMERA: 1})
-    heard(known, 1.0, {CAMERA: 1})
-    assert heard(known, 61.0, {CAMERA: 1})
-    assert dict(known.short) == {GPU: "0 of the 8 devices that it had"}
+    counts = device_counts.DeviceCounts()
+    heard(counts, 0.0, {GPU: 8, CAMERA: 1})
+    heard(counts, 1.0, {CAMERA: 1})
+    assert heard(counts, 61.0, {CAMERA: 1})
+    assert dict(counts.short) == {GPU: "0 of the 8 devices that it had"}
 
 
 def test_a_plugin_that_drains_counts_nothing() -> None:
-    known = device_counts.DeviceCounts()
-    heard(known, 0.0, {GPU: 8})
+    counts = device_counts.DeviceCounts()
+    heard(counts, 0.0, {GPU: 8})
     for at in (1.0, 100.0):
-        heard(known, at, {GPU: 0}, phase=Phase.DRAINING)
-    assert (dict(known.short), dict(known.has)) == ({}, {GPU: 8})
+        heard(counts, at, {GPU: 0}, phase=Phase.DRAINING)
+    assert (dict(counts.short), dict(counts.has)) == ({}, {GPU: 8})
 
 
 def test_a_heartbeat_in_flight_does_not_bring_back_what_was_unplugged() -> None:
-    known = device_counts.DeviceCounts()
-    heard(known, 0.0, {GPU: 8})
-    known.removed(GPU, 1, 1.0)
-    heard(known, 1.1, {GPU: 8})
+    counts = device_counts.DeviceCounts()
+    heard(counts, 0.0, {GPU: 8})
+    counts.removed(GPU, 1, 1.0)
+    heard(counts, 1.1, {GPU: 8})
     for at in (6.0, 20.0, 100.0):
-        heard(known, at, {GPU: 7})
-    assert (dict(known.short), dict(known.had)) == ({}, {GPU: 7})
+        heard(counts, at, {GPU: 7})
+    assert (dict(counts.short), dict(counts.had)) == ({}, {GPU: 7})
 
 
 def test_a_device_that_is_plugged_in_again_under_another_name_counts_once() -> None:
-    known = device_counts.DeviceCounts()
-    heard(known, 0.0, {CAMERA: 1})
+    counts = device_counts.DeviceCounts()
+    heard(counts, 0.0, {CAMERA: 1})
     beat = vocabulary.Heartbeat(
         node="a",
         plugin="p",
@@ -197,10 +197,10 @@ def test_a_device_that_is_plugged_in_again_under_another_name_counts_once() -> N
         # the old one leaves the list a minute after it went
         resources=(vocabulary.ResourceBeat(name=CAMERA, devices=2, healthy=1),),
     )
-    known.observe(beat, 5.0)
+    counts.observe(beat, 5.0)
     for at in (10.0, 100.0):
-        heard(known, at, {CAMERA: 1})
-    assert (dict(known.short), dict(known.had)) == ({}, {CAMERA: 1})
+        heard(counts, at, {CAMERA: 1})
+    assert (dict(counts.short), dict(counts.had)) == ({}, {CAMERA: 1})
 
 
 def test_devices_that_are_all_unhealthy_are_there() -> None:
@@ -211,18 +211,18 @@ def test_devices_that_are_all_unhealthy_are_there() -> None:
 
 
 def test_resources_are_kept_to_a_bound() -> None:
-    known = device_counts.DeviceCounts()
-    heard(known, 0.0, {f"ex.org/{n:03}": n for n in range(500)})
-    heard(known, 1.0, {f"ex.org/{n:03}": 2 * n for n in range(500, 0, -1)})
-    assert (len(known.had), known.changes) == (64, 2)
+    counts = device_counts.DeviceCounts()
+    heard(counts, 0.0, {f"ex.org/{n:03}": n for n in range(500)})
+    heard(counts, 1.0, {f"ex.org/{n:03}": 2 * n for n in range(500, 0, -1)})
+    assert (len(counts.had), counts.changes) == (64, 2)
 
 
-def told(world: World) -> list[vocabulary.AlertChanged]:
+def reported(world: World) -> list[vocabulary.AlertChanged]:
     return [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
 
 
 def heard(
-    known: device_counts.DeviceCounts,
+    counts: device_counts.DeviceCounts,
     now: float,
     counted: dict[str, int],
     phase: Phase = Phase.SERVING,
@@ -240,4 +240,4 @@ def heard(
             for name, count in counted.items()
         ),
     )
-    return known.observe(beat, now)
+    return counts.observe(beat, now)

@@ -24,10 +24,10 @@ NOTHING: dict[str, object] = {}
 
 
 def link(reason: str = "", *, seconds: float = 2.0) -> liveness.Connections:
-    found = liveness.Connections()
+    connections = liveness.Connections()
     if reason:
-        found.ended("nats-0", 7, reason, 100.0 - seconds)
-    return found
+        connections.ended("nats-0", 7, reason, 100.0 - seconds)
+    return connections
 
 
 def scene(**other: object) -> diagnosis.Observations:
@@ -47,7 +47,7 @@ def scene(**other: object) -> diagnosis.Observations:
     return dataclasses.replace(whole, **other)  # type: ignore[arg-type]  # by name
 
 
-def known(**other: object) -> facts.Facts:
+def cluster_facts(**other: object) -> facts.Facts:
     return dataclasses.replace(WELL, **other)  # type: ignore[arg-type]  # by name
 
 
@@ -64,64 +64,75 @@ OUTDATED = {"revision": "a", "current": "b"}
 @pytest.mark.parametrize(
     ("what", "verdict", "rule"),
     [
-        ({"cluster": known(exists=False)}, Verdict.MAINTENANCE, Rule.NODE_GONE),
-        ({"cluster": known(pods=pod(deleting=True))}, Verdict.MAINTENANCE, Rule.POD_DELETED),
+        ({"cluster": cluster_facts(exists=False)}, Verdict.MAINTENANCE, Rule.NODE_GONE),
         (
-            {"cluster": known(planned=(Planned.UNSCHEDULABLE,))},
+            {"cluster": cluster_facts(pods=pod(deleting=True))},
+            Verdict.MAINTENANCE,
+            Rule.POD_DELETED,
+        ),
+        (
+            {"cluster": cluster_facts(planned=(Planned.UNSCHEDULABLE,))},
             Verdict.MAINTENANCE,
             Rule.NODE_PLANNED,
         ),
         (
             {
-                "cluster": known(planned=(Planned.UNSCHEDULABLE,), pods=pod(ready=False)),
+                "cluster": cluster_facts(planned=(Planned.UNSCHEDULABLE,), pods=pod(ready=False)),
                 "is_subscribed": True,
             },
             Verdict.STUCK,
             Rule.NO_ANSWER,
         ),
         (
-            {"cluster": known(planned=(Planned.TO_BE_DELETED,), lease_age_s=60.0)},
+            {"cluster": cluster_facts(planned=(Planned.TO_BE_DELETED,), lease_age_s=60.0)},
             Verdict.MAINTENANCE,
             Rule.NODE_PLANNED,
         ),
-        ({"cluster": known(lease_age_s=20.5)}, Verdict.NODE_DOWN, Rule.LEASE_STALE),
+        ({"cluster": cluster_facts(lease_age_s=20.5)}, Verdict.NODE_DOWN, Rule.LEASE_STALE),
         (
-            {"cluster": known(lease_age_s=20.5), "is_subscribed": True},
+            {"cluster": cluster_facts(lease_age_s=20.5), "is_subscribed": True},
             Verdict.NODE_DOWN,
             Rule.LEASE_STALE,
         ),
         (
             {
-                "cluster": known(lease_age_s=15.0, pods=pod(ready=False)),
+                "cluster": cluster_facts(lease_age_s=15.0, pods=pod(ready=False)),
                 "is_subscribed": True,
                 "has_waited": True,
             },
             Verdict.STUCK,
             Rule.NO_ANSWER,
         ),
-        ({"cluster": known(pods=pod(**OUTDATED))}, Verdict.MAINTENANCE, Rule.POD_REPLACED),
+        ({"cluster": cluster_facts(pods=pod(**OUTDATED))}, Verdict.MAINTENANCE, Rule.POD_REPLACED),
         ({"was_heard": False}, Verdict.MISSING, Rule.NEVER_HEARD),
-        ({"cluster": known(pods=())}, Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING),
+        ({"cluster": cluster_facts(pods=())}, Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING),
         (
-            {"cluster": known(pods=pod(phase="Pending", ready=False))},
+            {"cluster": cluster_facts(pods=pod(phase="Pending", ready=False))},
             Verdict.PLUGIN_DOWN,
             Rule.POD_NOT_RUNNING,
         ),
         (
-            {"cluster": known(pods=pod(ready=False, waiting="CrashLoopBackOff"))},
+            {"cluster": cluster_facts(pods=pod(ready=False, waiting="CrashLoopBackOff"))},
             Verdict.PLUGIN_DOWN,
             Rule.POD_NOT_RUNNING,
         ),
         (
-            {"is_subscribed": True, "cluster": known(pods=pod(ready=False))},
+            {"is_subscribed": True, "cluster": cluster_facts(pods=pod(ready=False))},
             Verdict.STUCK,
             Rule.NO_ANSWER,
         ),
-        ({"is_subscribed": True, "cluster": known(pods=None)}, Verdict.STUCK, Rule.NO_ANSWER),
+        (
+            {"is_subscribed": True, "cluster": cluster_facts(pods=None)},
+            Verdict.STUCK,
+            Rule.NO_ANSWER,
+        ),
         ({"is_subscribed": True, **ALONE}, Verdict.STUCK, Rule.NO_ANSWER),
         ({"is_subscribed": True, **LATER}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
         (
-            {"connections": link("Stale Connection"), "cluster": known(pods=pod(ready=False))},
+            {
+                "connections": link("Stale Connection"),
+                "cluster": cluster_facts(pods=pod(ready=False)),
+            },
             Verdict.STUCK,
             Rule.POD_NOT_READY,
         ),
@@ -140,7 +151,7 @@ OUTDATED = {"revision": "a", "current": "b"}
         (
             {
                 "connections": link("Read Error"),
-                "cluster": known(pods=pod(ready=False)),
+                "cluster": cluster_facts(pods=pod(ready=False)),
                 **JUST_NOW,
             },
             Verdict.PLUGIN_DOWN,
@@ -149,7 +160,7 @@ OUTDATED = {"revision": "a", "current": "b"}
         (
             {
                 "connections": link("Read Error"),
-                "cluster": known(pods=pod(ready=False, waiting="CrashLoopBackOff")),
+                "cluster": cluster_facts(pods=pod(ready=False, waiting="CrashLoopBackOff")),
                 **JUST_NOW,
             },
             Verdict.PLUGIN_DOWN,
@@ -168,14 +179,14 @@ OUTDATED = {"revision": "a", "current": "b"}
         ),
         ({"connections": link("Client Closed"), **JUST_NOW}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
         (
-            {"cluster": known(offers={GPU: facts.Offer(capacity=8, allocatable=0)})},
+            {"cluster": cluster_facts(offers={GPU: facts.Offer(capacity=8, allocatable=0)})},
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
-        ({"cluster": known(pods=pod(ready=False))}, Verdict.STUCK, Rule.POD_NOT_READY),
+        ({"cluster": cluster_facts(pods=pod(ready=False))}, Verdict.STUCK, Rule.POD_NOT_READY),
         (
             {
-                "cluster": known(pods=pod(ready=False)),
+                "cluster": cluster_facts(pods=pod(ready=False)),
                 "connections": link("Client Closed", seconds=13.0),
             },
             Verdict.PLUGIN_DOWN,
@@ -187,7 +198,7 @@ OUTDATED = {"revision": "a", "current": "b"}
         (
             {
                 "connections": link("Client Closed"),
-                "cluster": known(pods=pod(ready=False)),
+                "cluster": cluster_facts(pods=pod(ready=False)),
                 **JUST_NOW,
             },
             Verdict.PLUGIN_DOWN,
@@ -210,11 +221,11 @@ OUTDATED = {"revision": "a", "current": "b"}
 def test_the_first_row_that_holds_decides(
     what: dict[str, object], verdict: Verdict, rule: Rule
 ) -> None:
-    found = diagnosis.diagnose(scene(**what), SETTINGS)
+    reached = diagnosis.diagnose(scene(**what), SETTINGS)
 
-    assert found is not None
-    assert (found.verdict, found.rule) == (verdict, rule)
-    assert len(found.evidence) >= 2
+    assert reached is not None
+    assert (reached.verdict, reached.rule) == (verdict, rule)
+    assert len(reached.evidence) >= 2
 
 
 @pytest.mark.parametrize(
@@ -222,8 +233,13 @@ def test_the_first_row_that_holds_decides(
 )
 def test_a_lease_no_newer_than_the_missing_heartbeat_is_waited_for(what: dict[str, object]) -> None:
     at_once = config.Detection(ready_s=0)
-    assert diagnosis.diagnose(scene(cluster=known(lease_age_s=7.6), **what), at_once) is None
-    assert diagnosis.diagnose(scene(cluster=known(lease_age_s=7.4), **what), at_once) is not None
+    assert (
+        diagnosis.diagnose(scene(cluster=cluster_facts(lease_age_s=7.6), **what), at_once) is None
+    )
+    assert (
+        diagnosis.diagnose(scene(cluster=cluster_facts(lease_age_s=7.4), **what), at_once)
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,19 +247,19 @@ def test_a_lease_no_newer_than_the_missing_heartbeat_is_waited_for(what: dict[st
 )
 def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, object]) -> None:
     assert diagnosis.diagnose(scene(cluster=None, **what), SETTINGS) is None
-    found = diagnosis.diagnose(scene(cluster=None, has_waited=True, **what), SETTINGS)
-    assert found is not None
+    reached = diagnosis.diagnose(scene(cluster=None, has_waited=True, **what), SETTINGS)
+    assert reached is not None
     assert ("health", "no answer from the Kubernetes API") in [
-        (seen.source, seen.observed) for seen in found.evidence
+        (each.source, each.observed) for each in reached.evidence
     ]
 
 
 def test_kubernetes_is_asked_again_about_a_plugin_that_does_not_come_back() -> None:
     gone = scene(cluster=None, connections=link("Client Closed", seconds=13.0), silent_s=14.0)
     assert diagnosis.diagnose(gone, SETTINGS) is None
-    found = diagnosis.diagnose(dataclasses.replace(gone, has_waited=True), SETTINGS)
-    assert found is not None
-    assert (found.verdict, found.rule) == (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
+    reached = diagnosis.diagnose(dataclasses.replace(gone, has_waited=True), SETTINGS)
+    assert reached is not None
+    assert (reached.verdict, reached.rule) == (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
 
 
 @pytest.mark.parametrize(
@@ -254,9 +270,9 @@ def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
 ) -> None:
     assert diagnosis.diagnose(scene(silent_s=27.4, **what), SETTINGS) is None
     assert diagnosis.diagnose(scene(silent_s=27.4, has_waited=True, **what), SETTINGS) is None
-    found = diagnosis.diagnose(scene(silent_s=27.6, **what), SETTINGS)
-    assert found is not None
-    assert found.verdict is Verdict.UNREACHABLE
+    reached = diagnosis.diagnose(scene(silent_s=27.6, **what), SETTINGS)
+    assert reached is not None
+    assert reached.verdict is Verdict.UNREACHABLE
 
 
 def test_a_connection_that_was_reset_is_waited_for_while_the_pod_is_well() -> None:
@@ -269,30 +285,32 @@ def test_a_connection_that_was_reset_is_waited_for_while_the_pod_is_well() -> No
 
 def test_a_plugin_that_closes_its_connection_after_a_silence_may_only_have_been_cut_off() -> None:
     hung_up = scene(connections=link("Client Closed", seconds=2.0), silent_s=14.4)
-    found = diagnosis.diagnose(hung_up, SETTINGS)
-    assert found is not None
-    assert (found.verdict, found.rule) == (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)
+    reached = diagnosis.diagnose(hung_up, SETTINGS)
+    assert reached is not None
+    assert (reached.verdict, reached.rule) == (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)
 
     silent_before = dataclasses.replace(hung_up, silent_s=14.6)
     assert diagnosis.diagnose(silent_before, SETTINGS) is None
 
 
 def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
-    found = diagnosis.diagnose(
-        scene(cluster=known(lease_age_s=9.0), connections=link("Client Closed"), silent_s=2.0),
+    reached = diagnosis.diagnose(
+        scene(
+            cluster=cluster_facts(lease_age_s=9.0), connections=link("Client Closed"), silent_s=2.0
+        ),
         SETTINGS,
     )
 
-    assert found is not None
-    assert found.verdict is Verdict.PLUGIN_DOWN
+    assert reached is not None
+    assert reached.verdict is Verdict.PLUGIN_DOWN
 
 
 def test_evidence_names_its_source() -> None:
-    what = known(pods=pod(ready=False, restarts=3, waiting="CrashLoopBackOff"))
-    found = diagnosis.diagnose(scene(cluster=what, connections=link("Client Closed")), SETTINGS)
+    what = cluster_facts(pods=pod(ready=False, restarts=3, waiting="CrashLoopBackOff"))
+    reached = diagnosis.diagnose(scene(cluster=what, connections=link("Client Closed")), SETTINGS)
 
-    assert found is not None
-    assert [(seen.source, seen.observed) for seen in found.evidence] == [
+    assert reached is not None
+    assert [(each.source, each.observed) for each in reached.evidence] == [
         ("heartbeat", "none for 13.0 s, 2.6 intervals of 5 s"),
         ("probe", "nobody is subscribed to the plugin's subject"),
         ("bus", "connection closed 2.0 s ago (Client Closed)"),
@@ -324,9 +342,9 @@ def test_evidence_names_its_source() -> None:
 def test_without_a_cluster_the_evidence_names_what_cannot_be_decided(
     reason: str, said: str
 ) -> None:
-    found = diagnosis.diagnose(
+    reached = diagnosis.diagnose(
         scene(connections=link(reason), has_cluster=False, cluster=None), SETTINGS
     )
 
-    assert found is not None
-    assert (found.evidence[-1].source, found.evidence[-1].observed) == ("health", said)
+    assert reached is not None
+    assert (reached.evidence[-1].source, reached.evidence[-1].observed) == ("health", said)

@@ -16,12 +16,12 @@ def fate(act: str, seconds: float) -> tuple[list[Verdict], list[tuple[str, Alert
     world = running("a", "b", interval_s=5.0)
     getattr(world, act)("a")
     world.run(seconds)
-    found = world.verdicts("a")[1:], world.alerts()
+    alert = world.verdicts("a")[1:], world.alerts()
     world.mend("a")
     world.run(60.0)
     assert (world.alerts(), world.verdicts("a")[-1]) == ([], Verdict.HEALTHY)
     assert world.verdicts("b") == [Verdict.HEALTHY]
-    return found
+    return alert
 
 
 def test_a_crash_is_a_verdict_within_three_seconds() -> None:
@@ -31,11 +31,11 @@ def test_a_crash_is_a_verdict_within_three_seconds() -> None:
 class Unanswered(World):
     """The Kubernetes API answers nobody."""
 
-    def learn(self, asked: signals.AskCluster) -> tuple[float, signals.Input]:
+    def learn(self, question: signals.AskCluster) -> tuple[float, signals.Input]:
         nothing = signals.ClusterAnswered(
-            node=asked.node, plugin=asked.plugin, number=asked.number, facts=None
+            node=question.node, plugin=question.plugin, number=question.number, facts=None
         )
-        return self.now + asked.timeout_s, nothing
+        return self.now + question.timeout_s, nothing
 
 
 def test_a_crash_is_a_verdict_where_kubernetes_does_not_answer_too() -> None:
@@ -133,18 +133,18 @@ def test_a_silent_node_that_leaves_the_cluster_is_forgotten() -> None:
     world.run(30.0)
     assert world.alerts() == [("b", AlertKind.NODE_DOWN, "")]
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes={"a": nodes["a"]}))
-    assert (world.alerts(), sorted(world.memory)) == ([], ["a.p"])
+    assert (world.alerts(), sorted(world.stored)) == ([], ["a.p"])
 
 
 def test_a_reported_problem_is_kept_for_as_long_as_it_is_reported() -> None:
     world = running("a")
-    (found,) = world.services[0].detector.plugins()
+    (alert,) = world.services[0].detector.plugins()
     world.plugins["a"].problems = ("cannot be used",)
     world.run(2.0)
-    assert (list(found.problems), world.alerts()) == (["cannot be used"], [])
+    assert (list(alert.problems), world.alerts()) == (["cannot be used"], [])
     world.plugins["a"].problems = ()
     world.run(2.0)
-    assert list(found.problems) == []
+    assert list(alert.problems) == []
 
 
 def test_a_plugin_that_fails_again_and_again_is_flapping_in_one_alert() -> None:
@@ -154,9 +154,9 @@ def test_a_plugin_that_fails_again_and_again_is_flapping_in_one_alert() -> None:
         world.run(4.0)
         world.mend("a")
         world.run(4.0)
-    told = world.story("a")
-    assert told[-1] == (AlertKind.FLAPPING, FIRING)
-    assert [kind for kind, state in told if state is FIRING].count(AlertKind.FLAPPING) == 1
+    published = world.story("a")
+    assert published[-1] == (AlertKind.FLAPPING, FIRING)
+    assert [kind for kind, state in published if state is FIRING].count(AlertKind.FLAPPING) == 1
     world.run(60.0)
     assert (world.alerts(), world.story("a")[-1]) == ([], (AlertKind.FLAPPING, RESOLVED))
 
@@ -171,17 +171,17 @@ def test_a_plugin_that_is_down_when_reported_as_flapping_stays_as_urgent() -> No
     world.kill("a")
     world.run(8.0)
     critical = vocabulary.Severity.CRITICAL
-    told = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
-    assert [(e.kind, e.state, e.severity) for e in told] == [
+    published = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+    assert [(e.kind, e.state, e.severity) for e in published] == [
         (AlertKind.PLUGIN_DOWN, FIRING, critical),
         (AlertKind.FLAPPING, FIRING, critical),
     ]
     world.crash(5.0)
     world.run(10.0)
-    assert len(world.story("a")) == len(told)
+    assert len(world.story("a")) == len(published)
     world.mend("a")
     world.run(100.0)
-    assert world.story("a")[len(told) :] == [(AlertKind.FLAPPING, AlertState.RESOLVED)]
+    assert world.story("a")[len(published) :] == [(AlertKind.FLAPPING, AlertState.RESOLVED)]
 
 
 def test_a_plugin_that_stays_stuck_while_reported_as_flapping_is_as_urgent_as_any_other() -> None:
@@ -193,7 +193,7 @@ def test_a_plugin_that_stays_stuck_while_reported_as_flapping_is_as_urgent_as_an
         world.run(1.3)
     world.freeze("a")
 
-    def told() -> list[tuple[AlertKind, AlertState, vocabulary.Severity]]:
+    def published() -> list[tuple[AlertKind, AlertState, vocabulary.Severity]]:
         events = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
         return [(e.kind, e.state, e.severity) for e in events]
 
@@ -201,16 +201,16 @@ def test_a_plugin_that_stays_stuck_while_reported_as_flapping_is_as_urgent_as_an
     before = [(AlertKind.FLAPPING, FIRING, warning)]
     # stuck after 14 s, and patience is 30 s
     world.run(40.0)
-    assert told() == before
+    assert published() == before
     world.run(5.0)
     graver = [
         (AlertKind.FLAPPING, AlertState.RESOLVED, warning),
         (AlertKind.FLAPPING, FIRING, critical),
     ]
-    assert told() == [*before, *graver]
+    assert published() == [*before, *graver]
     world.run(15.0)
     # by its own name, without a pause in between
-    assert told() == [*before, *graver, (AlertKind.STUCK, FIRING, critical)]
+    assert published() == [*before, *graver, (AlertKind.STUCK, FIRING, critical)]
 
 
 @pytest.mark.parametrize(
@@ -231,12 +231,12 @@ def test_an_overdue_alert_names_what_the_planned_stop_began_with(
 ) -> None:
     world = running("a")
     pod = facts.Pod(name="m/p", uid="1", phase="Running", ready=True, deleting=deleting)
-    known = facts.Facts(exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned)
-    world.plugins["a"].facts = lambda now: known  # type: ignore[method-assign]  # noqa: ARG005  # told
+    tracked = facts.Facts(exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned)
+    world.plugins["a"].facts = lambda now: tracked  # type: ignore[method-assign]  # noqa: ARG005  # told
     world.kill("a")
     world.run(320.0)
     (alert,) = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
-    assert (alert.kind, [seen.observed for seen in alert.evidence]) == (
+    assert (alert.kind, [each.observed for each in alert.evidence]) == (
         AlertKind.MAINTENANCE_OVERDUE,
         [words],
     )
@@ -398,8 +398,8 @@ def test_a_follower_publishes_and_stores_nothing() -> None:
     world.run(10.0)
     world.kill("a")
     world.run(10.0)
-    (known,) = follower.detector.plugins()
-    assert known.current_verdict is Verdict.PLUGIN_DOWN
+    (tracked,) = follower.detector.plugins()
+    assert tracked.current_verdict is Verdict.PLUGIN_DOWN
     assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
 
 
@@ -412,12 +412,12 @@ def remedied(mode: config.RemediationMode, *parts: str, per_hour: int = 6) -> li
         world.run(90.0)
         world.mend(node)
         world.run(60.0)
-    told = [
+    published = [
         event
         for event in world.published.values()
         if isinstance(event, vocabulary.RemediationDecided)
     ]
-    return [(event.outcome, event.reason) for event in told]
+    return [(event.outcome, event.reason) for event in published]
 
 
 def test_a_plugin_that_is_not_registered_is_restarted_where_that_is_configured() -> None:

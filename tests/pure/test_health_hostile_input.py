@@ -143,9 +143,9 @@ INPUTS = st.one_of(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 def test_whatever_is_received_the_detector_goes_on_and_stays_within_its_limits(
-    said: list[tuple[signals.Input, float]],
+    inputs: list[tuple[signals.Input, float]],
 ) -> None:
-    found = detector.Detector(
+    watched = detector.Detector(
         config.Detection(),
         runbook_url="",
         at_zero=ZERO,
@@ -154,19 +154,19 @@ def test_whatever_is_received_the_detector_goes_on_and_stays_within_its_limits(
         restarts=config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN),
     )
     now = 0.0
-    found.receive(signals.BusBack(at=ZERO), now)
-    for event, wait_s in said:
+    watched.receive(signals.BusBack(at=ZERO), now)
+    for event, wait_s in inputs:
         now += wait_s
         for _ in range(100):
-            due = found.next_deadline()
+            due = watched.next_deadline()
             if due is None or due > now:
                 break
-            _check(found.tick(now))
+            _check(watched.tick(now))
         else:
             raise AssertionError("its clock never comes to rest")
-        _check(found.receive(event, now))
+        _check(watched.receive(event, now))
 
-    dossiers = list(found.plugins())
+    dossiers = list(watched.plugins())
     assert len(dossiers) <= 4 * BOUNDS.plugins_per_node
     for dossier in dossiers:
         shown = view.of(dossier, now)

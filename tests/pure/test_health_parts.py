@@ -16,8 +16,8 @@ GPU = "nvidia.com/gpu"
 ROOT = Path(__file__).parents[2]
 
 
-def beat_of(**said: object) -> vocabulary.Heartbeat:
-    resource = vocabulary.ResourceBeat(name=GPU, **said)  # type: ignore[arg-type]  # numbers, words
+def beat_of(**fields: object) -> vocabulary.Heartbeat:
+    resource = vocabulary.ResourceBeat(name=GPU, **fields)  # type: ignore[arg-type]  # numbers, words
     return vocabulary.Heartbeat(
         node="a", plugin="p", instance="one", seq=1, interval_s=1.0, resources=(resource,)
     )
@@ -50,45 +50,48 @@ def inventory(**healths: Health) -> vocabulary.InventoryReported:
     )
 
 
-def group(kind: AlertKind, known: device_faults.DeviceFaults) -> dict[str, str]:
-    return {device: bad.why for device, bad in known.by_group.get((kind, GPU), {}).items()}
+def group(kind: AlertKind, faults: device_faults.DeviceFaults) -> dict[str, str]:
+    return {device: bad.why for device, bad in faults.by_group.get((kind, GPU), {}).items()}
 
 
-def alert_of(known: device_faults.DeviceFaults) -> alerts.Alert:
-    (found,) = device_alerts.of(known, node="a", at=AT)
-    return found
+def alert_of(faults: device_faults.DeviceFaults) -> alerts.Alert:
+    (alert,) = device_alerts.of(faults, node="a", at=AT)
+    return alert
 
 
 def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
-    known = device_faults.DeviceFaults(10)
+    faults = device_faults.DeviceFaults(10)
 
-    known.apply(changed("g0", Health.UNHEALTHY, "fell off the bus"))
-    assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g0": "fell off the bus (xid-79)"}
-    known.apply(changed("g0", Health.HEALTHY))
-    assert (known.by_group, known.ended) == (
+    faults.apply(changed("g0", Health.UNHEALTHY, "fell off the bus"))
+    assert group(AlertKind.DEVICE_UNHEALTHY, faults) == {"g0": "fell off the bus (xid-79)"}
+    faults.apply(changed("g0", Health.HEALTHY))
+    assert (faults.by_group, faults.ended) == (
         {},
         {(AlertKind.DEVICE_UNHEALTHY, GPU): "the plugin reports it Healthy"},
     )
 
 
 def test_a_snapshot_heals_lost_events_both_ways() -> None:
-    known = device_faults.DeviceFaults(10)
-    known.restore([snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0", "g9"))])
+    faults = device_faults.DeviceFaults(10)
+    faults.restore([snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0", "g9"))])
 
-    known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
+    faults.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
 
-    assert (known.totals, group(AlertKind.DEVICE_UNHEALTHY, known)) == ({GPU: 2}, {"g1": "XID 79"})
-    assert known.known() == (
+    assert (faults.totals, group(AlertKind.DEVICE_UNHEALTHY, faults)) == (
+        {GPU: 2},
+        {"g1": "XID 79"},
+    )
+    assert faults.known() == (
         snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g1",)),
     )
 
 
 def test_a_snapshot_outweighs_what_was_stored_before_it() -> None:
     """Who leads at once reads its memory once more, with the first reports taken in already."""
-    known = device_faults.DeviceFaults(10)
-    known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
+    faults = device_faults.DeviceFaults(10)
+    faults.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
 
-    known.restore(
+    faults.restore(
         [
             snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0",)),
             # of which a snapshot says nothing
@@ -96,52 +99,52 @@ def test_a_snapshot_outweighs_what_was_stored_before_it() -> None:
         ]
     )
 
-    assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g1": "XID 79"}
-    assert group(AlertKind.DEVICE_DEGRADED, known) == {"g0": "row remapping"}
+    assert group(AlertKind.DEVICE_UNHEALTHY, faults) == {"g1": "XID 79"}
+    assert group(AlertKind.DEVICE_DEGRADED, faults) == {"g0": "row remapping"}
 
 
 def test_a_stored_degraded_device_ends_with_a_heartbeat_that_counts_none() -> None:
-    known = device_faults.DeviceFaults(10)
+    faults = device_faults.DeviceFaults(10)
     where = AlertKind.DEVICE_DEGRADED, GPU
-    known.restore(
+    faults.restore(
         [
             snapshot.KnownFault(*where, "row remapping", ("g0",)),
             snapshot.KnownFault(*where, "hot", ("g1",)),
         ]
     )
-    assert dict(known.counts) == {where: 2}
+    assert dict(faults.counts) == {where: 2}
 
-    assert not known.observe(beat_of(degraded=2))
-    assert known.observe(beat_of(degraded=0))
-    assert (known.by_group, known.ended) == ({}, {where: "the plugin's heartbeat reports none"})
+    assert not faults.observe(beat_of(degraded=2))
+    assert faults.observe(beat_of(degraded=0))
+    assert (faults.by_group, faults.ended) == ({}, {where: "the plugin's heartbeat reports none"})
 
 
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
-    known = device_faults.DeviceFaults(10)
-    known.apply(changed("g0", Health.UNHEALTHY))
+    faults = device_faults.DeviceFaults(10)
+    faults.apply(changed("g0", Health.UNHEALTHY))
     removed = vocabulary.DeviceRemoved(
         node="a", at=AT, plugin="p", resource=GPU, device_id="g0", reason="unplugged"
     )
 
-    known.apply(removed)
-    assert (known.by_group, known.ended) == (
+    faults.apply(removed)
+    assert (faults.by_group, faults.ended) == (
         {},
         {(AlertKind.DEVICE_UNHEALTHY, GPU): "removed: unplugged"},
     )
 
 
 def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
-    known = device_faults.DeviceFaults(10)
+    faults = device_faults.DeviceFaults(10)
     device = vocabulary.Device(id="g0", resource=GPU, health=Health.UNHEALTHY)
-    known.apply(vocabulary.DeviceAdded(node="a", at=AT, plugin="p", device=device))
+    faults.apply(vocabulary.DeviceAdded(node="a", at=AT, plugin="p", device=device))
 
-    assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g0": "the plugin gives no reason"}
+    assert group(AlertKind.DEVICE_UNHEALTHY, faults) == {"g0": "the plugin gives no reason"}
 
 
 def test_a_condition_holds_until_its_end_is_reported_or_a_heartbeat_counts_none() -> None:
-    known = device_faults.DeviceFaults(10)
+    faults = device_faults.DeviceFaults(10)
     for device in ("g0", "g1"):
-        known.apply(
+        faults.apply(
             vocabulary.DeviceConditionChanged(
                 node="a",
                 at=AT,
@@ -154,65 +157,65 @@ def test_a_condition_holds_until_its_end_is_reported_or_a_heartbeat_counts_none(
                 pods=("default/train",),
             )
         )
-    assert known.observe(beat_of(degraded=2)) is True
-    assert known.observe(beat_of(degraded=2)) is False
-    found = alert_of(known)
-    assert (found.kind, found.summary, found.devices, found.pods) == (
+    assert faults.observe(beat_of(degraded=2)) is True
+    assert faults.observe(beat_of(degraded=2)) is False
+    alert = alert_of(faults)
+    assert (alert.kind, alert.summary, alert.devices, alert.pods) == (
         AlertKind.DEVICE_DEGRADED,
         f"2 {GPU} on a are degraded: g0, g1",
         ("g0", "g1"),
         ("default/train",),
     )
-    assert known.observe(beat_of()) is True
-    assert list(device_alerts.of(known, node="a", at=AT)) == []
+    assert faults.observe(beat_of()) is True
+    assert list(device_alerts.of(faults, node="a", at=AT)) == []
 
 
 def test_a_heartbeat_reports_what_no_event_came_for() -> None:
-    known = device_faults.DeviceFaults(10)
-    known.observe(beat_of(unmonitored=3))
+    faults = device_faults.DeviceFaults(10)
+    faults.observe(beat_of(unmonitored=3))
 
-    found = alert_of(known)
-    assert (found.kind, found.devices, found.devices_total) == (
+    alert = alert_of(faults)
+    assert (alert.kind, alert.devices, alert.devices_total) == (
         AlertKind.DEVICE_UNMONITORED,
         (),
         3,
     )
-    assert [seen.observed for seen in found.evidence] == ["3 unmonitored"]
+    assert [each.observed for each in alert.evidence] == ["3 unmonitored"]
 
 
 def test_fewer_devices_than_expected_are_reported() -> None:
-    known = device_faults.DeviceFaults(10)
-    known.observe(beat_of(short="3 of 4 expected devices"))
+    faults = device_faults.DeviceFaults(10)
+    faults.observe(beat_of(short="3 of 4 expected devices"))
 
-    assert alert_of(known).summary == f"{GPU} on a: 3 of 4 expected devices"
+    assert alert_of(faults).summary == f"{GPU} on a: 3 of 4 expected devices"
 
 
 def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
-    known = device_faults.DeviceFaults(10)
+    faults = device_faults.DeviceFaults(10)
     for reason, code in (
         ("XID 79: it has fallen off the bus", "xid-79"),
         ("NVML has lost the GPU", "gpu-lost"),
         ("NVML does not answer", "silent"),
     ):
-        known.apply(changed("g0", Health.UNHEALTHY, reason, code))
+        faults.apply(changed("g0", Health.UNHEALTHY, reason, code))
 
     first = "XID 79: it has fallen off the bus (xid-79)"
-    assert alert_of(known).summary == (
+    assert alert_of(faults).summary == (
         f"{GPU} g0 on a is unhealthy: {first}; now: NVML does not answer (silent)"
     )
-    known.apply(changed("g0", Health.UNHEALTHY, "XID 79: it has fallen off the bus", "xid-79"))
-    assert alert_of(known).summary == f"{GPU} g0 on a is unhealthy: {first}"
+    faults.apply(changed("g0", Health.UNHEALTHY, "XID 79: it has fallen off the bus", "xid-79"))
+    assert alert_of(faults).summary == f"{GPU} g0 on a is unhealthy: {first}"
 
 
 def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
-    known = device_faults.DeviceFaults(300)
-    kept = [known.apply(changed(f"g{n:03}", Health.UNHEALTHY, "XID 79")) for n in range(400)]
+    faults = device_faults.DeviceFaults(300)
+    kept = [faults.apply(changed(f"g{n:03}", Health.UNHEALTHY, "XID 79")) for n in range(400)]
 
-    found = alert_of(known)
+    alert = alert_of(faults)
     assert kept == [True] * 300 + [False] * 100
-    assert (len(found.devices), found.devices_total, len(found.evidence)) == (32, 300, 4)
-    assert found.summary == f"300 {GPU} on a are unhealthy: g000, g001, g002, g003 and 296 more"
-    assert known.known() == (
+    assert (len(alert.devices), alert.devices_total, len(alert.evidence)) == (32, 300, 4)
+    assert alert.summary == f"300 {GPU} on a are unhealthy: g000, g001, g002, g003 and 296 more"
+    assert faults.known() == (
         snapshot.KnownFault(
             AlertKind.DEVICE_UNHEALTHY,
             GPU,
@@ -223,11 +226,11 @@ def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
 
 
 def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
-    seen = (evidence.of("plugin", "XID 79"),)
+    each = (evidence.of("plugin", "XID 79"),)
     alert = alerts.Alert(
         kind=AlertKind.DEVICE_UNHEALTHY,
         summary="g0 is unhealthy",
-        evidence=seen,
+        evidence=each,
         starts_at=AT,
         told_at=AT,
         resource=GPU,
@@ -250,7 +253,7 @@ def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
         resource=GPU,
         devices=("g0",),
         devices_total=1,
-        evidence=seen,
+        evidence=each,
         advice="move the named pods; look up the code in the runbook",
         runbook="https://run/device_unhealthy.md",
         leader=7,
@@ -295,7 +298,7 @@ def test_a_long_text_is_cut() -> None:
 
 
 def test_the_way_through_memory_changes_nothing() -> None:
-    known = snapshot.Snapshot(
+    faults = snapshot.Snapshot(
         node="a.b",
         plugin="p",
         state=State.ILL,
@@ -308,7 +311,7 @@ def test_the_way_through_memory_changes_nothing() -> None:
         ),
     )
 
-    assert snapshot.decode(snapshot.encode(known)) == known
+    assert snapshot.decode(snapshot.encode(faults)) == faults
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b"\xff"])

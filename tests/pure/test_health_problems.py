@@ -97,15 +97,15 @@ def test_what_looks_well_in_few_steps_has_no_problem_in_many(
 def test_a_heartbeat_shows_what_is_wrong(
     resource: vocabulary.ResourceBeat, interval_s: float, rule: Rule | None
 ) -> None:
-    found = problems.worst(beat_of(OTHER, resource, interval_s=interval_s), SETTINGS)
-    assert (found.rule if found else None) is rule
-    assert found is None or found.resources == (GPU,)
+    problem = problems.worst(beat_of(OTHER, resource, interval_s=interval_s), SETTINGS)
+    assert (problem.rule if problem else None) is rule
+    assert problem is None or problem.resources == (GPU,)
 
 
 def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> None:
-    known = problems.worst(beat_of(changed(probe_age_s=75.4)), SETTINGS)
-    assert known is not None
-    assert (known.verdict, [seen.observed for seen in known.evidence]) == (
+    problem = problems.worst(beat_of(changed(probe_age_s=75.4)), SETTINGS)
+    assert problem is not None
+    assert (problem.verdict, [each.observed for each in problem.evidence]) == (
         Verdict.STUCK,
         [f"{GPU}: its socket has not been probed for 75 s"],
     )
@@ -114,9 +114,9 @@ def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> No
 def test_a_refused_resource_counts_beside_one_whose_kubelet_is_new() -> None:
     away = changed(streams=0, problem="missing", kubelet_away=True)
     refused = msgspec.structs.replace(OTHER, streams=0, problem="refused")
-    found = problems.worst(beat_of(away, refused), SETTINGS)
-    assert found is not None
-    assert (found.rule, found.resources) == (Rule.NOT_REGISTERED, ("x/y",))
+    problem = problems.worst(beat_of(away, refused), SETTINGS)
+    assert problem is not None
+    assert (problem.rule, problem.resources) == (Rule.NOT_REGISTERED, ("x/y",))
 
 
 class Fleet(World):
@@ -142,7 +142,7 @@ class Fleet(World):
         return self.now + 0.01, signals.ProbeAnswered(heartbeat=beat, number=probe.number)
 
 
-def told(world: World) -> list[tuple[AlertState, str]]:
+def published(world: World) -> list[tuple[AlertState, str]]:
     return [
         (event.state, event.summary)
         for event in world.published.values()
@@ -156,17 +156,17 @@ def test_an_alert_names_the_resources_that_it_is_about() -> None:
     world.said = (WELL, msgspec.structs.replace(OTHER, streams=0))
     world.live(30)
     apart = "p on a is not registered with the kubelet: "
-    assert told(world) == [(FIRING, f"{apart}x/y")]
+    assert published(world) == [(FIRING, f"{apart}x/y")]
     verdict = [e for e in world.published.values() if isinstance(e, vocabulary.VerdictChanged)][-1]
     assert (verdict.verdict, verdict.resources) == (Verdict.DEREGISTERED, ("x/y",))
     world.crash(5.0)
     world.live(30)
-    assert told(world) == [(FIRING, f"{apart}x/y")]
+    assert published(world) == [(FIRING, f"{apart}x/y")]
     world.said = (changed(streams=0), msgspec.structs.replace(OTHER, streams=0))
     world.live(30)
     world.said = (changed(streams=0), OTHER)
     world.live(30)
-    assert told(world) == [(FIRING, f"{apart}x/y"), (FIRING, f"{apart}{GPU}, x/y")]
+    assert published(world) == [(FIRING, f"{apart}x/y"), (FIRING, f"{apart}{GPU}, x/y")]
 
 
 @pytest.mark.parametrize(("away_s", "kinds"), [(20, []), (60, [AlertKind.DEREGISTERED])])
@@ -206,6 +206,6 @@ def test_a_plugin_that_drains_and_does_not_end_is_believed_for_a_while_only() ->
     world.said = (changed(streams=0, problem="draining"),)
     world.phase = vocabulary.Phase.DRAINING
     world.live(290)
-    assert told(world) == []
+    assert published(world) == []
     world.live(30)
-    assert told(world) == [(FIRING, f"p on a is not registered with the kubelet: {GPU}")]
+    assert published(world) == [(FIRING, f"p on a is not registered with the kubelet: {GPU}")]

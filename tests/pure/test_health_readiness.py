@@ -11,7 +11,9 @@ _PLUGIN = Path(__file__).resolve().parents[2] / "k8s" / "base" / "plugin.yaml"
 
 def test_a_suspended_process_is_not_ready_before_health_reaches_a_verdict() -> None:
     (daemonset,) = (
-        one for one in yaml.safe_load_all(_PLUGIN.read_text()) if one["kind"] == "DaemonSet"
+        document
+        for document in yaml.safe_load_all(_PLUGIN.read_text())
+        if document["kind"] == "DaemonSet"
     )
     (container,) = daemonset["spec"]["template"]["spec"]["containers"]
     probe = container["readinessProbe"]

@@ -26,7 +26,7 @@ class Gone(Plugin):
 
 
 def remembered(world: World) -> list[str]:
-    return sorted(key for key in world.memory if not key.startswith(vocabulary.FLEET))
+    return sorted(key for key in world.stored if not key.startswith(vocabulary.FLEET))
 
 
 def expect(world: World, *nodes: str) -> None:
@@ -174,8 +174,8 @@ def who(world: World) -> list[str]:
 
 def test_an_announced_stop_where_the_plugin_is_expected_is_waited_for() -> None:
     world = running("a")
-    said = vocabulary.PluginStopping(node="a", at=ZERO, plugin="p", reason=StopReason.SIGNAL)
-    assert said.expected_return_s == 0.0
+    event = vocabulary.PluginStopping(node="a", at=ZERO, plugin="p", reason=StopReason.SIGNAL)
+    assert event.expected_return_s == 0.0
     world.stop("a")
     world.run(320.0)
     assert world.story("a") == [(AlertKind.MAINTENANCE_OVERDUE, FIRING)]

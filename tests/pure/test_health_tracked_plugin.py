@@ -43,10 +43,10 @@ class Plugin:
         phase: vocabulary.Phase = vocabulary.Phase.SERVING,
         made_at: float | None = None,
     ) -> list[steps.Effect]:
-        said = self.says(at, resource, phase=phase, made_at=made_at)
-        return self.receive(said, at)
+        heartbeat = self.heartbeat(at, resource, phase=phase, made_at=made_at)
+        return self.receive(heartbeat, at)
 
-    def says(
+    def heartbeat(
         self,
         at: float,
         resource: vocabulary.ResourceBeat = GOOD,
@@ -66,7 +66,7 @@ class Plugin:
             resources=(resource,),
         )
 
-    def leaves(self, at: float, expected_return_s: float = 0.0) -> list[steps.Effect]:
+    def stops(self, at: float, expected_return_s: float = 0.0) -> list[steps.Effect]:
         event = vocabulary.PluginStopping(
             node="node-a",
             at=AT,
@@ -77,10 +77,10 @@ class Plugin:
         return self.reports(event, at)
 
     def suspected(self, at: float) -> int:
-        noted, asked = self.machine.tick(at)
+        noted, question = self.machine.tick(at)
         assert noted == signals.Noted(note=Note.SUSPECTED)
-        assert isinstance(asked, signals.Probe)
-        return asked.number
+        assert isinstance(question, signals.Probe)
+        return question.number
 
     def reports(self, event: vocabulary.PluginEvent, at: float) -> list[steps.Effect]:
         self.sequence += 1
@@ -152,7 +152,7 @@ def concluded(
     verdict: Verdict,
     previous: Verdict | None,
     rule: Rule,
-    *seen: tuple[str, str],
+    *evidence: tuple[str, str],
     resources: tuple[str, ...] = (GPU,),
 ) -> steps.VerdictReached:
     return steps.VerdictReached(
@@ -160,7 +160,7 @@ def concluded(
         previous=previous,
         rule=rule,
         resources=resources,
-        evidence=tuple(vocabulary.Evidence(source=who, observed=what) for who, what in seen),
+        evidence=tuple(vocabulary.Evidence(source=who, observed=what) for who, what in evidence),
     )
 
 
@@ -227,7 +227,7 @@ def test_an_answered_probe_refutes_silence() -> None:
     plugin = healthy()
     number = plugin.suspected(3.5)
 
-    assert plugin.answered(plugin.says(3.6), number, 3.6) == [REFUTED]
+    assert plugin.answered(plugin.heartbeat(3.6), number, 3.6) == [REFUTED]
     assert (plugin.state, plugin.deadline) == (State.HEALTHY, 6.1)
 
 
@@ -307,7 +307,7 @@ def test_while_kubernetes_is_asked_again_so_is_the_plugin() -> None:
     assert plugin.deadline == 7.5
     assert plugin.tick(7.5) == [probe(1), question(3)]
     # it is back, and its next heartbeat would be an interval away
-    assert plugin.answered(plugin.says(7.6), 1, 7.6) == [REFUTED]
+    assert plugin.answered(plugin.heartbeat(7.6), 1, 7.6) == [REFUTED]
     assert plugin.state is State.HEALTHY
 
 
@@ -405,7 +405,7 @@ def test_between_two_heartbeats_a_problem_is_probed() -> None:
     plugin.beat(2.0, APART)
     number = plugin.suspected(4.0)
 
-    assert plugin.answered(plugin.says(4.1, DEAF), number, 4.1) == [
+    assert plugin.answered(plugin.heartbeat(4.1, DEAF), number, 4.1) == [
         CONFIRMED,
         concluded(
             Verdict.STUCK,
@@ -424,7 +424,7 @@ def test_an_answer_without_a_problem_refutes_it() -> None:
     plugin = healthy()
     plugin.beat(2.0, APART)
 
-    assert plugin.answered(plugin.says(4.1), plugin.suspected(4.0), 4.1) == [REFUTED]
+    assert plugin.answered(plugin.heartbeat(4.1), plugin.suspected(4.0), 4.1) == [REFUTED]
     assert plugin.state is State.HEALTHY
 
 
@@ -526,7 +526,7 @@ def test_a_deregistered_plugin_is_recovered_after_three_good_heartbeats() -> Non
 def test_an_announced_stop_is_maintenance_with_a_deadline() -> None:
     plugin = healthy()
 
-    assert plugin.leaves(2.0, expected_return_s=60.0) == [
+    assert plugin.stops(2.0, expected_return_s=60.0) == [
         concluded(
             Verdict.MAINTENANCE,
             Verdict.HEALTHY,
@@ -550,14 +550,14 @@ def test_an_announced_stop_is_maintenance_with_a_deadline() -> None:
 
 def test_a_stop_for_an_unknown_time_waits_as_long_as_configured() -> None:
     plugin = healthy()
-    plugin.leaves(2.0)
+    plugin.stops(2.0)
 
     assert plugin.deadline == 302.0
 
 
 def test_a_last_heartbeat_after_the_announced_stop_is_no_return() -> None:
     plugin = healthy()
-    plugin.leaves(2.0)
+    plugin.stops(2.0)
 
     assert plugin.beat(2.1) == []
     assert plugin.state is State.MAINTENANCE
@@ -565,7 +565,7 @@ def test_a_last_heartbeat_after_the_announced_stop_is_no_return() -> None:
 
 def test_a_new_instance_ends_the_maintenance() -> None:
     plugin = healthy()
-    plugin.leaves(2.0)
+    plugin.stops(2.0)
     plugin.instance, plugin.seq = "two", 0
 
     assert [plugin.beat(5.0), plugin.beat(6.0)] == [[], []]
@@ -579,7 +579,7 @@ def test_a_new_instance_ends_the_maintenance() -> None:
 
 def test_the_same_instance_ends_the_maintenance_when_it_reports_its_start() -> None:
     plugin = healthy()
-    plugin.leaves(2.0)
+    plugin.stops(2.0)
     plugin.reports(STARTED, 4.0)
     plugin.beat(5.0)
 
@@ -600,7 +600,7 @@ def test_after_our_own_outage_every_wait_begins_anew() -> None:
 
 def test_our_own_outage_prolongs_a_maintenance() -> None:
     plugin = healthy()
-    plugin.leaves(2.0, expected_return_s=10.0)
+    plugin.stops(2.0, expected_return_s=10.0)
 
     plugin.receive(steps.Reconnected(window_s=0.0, paused_s=55.0), 60.0)
 
@@ -618,7 +618,7 @@ def test_our_own_outage_prolongs_a_maintenance() -> None:
 )
 def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float | None) -> None:
     machine = tracked(100.0)
-    known = snapshot.Snapshot(
+    stored = snapshot.Snapshot(
         node="node-a",
         plugin="device-plugin",
         state=state,
@@ -627,7 +627,7 @@ def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float |
         return_s=30.0,
     )
 
-    machine.receive(signals.Restored(state=known), 100.0)
+    machine.receive(signals.Restored(state=stored), 100.0)
     machine.publish(100.0, AT, lambda _: True)
 
     assert machine.next_deadline() == deadline
@@ -681,7 +681,7 @@ def both() -> Plugin:
 def test_when_one_of_two_instances_stops_the_other_is_not_in_maintenance() -> None:
     plugin = both()
     plugin.instance = "two"
-    assert plugin.leaves(41.1) == []
+    assert plugin.stops(41.1) == []
     plugin.instance, plugin.seq = "one", 100
     # the second instance, which came unannounced, counts as a fall
     for second in range(40):
@@ -693,7 +693,7 @@ def test_when_one_of_two_instances_stops_the_other_is_not_in_maintenance() -> No
 def test_when_both_of_two_instances_stop_the_plugin_is_not_down() -> None:
     plugin = both()
     for at, plugin.instance in ((41.1, "two"), (41.2, "one")):
-        plugin.leaves(at)
+        plugin.stops(at)
 
     assert plugin.verdict is Verdict.MAINTENANCE
 
@@ -718,7 +718,7 @@ def test_a_plugin_that_does_not_answer_is_stuck_and_not_only_deregistered() -> N
 
     assert isinstance(concluded, steps.VerdictReached)
     assert concluded.verdict is Verdict.STUCK
-    assert [seen.observed for seen in concluded.evidence] == [
+    assert [evidence.observed for evidence in concluded.evidence] == [
         f"{GPU}: its socket does not answer (self-probe 1.0 s ago); registering"
     ]
 
@@ -758,11 +758,11 @@ def test_a_node_that_changes_what_it_offers_is_asked_about_within_seconds() -> N
     plugin.offered(FEWER, 40.5)
     assert plugin.deadline == 42.5
     number = plugin.suspected(42.5)
-    _, concluded, _ = plugin.answered(plugin.says(42.6, HAS), number, 42.6)
+    _, concluded, _ = plugin.answered(plugin.heartbeat(42.6, HAS), number, 42.6)
 
     assert isinstance(concluded, steps.VerdictReached)
     assert concluded.verdict is Verdict.MISMATCH
-    assert [seen.observed for seen in concluded.evidence] == [APART_SAID]
+    assert [evidence.observed for evidence in concluded.evidence] == [APART_SAID]
 
 
 def test_a_kubelet_has_its_time_to_report_a_new_registration() -> None:
@@ -770,7 +770,7 @@ def test_a_kubelet_has_its_time_to_report_a_new_registration() -> None:
     plugin.offered(FEWER, 40.5)
     number = plugin.suspected(42.5)
     again = msgspec.structs.replace(HAS, registered_age_s=1.0)
-    assert plugin.answered(plugin.says(42.6, again), number, 42.6) == [REFUTED]
+    assert plugin.answered(plugin.heartbeat(42.6, again), number, 42.6) == [REFUTED]
     for second in range(43, 70):
         plugin.beat(float(second), again)
     assert plugin.verdict is Verdict.HEALTHY

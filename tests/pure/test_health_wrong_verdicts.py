@@ -58,8 +58,8 @@ def test_failures_get_the_right_verdict_and_no_later_than_before(
 def test_a_dead_connection_is_no_dead_process() -> None:
     resets = plugin_gaps.Model(loss=0.0, pauses_per_day=2.0, link_share=1.0, reset_share=1.0)
 
-    found = healthy_fleet.simulate(200, 1.0, resets)
+    result = healthy_fleet.simulate(200, 1.0, resets)
 
-    assert found.gaps > 100
-    assert {name.partition(" ")[0] for name in found.verdicts} == {"HEALTHY", "UNREACHABLE"}
-    assert found.wrong == {}
+    assert result.gaps > 100
+    assert {name.partition(" ")[0] for name in result.verdicts} == {"HEALTHY", "UNREACHABLE"}
+    assert result.wrong == {}

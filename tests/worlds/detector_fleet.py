@@ -29,7 +29,7 @@ class Plugin:
 
     node: str
     alive: bool = True
-    frozen: bool = False
+    suspended: bool = False
     cut: bool = False
     node_up: bool = True
     stopped: bool = False
@@ -56,8 +56,8 @@ class Plugin:
     shows_after_s: float = 1.0
 
     @property
-    def heard(self) -> bool:
-        return self.alive and not self.frozen and not self.cut and self.node_up
+    def sends_heartbeats(self) -> bool:
+        return self.alive and not self.suspended and not self.cut and self.node_up
 
     def beat(self, now: float) -> vocabulary.Heartbeat:
         self.seq += 1
@@ -85,7 +85,7 @@ class Plugin:
 
     def facts(self, now: float) -> facts.Facts:
         crashed = not self.alive and now - self.died_at > self.shows_after_s
-        mute = self.frozen and now - self.frozen_at > _PROBED_S
+        mute = self.suspended and now - self.frozen_at > _PROBED_S
         waiting = "CrashLoopBackOff" if crashed and not self.stopped else ""
         pod = facts.Pod(
             name="m/p",
@@ -125,7 +125,7 @@ class Service:
             bounds=world.bounds,
             leader=None,
         )
-        for value in list(world.memory.values()):
+        for value in list(world.stored.values()):
             self.feed(signals.Restored(state=snapshot.decode(value)))
         if world.has_cluster:
             nodes = {node: facts.Expected(age_s=0.0) for node in world.plugins}
@@ -203,7 +203,7 @@ class World:
         self._listed_at = 0.0
         self.interval_s = interval_s
         self.plugins = {node: Plugin(node, interval_s=interval_s) for node in nodes}
-        self.memory: dict[str, bytes] = {}
+        self.stored: dict[str, bytes] = {}
         self.published: dict[str, Told] = {}
         self.noted: list[signals.Output] = []
         self.boots = 0
@@ -237,7 +237,7 @@ class World:
             return
         self._revision += 1
         heir = self.services[0]
-        for value in list(self.memory.values()):
+        for value in list(self.stored.values()):
             heir.feed(signals.Restored(state=snapshot.decode(value)))
         heir.feed(signals.Leadership(revision=self._revision))
         self.start(leads=False)
@@ -254,7 +254,7 @@ class World:
         service = self.services[0]
         service.feed(signals.Leadership(revision=None))
         service.drops = False
-        for value in list(self.memory.values()):
+        for value in list(self.stored.values()):
             service.feed(signals.Restored(state=snapshot.decode(value)))
         service.feed(signals.Leadership(revision=self._revision))
 
@@ -269,8 +269,8 @@ class World:
 
     def freeze(self, node: str) -> None:
         plugin = self.plugins[node]
-        if not plugin.frozen:
-            plugin.frozen, plugin.frozen_at = True, self.now
+        if not plugin.suspended:
+            plugin.suspended, plugin.frozen_at = True, self.now
 
     def cut(self, node: str) -> None:
         plugin = self.plugins[node]
@@ -283,8 +283,8 @@ class World:
 
     def stop(self, node: str) -> None:
         plugin = self.plugins[node]
-        if plugin.heard:
-            self._say(
+        if plugin.sends_heartbeats:
+            self._report(
                 plugin,
                 vocabulary.PluginStopping(node=node, at=ZERO, plugin="p", reason=StopReason.SIGNAL),
             )
@@ -298,14 +298,14 @@ class World:
         plugin = self.plugins[node]
         if not plugin.alive:
             plugin.instance, plugin.seq, plugin.sequence = plugin.instance + 1, 0, 0
-        if not plugin.heard:
+        if not plugin.sends_heartbeats:
             plugin.connection += 1
-            self._hear_all(
+            self._feed_all(
                 signals.Connected(node=node, plugin="p", server="nats-0", client=plugin.connection)
             )
         plugin.alive = plugin.node_up = True
-        plugin.frozen = plugin.cut = plugin.stopped = plugin.apart = False
-        self._say(
+        plugin.suspended = plugin.cut = plugin.stopped = plugin.apart = False
+        self._report(
             plugin,
             vocabulary.PluginStarted(
                 node=node,
@@ -328,7 +328,7 @@ class World:
     def lose(self, node: str) -> None:
         """Let another process come, which finds one device less."""
         plugin = self.plugins[node]
-        if plugin.heard:
+        if plugin.sends_heartbeats:
             self.replace(node, max(0, plugin.devices - 1))
 
     def hold(self, node: str, pods: int) -> None:
@@ -342,7 +342,7 @@ class World:
         """Let a device leave while its plugin sees it."""
         plugin = self.plugins[node]
         plugin.devices -= 1
-        self._say(
+        self._report(
             plugin,
             vocabulary.DeviceRemoved(
                 node=node, at=ZERO, plugin="p", resource=GPU, device_id=device, reason="not there"
@@ -352,8 +352,8 @@ class World:
     def turn(self, node: str, device: str) -> None:
         plugin = self.plugins[node]
         plugin.broken ^= {device}
-        if plugin.heard:
-            self._say(
+        if plugin.sends_heartbeats:
+            self._report(
                 plugin,
                 vocabulary.DeviceHealthChanged(
                     node=node,
@@ -377,7 +377,7 @@ class World:
             )
             for device in map(str, range(plugin.devices))
         )
-        self._say(
+        self._report(
             plugin, vocabulary.InventoryReported(node=node, at=ZERO, plugin="p", devices=devices)
         )
 
@@ -385,7 +385,7 @@ class World:
         plugin = self.plugins[node]
         plugin.offered = count
         offers = {GPU: facts.Offer(capacity=2, allocatable=2 if count is None else count)}
-        self._hear_all(signals.NodeOffers(node=node, offers=offers))
+        self._feed_all(signals.NodeOffers(node=node, offers=offers))
 
     def outage(self, seconds: float) -> None:
         """Let the bus be away."""
@@ -419,13 +419,13 @@ class World:
         for event in self.published.values():
             if not isinstance(event, vocabulary.AlertChanged):
                 continue
-            known = firing.pop(event.fingerprint, None)
+            before = firing.pop(event.fingerprint, None)
             assert event.evidence, "an alert without evidence"
             if event.change == 0:
-                assert known is None, "fired twice"
+                assert before is None, "fired twice"
             else:
-                assert known is not None, "changed what did not fire"
-                assert (known.starts_at, known.change) == (event.starts_at, event.change - 1)
+                assert before is not None, "changed what did not fire"
+                assert (before.starts_at, before.change) == (event.starts_at, event.change - 1)
             if event.state is AlertState.FIRING:
                 firing[event.fingerprint] = event
         return sorted((e.node, e.kind, "".join(e.devices)) for e in firing.values())
@@ -453,36 +453,36 @@ class World:
         ]
 
     def publish(self, out: signals.Publish) -> None:
-        known = self.published.setdefault(out.event_id, out.event)
-        assert _without_leader(known) == _without_leader(out.event), "one id, two facts"
+        before = self.published.setdefault(out.event_id, out.event)
+        assert _without_leader(before) == _without_leader(out.event), "one id, two facts"
 
     def remember(self, out: signals.Store) -> None:
-        self.memory[out.key] = out.value
+        self.stored[out.key] = out.value
         if not out.value:
-            del self.memory[out.key]
+            del self.stored[out.key]
 
-    def learn(self, asked: signals.AskCluster) -> tuple[float, signals.Input]:
+    def learn(self, question: signals.AskCluster) -> tuple[float, signals.Input]:
         """Return what the Kubernetes API answers, and when."""
-        self.asked.append(asked)
-        plugin = self.plugins.get(asked.node)
-        known, at = None if plugin is None else plugin.facts(self.now), self.now + 0.02
-        if plugin is not None and asked.resources:
-            assert asked.resources == (GPU,)
-            known = None if self.mute else facts.Facts(holders=plugin.holders)
+        self.asked.append(question)
+        plugin = self.plugins.get(question.node)
+        before, at = None if plugin is None else plugin.facts(self.now), self.now + 0.02
+        if plugin is not None and question.resources:
+            assert question.resources == (GPU,)
+            before = None if self.mute else facts.Facts(holders=plugin.holders)
             at = self._listed_at = max(self._listed_at, self.now) + self.list_s
-            at = self.now + asked.timeout_s if self.mute else at
+            at = self.now + question.timeout_s if self.mute else at
         answer = signals.ClusterAnswered(
-            node=asked.node,
-            plugin=asked.plugin,
-            number=asked.number,
-            facts=known,
-            resources=asked.resources,
+            node=question.node,
+            plugin=question.plugin,
+            number=question.number,
+            facts=before,
+            resources=question.resources,
         )
         return at, answer
 
     def answer(self, probe: signals.Probe) -> tuple[float, signals.Input]:
         plugin = self.plugins[probe.node]
-        if plugin.heard:
+        if plugin.sends_heartbeats:
             beat = plugin.beat(self.now)
             return self.now + 0.01, signals.ProbeAnswered(heartbeat=beat, number=probe.number)
         connected = plugin.alive and not plugin.cut
@@ -504,22 +504,22 @@ class World:
         for plugin in self.plugins.values():
             if plugin.node_up and self.now - plugin.lease_at >= 10.0:
                 plugin.lease_at = self.now
-            if plugin.heard:
-                self._hear_all(signals.Beat(heartbeat=plugin.beat(self.now)))
+            if plugin.sends_heartbeats:
+                self._feed_all(signals.Beat(heartbeat=plugin.beat(self.now)))
         self._unacked = []
         while self._events:
             event = self._events.pop(0)
-            self._hear_all(event)
+            self._feed_all(event)
             # what was not acknowledged before a crash comes again
             if self.services[0].crashed:
                 self._unacked.append(event)
 
-    def _hear_all(self, event: signals.Input) -> None:
+    def _feed_all(self, event: signals.Input) -> None:
         for service in self.services:
             service.feed(event)
 
     def _disconnect(self, plugin: Plugin, reason: str) -> None:
-        self._hear_all(
+        self._feed_all(
             signals.Disconnected(
                 node=plugin.node,
                 plugin="p",
@@ -529,7 +529,7 @@ class World:
             )
         )
 
-    def _say(self, plugin: Plugin, event: vocabulary.PluginEvent) -> None:
+    def _report(self, plugin: Plugin, event: vocabulary.PluginEvent) -> None:
         plugin.sequence += 1
         self._events.append(
             signals.FromPlugin(
