@@ -14,7 +14,7 @@ from muster.cli import output
 from muster.service import settings
 
 if TYPE_CHECKING:
-    from muster_health.replay import recording
+    from muster_health.replay import player, recording
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -22,7 +22,7 @@ app = cyclopts.App(name="replay")
 
 
 class _Unusable(ValueError):
-    """A file or an option cannot be used; the text says why."""
+    """An option cannot be used; the text says why."""
 
 
 @app.default
@@ -58,84 +58,47 @@ def replay(
         Print one JSON object.
 
     """
+    from muster_health.model import config  # noqa: PLC0415  # a command imports what it needs when it is called
+    from muster_health.replay import player, recorder, recording  # noqa: PLC0415  # as above
+
     try:
-        report = _report(recorded, policy, since)
-    except (_Unusable, settings.BadSettings) as error:
+        other = settings.load(config.Settings, prefix="MUSTER_HEALTH", file=policy, environment={})
+        read = recorder.read(recorded)
+        shown_from = _since(since, read.end)
+    except (_Unusable, recording.UnreadableRecording, settings.BadSettings) as error:
         return output.fail("replay", str(error))
-    tree = msgspec.to_builtins(report)
+    comparison = player.compare(
+        read, player.Policy(detection=other.detection, bounds=other.bounds), shown_from
+    )
+    span = {"from": read.begin, "to": read.end, "entries": len(read.entries)}
+    report = msgspec.to_builtins({"recording": span, "policy": str(policy), **_report(comparison)})
     if json:
-        output.print_json(tree, indent=2)
+        output.print_json(report, indent=2)
     else:
-        for line in _text(tree):
+        for line in _text(report):
             print(output.plain(line))
     return 0
 
 
-def _report(file: Path, policy: Path, since: str | None) -> dict[str, object]:
-    from muster_health.model import config  # noqa: PLC0415  # a command imports what it needs when it is called
-    from muster_health.replay import player, recording  # noqa: PLC0415  # as above
-
-    other = settings.load(config.Settings, prefix="MUSTER_HEALTH", file=policy, environment={})
-    try:
-        recorded = recording.read(_lines(file))
-    except recording.UnreadableRecording as error:
-        raise _Unusable(f"{file}: {error}") from None
-    end = recorded.zero + timedelta(seconds=recorded.entries[-1][0])
-    begin = recorded.zero + timedelta(seconds=recorded.entries[0][0])
-    shown = _since(since, end)
-    with_recorded = player.play(recorded)
-    with_other = player.play(
-        recorded, player.Policy(detection=other.detection, bounds=other.bounds)
-    )
-    both, gone, new = recording.match(with_recorded.episodes, with_other.episodes)
-    missing, additional = recording.differences(recorded, with_recorded.episodes)
-    both = [pair for pair in both if max(episode.fired_at for episode in pair) >= shown]
-    gone, new, missing, additional = (
-        [episode for episode in episodes if episode.fired_at >= shown]
-        for episodes in (gone, new, missing, additional)
-    )
+def _report(comparison: "player.Comparison") -> dict[str, object]:
+    pairs, only_recorded = comparison.both, comparison.only_recorded_policy
     return {
-        "recording": {"from": begin, "to": end, "entries": len(recorded.entries)},
-        "policy": str(policy),
         "alerts": {
-            "told": sum(episode.fired_at >= shown for episode in recorded.published),
-            "recorded_policy": len(both) + len(gone),
-            "other_policy": len(both) + len(new),
+            "told": comparison.published,
+            "recorded_policy": len(pairs) + len(only_recorded),
+            "other_policy": len(pairs) + len(comparison.only_other_policy),
         },
-        "faithful": not missing and not additional,
-        "told_not_raised": [_episode(episode) for episode in missing],
-        "raised_not_told": [_episode(episode) for episode in additional],
-        "only_recorded_policy": [_episode(episode) for episode in gone],
-        "only_other_policy": [_episode(episode) for episode in new],
+        "faithful": not comparison.not_replayed and not comparison.not_published,
+        "told_not_raised": [_episode(episode) for episode in comparison.not_replayed],
+        "raised_not_told": [_episode(episode) for episode in comparison.not_published],
+        "only_recorded_policy": [_episode(episode) for episode in only_recorded],
+        "only_other_policy": [_episode(episode) for episode in comparison.only_other_policy],
         "both": [
             {**_episode(then), "later_s": round((now.fired_at - then.fired_at).total_seconds(), 1)}
-            for then, now in both
+            for then, now in pairs
         ],
-        "questions": dict(with_other.questions),
+        "questions": dict(comparison.questions),
     }
-
-
-def _lines(file: Path) -> "Iterator[tuple[float, recording.Entry]]":
-    older = Path(f"{file}.1")
-    for path in (older, file) if older.exists() else (file,):
-        try:
-            with path.open("rb") as lines:
-                yield from _decoded(path, lines)
-        except OSError as error:
-            raise _Unusable(f"{path}: {error.strerror}") from None
-
-
-def _decoded(path: Path, lines: Iterator[bytes]) -> "Iterator[tuple[float, recording.Entry]]":
-    from muster_health.replay import recording  # noqa: PLC0415  # as above
-
-    for number, line in enumerate(lines, 1):
-        if not line.endswith(b"\n"):
-            # health crashed, or is writing at this moment
-            return
-        try:
-            yield recording.decode(line)
-        except recording.UnreadableRecording as error:
-            raise _Unusable(f"{path}, line {number}: {error}") from None
 
 
 def _since(text: str | None, end: datetime) -> datetime:

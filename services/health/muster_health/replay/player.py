@@ -15,7 +15,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from muster import vocabulary
@@ -66,6 +66,23 @@ class Result:
     """How many questions were answered in which way."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The alerts of a recording under its own policy and under another one, from some time on.
+
+    `not_replayed` and `not_published` say where replaying the recorded policy differs from what
+    happened; `questions` counts how those of the other policy were answered.
+    """
+
+    published: int
+    not_replayed: Sequence[recording.Episode]
+    not_published: Sequence[recording.Episode]
+    both: Sequence[tuple[recording.Episode, recording.Episode]]
+    only_recorded_policy: Sequence[recording.Episode]
+    only_other_policy: Sequence[recording.Episode]
+    questions: Counter[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer that comes `after_s` later, or never (None); `how` says how it was determined."""
@@ -85,6 +102,26 @@ class _RecordedQuestion:
 def play(recorded: recording.Recording, policy: Policy | None = None) -> Result:
     """Return what a policy makes of a recording; by default each process has its recorded one."""
     return _Player(recorded, policy).run()
+
+
+def compare(recorded: recording.Recording, other: Policy, shown_from: datetime) -> Comparison:
+    """Replay a recording under its own policy and another one, and compare the alerts."""
+    then, now = play(recorded), play(recorded, other)
+    both, only_recorded, only_other = recording.match(then.episodes, now.episodes)
+    not_replayed, not_published = recording.differences(recorded, then.episodes)
+
+    def shown(episodes: Iterable[recording.Episode]) -> list[recording.Episode]:
+        return [episode for episode in episodes if episode.fired_at >= shown_from]
+
+    return Comparison(
+        published=len(shown(recorded.published)),
+        not_replayed=shown(not_replayed),
+        not_published=shown(not_published),
+        both=[pair for pair in both if shown(pair)],
+        only_recorded_policy=shown(only_recorded),
+        only_other_policy=shown(only_other),
+        questions=now.questions,
+    )
 
 
 class _Player:

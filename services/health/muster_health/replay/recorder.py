@@ -1,10 +1,10 @@
-"""Adapter: files: records a detector's inputs and alerts, in two files of bounded size.
+"""Adapter: files: records a detector's inputs and alerts, in two files of bounded size; reads them.
 
 When the newer file is full it becomes the older one, `FILE.1`. If it cannot be written, that is
 logged once and recording ends; the detector goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -130,3 +130,30 @@ class Recorder:
         for entry in (header, *self._levels.values()):
             for line in recording.encode(now, entry):
                 self._size_bytes += self._file.write(line)
+
+
+def read(path: Path) -> recording.Recording:
+    """Return what was recorded in a file and the one before it. Raises UnreadableRecording."""
+    older = Path(f"{path}.1")
+    files = (older, path) if older.exists() else (path,)
+    entries = [entry for file in files for entry in _entries(file)]
+    try:
+        return recording.read(entries)
+    except recording.UnreadableRecording as error:
+        raise recording.UnreadableRecording(f"{path}: {error}") from None
+
+
+def _entries(path: Path) -> Iterator[tuple[float, recording.Entry]]:
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    # health crashed, or is writing at this moment
+                    return
+                try:
+                    yield recording.decode(line)
+                except recording.UnreadableRecording as error:
+                    text = f"{path}, line {number}: {error}"
+                    raise recording.UnreadableRecording(text) from None
+    except OSError as error:
+        raise recording.UnreadableRecording(f"{path}: {error.strerror}") from None

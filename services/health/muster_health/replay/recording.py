@@ -221,6 +221,16 @@ class Recording:
     entries: list[tuple[float, Entry]]
 
     @property
+    def begin(self) -> datetime:
+        """The time of the first entry."""
+        return self._utc(self.entries[0][0])
+
+    @property
+    def end(self) -> datetime:
+        """The time of the last entry."""
+        return self._utc(self.entries[-1][0])
+
+    @property
     def published(self) -> list[Episode]:
         """The alerts that were published."""
         tracker = EpisodeTracker(self.zero)
