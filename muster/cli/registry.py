@@ -4,16 +4,13 @@ An entry point of the group `muster.commands` has the name of its command and na
 of the same name. A command's module is imported when the command is called, and not to list it.
 """
 
-import tomllib
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 import cyclopts
 from cyclopts import Parameter
 
-import muster
 from muster import commands
 from muster.cli import output
 
@@ -106,16 +103,7 @@ def call(name: str, *arguments: str) -> int:
 def targets() -> dict[str, str]:
     """Return the `module:attribute` of every command by its name."""
     own = {name: command.target for name, command in COMMANDS.items() if command.target}
-    return own | _registered()
-
-
-def _registered() -> dict[str, str]:
-    # a source tree goes before what was installed from it, which may be older
-    file = Path(muster.__file__).parents[1] / "pyproject.toml"
-    project = tomllib.loads(file.read_text("utf-8")).get("project", {}) if file.exists() else {}
-    if project.get("name") == "muster-k8s":
-        return dict(project["entry-points"][_GROUP])
-    return {point.name: point.value for point in metadata.entry_points(group=_GROUP)}
+    return own | {point.name: point.value for point in metadata.entry_points(group=_GROUP)}
 
 
 def _failing(name: str, problem: str) -> Callable[..., int]:
