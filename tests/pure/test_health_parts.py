@@ -5,7 +5,7 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Health, Verdict
-from muster_health.alerting import device_alerts, device_faults, evidence
+from muster_health.alerting import device_alerts, evidence
 from muster_health.fleet import startup_rate_limit, timer_queue
 from muster_health.model import alerts, config, signals, snapshot
 from muster_health.model.snapshot import State
@@ -50,17 +50,17 @@ def inventory(**healths: Health) -> vocabulary.InventoryReported:
     )
 
 
-def group(kind: AlertKind, faults: device_faults.DeviceFaults) -> dict[str, str]:
+def group(kind: AlertKind, faults: device_alerts.DeviceFaults) -> dict[str, str]:
     return {device: bad.why for device, bad in faults.by_group.get((kind, GPU), {}).items()}
 
 
-def alert_of(faults: device_faults.DeviceFaults) -> alerts.Alert:
+def alert_of(faults: device_alerts.DeviceFaults) -> alerts.Alert:
     (alert,) = device_alerts.of(faults, node="a", at=AT)
     return alert
 
 
 def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
 
     faults.apply(changed("g0", Health.UNHEALTHY, "fell off the bus"))
     assert group(AlertKind.DEVICE_UNHEALTHY, faults) == {"g0": "fell off the bus (xid-79)"}
@@ -72,7 +72,7 @@ def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
 
 
 def test_a_snapshot_heals_lost_events_both_ways() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     faults.restore([snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0", "g9"))])
 
     faults.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
@@ -88,7 +88,7 @@ def test_a_snapshot_heals_lost_events_both_ways() -> None:
 
 def test_a_snapshot_outweighs_what_was_stored_before_it() -> None:
     """Who leads at once reads its memory once more, with the first reports taken in already."""
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     faults.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
 
     faults.restore(
@@ -104,7 +104,7 @@ def test_a_snapshot_outweighs_what_was_stored_before_it() -> None:
 
 
 def test_a_stored_degraded_device_ends_with_a_heartbeat_that_counts_none() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     where = AlertKind.DEVICE_DEGRADED, GPU
     faults.restore(
         [
@@ -120,7 +120,7 @@ def test_a_stored_degraded_device_ends_with_a_heartbeat_that_counts_none() -> No
 
 
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     faults.apply(changed("g0", Health.UNHEALTHY))
     removed = vocabulary.DeviceRemoved(
         node="a", at=AT, plugin="p", resource=GPU, device_id="g0", reason="unplugged"
@@ -134,7 +134,7 @@ def test_a_removed_device_is_no_longer_unhealthy() -> None:
 
 
 def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     device = vocabulary.Device(id="g0", resource=GPU, health=Health.UNHEALTHY)
     faults.apply(vocabulary.DeviceAdded(node="a", at=AT, plugin="p", device=device))
 
@@ -142,7 +142,7 @@ def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
 
 
 def test_a_condition_holds_until_its_end_is_reported_or_a_heartbeat_counts_none() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     for device in ("g0", "g1"):
         faults.apply(
             vocabulary.DeviceConditionChanged(
@@ -171,7 +171,7 @@ def test_a_condition_holds_until_its_end_is_reported_or_a_heartbeat_counts_none(
 
 
 def test_a_heartbeat_reports_what_no_event_came_for() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     faults.observe(beat_of(unmonitored=3))
 
     alert = alert_of(faults)
@@ -184,14 +184,14 @@ def test_a_heartbeat_reports_what_no_event_came_for() -> None:
 
 
 def test_fewer_devices_than_expected_are_reported() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     faults.observe(beat_of(short="3 of 4 expected devices"))
 
     assert alert_of(faults).summary == f"{GPU} on a: 3 of 4 expected devices"
 
 
 def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
-    faults = device_faults.DeviceFaults(10)
+    faults = device_alerts.DeviceFaults(10)
     for reason, code in (
         ("XID 79: it has fallen off the bus", "xid-79"),
         ("NVML has lost the GPU", "gpu-lost"),
@@ -208,7 +208,7 @@ def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
 
 
 def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
-    faults = device_faults.DeviceFaults(300)
+    faults = device_alerts.DeviceFaults(300)
     kept = [faults.apply(changed(f"g{n:03}", Health.UNHEALTHY, "XID 79")) for n in range(400)]
 
     alert = alert_of(faults)

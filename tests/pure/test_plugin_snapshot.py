@@ -12,7 +12,7 @@ import pytest
 
 from muster import codec, vocabulary
 from muster.vocabulary import Device, Health
-from muster_health.alerting import device_faults as health_devices
+from muster_health.alerting import device_alerts as health_devices
 from muster_plugin.config import resources
 from muster_plugin.discovery import resource_plan
 from muster_plugin.inventory import inventory, snapshot

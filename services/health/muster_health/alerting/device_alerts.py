@@ -1,17 +1,301 @@
-"""Pure: alerts about a plugin's devices, one for each kind and resource."""
+"""Pure: faults of one plugin's devices, and the alerts about them: one for each kind and resource.
 
-from collections.abc import Iterable, Mapping
+Faults are set by events and corrected by snapshots. An event may be lost; the next inventory lists
+which devices are unhealthy, and each heartbeat counts how many are degraded, unmonitored, missing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
-from muster.vocabulary import AlertKind
-from muster_health.alerting import device_faults, evidence
-from muster_health.model import alerts
+from muster.vocabulary import AlertKind, Condition, Health
+from muster_health.alerting import evidence
+from muster_health.model import alerts, snapshot
+
+Group = tuple[AlertKind, str]
+"""What is wrong, and with which resource: one alert each."""
+
+_WHY_MAX: Final = 300
+_FIRST_MAX: Final = 140
+_NOW: Final = "; now: "
+_PODS_MAX: Final = 8
+_KIND_OF: Final = {
+    Condition.DEGRADED: AlertKind.DEVICE_DEGRADED,
+    Condition.UNMONITORED: AlertKind.DEVICE_UNMONITORED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a device is in its group, and which pods use it."""
+
+    why: str
+    pods: tuple[str, ...] = ()
+
+
+class _Faults:
+    """All that is wrong, or was; most plugins share the empty one."""
+
+    __slots__ = ("by_group", "counts", "ended", "short", "unlisted")
+
+    def __init__(self) -> None:
+        self.by_group: dict[Group, dict[str, Fault]] = {}
+        self.counts: dict[Group, int] = {}
+        self.short: dict[str, str] = {}
+        self.ended: dict[Group, str] = {}
+        self.unlisted: set[tuple[str, str]] = set()
+
+
+_NONE: Final = _Faults()
+"""Shared, and never written to."""
+_NOTHING: Final[Mapping[str, int]] = {}
+
+
+class DeviceFaults:
+    """The devices of one plugin with something wrong, by group and id."""
+
+    __slots__ = ("_count", "_faults", "_max", "changes", "has_any", "totals")
+
+    def __init__(self, devices_max: int) -> None:
+        self.totals: Mapping[str, int] = _NOTHING
+        """By resource; empty until the first snapshot."""
+        self.changes = 0
+        """How often a device changed by name, which no heartbeat reports again."""
+        self.has_any = False
+        """There are, or were, faults: else nothing needs to be looked up."""
+        self._faults = _NONE
+        self._max = devices_max
+        self._count = 0
+
+    @property
+    def by_group(self) -> Mapping[Group, dict[str, Fault]]:
+        """Which devices are known by name."""
+        return self._faults.by_group
+
+    @property
+    def counts(self) -> Mapping[Group, int]:
+        """How many the heartbeats count; more than are known by name if an event was lost."""
+        return self._faults.counts
+
+    @property
+    def short(self) -> Mapping[str, str]:
+        """Which resources have fewer devices than expected, in words."""
+        return self._faults.short
+
+    @property
+    def ended(self) -> Mapping[Group, str]:
+        """Why what was wrong no longer is."""
+        return self._faults.ended
+
+    def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
+        """Go on where a former process stopped; a snapshot that came meanwhile knows better."""
+        is_listed = self.totals is not _NOTHING
+        for group in stored:
+            if is_listed and group.kind is AlertKind.DEVICE_UNHEALTHY:
+                continue
+            where = group.kind, group.resource
+            for device in group.ids:
+                self._put(where, device, Fault(group.why))
+            if group.kind is not AlertKind.DEVICE_UNHEALTHY:
+                # so that a heartbeat that counts none ends it, if the event of its end was missed
+                self._own.counts[where] = len(self.by_group.get(where, ()))
+
+    def known(self) -> tuple[snapshot.KnownFault, ...]:
+        """Return what is to be stored."""
+        alike: dict[tuple[AlertKind, str, str], list[str]] = {}
+        for (kind, resource), devices in self.by_group.items():
+            for device, bad in devices.items():
+                alike.setdefault((kind, resource, bad.why), []).append(device)
+        return tuple(snapshot.KnownFault(*group, tuple(ids)) for group, ids in alike.items())
+
+    def apply(self, event: vocabulary.Event, had: Mapping[str, int] = _NOTHING) -> bool:
+        """Record what a plugin reports; return False if it has more faults than may be kept.
+
+        `had` is how many devices there are to be of each resource: while an inventory lists fewer,
+        an unhealthy one that it does not list has not become well.
+        """
+        match event:
+            case vocabulary.DeviceHealthChanged():
+                group = (AlertKind.DEVICE_UNHEALTHY, event.resource)
+                holds = event.health is not Health.HEALTHY
+                return self._set(group, event.device_id, _bad(event), holds=holds)
+            case vocabulary.DeviceConditionChanged():
+                group = (_KIND_OF[event.condition], event.resource)
+                return self._set(group, event.device_id, _bad(event), holds=event.holds)
+            case vocabulary.DeviceAdded(device=device):
+                group = (AlertKind.DEVICE_UNHEALTHY, device.resource)
+                holds = device.health is not Health.HEALTHY
+                return self._set(group, _key(device), Fault(_cut(device.reason)), holds=holds)
+            case vocabulary.InventoryReported():
+                return self._replace(event.devices, had)
+            case vocabulary.DeviceRemoved():
+                self._remove(event)
+            case vocabulary.ExpectationChanged():
+                self._shorten(event.resource, event.short)
+            case _:
+                pass
+        return True
+
+    def observe(self, heartbeat: vocabulary.Heartbeat) -> bool:
+        """Record the numbers of a heartbeat; return whether they changed anything."""
+        changed, is_unharmed = False, self._faults is _NONE
+        for resource in heartbeat.resources:
+            reports_any = resource.short or resource.degraded or resource.unmonitored
+            if is_unharmed and not reports_any:
+                continue
+            if resource.short != self.short.get(resource.name, ""):
+                changed = True
+                self._shorten(resource.name, resource.short)
+            for kind, count in (
+                (AlertKind.DEVICE_DEGRADED, resource.degraded),
+                (AlertKind.DEVICE_UNMONITORED, resource.unmonitored),
+            ):
+                group = (kind, resource.name)
+                if count != self.counts.get(group, 0):
+                    changed = True
+                    self._number(group, count)
+        return changed
+
+    def settle(self, lacks: Callable[[str], bool]) -> bool:
+        """Drop unlisted devices of resources that lack none; return whether there were any."""
+        if not self._faults.unlisted:
+            return False
+        over = [
+            unlisted_device
+            for unlisted_device in self._faults.unlisted
+            if not lacks(unlisted_device[0])
+        ]
+        for resource, device in over:
+            self._own.unlisted.discard((resource, device))
+            unlisted = Fault("the plugin's inventory no longer lists it")
+            self._set((AlertKind.DEVICE_UNHEALTHY, resource), device, unlisted, holds=False)
+        return bool(over)
+
+    def forget_resources(self, present: Iterable[str]) -> None:
+        """Drop what is known of resources that the plugin no longer has."""
+        here = set(present)
+        for group in [g for g in (*self.by_group, *self.counts) if g[1] not in here]:
+            self._own.ended[group] = "the plugin no longer has the resource"
+            self._count -= len(self._own.by_group.pop(group, ()))
+            self._own.counts.pop(group, None)
+        for name in [name for name in self.short if name not in here]:
+            self._shorten(name, "")
+
+    @property
+    def _own(self) -> _Faults:
+        """Return what may be written to."""
+        if self._faults is _NONE:
+            self._faults, self.has_any = _Faults(), True
+        return self._faults
+
+    def _number(self, group: Group, count: int) -> None:
+        if count:
+            self._own.counts[group] = count
+            return
+        self._own.counts.pop(group, None)
+        self._own.ended[group] = "the plugin's heartbeat reports none"
+        self._count -= len(self._own.by_group.pop(group, ()))
+
+    def _remove(self, event: vocabulary.DeviceRemoved) -> None:
+        why = f"removed: {event.reason}" if event.reason else "removed"
+        gone = event.physical or event.device_id
+        for group in [group for group in self.by_group if group[1] == event.resource]:
+            self._set(group, gone, Fault(why), holds=False)
+
+    def _shorten(self, resource: str, short: str) -> None:
+        if short:
+            self._own.short[resource] = _cut(short)
+        elif self._own.short.pop(resource, None) is not None:
+            self._own.ended[AlertKind.DEVICES_SHORT, resource] = "as many devices as expected"
+
+    def _set(self, group: Group, device: str, bad: Fault, *, holds: bool) -> bool:
+        if holds:
+            why = bad.why or "the plugin gives no reason"
+            return self._put(group, device, Fault(why, bad.pods))
+        devices = self.by_group.get(group)
+        if devices is not None and devices.pop(device, None) is not None:
+            self._count -= 1
+            self.changes += 1
+            self._own.ended[group] = bad.why or "the plugin reports it Healthy"
+            if not devices:
+                del self._own.by_group[group]
+        return True
+
+    def _put(self, group: Group, device: str, bad: Fault) -> bool:
+        devices = self._own.by_group.setdefault(group, {})
+        if device not in devices:
+            if self._count >= self._max:
+                if not devices:
+                    del self._own.by_group[group]
+                return False
+            self._count += 1
+        before = devices.get(device)
+        if before is not None:
+            bad = Fault(_both(before.why, bad.why), bad.pods)
+        if before != bad:
+            self.changes += 1
+        devices[device] = bad
+        return True
+
+    def _replace(self, listed: tuple[vocabulary.Device, ...], had: Mapping[str, int]) -> bool:
+        totals: dict[str, int] = {}
+        present: dict[tuple[str, str], vocabulary.Device] = {}
+        for device in listed:
+            totals[device.resource] = totals.get(device.resource, 0) + device.count
+            other = present.setdefault((device.resource, _key(device)), device)
+            if other.health is Health.HEALTHY:
+                present[device.resource, _key(device)] = device
+        self.totals = totals
+        if self._faults.unlisted:
+            self._own.unlisted.clear()
+        for group, devices in list(self.by_group.items()):
+            kind, resource = group
+            for gone in [d for d in devices if (resource, d) not in present]:
+                is_short = totals.get(resource, 0) < had.get(resource, 0)
+                if kind is AlertKind.DEVICE_UNHEALTHY and is_short:
+                    self._own.unlisted.add((resource, gone))
+                    continue
+                unlisted = Fault("the plugin's inventory no longer lists it")
+                self._set(group, gone, unlisted, holds=False)
+        kept = True
+        for (resource, key), device in present.items():
+            group = (AlertKind.DEVICE_UNHEALTHY, resource)
+            holds = device.health is not Health.HEALTHY
+            why = device.reason if holds else "the plugin's inventory shows it Healthy"
+            known_bad = self.by_group.get(group, {}).get(key)
+            if holds and known_bad is not None:
+                continue
+            kept &= self._set(group, key, Fault(_cut(why)), holds=holds)
+        return kept
+
+
+def _bad(
+    event: vocabulary.DeviceHealthChanged | vocabulary.DeviceConditionChanged,
+) -> Fault:
+    code = f" ({event.code})" if event.code else ""
+    return Fault(_cut(f"{event.reason}{code}"), tuple(event.pods[:_PODS_MAX]))
+
+
+def _both(first: str, now: str) -> str:
+    """Return why it fell, and why it still is so: the first reason has the code to look up."""
+    first = first.partition(_NOW)[0]
+    return first if now == first else f"{first[:_FIRST_MAX]}{_NOW}{now[:_FIRST_MAX]}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WHY_MAX else text[: _WHY_MAX - 3] + "..."
+
+
+def _key(device: vocabulary.Device) -> str:
+    """Return what is unhealthy as one: the replicas of a GPU share its faults."""
+    return device.physical or device.id
+
 
 _IDS_MAX: Final = 32
 _SHOWN_MAX: Final = 4
-_NOTHING: Final[Mapping[str, str]] = {}
+_NO_TEXTS: Final[Mapping[str, str]] = {}
 _LOST: Final = (evidence.of("health", "the plugin did not report that any was removed"),)
 _WORDS: Final = {
     AlertKind.DEVICE_UNHEALTHY: "unhealthy",
@@ -21,11 +305,11 @@ _WORDS: Final = {
 
 
 def of(
-    faults: device_faults.DeviceFaults,
+    faults: DeviceFaults,
     *,
     node: str,
     at: datetime,
-    missed: Mapping[str, str] = _NOTHING,
+    missed: Mapping[str, str] = _NO_TEXTS,
 ) -> Iterable[alerts.Alert]:
     """Yield the alerts that follow from faults, each as if it were new.
 
@@ -54,7 +338,7 @@ def of(
         )
 
 
-def ended(faults: device_faults.DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
+def ended(faults: DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
     """Return the evidence that ended a group's alert."""
     slot, resource = key
     otherwise = "the plugin no longer reports it"
@@ -67,7 +351,7 @@ def ended(faults: device_faults.DeviceFaults, key: alerts.Key) -> tuple[vocabula
 def _of_group(
     kind: AlertKind,
     resource: str,
-    faults: dict[str, device_faults.Fault],
+    faults: dict[str, Fault],
     counted: int,
     *,
     total: int,

@@ -3,17 +3,83 @@
 It follows from the verdict that stands. A verdict that may be a mere pause waits for a while, what
 is reported as FLAPPING is as urgent as the failure behind it, and before anything new is published
 Kubernetes is asked which pods are affected. Until they are known the alert stays as it was.
+
+The alert does not wait for long: one that names no pods is better than none. Where no answer comes
+Kubernetes is asked again, and then the alert is updated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
-from muster_health.alerting import affected_pods, alert_lifecycle
+from muster_health.alerting import alert_lifecycle
 from muster_health.model import alerts, config, facts, steps
 from muster_health.model.snapshot import State
+
+_MARGIN_S: Final = 0.5
+"""An answer arrives within its time, and then has to be processed."""
+_AGAIN_S: Final = (20.0, 60.0)
+"""How long after a question without an answer it is asked again."""
+
+
+class PodsQuery:
+    """What is asked for an alert about these resources; `number` is that of the valid answer.
+
+    Until `due` the alert waits. Where no answer came until `again_due` it is asked again, or
+    dropped: a missing right is an answer.
+    """
+
+    __slots__ = ("_asked_times", "again_due", "due", "number", "pods", "resources")
+
+    def __init__(
+        self, number: int, resources: tuple[str, ...], now: float, *, timeout_s: float
+    ) -> None:
+        self.resources = resources
+        self.due = now + timeout_s + _MARGIN_S
+        self.pods: tuple[str, ...] | None = None
+        self.again_due: float | None = None
+        self._asked_times = 0
+        self.ask(number, now)
+
+    def ask(self, number: int, now: float) -> None:
+        """Record that it is asked, for the first time or again; the alert waits only once."""
+        self.number = number
+        self.again_due = now + _AGAIN_S[min(self._asked_times, len(_AGAIN_S) - 1)]
+        self._asked_times += 1
+
+    def answered(self, answer: facts.Facts | None, now: float) -> None:
+        """Record Kubernetes' answer; from now on the alert does not wait."""
+        self.due = min(self.due, now)
+        if answer is not None:
+            self.pods, self.again_due = answer.holders, None
+
+    def clock_stalled(self, seconds: float) -> None:
+        """Wait longer by the time that our own process was suspended."""
+        self.due += seconds
+        if self.again_due is not None:
+            self.again_due += seconds
+
+    def is_awaited(self, now: float) -> bool:
+        """Return whether its alert waits for the answer."""
+        return now < self.due
+
+    def is_due_again(self, now: float) -> bool:
+        """Return whether to ask again, which is done twice."""
+        has_attempts = self._asked_times <= len(_AGAIN_S)
+        return has_attempts and self.again_due is not None and self.again_due <= now
+
+
+def named(
+    alert: alerts.Alert, query: PodsQuery | None, published: Sequence[alerts.Alert]
+) -> alerts.Alert:
+    """Return an alert with its pods: as answered, or else as published of the plugin so far."""
+    if query is not None and query.pods is not None:
+        return alert.naming(query.pods, len(query.pods))
+    last = published[-1] if published else None
+    return alert if last is None else alert.naming(last.pods, last.pods_total)
+
 
 SELF_REPAIR_S: Final = 60.0
 """For so long a plugin tries by itself to register again; a restart would only delay that."""
@@ -56,7 +122,7 @@ class PluginAlert:
         """It may open when its pods are known: it was counted when they were asked for."""
         self._node, self._plugin = node, plugin
         self._lifecycle, self._context = lifecycle, context
-        self._query: affected_pods.PodsQuery | None = None
+        self._query: PodsQuery | None = None
         self._covered: steps.Diagnosis | None = None
         """What FLAPPING covered when the alert was last evaluated."""
 
@@ -92,7 +158,7 @@ class PluginAlert:
             return False
         if query is not None and query.resources == standing.resources:
             return query.is_due_again(now)
-        if not self._is_news(affected_pods.named(alert, None, self._published)):
+        if not self._is_news(named(alert, None, self._published)):
             return False
         if alert.key not in self._lifecycle.published and not self._has_permit:
             self._has_permit = may_open(alert.key)
@@ -117,9 +183,7 @@ class PluginAlert:
             query.ask(number, now)
         else:
             timeout_s = self._context.settings.probe_timeout_s
-            self._query = affected_pods.PodsQuery(
-                number, standing.resources, now, timeout_s=timeout_s
-            )
+            self._query = PodsQuery(number, standing.resources, now, timeout_s=timeout_s)
         return standing.resources
 
     def cluster_answered(self, answer: facts.Facts | None, number: int, now: float) -> bool:
@@ -155,7 +219,7 @@ class PluginAlert:
             return []
         if self._query is not None and self._query.is_awaited(now):
             return self._published
-        return [affected_pods.named(alert, self._query, self._published)]
+        return [named(alert, self._query, self._published)]
 
     def followed(
         self, standing: steps.Standing, wanted: list[alerts.Alert], now: float

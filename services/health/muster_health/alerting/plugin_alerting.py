@@ -11,13 +11,7 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
-from muster_health.alerting import (
-    alert_lifecycle,
-    device_alerts,
-    device_faults,
-    evidence,
-    plugin_alert,
-)
+from muster_health.alerting import alert_lifecycle, device_alerts, evidence, plugin_alert
 from muster_health.model import alerts, config, facts, signals, snapshot, steps
 
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
@@ -28,7 +22,7 @@ _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MIS
 class Observed:
     """What alerts follow from beside the verdict; `due` is when its clock is to be looked at."""
 
-    faults: device_faults.DeviceFaults
+    faults: device_alerts.DeviceFaults
     short: Mapping[str, str]
     clock_text: str
     is_clock_skewed: bool

@@ -2,7 +2,7 @@
 
 `detector` routes inputs and timers (`timer_queue`) to the plugins of its `registry`; `effects`
 decides what follows from what they return, and how much is published (`startup_rate_limit`). The
-detector distrusts itself first (`self_check`). `mass_failure` suspends verdicts while many plugins
-are suspect at once, `clock_skew` decides whose clock is wrong, `fleet_alerts` are the alerts that
-concern no single plugin, and `remediation` restarts a pod, where that is allowed.
+detector distrusts itself first, its clock too (`self_check`). `mass_failure` suspends verdicts
+while many plugins are suspect at once, `fleet_alerts` are the alerts that concern no single plugin,
+and `remediation` restarts a pod, where that is allowed.
 """

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Final, assert_never
 
 from muster_health.fleet import (
-    clock_skew,
     fleet_alerts,
     mass_failure,
     registry,
@@ -56,7 +55,7 @@ class Fleet:
         self._mass_failures = mass_failure.MassFailures(
             settings, self._registry.plugins, self._fleet.ended
         )
-        self._clocks = clock_skew.FleetClocks(self._context, self._registry.plugins)
+        self._clocks = self_check.FleetClocks(self._context, self._registry.plugins)
         self._remediator = remediation.Remediator(restarts or config.Remediation())
         self._may_restart = self._remediator.is_on
         self._startup = startup_rate_limit.StartupRateLimit()

@@ -1,13 +1,16 @@
-"""Pure: self-check of the detector: its link to NATS, whether it ran late, the time.
+"""Pure: self-check of the detector: its link to NATS, whether it ran late, the time, its clock.
 
 It is disconnected while its link to NATS is gone, and at first. Its process was suspended if it was
-called much later than it had asked for. Both concern the detector itself, and no plugin.
+called much later than it had asked for. If most nodes' clocks differ from ours, ours is wrong. All
+of these concern the detector itself, and no plugin.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
 from muster_health.model import config, signals
+from muster_health.plugin import tracked_plugin
 
 _STAMP_S: Final = 2e-6
 
@@ -76,3 +79,43 @@ class SelfCheck:
         """Return UTC, never the same twice: it is part of an alert's identity."""
         self._stamped = max(now, self._stamped + _STAMP_S)
         return self._at_zero + timedelta(seconds=self._stamped)
+
+
+class FleetClocks:
+    """Which of these plugins' clocks differ from ours."""
+
+    def __init__(
+        self, context: config.Context, plugins: Mapping[str, tracked_plugin.TrackedPlugin]
+    ) -> None:
+        self._context = context
+        self._plugins = plugins
+        self._skewed_keys: set[str] = set()
+
+    def compare(
+        self, changed: tracked_plugin.TrackedPlugin
+    ) -> list[tracked_plugin.TrackedPlugin] | None:
+        """Record that a clock is skewed, or no longer; return all skewed if the fault changes."""
+        is_skewed = changed.clock.is_skewed
+        (self._skewed_keys.add if is_skewed else self._skewed_keys.discard)(changed.key)
+        most = max(self._context.settings.storm_min, len(self._plugins) / 2)
+        is_ours = len(self._skewed_keys) > most
+        if is_ours is self._context.is_our_clock_skewed:
+            return None
+        self._context.is_our_clock_skewed = is_ours
+        return self._skewed
+
+    def text(self) -> str:
+        """Return how our clock is wrong; empty if it is not known to be."""
+        if not self._context.is_our_clock_skewed:
+            return ""
+        clocks = sorted((plugin.clock for plugin in self._skewed), key=lambda c: c.seconds)
+        middle = clocks[len(clocks) // 2].text()
+        return f"{len(clocks)} of {len(self._plugins)} plugins; of the median plugin {middle}"
+
+    def forget(self, key: str) -> None:
+        """Forget a plugin that is removed."""
+        self._skewed_keys.discard(key)
+
+    @property
+    def _skewed(self) -> list[tracked_plugin.TrackedPlugin]:
+        return [self._plugins[key] for key in self._skewed_keys if key in self._plugins]

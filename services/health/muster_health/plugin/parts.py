@@ -4,20 +4,77 @@ No part knows of this, nor of `tracked_plugin`, which adds what they do with eve
 """
 
 from datetime import datetime
+from typing import Final
 
 from muster.vocabulary import AlertKind, Verdict
-from muster_health.alerting import device_faults, plugin_alert, plugin_alerting
+from muster_health.alerting import device_alerts, plugin_alert, plugin_alerting
 from muster_health.model import config, facts, snapshot, steps
+from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
 from muster_health.plugin import (
     device_counts,
     investigation,
     liveness,
-    removal,
     self_reported,
-    standing_verdict,
     verdict,
+    verdict_state,
 )
+
+_DAY_S: Final = 86_400.0
+_NOT_EXPECTED: Final = "it stopped, and is no longer expected on this node"
+_FORGOTTEN: Final = {
+    True: "it stopped as planned a day ago, and nothing says that it is expected",
+    False: "no heartbeat for a week, and nothing says that it is expected",
+}
+
+
+class Removal:
+    """Of a plugin that is expected it is never due; one that is alive is never removed.
+
+    `was_dropped` means that it was expected here once; `has_no_pod`, that Kubernetes answered last
+    that the node has no pod of it.
+    """
+
+    __slots__ = ("due", "has_no_pod", "was_dropped")
+
+    def __init__(self) -> None:
+        self.due: float | None = None
+        self.was_dropped = False
+        self.has_no_pod = False
+
+    def restart(self, state: State, now: float, *, is_expected: bool) -> None:
+        """Start the wait: another verdict was reached."""
+        self.due = now + wait_s(state) if _may_go(state, is_expected=is_expected) else None
+
+    def next_due(self, state: State, *, is_expected: bool) -> float | None:
+        """Return when it is forgotten."""
+        return self.due if _may_go(state, is_expected=is_expected) else None
+
+    def reason(
+        self, state: State, rule: Rule | None, now: float, *, is_expected: bool, is_placed: bool
+    ) -> str:
+        """Return why it is removed; empty if it is not.
+
+        `is_placed` means that Kubernetes says where this plugin should be.
+        """
+        if not _may_go(state, is_expected=is_expected):
+            return ""
+        if rule is Rule.NODE_GONE:
+            return "the node is no longer in the cluster"
+        has_left = state is State.MAINTENANCE
+        if is_placed and (has_left or self.was_dropped or self.has_no_pod):
+            return _NOT_EXPECTED
+        is_forgotten = self.due is not None and now >= self.due
+        return _FORGOTTEN[has_left] if is_forgotten else ""
+
+
+def wait_s(state: State) -> float:
+    """Return how long a plugin that nobody expects is kept."""
+    return _DAY_S if state is State.MAINTENANCE else 7 * _DAY_S
+
+
+def _may_go(state: State, *, is_expected: bool) -> bool:
+    return state in {State.MAINTENANCE, State.LOST} and not is_expected
 
 
 class Parts:
@@ -55,14 +112,14 @@ class Parts:
             context=context,
             alive=self.alive,
             reported=self.reported,
-            standing=standing_verdict.StandingVerdict(settings),
-            recovery=standing_verdict.Recovery(settings),
+            standing=verdict_state.StandingVerdict(settings),
+            recovery=verdict_state.Recovery(settings),
             investigation=investigation.Investigation(settings, has_cluster=context.has_cluster),
         )
         self.alerting = plugin_alerting.PluginAlerting(node, plugin, context)
-        self.faults = device_faults.DeviceFaults(context.bounds.devices_per_plugin)
+        self.faults = device_alerts.DeviceFaults(context.bounds.devices_per_plugin)
         self.counts = device_counts.DeviceCounts()
-        self.removal = removal.Removal()
+        self.removal = Removal()
         self.causes: tuple[str, ...] = ()
         """What it may fail in common with others: its zone, its revision."""
         self.problems: tuple[str, ...] = ()
@@ -147,7 +204,7 @@ class Parts:
             if kind is AlertKind.DEVICES_SHORT
         }
         self.counts.restore(before.had, before.configuration, short)
-        self.removal.due = now + alive.remaining_s(removal.wait_s(machine.state), waited_s)
+        self.removal.due = now + alive.remaining_s(wait_s(machine.state), waited_s)
 
     def stored(self, leader: int) -> snapshot.Snapshot:
         """Return what is stored of a self."""

@@ -7,7 +7,7 @@ Its parts know nothing of it, and only it hands events to them (table of states:
 | `alive`    | heartbeat order, silence, connections, clock offset (`liveness`)                 |
 | `reported` | its devices, the problem it reports and since when (`self_reported`)             |
 | `verdict`  | state, suspicion, diagnosis, recovery, planned stop (`verdict`); reads the above |
-| `faults`   | devices with something wrong (`device_faults`); `counts`: how many there were    |
+| `faults`   | devices with something wrong (`device_alerts`); `counts`: how many there were    |
 | `alerting` | what was published, and what is pending (`plugin_alerting`)                      |
 
 `receive` takes a `steps.Event` and returns `steps.Effect`s: questions, notes, decisions. None at

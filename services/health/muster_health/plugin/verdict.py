@@ -1,8 +1,8 @@
 """Pure: the transitions of one plugin from a suspicion to a verdict and back.
 
 The table is in the package's docstring. `tracked_plugin` hands every event to the method that is
-named after it. The verdict that is reported stands in `standing_verdict`; what is asked meanwhile,
-in `investigation`.
+named after it. The verdict that is reported stands in `verdict_state`; what is asked meanwhile, in
+`investigation`.
 """
 
 from typing import Final, assert_never

@@ -1,16 +1,210 @@
-"""Pure: the state of one plugin between a suspicion and a verdict, and what follows from it alone.
+"""Pure: the state of one plugin between suspicion and verdict, and the verdict that is reported.
 
-`verdict` adds the transitions.
+`verdict` adds the transitions. The verdict is reported by its own name, or as FLAPPING if the
+plugin failed too often. Only a different one gives a step: so nothing is reported twice, and what
+turns out to be something else is reported as that.
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
 from muster import vocabulary
-from muster_health.model import config, snapshot
+from muster.vocabulary import Verdict
+from muster_health.alerting import evidence, flap_damping
+from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.snapshot import State
-from muster_health.plugin import investigation, liveness, self_reported, standing_verdict
+from muster_health.model.steps import Rule
+from muster_health.plugin import investigation, liveness, self_reported
 from muster_health.plugin.investigation import Reason
+
+_NO_FAILURE = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
+
+
+class StandingVerdict:
+    """The verdict that is reported; `actual` is the diagnosis behind it.
+
+    `resources` are those that the verdict is about; `failed_at` is when the plugin failed last.
+    """
+
+    __slots__ = (
+        "_settings",
+        "actual",
+        "damping",
+        "failed_at",
+        "resources",
+        "rule",
+        "settle_due",
+        "verdict",
+    )
+
+    def __init__(self, settings: config.Detection) -> None:
+        self.verdict: Verdict | None = None
+        self.rule: Rule | None = None
+        self.resources: tuple[str, ...] = ()
+        self.actual: steps.Diagnosis | None = None
+        self.failed_at = 0.0
+        self.damping = flap_damping.FlapDamping(settings)
+        self.settle_due: float | None = None
+        """When to report by its own name what FLAPPING covers, if it has not changed."""
+        self._settings = settings
+
+    def restore(self, before: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
+        """Go on where a former process stopped, whose verdict has stood for so long."""
+        self.verdict, self.rule = before.verdict, steps.rule_named(before.rule)
+        self.resources, self.failed_at = before.accused or before.resources, now - waited_s
+        self.damping.restore(before.falls, now)
+
+    def conclude(
+        self,
+        verdict: Verdict,
+        rule: Rule,
+        why: tuple[vocabulary.Evidence, ...],
+        resources: tuple[str, ...],
+        delay_s: float | None = None,
+    ) -> list[steps.Step]:
+        """Set the verdict; return what to report, if it is news."""
+        if verdict is self.verdict:
+            if rule is self.rule or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
+                return []
+            return [self.confirm(rule, why, resources)]
+        previous, self.verdict, self.rule = self.verdict, verdict, rule
+        self.resources = resources
+        reported: list[steps.Step] = [
+            steps.VerdictReached(
+                verdict=verdict, previous=previous, rule=rule, resources=resources, evidence=why
+            )
+        ]
+        if delay_s is not None:
+            reported.append(signals.Noted(note=signals.Note.VERDICT_REACHED, seconds=delay_s))
+        return reported
+
+    def confirm(
+        self, rule: Rule, why: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
+    ) -> steps.VerdictConfirmed:
+        """Keep the verdict, for another reason or for more resources."""
+        self.rule, self.resources = rule, resources
+        return steps.VerdictConfirmed(rule=rule, evidence=why, resources=resources)
+
+    def reached(
+        self,
+        diagnosis: steps.Diagnosis,
+        now: float,
+        delay_s: float | None,
+        *,
+        is_failure: bool,
+        resources: tuple[str, ...],
+    ) -> list[steps.Step]:
+        """Set a bad verdict; return what to report, if FLAPPING does not cover it already.
+
+        `is_failure` means a new failure, and not what a failure turned out to be.
+        """
+        self.actual = reported = diagnosis
+        if is_failure:
+            self.failed_at = now
+        if is_failure and diagnosis.verdict not in _NO_FAILURE:
+            self.damping.failed(now)
+            if self.damping.is_flapping(now):
+                self.settle_due = now + self.damping.hold_s
+                reported = self._flapping(now, diagnosis.evidence)
+        is_covered = self.verdict is Verdict.FLAPPING and self.settle_due is not None
+        if reported is diagnosis and is_covered:
+            return []
+        return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, delay_s)
+
+    def settle(self) -> list[steps.Step]:
+        """Report by its own name what FLAPPING covered."""
+        actual, self.settle_due = self.actual, None
+        if actual is None:
+            return []
+        return self.conclude(actual.verdict, actual.rule, actual.evidence, self.resources)
+
+    def replaced(self, now: float) -> bool:
+        """Count that another instance came without a goodbye; return whether that was too often."""
+        self.damping.failed(now)
+        return self.damping.is_flapping(now)
+
+    def flapping(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
+        """Set FLAPPING: instances replaced one another too often, each without a goodbye."""
+        came = (evidence.of("heartbeat", "a new process each time"),)
+        reported = self._flapping(now, came)
+        return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, 0.0)
+
+    def is_still(self, verdict: Verdict) -> bool:
+        """Return whether this is the diagnosis, by whatever name it is reported."""
+        return verdict is (self.verdict if self.actual is None else self.actual.verdict)
+
+    def end(self) -> None:
+        """Drop the diagnosis: the plugin is healthy, or stopped as planned."""
+        self.actual = self.settle_due = None
+
+    def shift(self, seconds: float) -> None:
+        """Move the times by that for which nothing could be heard."""
+        self.failed_at += seconds
+        if self.settle_due is not None:
+            self.settle_due += seconds
+
+    def _flapping(self, now: float, why: tuple[vocabulary.Evidence, ...]) -> steps.Diagnosis:
+        often = evidence.failures(self.damping.failures(now), self._settings.flap_window_s)
+        return steps.Diagnosis(
+            verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *why)
+        )
+
+
+class Recovery:
+    """Counts good heartbeats since a plugin came back; at `due` it counts as recovered anyway."""
+
+    __slots__ = ("_held_until", "_settings", "due", "good_heartbeats")
+
+    def __init__(self, settings: config.Detection) -> None:
+        self._settings = settings
+        self.good_heartbeats = 0
+        self.due: float | None = None
+        self._held_until = 0.0
+
+    def begin(self) -> None:
+        """Start over: it is not back, or no longer."""
+        self.good_heartbeats, self.due = 0, None
+
+    def good(self, now: float, *, counts: bool, hold_s: float) -> bool:
+        """Record a good heartbeat; return whether that is enough."""
+        self.good_heartbeats += counts
+        if self.due is None:
+            self._held_until = now + hold_s
+            self.due = now + max(self._settings.recover_s, hold_s)
+        return self.good_heartbeats >= self._settings.recover_beats and now >= self._held_until
+
+    def shift(self, seconds: float) -> None:
+        """Move the times by that for which nothing could be heard."""
+        if self.due is not None:
+            self.due += seconds
+            self._held_until += seconds
+
+
+class PlannedStop:
+    """A planned stop: by which `instance`, if one announced it, and when it is overdue."""
+
+    __slots__ = ("due", "instance", "return_s")
+
+    def __init__(self) -> None:
+        self.instance = ""
+        self.return_s = 0.0
+        self.due: float | None = None
+
+    def begin(self, return_s: float, now: float) -> None:
+        """Expect the plugin back within this time."""
+        self.return_s, self.due = return_s, now + return_s
+
+    def overdue(self, rule: Rule | None) -> steps.ReturnOverdue:
+        """Return, once, that the plugin is not back in time; `rule` is why it stopped."""
+        self.due = None
+        since = steps.PLANNED.get(rule or Rule.GOODBYE) or steps.PLANNED[Rule.GOODBYE]
+        return steps.ReturnOverdue(evidence=(evidence.overdue(self.return_s, since),))
+
+    def shift(self, seconds: float) -> None:
+        """Move the deadline by the time for which nothing could be heard."""
+        if self.due is not None:
+            self.due += seconds
+
 
 _IN_FLIGHT_S: Final = 0.5
 """A heartbeat may be in flight when its sender's connection ends."""
@@ -27,10 +221,10 @@ class VerdictState:
     context: config.Context
     alive: liveness.Liveness
     reported: self_reported.SelfReported
-    standing: standing_verdict.StandingVerdict
-    recovery: standing_verdict.Recovery
+    standing: StandingVerdict
+    recovery: Recovery
     investigation: investigation.Investigation
-    planned: standing_verdict.PlannedStop = field(default_factory=standing_verdict.PlannedStop)
+    planned: PlannedStop = field(default_factory=PlannedStop)
     state: State = State.UNKNOWN
     is_suspended: bool = False
     """It is silent, and not diagnosed: many are suspect at once."""
