@@ -1,4 +1,4 @@
-"""What docs/health.md says of settings, and the runbooks with it, is what there is."""
+"""The settings in docs/health.md and in the runbooks exist, with these defaults."""
 
 import re
 from pathlib import Path
@@ -18,26 +18,26 @@ SECTIONS = {
 }
 
 
-def shown(section: str) -> dict[str, str]:
+def documented(section: str) -> dict[str, str]:
     """Return the settings of a section's table with their defaults."""
     table = TEXT.partition(f"| `{section}.` |")[2].partition("\n\n")[0]
-    found: dict[str, str] = {}
+    defaults_by_name: dict[str, str] = {}
     for names, defaults in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
-        found |= zip(re.findall(r"`(\w+)`", names), defaults.split(", "), strict=True)
-    return found
+        defaults_by_name |= zip(re.findall(r"`(\w+)`", names), defaults.split(", "), strict=True)
+    return defaults_by_name
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_is_listed_with_its_default(section: str) -> None:
     defaults = msgspec.structs.asdict(SECTIONS[section]())
-    assert shown(section) == {
+    assert documented(section) == {
         name: f"`{value}`" if isinstance(value, str) else f"{value:g}"
         for name, value in defaults.items()
     }
 
 
-def test_every_setting_that_a_runbook_names_is_there() -> None:
+def test_every_setting_that_a_runbook_names_exists() -> None:
     pages = "".join(path.read_text("utf-8") for path in (ROOT / "docs" / "runbooks").glob("*.md"))
     named = set(re.findall(rf"`({'|'.join(SECTIONS)})\.(\w+)`", pages))
     assert named
-    assert {name for section, name in named if name not in shown(section)} == set()
+    assert {name for section, name in named if name not in documented(section)} == set()

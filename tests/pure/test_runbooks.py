@@ -1,4 +1,4 @@
-"""Every alert leads to a page that says what to do, and its links lead somewhere."""
+"""Every alert links to a page that says what to do, and the links of the pages work."""
 
 import re
 import shlex
@@ -25,27 +25,27 @@ def link(kind: AlertKind) -> str:
     """Return the link that an alert of this kind carries, with the default settings."""
     if kind in OF_NOTIFIER:
         url = notifier.Settings().runbook_url
-        told = monitor.OwnAlerts(instance="i", runbook_url=url).firing(
+        event = monitor.OwnAlerts(instance="i", runbook_url=url).firing(
             kind, summary="s", observed="s", at=AT
         )
-        assert isinstance(told.data, vocabulary.AlertChanged)
-        return told.data.runbook
+        assert isinstance(event.data, vocabulary.AlertChanged)
+        return event.data.runbook
     alert = alerts.Alert(kind=kind, summary="s", evidence=(), starts_at=AT, told_at=AT)
     url = health.Settings().runbook_url
     return alerts.changed(alert, node="a", plugin="p", runbook_url=url, leader=1).runbook
 
 
 @pytest.mark.parametrize("kind", AlertKind)
-def test_the_link_of_every_alert_leads_to_its_page(kind: AlertKind) -> None:
+def test_every_alert_links_to_its_page(kind: AlertKind) -> None:
     assert (ROOT / link(kind)).read_text("utf-8").startswith(f"# {kind}\n")
 
 
-def test_no_page_is_of_an_alert_that_does_not_exist() -> None:
+def test_every_page_belongs_to_an_alert() -> None:
     assert {page.stem for page in PAGES.iterdir()} == {str(kind) for kind in AlertKind}
 
 
 @pytest.mark.parametrize("kind", sorted(set(AlertKind) - OF_NOTIFIER))
-def test_every_page_says_how_muster_knows_what_to_do_and_what_ends_it(kind: AlertKind) -> None:
+def test_every_page_says_how_muster_knows_what_to_do_and_what_resolves_it(kind: AlertKind) -> None:
     parts = re.findall(r"^\*\*(.+?)\*\*", (PAGES / f"{kind}.md").read_text("utf-8"), re.MULTILINE)
     assert [part for part in parts if part in {"How muster knows.", "What to do."}] == [
         "How muster knows.",
@@ -55,9 +55,9 @@ def test_every_page_says_how_muster_knows_what_to_do_and_what_ends_it(kind: Aler
 
 
 @pytest.mark.parametrize("kind", AlertKind)
-def test_every_link_of_a_page_leads_to_a_file(kind: AlertKind) -> None:
-    found = re.findall(r"\]\(([^)]+)\)", (PAGES / f"{kind}.md").read_text("utf-8"))
-    assert [target for target in found if not (PAGES / target).exists()] == []
+def test_every_link_of_a_page_points_to_a_file(kind: AlertKind) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (PAGES / f"{kind}.md").read_text("utf-8"))
+    assert [target for target in links if not (PAGES / target).exists()] == []
 
 
 @pytest.mark.parametrize("kind", AlertKind)
@@ -69,9 +69,9 @@ def test_every_setting_that_a_page_names_exists(kind: AlertKind) -> None:
 
 
 @pytest.mark.parametrize("kind", AlertKind)
-def test_every_command_of_ours_that_a_page_names_can_be_given(kind: AlertKind) -> None:
+def test_every_muster_command_on_a_page_is_valid(kind: AlertKind) -> None:
     text = (PAGES / f"{kind}.md").read_text("utf-8")
     for command in re.findall(r"`muster ([^`]+)`", text):
-        given = shlex.split(command.replace("<node>", "node-a"))
-        # raises what is said of a command or an option that is not there
-        cli.app.parse_args(given, exit_on_error=False, print_error=False)
+        arguments = shlex.split(command.replace("<node>", "node-a"))
+        # raises for an unknown command or option
+        cli.app.parse_args(arguments, exit_on_error=False, print_error=False)
