@@ -1,62 +1,74 @@
 """Adapter: a virtual clock: wrong and late verdicts of the real detector, a day for each model.
 
-python -m bench.simulation [--quick | nodes days]
+Plugins that are well lose heartbeats, pause and are cut off, as `tests/worlds/plugin_gaps.py`
+draws it; 100 of each failure stand beside them. A wrong verdict names what was not so at that
+moment, or a pause or cut of less than 20 s. Counted apart: STUCK while a pause of less than 20 s
+still goes on and its kubelet confirms it, and STUCK or UNREACHABLE for longer gaps.
+
+    python -m bench.simulation [--quick] [--nodes 1000] [--days 1] [--json FILE]
 """
 
-import statistics
+import argparse
 import sys
 from collections import Counter
 
+from bench import report
 from muster.vocabulary import Verdict
 from tests.worlds import healthy_fleet, plugin_gaps
 
-
-def table(nodes: int, days: float, failures: int) -> tuple[list[str], int]:
-    """Return delays and wrong verdicts side by side, a line for each model; how many alerts."""
-    columns = [f"{kind} p50/max s" for kind in plugin_gaps.RIGHT_VERDICT]
-    counted = ["wrong", "standing", "STUCK", "UNREACHABLE", "misnamed"]
-    lines = [" | ".join(["model", *columns, *counted])]
-    alerts = 0
-    for model in plugin_gaps.MODELS:
-        result = healthy_fleet.simulate(nodes, days, model, failures=failures)
-        alerts += len(result.alerts)
-        lived = Counter[str]()
-        for name, many in result.short_lived.items():
-            lived[name.partition(" ")[0]] += many
-        cells = [
-            f"loss {model.loss:.1%}, pauses {model.pause_s:g} s",
-            *(_delay(seconds) for seconds in result.delays.values()),
-            f"{result.wrong.total()}",
-            f"{result.standing.total()}",
-            f"{lived[Verdict.STUCK]}",
-            f"{lived[Verdict.UNREACHABLE]}",
-            f"{result.misnamed.total()}",
-        ]
-        lines.append(" | ".join(cells))
-        lines += [f"    wrong {name}: {many}" for name, many in result.wrong.most_common()]
-        lines += [f"    standing {name}: {many}" for name, many in result.standing.most_common()]
-        lines += [f"    misnamed {name}: {many}" for name, many in result.misnamed.most_common()]
-        lines.append(
-            f"    {len(result.alerts)} alerts; {result.gaps} gaps, {result.inputs} inputs, "
-            f"{result.seconds:.1f} s; {dict(result.notes)}"
-        )
-    return lines, alerts
+_FAILURES = 100
+_NODES = 1000
 
 
-def _delay(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds):.1f}/{max(seconds):.1f}" if seconds else "never"
+async def measure(
+    options: report.Options, *, nodes: int = _NODES, days: float = 1.0
+) -> list[report.Row]:
+    """Simulate each model of interest."""
+    days = 0.1 if options.quick else days
+    return [row for model in plugin_gaps.MODELS for row in _rows(model, nodes, days)]
 
 
-def main(arguments: list[str]) -> int:
-    """Print a result for each model of interest; 1 if there was an alert."""
-    arguments = [given for given in arguments if given != "--quick"]
-    nodes = int(arguments[0]) if arguments else 1000
-    days = float(arguments[1]) if len(arguments) > 1 else 1.0
-    lines, alerts = table(nodes, days, failures=100)
-    print(f"{nodes} plugins that are well, {days:g} days; 100 of each failure beside them")
-    print("\n".join(lines))
-    return 1 if alerts else 0
+def _rows(model: plugin_gaps.Model, nodes: int, days: float) -> list[report.Row]:
+    result = healthy_fleet.simulate(nodes, days, model, failures=_FAILURES)
+    name = f"loss {model.loss:.1%}, pauses {model.pause_s:g} s"
+    how = f"{nodes:,} plugins that are well, {days:g} days; {result.gaps} gaps"
+    short_lived = Counter[str]()
+    for verdict, count in result.short_lived.items():
+        short_lived[verdict.partition(" ")[0]] += count
+    rows: list[report.Row] = []
+    for kind, delays_s in result.delays.items():
+        failed = f"{_FAILURES} failures beside them, to the right verdict"
+        rows += report.spread(f"{name}: {kind}", delays_s, "s", how=failed)
+    counts = (
+        ("wrong verdicts a day", result.wrong.total() / days, 1.0, _most(result.wrong)),
+        ("misnamed failures", result.misnamed.total(), 0.0, _most(result.misnamed)),
+        ("alerts", len(result.alerts), 0.0, how),
+        ("STUCK, pause < 20 s that goes on", result.standing.total() / days, None, "a day"),
+        ("STUCK, pause >= 20 s", short_lived[Verdict.STUCK] / days, None, "a day"),
+        ("UNREACHABLE, cut >= 20 s", short_lived[Verdict.UNREACHABLE] / days, None, "a day"),
+    )
+    return rows + [
+        report.row(f"{name}: {what}", value, "", target=target, how=explained or how)
+        for what, value, target, explained in counts
+    ]
+
+
+def _most(counts: Counter[str]) -> str:
+    return "; ".join(f"{count} x {name}" for name, count in counts.most_common(3))
+
+
+def main() -> int:
+    """Run it from the command line."""
+    more = argparse.ArgumentParser(add_help=False)
+    more.add_argument("--nodes", type=int, default=_NODES, help="plugins that are well")
+    more.add_argument("--days", type=float, default=1.0, help="simulated days a model")
+    chosen = more.parse_known_args()[0]
+    return report.main(
+        "simulation",
+        lambda options: measure(options, nodes=chosen.nodes, days=chosen.days),
+        more=more,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
