@@ -36,8 +36,8 @@ class Installed:
     """A cluster, asked with kubectl."""
 
     def __init__(self, kubeconfig: str) -> None:
-        found = shutil.which("kubectl", path=str(pathlib.Path(sys.executable).parent))
-        self._kubectl = [found or "kubectl", "--kubeconfig", kubeconfig]
+        executable = shutil.which("kubectl", path=str(pathlib.Path(sys.executable).parent))
+        self._kubectl = [executable or "kubectl", "--kubeconfig", kubeconfig]
 
     def ask(self, *words: str, given: object = None) -> tuple[int, str]:
         """Return the exit code, and what was said on stdout or else on stderr."""
@@ -52,9 +52,9 @@ class Installed:
 
     def good(self, *words: str, given: object = None) -> str:
         """Ask what must come out."""
-        code, told = self.ask(*words, given=given)
-        assert code == 0, f"kubectl {' '.join(words)}: {told}"
-        return told
+        code, output = self.ask(*words, given=given)
+        assert code == 0, f"kubectl {' '.join(words)}: {output}"
+        return output
 
     def patches(self, patch: object, *more: str) -> tuple[int, str]:
         """Try to patch the node as the labeler."""
@@ -65,22 +65,22 @@ class Installed:
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Installed]:
     with api_server.asked_for(request) as (kubeconfig, _):
-        found = Installed(kubeconfig)
-        if found.ask("get", "namespace", "muster")[0] == 0:
+        installed = Installed(kubeconfig)
+        if installed.ask("get", "namespace", "muster")[0] == 0:
             pytest.skip("no throwaway cluster: it has a namespace muster already")
         # where no controllers run, nobody made it
-        found.ask("create", "namespace", "kube-node-lease")
-        found.good("apply", "-k", str(OVERLAY))
-        found.good("create", "-f", "-", given={**_named("v1", "Node"), "spec": {}})
+        installed.ask("create", "namespace", "kube-node-lease")
+        installed.good("apply", "-k", str(OVERLAY))
+        installed.good("create", "-f", "-", given={**_named("v1", "Node"), "spec": {}})
         try:
-            yield found
+            yield installed
         finally:
-            found.ask("delete", "node", NODE)
+            installed.ask("delete", "node", NODE)
             # a server without controllers never ends the namespace
-            found.good("delete", "-k", str(OVERLAY), "--wait=false")
+            installed.good("delete", "-k", str(OVERLAY), "--wait=false")
         label = "app.kubernetes.io/part-of=muster"
         for kinds in LEFT:
-            assert found.good("get", *kinds.split(), "-l", label, "-o", "name") == "", kinds
+            assert installed.good("get", *kinds.split(), "-l", label, "-o", "name") == "", kinds
 
 
 def _named(version: str, kind: str) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def _named(version: str, kind: str) -> dict[str, Any]:
 def test_the_server_has_every_object_and_a_second_apply_changes_nothing(
     cluster: Installed,
 ) -> None:
-    told = cluster.good("apply", "-k", str(OVERLAY)).splitlines()
-    assert len(told) == len(manifests.objects("minimal"))
-    assert [line for line in told if not line.endswith(" unchanged")] == []
+    lines = cluster.good("apply", "-k", str(OVERLAY)).splitlines()
+    assert len(lines) == len(manifests.objects("minimal"))
+    assert [line for line in lines if not line.endswith(" unchanged")] == []
     assert cluster.ask("diff", "-k", str(OVERLAY)) == (0, "")
 
 
@@ -119,17 +119,17 @@ def test_the_labeler_writes_labels_of_accelerators_and_nothing_else(cluster: Ins
         {"metadata": {"finalizers": ["example.com/x"]}},
     ]
     for patch in forbidden:
-        code, told = cluster.patches(patch)
-        assert (code, "muster-labeler" in told) == (1, True), (patch, told)
+        code, output = cluster.patches(patch)
+        assert (code, "muster-labeler" in output) == (1, True), (patch, output)
     condition = {"type": "Ready", "status": "False", "reason": "x", "message": "x"}
     status = [{"conditions": [condition]}, {"capacity": {"nvidia.com/gpu": "8"}}]
     for patch in status:
         assert cluster.patches({"status": patch}, "--subresource=status")[0] == 1
     assert cluster.ask("delete", "node", NODE, "--as", LABELER)[0] == 1
-    code, told = cluster.patches({"metadata": {"labels": {KEY: "h100"}}})
-    assert code == 0, told
+    code, output = cluster.patches({"metadata": {"labels": {KEY: "h100"}}})
+    assert code == 0, output
     ours = {**condition, "type": "DevicePluginHealthy"}
-    code, told = cluster.patches({"status": {"conditions": [ours]}}, "--subresource=status")
-    assert code == 0, told
+    code, output = cluster.patches({"status": {"conditions": [ours]}}, "--subresource=status")
+    assert code == 0, output
     node = json.loads(cluster.good("get", "node", NODE, "-o", "json"))
     assert node["metadata"]["labels"][KEY] == "h100"

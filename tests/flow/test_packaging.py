@@ -111,9 +111,9 @@ print(commands.muster(), commands.plugin())
 
 
 def test_the_plugins_own_extra_brings_in_no_heavy_client(wheel: Path) -> None:
-    found = wheels.closure(wheel, "plugin")
-    assert {"grpcio", "msgspec", "nats-py", "protobuf"} <= found
-    assert not found & HEAVY
+    packages = wheels.closure(wheel, "plugin")
+    assert {"grpcio", "msgspec", "nats-py", "protobuf"} <= packages
+    assert not packages & HEAVY
 
 
 def test_the_walk_would_see_a_heavy_client(wheel: Path) -> None:

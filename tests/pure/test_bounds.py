@@ -24,7 +24,11 @@ def declared(library: str) -> list[requirements.Requirement]:
     for extra in project["optional-dependencies"].values():
         lines += extra
     parsed = map(requirements.Requirement, lines)
-    return [found for found in parsed if utils.canonicalize_name(found.name) == library]
+    return [
+        requirement
+        for requirement in parsed
+        if utils.canonicalize_name(requirement.name) == library
+    ]
 
 
 def after(version: str) -> str:

@@ -13,9 +13,9 @@ helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-pyth
 
 
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:
-    found = helm.lint(str(CHART))
-    assert found["errors"] == []
-    assert [told["error"] for told in found["messages"]] == ["icon is recommended"]
+    report = helm.lint(str(CHART))
+    assert report["errors"] == []
+    assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
 
 
 @pytest.mark.parametrize(

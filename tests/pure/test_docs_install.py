@@ -19,24 +19,24 @@ COMPOSE: Final = yaml.safe_load((manifests.ROOT / "compose.yaml").read_text("utf
 
 
 def test_the_page_has_every_port_of_compose_and_no_other() -> None:
-    told = set(re.findall(r"^\| (\d{4}) \|", PAGE, re.MULTILINE))
+    listed = set(re.findall(r"^\| (\d{4}) \|", PAGE, re.MULTILINE))
     there = {
         port.split(":")[1]
         for service in COMPOSE["services"].values()
         for port in service.get("ports", [])
     }
-    assert told == there
+    assert listed == there
 
 
 def test_the_page_counts_the_containers() -> None:
-    running = [name for name, one in COMPOSE["services"].items() if "profiles" not in one]
+    running = [name for name, service in COMPOSE["services"].items() if "profiles" not in service]
     words = {12: "Twelve", 13: "Thirteen", 14: "Fourteen"}
     assert f"\n{words[len(running)]} containers" in PAGE
 
 
 def test_the_page_has_every_overlay() -> None:
-    told = set(re.findall(r"^\| `([a-z]+)` \| ", PAGE, re.MULTILINE))
-    assert told >= set(manifests.OVERLAYS)
+    listed = set(re.findall(r"^\| `([a-z]+)` \| ", PAGE, re.MULTILINE))
+    assert listed >= set(manifests.OVERLAYS)
     assert {folder.name for folder in (manifests.ROOT / "k8s/overlays").iterdir()} == set(
         manifests.OVERLAYS
     )
@@ -49,16 +49,16 @@ def test_a_folder_made_as_the_page_says_renders_with_the_image_it_names(tmp_path
     folder = tmp_path / "my-muster"
     folder.mkdir()
     (folder / "kustomization.yaml").write_text(f"{written}{component}\n")
-    found = [one for one in yaml.safe_load_all(manifests.render(folder)) if one]
+    objects = [item for item in yaml.safe_load_all(manifests.render(folder)) if item]
     images = {
         container["image"]
-        for one in found
-        if "template" in one.get("spec", {})
-        for container in one["spec"]["template"]["spec"]["containers"]
+        for item in objects
+        if "template" in item.get("spec", {})
+        for container in item["spec"]["template"]["spec"]["containers"]
     }
     nats = {image for image in images if image.startswith("docker.io/library/nats:")}
     assert images - nats == {"registry.example.com/muster:0.1.0"}
-    assert "PrometheusRule" in {one["kind"] for one in found}
+    assert "PrometheusRule" in {item["kind"] for item in objects}
 
 
 def test_the_secrets_that_the_page_makes_are_all_that_are_read(tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_the_secrets_that_the_page_makes_are_all_that_are_read(tmp_path: Path) -
     kubectl.chmod(0o700)
     path = f"{tmp_path}:{os.environ['PATH']}"
     subprocess.run(["/bin/sh", "-e"], input=loop, text=True, env={"PATH": path}, check=True)
-    found = [one for one in yaml.safe_load_all(made.read_text()) if one]
-    passwords = [base64.b64decode(one["data"]["password"]).decode() for one in found]
-    assert all(re.fullmatch(r"p[0-9a-f]{48}", one) for one in passwords)
+    secrets = [item for item in yaml.safe_load_all(made.read_text()) if item]
+    passwords = [base64.b64decode(item["data"]["password"]).decode() for item in secrets]
+    assert all(re.fullmatch(r"p[0-9a-f]{48}", item) for item in passwords)
     assert len(set(passwords)) == len(passwords)
     read = {
         (ref["name"], ref["key"])
@@ -82,9 +82,9 @@ def test_the_secrets_that_the_page_makes_are_all_that_are_read(tmp_path: Path) -
         for env in container.get("env", [])
         if (ref := env.get("valueFrom", {}).get("secretKeyRef"))
     }
-    assert {(one["metadata"]["name"], key) for one in found for key in one["data"]} == read
-    told = re.findall(r"get secret (\S+) -o jsonpath='\{\.data\.(\w+)\}'", PAGE)
-    assert told == [("muster-nats-reader", "password")]
+    assert {(item["metadata"]["name"], key) for item in secrets for key in item["data"]} == read
+    shown = re.findall(r"get secret (\S+) -o jsonpath='\{\.data\.(\w+)\}'", PAGE)
+    assert shown == [("muster-nats-reader", "password")]
 
 
 def test_streams_fit_where_they_are_kept() -> None:
@@ -92,5 +92,5 @@ def test_streams_fit_where_they_are_kept() -> None:
     disk = int(claim[0]["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) * 2**30
     conf = manifests.file_in("minimal", "muster-nats", "nats.conf")
     (store,) = re.findall(r"max_file_store: (\d+)GB", conf)
-    kept = sum(one.bytes_max for one in (*streams.STREAMS, *streams.BUCKETS))
+    kept = sum(asset.bytes_max for asset in (*streams.STREAMS, *streams.BUCKETS))
     assert kept < int(store) * 2**30 < disk

@@ -14,15 +14,15 @@ TEXT = {page.relative_to(manifests.ROOT): page.read_text("utf-8") for page in PA
 def carried() -> list[dict[str, str]]:
     """Return the labels of every object and of every pod."""
     objects = [*manifests.objects("minimal"), *manifests.objects("production")]
-    found = [o["metadata"].get("labels", {}) for o in objects]
-    return found + [
+    labels = [o["metadata"].get("labels", {}) for o in objects]
+    return labels + [
         o["spec"]["template"]["metadata"]["labels"]
         for o in objects
         if "template" in o.get("spec", {})
     ]
 
 
-def told(pattern: str) -> list[tuple[Path, str]]:
+def occurrences(pattern: str) -> list[tuple[Path, str]]:
     """Return what follows in each command of kubectl, with the page that says it."""
     return [
         (page, match)
@@ -33,7 +33,7 @@ def told(pattern: str) -> list[tuple[Path, str]]:
 
 
 def test_every_selector_of_a_page_finds_something() -> None:
-    selectors = told(r"(?:-l|--selector)[ =]('[^']+'|[^\s`]+)")
+    selectors = occurrences(r"(?:-l|--selector)[ =]('[^']+'|[^\s`]+)")
     assert len(selectors) > 1
     for page, selector in selectors:
         one_of = re.fullmatch(r"'(\S+) in \(([^)]+)\)'", selector)
@@ -45,7 +45,7 @@ def test_every_selector_of_a_page_finds_something() -> None:
 def test_every_folder_that_is_applied_is_there() -> None:
     # one stands for the reader's own, and one is made on the page
     own = {"DIR", "my-muster"}
-    folders = [(page, folder) for page, folder in told(r"-k (\S+)") if folder not in own]
+    folders = [(page, folder) for page, folder in occurrences(r"-k (\S+)") if folder not in own]
     assert [f for _, f in folders if not (manifests.ROOT / f / "kustomization.yaml").exists()] == []
 
 
@@ -54,5 +54,5 @@ def test_every_workload_that_a_page_names_is_there(kind: str) -> None:
     there = {
         o["metadata"]["name"] for o in manifests.objects("minimal") if o["kind"].lower() == kind
     }
-    named = {name for _, name in told(rf"{kind}[/ ](muster-[a-z]+)")}
+    named = {name for _, name in occurrences(rf"{kind}[/ ](muster-[a-z]+)")}
     assert named <= there

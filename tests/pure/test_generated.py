@@ -30,10 +30,10 @@ def test_every_reference_leads_somewhere(path: Path) -> None:
     document = json.loads(WANTED[path])
     references = set(re.findall(rb'"\$ref": "([^"]+)"', WANTED[path]))
     for reference in references:
-        found = document
+        target = document
         for step in reference.decode().removeprefix("#/").split("/"):
-            found = found[step]
-        assert isinstance(found, dict)
+            target = target[step]
+        assert isinstance(target, dict)
 
 
 @pytest.mark.parametrize("path", sorted(WANTED.keys() - {Path("schemas/asyncapi.json")}), ids=str)

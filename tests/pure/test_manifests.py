@@ -46,11 +46,11 @@ def test_what_is_generated_is_what_is_checked_in() -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_object_is_one_of_kubernetes(overlay: str) -> None:
-    for found in objects(overlay):
-        if found["kind"] not in FOREIGN:
+    for manifest in objects(overlay):
+        if manifest["kind"] not in FOREIGN:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                kubernetes_validate.validate(found, "1.37", strict=True)
+                kubernetes_validate.validate(manifest, "1.37", strict=True)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -155,7 +155,8 @@ def test_the_right_to_list_pods_can_be_taken_away_as_the_page_says(tmp_path: Pat
     base = os.path.relpath(ROOT / "k8s/overlays/minimal", tmp_path)
     (tmp_path / "kustomization.yaml").write_text(f"resources: [{base}]\n{patches[1]}")
     names = [
-        one["metadata"]["name"] for one in yaml.safe_load_all(worlds_manifests.render(tmp_path))
+        manifest["metadata"]["name"]
+        for manifest in yaml.safe_load_all(worlds_manifests.render(tmp_path))
     ]
     assert "muster-health-pods" not in names
     assert len(names) == len(objects("minimal")) - 2
@@ -180,24 +181,24 @@ def test_no_node_can_read_what_would_make_it_somebody_else(overlay: str) -> None
 
 def secrets(pod: Object) -> set[str]:
     """Return the names of all Secrets that a pod refers to, in any way."""
-    found = set[str]()
+    names = set[str]()
     waiting: list[object] = [pod]
     while waiting:
         match waiting.pop():
             case {"secretName": str(name)}:
-                found.add(name)
+                names.add(name)
             case {"secretRef": {"name": str(name)}} | {"secretKeyRef": {"name": str(name)}}:
-                found.add(name)
+                names.add(name)
             case {"secret": {"name": str(name)}}:
-                found.add(name)
+                names.add(name)
             case dict() as tree:
                 waiting.extend(tree.values())
             case list() as several:
                 waiting.extend(several)
-    return found
+    return names
 
 
-@pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one != "production"])
+@pytest.mark.parametrize("overlay", sorted(set(OVERLAYS) - {"production"}))
 def test_every_user_of_nats_has_its_password_from_the_secret_and_no_file_holds_one(
     overlay: str,
 ) -> None:
@@ -239,9 +240,9 @@ def test_in_production_nobody_has_a_password_and_each_shows_what_is_its_own() ->
     }
     assert "NATS_PASSWORD" not in worlds_manifests.rendered("production")
     for name in (*CENTRAL, "plugin", "gate"):
-        told = environment[f"muster-{name}"]
-        assert told[f"MUSTER_{name.upper()}__BUS__URL"] == "tls://muster-nats:4222"
-        assert told["NATS_CA"] == "/etc/nats-tls/ca.crt"
+        variables = environment[f"muster-{name}"]
+        assert variables[f"MUSTER_{name.upper()}__BUS__URL"] == "tls://muster-nats:4222"
+        assert variables["NATS_CA"] == "/etc/nats-tls/ca.crt"
     for name in CENTRAL:
         assert environment[f"muster-{name}"]["NATS_CREDS"] == "/etc/nats-creds/nats.creds"
         assert volumes[f"muster-{name}"]["creds"]["secret"]["secretName"] == f"muster-{name}-creds"
@@ -257,12 +258,14 @@ def test_in_production_nobody_has_a_password_and_each_shows_what_is_its_own() ->
 
 def test_the_gate_takes_its_settings_and_believes_the_plugins_account() -> None:
     pod = pods("production")["muster-gate"]
-    told = {e["name"]: e.get("value", "muster") for e in pod["containers"][0]["env"]}
-    found = settings.load(gate_config.Settings, prefix="MUSTER_GATE", file=None, environment=told)
-    assert (found.tokens.namespace, found.tokens.account) == ("muster", "muster-plugin")
-    assert pods("production")["muster-plugin"]["serviceAccountName"] == found.tokens.account
+    variables = {e["name"]: e.get("value", "muster") for e in pod["containers"][0]["env"]}
+    loaded = settings.load(
+        gate_config.Settings, prefix="MUSTER_GATE", file=None, environment=variables
+    )
+    assert (loaded.tokens.namespace, loaded.tokens.account) == ("muster", "muster-plugin")
+    assert pods("production")["muster-plugin"]["serviceAccountName"] == loaded.tokens.account
     (keys,) = [v for v in pod["volumes"] if v["name"] == "keys"]
-    assert found.signing == "/etc/muster-gate/gate.json"
+    assert loaded.signing == "/etc/muster-gate/gate.json"
     assert keys["secret"]["secretName"] == "muster-gate"
     assert only("production", "Deployment", "muster-gate")["spec"]["replicas"] == 2
 
@@ -379,17 +382,17 @@ def test_the_chart_with_monitoring_says_what_the_component_says(tmp_path: Path) 
 
 def test_the_chart_puts_everything_where_it_is_installed() -> None:
     both = {"monitoring": {"enabled": True}, "production": {"enabled": True}}
-    told = of_chart(both, namespace="elsewhere")
-    places = {o["metadata"].get("namespace") for o in told}
+    manifests = of_chart(both, namespace="elsewhere")
+    places = {o["metadata"].get("namespace") for o in manifests}
     assert places == {None, "elsewhere", "kube-node-lease", "default"}
-    subjects = [s for o in told if o["kind"].endswith("RoleBinding") for s in o["subjects"]]
+    subjects = [s for o in manifests if o["kind"].endswith("RoleBinding") for s in o["subjects"]]
     assert {s["namespace"] for s in subjects} == {"elsewhere"}
-    (health,) = [o["data"]["health.yaml"] for o in told if "health.yaml" in o.get("data", {})]
+    (health,) = [o["data"]["health.yaml"] for o in manifests if "health.yaml" in o.get("data", {})]
     # where health looks for the plugin's pods
-    assert [one["namespace"] for one in yaml.safe_load(health)["cluster"]["plugins"]] == [
+    assert [scope["namespace"] for scope in yaml.safe_load(health)["cluster"]["plugins"]] == [
         "elsewhere"
     ]
-    named = {k: v for o in told for k, v in o.items() if k != "metadata"}
+    named = {k: v for o in manifests for k, v in o.items() if k != "metadata"}
     assert "muster-nats.muster" not in json.dumps(named)
 
 
@@ -397,8 +400,10 @@ def test_the_chart_puts_everything_where_it_is_installed() -> None:
 def test_whoever_reads_settings_at_its_start_is_restarted_by_new_ones(overlay: str) -> None:
     def pods_with(**settings: Object) -> dict[str, Object]:
         values = {"production": {"enabled": overlay == "production"}, "settings": settings}
-        told = of_chart(values)
-        return {o["metadata"]["name"]: o["spec"] for o in told if "template" in o.get("spec", {})}
+        manifests = of_chart(values)
+        return {
+            o["metadata"]["name"]: o["spec"] for o in manifests if "template" in o.get("spec", {})
+        }
 
     before = pods_with()
     for name in CENTRAL:
@@ -406,34 +411,34 @@ def test_whoever_reads_settings_at_its_start_is_restarted_by_new_ones(overlay: s
         assert {n for n in before if before[n] != after[n]} == {f"muster-{name}"}
     # it reads its file again by itself, and a restart would take devices away for a moment
     assert pods_with(plugin={"log": {"level": "DEBUG"}}) == before
-    told = before["muster-nats"]["template"]["metadata"]["annotations"]
-    assert re.fullmatch("[0-9a-f]{64}", told["checksum/settings"])
+    annotations = before["muster-nats"]["template"]["metadata"]["annotations"]
+    assert re.fullmatch("[0-9a-f]{64}", annotations["checksum/settings"])
 
 
 def test_nats_comes_from_where_the_values_say() -> None:
     image = {"repository": "registry.example.com/nats", "tag": "2.15.1-alpine"}
     for production in (False, True):
-        told = of_chart({"production": {"enabled": production}, "nats": {"image": image}})
-        (nats,) = [o for o in told if o["kind"] == "StatefulSet"]
+        manifests = of_chart({"production": {"enabled": production}, "nats": {"image": image}})
+        (nats,) = [o for o in manifests if o["kind"] == "StatefulSet"]
         (container,) = nats["spec"]["template"]["spec"]["containers"]
         assert container["image"] == "registry.example.com/nats:2.15.1-alpine"
 
 
-def by_name(found: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
+def by_name(manifests: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
     """Return objects by what they are; settings as trees, names without kustomize's hashes."""
     plain = json.loads(
-        re.sub(r'"(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}"', r'"\1"', json.dumps(found))
+        re.sub(r'"(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}"', r'"\1"', json.dumps(manifests))
     )
-    for one in plain:
-        for name in one.get("data", {}):
+    for manifest in plain:
+        for name in manifest.get("data", {}):
             if name.endswith(".yaml"):
-                one["data"][name] = yaml.safe_load(one["data"][name])
+                manifest["data"][name] = yaml.safe_load(manifest["data"][name])
             else:
-                one["data"][name] = one["data"][name].strip()
-        one["metadata"].pop("creationTimestamp", None)
-        if "template" in one.get("spec", {}):
+                manifest["data"][name] = manifest["data"][name].strip()
+        manifest["metadata"].pop("creationTimestamp", None)
+        if "template" in manifest.get("spec", {}):
             # what the hash in a ConfigMap's name is to kustomize
-            one["spec"]["template"]["metadata"].pop("annotations", None)
+            manifest["spec"]["template"]["metadata"].pop("annotations", None)
     return {
         (o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in plain
     }

@@ -56,7 +56,7 @@ def test_required_and_optional_host_paths_are_known_before_the_allocation() -> N
     assert optional == tuple(f"/host{path}" for path in CONTROL)
     (answer,) = gpus.allocate(requested, present=frozenset(optional[:2]))
     paths = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1", "/dev/nvidia0"]
-    assert [one.container_path for one in answer.devices] == paths
+    assert [device.container_path for device in answer.devices] == paths
 
 
 def test_an_annotation_reaches_the_kubelet() -> None:

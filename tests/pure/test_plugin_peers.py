@@ -185,7 +185,7 @@ def answered(settings: settings.Settings) -> dict[str, tuple[int, list[Given]]]:
     assert plan.problems == ()
     devices = inventory.Inventory(node="node-a", plugin="p")
     devices.observe(plan, settings.resources, now=0.0, at=AT)
-    told = {}
+    allocated = {}
     for resource in devices.resources:
         advertised = protobuf.device_list(devices.devices(resource))
         assert {device.health for device in advertised.devices} == {"Healthy"}
@@ -195,11 +195,13 @@ def answered(settings: settings.Settings) -> dict[str, tuple[int, list[Given]]]:
         asked = protobuf.requested(dp.AllocateRequest(container_requests=requests))
         answers = protobuf.allocated(allocation.Allocator(devices, resource).allocate(asked))
         given = [
-            tuple((one.host_path, one.container_path, one.permissions) for one in answer.devices)
+            tuple(
+                (item.host_path, item.container_path, item.permissions) for item in answer.devices
+            )
             for answer in answers.container_responses
         ]
-        told[resource] = len(advertised.devices), [list(one) for one in sorted({*given})]
-    return told
+        allocated[resource] = len(advertised.devices), [list(item) for item in sorted({*given})]
+    return allocated
 
 
 @pytest.mark.parametrize("used", [imported, direct])

@@ -47,7 +47,7 @@ def _of_containers(pod: manifests.Object) -> Iterator[str]:
         capabilities = held.get("capabilities", {})
         if "ALL" not in capabilities.get("drop", []):
             yield "capabilities"
-        yield from (f"capability {one}" for one in capabilities.get("add", []))
+        yield from (f"capability {capability}" for capability in capabilities.get("add", []))
         if held.get("seccompProfile", {}).get("type") not in {"RuntimeDefault", "Localhost"}:
             yield "seccomp"
         if held.get("runAsNonRoot") is not True or held.get("runAsUser") == 0:
@@ -65,7 +65,7 @@ def explained() -> dict[str, str]:
 
 
 def test_every_exception_is_explained_and_no_other_is_said() -> None:
-    needed = {one for overlay in manifests.OVERLAYS for one in exceptions(overlay)}
+    needed = {exception for overlay in manifests.OVERLAYS for exception in exceptions(overlay)}
     assert needed == explained().keys()
     assert all(len(reason) > len("because") for reason in explained().values())
 
@@ -85,8 +85,8 @@ def test_only_the_plugin_is_an_exception_and_by_these_alone(overlay: str) -> Non
 def test_the_namespace_says_what_it_must_allow_and_warns_of_the_rest(overlay: str) -> None:
     labels = manifests.only(overlay, "Namespace", "muster")["metadata"]["labels"]
     level = "pod-security.kubernetes.io/"
-    found = {key.removeprefix(level): value for key, value in labels.items() if level in key}
-    assert found == {"enforce": "privileged", "audit": "restricted", "warn": "restricted"}
+    levels = {key.removeprefix(level): value for key, value in labels.items() if level in key}
+    assert levels == {"enforce": "privileged", "audit": "restricted", "warn": "restricted"}
 
 
 @pytest.mark.parametrize("overlay", manifests.OVERLAYS)
@@ -101,25 +101,32 @@ def test_nobody_is_reached_but_by_a_rule(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_what_there_is_two_of_is_spread_and_never_evicted_at_once(overlay: str) -> None:
-    for found in manifests.objects(overlay):
-        name = found["metadata"]["name"]
-        if found["kind"] not in {"Deployment", "StatefulSet"} or found["spec"]["replicas"] == 1:
+    for workload in manifests.objects(overlay):
+        name = workload["metadata"]["name"]
+        if (
+            workload["kind"] not in {"Deployment", "StatefulSet"}
+            or workload["spec"]["replicas"] == 1
+        ):
             continue
         own = {"matchLabels": {"app.kubernetes.io/name": name}}
-        pod = found["spec"]["template"]["spec"]
-        spread = [one["labelSelector"] for one in pod.get("topologySpreadConstraints", [])]
+        pod = workload["spec"]["template"]["spec"]
+        spread = [rule["labelSelector"] for rule in pod.get("topologySpreadConstraints", [])]
         apart = pod.get("affinity", {}).get("podAntiAffinity", {})
         wanted = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
-        assert own in [*spread, *(one["labelSelector"] for one in wanted)], name
+        assert own in [*spread, *(rule["labelSelector"] for rule in wanted)], name
         budget = manifests.only(overlay, "PodDisruptionBudget", name)["spec"]
         assert budget == {"maxUnavailable": 1, "selector": own}
 
 
 @pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_there_are_two_of_every_service_and_an_update_leaves_one(overlay: str) -> None:
-    found = [one["spec"] for one in manifests.objects(overlay) if one["kind"] == "Deployment"]
-    assert len(found) == (4 if overlay == "production" else 3)
-    for spec in found:
+    deployments = [
+        manifest["spec"]
+        for manifest in manifests.objects(overlay)
+        if manifest["kind"] == "Deployment"
+    ]
+    assert len(deployments) == (4 if overlay == "production" else 3)
+    for spec in deployments:
         assert spec["replicas"] == 2
         assert spec["strategy"]["type"] == "RollingUpdate"
         assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] < spec["replicas"]

@@ -14,8 +14,8 @@ NAME: Final = "app.kubernetes.io/name"
 
 def steps() -> list[set[str]]:
     """Return which names each step of an upgrade applies; the last one applies everything."""
-    found = re.findall(r"^kubectl apply -k DIR(?: -l (.+))?$", PAGE, re.MULTILINE)
-    return [set(re.findall(r"muster-[a-z]+", selector)) for selector in found]
+    selectors = re.findall(r"^kubectl apply -k DIR(?: -l (.+))?$", PAGE, re.MULTILINE)
+    return [set(re.findall(r"muster-[a-z]+", selector)) for selector in selectors]
 
 
 def deletions() -> set[tuple[str, str]]:
@@ -55,30 +55,30 @@ def test_a_step_brings_all_that_its_workloads_read(overlay: str) -> None:
     for name, pod in manifests.pods(overlay).items():
         read = {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v}
         # that one is made by hand, as Secrets are
-        assert {maps[one] for one in read - {"muster-nats-ca"}} <= {name}
+        assert {maps[source] for source in read - {"muster-nats-ca"}} <= {name}
         assert accounts[pod["serviceAccountName"]] == name
 
 
 @pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_everything_has_the_label_and_a_command_that_takes_it_away(overlay: str) -> None:
-    for found in manifests.objects(overlay):
-        what = (found["kind"], found["metadata"]["name"])
-        assert found["metadata"]["labels"][PART_OF] == "muster", what
-        place = found["metadata"].get("namespace", "")
+    for manifest in manifests.objects(overlay):
+        what = (manifest["kind"], manifest["metadata"]["name"])
+        assert manifest["metadata"]["labels"][PART_OF] == "muster", what
+        place = manifest["metadata"].get("namespace", "")
         if what != ("Namespace", "muster") and place != "muster":
-            assert (place, found["kind"].lower()) in deletions(), what
+            assert (place, manifest["kind"].lower()) in deletions(), what
 
 
 def test_what_services_make_in_the_cluster_is_named_on_the_page() -> None:
     rules = [
         rule
-        for found in manifests.objects("minimal")
-        if found["kind"] in {"Role", "ClusterRole"}
-        for rule in found["rules"]
+        for role in manifests.objects("minimal")
+        if role["kind"] in {"Role", "ClusterRole"}
+        for rule in role["rules"]
     ]
-    created = {one for rule in rules if "create" in rule["verbs"] for one in rule["resources"]}
-    told = {"leases": "Lease `", "configmaps": "ConfigMap `", "events": "Events about nodes"}
-    assert created == told.keys()
-    assert [one for one, words in told.items() if words not in PAGE] == []
+    created = {kind for rule in rules if "create" in rule["verbs"] for kind in rule["resources"]}
+    texts = {"leases": "Lease `", "configmaps": "ConfigMap `", "events": "Events about nodes"}
+    assert created == texts.keys()
+    assert [kind for kind, words in texts.items() if words not in PAGE] == []
     named = {name for rule in rules for name in rule.get("resourceNames", ())}
     assert [name for name in named if f"`{name}`" not in PAGE] == []

@@ -84,24 +84,24 @@ def test_a_compromised_plugin_can_alter_read_and_flood_nothing(tmp_path: Path) -
             assert after.state.messages == before.state.messages
 
     async def floods(world: nats_with_gate.World) -> None:
-        async with world.plugin(nats_with_gate.token("node-a")) as one:
+        async with world.plugin(nats_with_gate.token("node-a")) as plugin:
             reads = [f"$JS.API.DIRECT.GET.MUSTER_EVENTS.muster.event.node-b.{x}" for x in "ab"]
             reads += [
                 "$JS.API.STREAM.MSG.GET.MUSTER_EVENTS",
                 "$JS.API.CONSUMER.CREATE.MUSTER_EVENTS",
             ]
             for subject in (*bus_subjects.WRITES, *reads):
-                await one.raw.publish(subject, b"{}", reply="_INBOX.plugin_node-a.x")
-            await one.flush()
+                await plugin.raw.publish(subject, b"{}", reply="_INBOX.plugin_node-a.x")
+            await plugin.flush()
             await bus_subjects.until(
-                lambda: len(one.refused) == len(bus_subjects.WRITES) + len(reads)
+                lambda: len(plugin.refused) == len(bus_subjects.WRITES) + len(reads)
             )
             with pytest.raises(nats.errors.MaxPayloadError):
-                await one.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
+                await plugin.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
             for number in range(250):
-                await one.raw.subscribe(f"muster.rpc.node-a.p.{number}")
-            await bus_subjects.until(lambda: one.raw.is_closed)
-            assert "maximum subscriptions" in str(one.raw.last_error).lower()
+                await plugin.raw.subscribe(f"muster.rpc.node-a.p.{number}")
+            await bus_subjects.until(lambda: plugin.raw.is_closed)
+            assert "maximum subscriptions" in str(plugin.raw.last_error).lower()
         async with contextlib.AsyncExitStack() as many:
             for _ in range(4):
                 await many.enter_async_context(world.plugin(nats_with_gate.token("node-a")))

@@ -60,7 +60,9 @@ class Cluster:
         return await self.labeler.label(before, {decisions.KEY: value}, provenance="{}")
 
 
-async def found(server: kubernetes.KubernetesApi, directory: pathlib.Path) -> kubernetes_api.Api:
+async def api_client(
+    server: kubernetes.KubernetesApi, directory: pathlib.Path
+) -> kubernetes_api.Api:
     server.write_kubeconfig(directory / "kubeconfig")
     return await kubernetes_api.find(kubeconfig=str(directory / "kubeconfig"), context=None)
 
@@ -71,7 +73,7 @@ def play(story: Callable[[Cluster], Awaitable[None]], directory: pathlib.Path) -
             asyncio.timeout(100),
             kubernetes.KubernetesApi() as server,
             aiohttp.ClientSession(server.url) as http,
-            await found(server, directory) as api,
+            await api_client(server, directory) as api,
         ):
             cluster = Cluster(http, api)
             cluster.server = server
@@ -160,7 +162,7 @@ def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) ->
     async def story() -> None:
         server = kubernetes.KubernetesApi()
         server.url = f"http://127.0.0.1:{nats.free_port()}"
-        async with await found(server, tmp_path) as api:
+        async with await api_client(server, tmp_path) as api:
             away = await cluster_api.NodeApi(api, pace.WritePace(9), timeout_s=5).get("a")
         assert isinstance(away, cluster_api.Failure)
         assert away.is_passing
@@ -192,7 +194,7 @@ def served(
         ):
             api_ = kubernetes.KubernetesApi()
             api_.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with await found(api_, directory) as api:
+            async with await api_client(api_, directory) as api:
                 return await ask(cluster_api.NodeApi(api, pace.WritePace(100), timeout_s=5))
 
     return asyncio.run(story())
@@ -295,8 +297,8 @@ class Seen:
             self.changed.clear()
             await self.changed.wait()
 
-    def _replace(self, found_: list[model.Node]) -> None:
-        self.nodes = {node.name: node for node in found_}
+    def _replace(self, nodes: list[model.Node]) -> None:
+        self.nodes = {node.name: node for node in nodes}
         self.lists += 1
         self.changed.set()
 

@@ -301,7 +301,7 @@ def test_verdicts_become_a_node_condition_on_request(tmp_path: pathlib.Path) -> 
         await made.start(mode="suggest", condition=True)
 
         async def conditions() -> object:
-            found = await made.get("/api/v1/nodes/node-a")
+            node = await made.get("/api/v1/nodes/node-a")
             return [
                 (
                     condition["type"],
@@ -309,7 +309,7 @@ def test_verdicts_become_a_node_condition_on_request(tmp_path: pathlib.Path) -> 
                     condition["reason"],
                     condition.get("message"),
                 )
-                for condition in found["status"]["conditions"]
+                for condition in node["status"]["conditions"]
                 if condition["type"] == node_conditions.TYPE
             ]
 

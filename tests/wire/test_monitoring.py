@@ -73,14 +73,14 @@ async def exported() -> dict[str, set[str]]:
         async with contextlib.AsyncExitStack() as stack:
             wanted = [plugin_process.plugin(root, config)]
             wanted += [central(name, kubeconfig) for name in (*manifests.CENTRAL, "gate")]
-            processes = [await stack.enter_async_context(one) for one in wanted]
-            told = await asyncio.gather(*(_scraped(process) for process in processes))
+            processes = [await stack.enter_async_context(entering) for entering in wanted]
+            texts = await asyncio.gather(*(_scraped(process) for process in processes))
     finally:
         shutil.rmtree(root)
-    found: dict[str, set[str]] = {}
-    for text in told:
-        _read(text, found)
-    return found
+    series: dict[str, set[str]] = {}
+    for text in texts:
+        _read(text, series)
+    return series
 
 
 async def _scraped(process: plugin_process.Plugin) -> str:
@@ -90,14 +90,14 @@ async def _scraped(process: plugin_process.Plugin) -> str:
     return text
 
 
-def _read(text: str, found: dict[str, set[str]]) -> None:
+def _read(text: str, series: dict[str, set[str]]) -> None:
     """Add what Prometheus would read; a counter that nobody moved has a type and no series yet."""
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
         ends = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
         for end in ends.get(kind, ("",)):
-            found.setdefault(name + end, set())
+            series.setdefault(name + end, set())
     for name, labels in re.findall(r"^(muster_\w+)\{(.*)\} ", text, re.MULTILINE):
-        found[name] |= set(re.findall(r'(\w+)="', labels))
+        series[name] |= set(re.findall(r'(\w+)="', labels))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def series() -> Mapping[str, set[str]]:
 
 def test_rules_and_panels_ask_for_what_is_exported(series: Mapping[str, set[str]]) -> None:
     asked = [rule["expr"] for rule in RULES] + dashboard.expressions()
-    unknown = {name for one in asked for name in metrics_of(one)} - series.keys()
+    unknown = {name for query in asked for name in metrics_of(query)} - series.keys()
     assert unknown == set()
     for expression in asked:
         labels = {
@@ -218,10 +218,12 @@ def story() -> dict[str, Any]:
         "tests": [
             {
                 "interval": "30s",
-                "input_series": [{"series": name, "values": one} for name, one in world.items()],
-                "alert_rule_test": told,
+                "input_series": [
+                    {"series": name, "values": values} for name, values in world.items()
+                ],
+                "alert_rule_test": alerts,
             }
-            for world, told in worlds
+            for world, alerts in worlds
         ],
     }
 
@@ -231,11 +233,13 @@ def fires(
 ) -> dict[str, Any]:
     """Return that an alert fires then with these labels, or does not, as promtool wants it."""
     (rule,) = (rule for rule in RULES if rule["alert"] == alert)
-    told = {}
+    annotations = {}
     for key, text in rule["annotations"].items() if labels is not None else ():
         filled = re.sub(r"{{ \$value[^}]*}}", words.get("value", ""), text)
-        told[key] = re.sub(r"{{ \$labels\.(\w+) }}", lambda m: words[m[1]], filled)
-    expected = [{"exp_labels": {**rule["labels"], **(labels or {})}, "exp_annotations": told}]
+        annotations[key] = re.sub(r"{{ \$labels\.(\w+) }}", lambda m: words[m[1]], filled)
+    expected = [
+        {"exp_labels": {**rule["labels"], **(labels or {})}, "exp_annotations": annotations}
+    ]
     return {
         "eval_time": at,
         "alertname": alert,
@@ -258,15 +262,15 @@ def test_no_panel_of_the_dashboard_covers_another() -> None:
 
 def test_the_component_adds_its_three_objects_and_takes_nothing_away(tmp_path: Path) -> None:
     def named(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
-        return {(one["kind"], one["metadata"]["name"]) for one in objects}
+        return {(item["kind"], item["metadata"]["name"]) for item in objects}
 
-    found = manifests.with_component("minimal", "monitoring", tmp_path)
-    assert named(found) - named(list(manifests.objects("minimal"))) == {
+    rendered = manifests.with_component("minimal", "monitoring", tmp_path)
+    assert named(rendered) - named(list(manifests.objects("minimal"))) == {
         ("PodMonitor", "muster"),
         ("PrometheusRule", "muster"),
         ("ConfigMap", "muster-dashboard"),
     }
-    assert len(found) == len(manifests.objects("minimal")) + 3
+    assert len(rendered) == len(manifests.objects("minimal")) + 3
 
 
 def test_prometheus_may_reach_what_it_is_told_to_scrape() -> None:

@@ -20,7 +20,9 @@ from muster.local import layout, nats, processes
 from muster.nats import bus, consumers, streams
 from tests.worlds import bus_subjects, manifests, token_issuer
 
-ASSETS = [one.name for one in streams.STREAMS] + [f"KV_{one.name}" for one in streams.BUCKETS]
+ASSETS = [store.name for store in streams.STREAMS] + [
+    f"KV_{store.name}" for store in streams.BUCKETS
+]
 CONFIGURATION = manifests.ROOT / "k8s/overlays/production/nats.conf"
 BASE = manifests.ROOT / "k8s/base/nats"
 

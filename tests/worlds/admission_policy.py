@@ -27,14 +27,14 @@ def denied(
     # what is empty is left out
     request |= {"subResource": subresource} if subresource else {}
     known: dict[str, Any] = {"request": request, "object": new, "oldObject": old, "variables": {}}
-    if not all(_value(one["expression"], known) for one in policy["matchConditions"]):
+    if not all(_value(rule["expression"], known) for rule in policy["matchConditions"]):
         return []
     if old is not None and new is not None:
         # the API server works them out when they are asked for: never for what was refused before
-        for one in policy["variables"]:
-            known["variables"][one["name"]] = _value(one["expression"], known)
+        for rule in policy["variables"]:
+            known["variables"][rule["name"]] = _value(rule["expression"], known)
     rules = policy["validations"]
-    return [one["message"] for one in rules if not _value(one["expression"], known)]
+    return [rule["message"] for rule in rules if not _value(rule["expression"], known)]
 
 
 def _value(expression: str, known: dict[str, Any]) -> Any:

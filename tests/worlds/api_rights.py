@@ -98,13 +98,13 @@ MAY_NOT: Final = tuple(_may_not())
 
 def allows(objects: Iterable[manifests.Object], asked: Question) -> bool:
     """Say what RBAC says of these objects (k8s.io/component-helpers/auth/rbac/validation)."""
-    found = list(objects)
+    manifests = list(objects)
     subject = {
         "kind": "ServiceAccount",
         "name": f"muster-{asked.account}",
         "namespace": "muster",
     }
-    for binding in found:
+    for binding in manifests:
         is_role = binding["kind"] == "RoleBinding"
         if not is_role and binding["kind"] != "ClusterRoleBinding":
             continue
@@ -113,7 +113,7 @@ def allows(objects: Iterable[manifests.Object], asked: Question) -> bool:
             reference = binding["roleRef"]
             rules = [
                 rule
-                for role in found
+                for role in manifests
                 if (role["kind"], role["metadata"]["name"])
                 == (reference["kind"], reference["name"])
                 and (role["kind"] == "ClusterRole" or role["metadata"]["namespace"] == place)

@@ -35,10 +35,10 @@ def asked_for(request: pytest.FixtureRequest) -> Iterator[tuple[str, pathlib.Pat
         pytest.skip("only with -m cluster")
     with tempfile.TemporaryDirectory(prefix="mu-") as name:
         directory = pathlib.Path(name)
-        with kubeconfig(directory) as found:
-            if found is None:
+        with kubeconfig(directory) as config:
+            if config is None:
                 pytest.skip(NONE)
-            yield found, directory
+            yield config, directory
 
 
 @contextlib.contextmanager
@@ -102,8 +102,8 @@ def config(url: str, token: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], log: pathlib.Path) -> Iterator[None]:
-    with log.open("wb") as told:
-        process = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             yield
         finally:

@@ -34,20 +34,20 @@ class Result:
 
 
 async def play(directory: Path, *, kills: int, seed: int) -> dict[str, Result]:
-    """Kill the notifier again and again while alerts come and go; then look at what was told."""
+    """Kill the notifier again and again while alerts come and go; then judge what was received."""
     chance = random.Random(seed)  # noqa: S311  # the points of death are no secret
     firing: set[int] = set()
     episodes: Counter[int] = Counter()
     lives: list[int] = []
-    async with receivers.services() as told, webhook_sink.world(directory) as world:
+    async with receivers.services() as receiving, webhook_sink.world(directory) as world:
         settings = {
-            "receivers": told.receivers(directory / "secret"),
-            "kubernetes": {"url": f"{told.url}/kubernetes"},
+            "receivers": receiving.receivers(directory / "secret"),
+            "kubernetes": {"url": f"{receiving.url}/kubernetes"},
             **_TIMES,
         }
         for _ in range(kills):
             notifier = await world.start({}, **settings)
-            lives.append(len(told.heard))
+            lives.append(len(receiving.heard))
             end = asyncio.get_running_loop().time() + chance.uniform(*_POINTS_S)
             while (left := end - asyncio.get_running_loop().time()) > 0:
                 number = chance.randrange(_NODES)
@@ -57,20 +57,22 @@ async def play(directory: Path, *, kills: int, seed: int) -> dict[str, Result]:
                 await world.says(number, state, node=f"node-{number}", episode=episodes[number])
                 await asyncio.sleep(min(left, chance.uniform(0, 0.1)))
             await notifier.kill()
-        lives.append(len(told.heard))
+        lives.append(len(receiving.heard))
         await world.start({}, **settings)
 
-        def is_known(found: receivers.Services) -> bool:
-            return not any(_lost(found, way, firing) for way in _ways())
+        def is_known(services: receivers.Services) -> bool:
+            return not any(_lost(services, way, firing) for way in _ways())
 
         try:
-            await told.wait_for(is_known, END_S)
-            # what is told once more would come within the interval
+            await receiving.wait_for(is_known, END_S)
+            # what is sent once more would come within the interval
             await asyncio.sleep(1.0)
         except TimeoutError:
             pass  # what is lost is counted below
     return {
-        way: _result(told, way, kills=kills, lives=lives, lost=len(_lost(told, way, firing)))
+        way: _result(
+            receiving, way, kills=kills, lives=lives, lost=len(_lost(receiving, way, firing))
+        )
         for way in _ways()
     }
 
@@ -79,27 +81,27 @@ def _ways() -> Iterable[str]:
     return (*receivers.IDEMPOTENT, *receivers.REPEATING)
 
 
-def _lost(told: receivers.Services, way: str, firing: set[int]) -> set[str]:
+def _lost(receiving: receivers.Services, way: str, firing: set[int]) -> set[str]:
     """Return the nodes of which a service does not know what is true."""
-    believed = {node for node, fires in told.known(way).items() if fires}
+    believed = {node for node, fires in receiving.known(way).items() if fires}
     return believed ^ {f"node-{number}" for number in firing}
 
 
 def _result(
-    told: receivers.Services, way: str, *, kills: int, lives: Sequence[int], lost: int
+    receiving: receivers.Services, way: str, *, kills: int, lives: Sequence[int], lost: int
 ) -> Result:
     seen: set[tuple[str, str, int, bool]] = set()
     messages = again = worst = dropped = 0
-    for begin, end in itertools.pairwise((0, *lives, len(told.heard))):
+    for begin, end in itertools.pairwise((0, *lives, len(receiving.heard))):
         here = 0
-        for one in told.heard[begin:end]:
-            if one.way != way:
+        for message in receiving.heard[begin:end]:
+            if message.way != way:
                 continue
             messages += 1
-            dropped += not one.is_effect
-            if one.is_effect:
-                here += one.news in seen
-                seen.add(one.news)
+            dropped += not message.is_effect
+            if message.is_effect:
+                here += message.news in seen
+                seen.add(message.news)
         again += here
         worst = max(worst, here)
     return Result(

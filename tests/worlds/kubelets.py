@@ -151,8 +151,8 @@ class Real:
         self.node = node
 
     async def allocatable(self) -> int:
-        found = orjson.loads(await output("kubectl", "get", "node", self.node, "-o", "json"))
-        return int(found["status"]["allocatable"].get(FUSE, "0"))
+        node = orjson.loads(await output("kubectl", "get", "node", self.node, "-o", "json"))
+        return int(node["status"]["allocatable"].get(FUSE, "0"))
 
     async def do(self, what: str) -> None:
         restart = os.environ.get("MUSTER_KUBELET_RESTART", "")
@@ -197,13 +197,13 @@ async def plugin(
     file = Path(tempfile.mkdtemp(prefix="mu-")) / "plugin.json"
     groups = [{"devices": [{"path": "/dev/null"}]}]
     resource = {"name": FUSE, "groups": groups, "registration": registration}
-    told = {
+    settings = {
         "node": world.node,
         "bus": {"url": "nats://127.0.0.1:1"},
         "kubelet": {"directory": str(world.directory)},
         "resources": [resource],
     }
-    file.write_bytes(orjson.dumps(told))
+    file.write_bytes(orjson.dumps(settings))
     try:
         async with running(*program, "--config", str(file)) as process:
             yield process

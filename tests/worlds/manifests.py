@@ -44,20 +44,22 @@ def with_component(overlay: str, component: str, where: Path) -> list[Object]:
         "components": [f"{k8s}/components/{component}"],
     }
     (where / "kustomization.yaml").write_text(json.dumps(parts))
-    return [one for one in yaml.load_all(render(where), yaml.CSafeLoader) if one]
+    return [manifest for manifest in yaml.load_all(render(where), yaml.CSafeLoader) if manifest]
 
 
 @functools.cache
 def objects(overlay: str) -> tuple[Object, ...]:
     """Return every object of an overlay; they are not to be changed."""
-    return tuple(one for one in yaml.load_all(rendered(overlay), yaml.CSafeLoader) if one)
+    return tuple(
+        manifest for manifest in yaml.load_all(rendered(overlay), yaml.CSafeLoader) if manifest
+    )
 
 
 def only(overlay: str, kind: str, name: str) -> Object:
     """Return the one object of this kind and name."""
-    found = [o for o in objects(overlay) if (o["kind"], o["metadata"]["name"]) == (kind, name)]
-    assert len(found) == 1, f"{kind} {name}: {len(found)}"
-    return found[0]
+    matches = [o for o in objects(overlay) if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    assert len(matches) == 1, f"{kind} {name}: {len(matches)}"
+    return matches[0]
 
 
 def pods(overlay: str) -> dict[str, Object]:
@@ -71,9 +73,9 @@ def pods(overlay: str) -> dict[str, Object]:
 
 def file_in(overlay: str, map_prefix: str, name: str) -> str:
     """Return a file of the ConfigMap whose name is this and kustomize's hash."""
-    (found,) = [
+    (path,) = [
         o["data"][name]
         for o in objects(overlay)
         if o["kind"] == "ConfigMap" and o["metadata"]["name"].startswith(f"{map_prefix}-")
     ]
-    return str(found)
+    return str(path)

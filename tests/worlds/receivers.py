@@ -59,7 +59,11 @@ class Services:
 
     def known(self, way: str) -> dict[str, bool]:
         """Return what a service believes of each node: whether it fires."""
-        return {one.node: one.fires for one in self.heard if one.way == way and one.is_effect}
+        return {
+            message.node: message.fires
+            for message in self.heard
+            if message.way == way and message.is_effect
+        }
 
     async def wait_for(self, enough: Callable[["Services"], bool], timeout_s: float) -> None:
         """Return once what was heard is enough."""
@@ -91,35 +95,35 @@ class Services:
     async def _answer(
         self, path: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, bytes]:
-        found = msgspec.json.decode(body)
+        payload = msgspec.json.decode(body)
         match path.split("/")[1]:
             case "webhook":
-                await self._webhook(found, headers["idempotency-key"])
+                await self._webhook(payload, headers["idempotency-key"])
             case "pagerduty":
-                await self._pagerduty(found)
+                await self._pagerduty(payload)
                 return 202, b"{}"
             case "alertmanager":
-                for alert in found:
+                for alert in payload:
                     await self._alertmanager(alert)
             case "kubernetes":
-                return await self._kubernetes(found), b"{}"
+                return await self._kubernetes(payload), b"{}"
             case "slack":
-                return 200, msgspec.json.encode(await self._slack(path, found))
+                return 200, msgspec.json.encode(await self._slack(path, payload))
             case other:
                 raise AssertionError(f"nobody is at /{other}")
         return 200, b""
 
-    async def _webhook(self, found: Json, key: str) -> None:
-        node, episode = _about(found["data"]["title"])
-        fires = found["data"]["status"] == "firing"
+    async def _webhook(self, payload: Json, key: str) -> None:
+        node, episode = _about(payload["data"]["title"])
+        fires = payload["data"]["status"] == "firing"
         await self.take(Heard("webhook", node, episode, fires, key not in self._keys))
         self._keys.add(key)
 
-    async def _pagerduty(self, found: Json) -> None:
+    async def _pagerduty(self, payload: Json) -> None:
         """One incident a key: a trigger opens it, or adds to one that is open."""
-        key = found["dedup_key"]
-        if found["event_action"] == "trigger":
-            node, episode = _about(found["payload"]["summary"])
+        key = payload["dedup_key"]
+        if payload["event_action"] == "trigger":
+            node, episode = _about(payload["payload"]["summary"])
             is_effect = key not in self._incidents
             self._incidents.setdefault(key, episode)
             await self.take(Heard("pagerduty", node, episode, fires=True, is_effect=is_effect))
@@ -128,29 +132,31 @@ class Services:
             episode = self._incidents.pop(key)
             await self.take(Heard("pagerduty", node, episode, fires=False, is_effect=True))
 
-    async def _alertmanager(self, found: Json) -> None:
-        node, episode = _about(found["annotations"]["summary"])
-        fires = datetime.fromisoformat(found["endsAt"]) > datetime.now(UTC)
+    async def _alertmanager(self, alert: Json) -> None:
+        node, episode = _about(alert["annotations"]["summary"])
+        fires = datetime.fromisoformat(alert["endsAt"]) > datetime.now(UTC)
         is_effect = self._alerts.get(node) != (episode, fires)
         self._alerts[node] = (episode, fires)
         await self.take(Heard("alertmanager", node, episode, fires, is_effect))
 
-    async def _kubernetes(self, found: Json) -> int:
-        node, episode = _about(found["note"])
-        fires = not found["reason"].endswith("Resolved")
-        name = found["metadata"]["name"]
+    async def _kubernetes(self, event: Json) -> int:
+        node, episode = _about(event["note"])
+        fires = not event["reason"].endswith("Resolved")
+        name = event["metadata"]["name"]
         await self.take(Heard("kubernetes", node, episode, fires, name not in self._keys))
         if name in self._keys:
             return 409
         self._keys.add(name)
         return 201
 
-    async def _slack(self, path: str, found: Json) -> Json:
+    async def _slack(self, path: str, payload: Json) -> Json:
         """Edits are quiet; a message is heard, and so is an answer in its thread."""
         if path.endswith("chat.update"):
-            return {"ok": True, "ts": found["ts"], "channel": found["channel"]}
-        node, episode = _about(found["text"])
-        await self.take(Heard("slack", node, episode, "[FIRING]" in found["text"], is_effect=True))
+            return {"ok": True, "ts": payload["ts"], "channel": payload["channel"]}
+        node, episode = _about(payload["text"])
+        await self.take(
+            Heard("slack", node, episode, "[FIRING]" in payload["text"], is_effect=True)
+        )
         self._messages += 1
         return {"ok": True, "ts": f"{self._messages}.0", "channel": "C1"}
 
@@ -177,7 +183,7 @@ class Services:
             "kubernetes": {},
             "email": mail,
         }
-        return [{"name": way, way: found, **limits} for way, found in ways.items()]
+        return [{"name": way, way: options, **limits} for way, options in ways.items()]
 
 
 @contextlib.asynccontextmanager
@@ -201,6 +207,6 @@ async def services() -> AsyncIterator[Services]:
 
 
 def _about(text: str) -> tuple[str, int]:
-    found = _TEXT.search(text)
-    assert found is not None, f"nobody said: {text}"
-    return found[1], int(found[2])
+    match = _TEXT.search(text)
+    assert match is not None, f"nobody said: {text}"
+    return match[1], int(match[2])

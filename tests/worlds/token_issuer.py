@@ -72,7 +72,7 @@ def token(said: Claims | bytes, key: str = "k1", algorithm: str = "RS256", **hea
     """Return claims, signed; the header may be made to lie, and claims be no JSON."""
     head = {"alg": algorithm, "kid": key, **header}
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    parts = [jws.to_base64(one) for one in (json.dumps(head).encode(), body)]
+    parts = [jws.to_base64(part) for part in (json.dumps(head).encode(), body)]
     signed = ".".join(parts)
     return f"{signed}.{jws.to_base64(_signature(signed.encode(), key, algorithm))}"
 
@@ -80,7 +80,7 @@ def token(said: Claims | bytes, key: str = "k1", algorithm: str = "RS256", **hea
 def by_secret(said: Claims, secret: bytes, key: str = "k1") -> str:
     """Return claims as HS256 signs them, with a public key for a secret, say."""
     head = {"alg": "HS256", "kid": key, "typ": "JWT"}
-    signed = ".".join(jws.to_base64(json.dumps(one).encode()) for one in (head, said))
+    signed = ".".join(jws.to_base64(json.dumps(part).encode()) for part in (head, said))
     mac = hmac.HMAC(secret, hashes.SHA256())
     mac.update(signed.encode())
     return f"{signed}.{jws.to_base64(mac.finalize())}"

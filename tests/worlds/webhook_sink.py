@@ -121,14 +121,14 @@ class World:
         receivers = [
             {
                 "name": name,
-                "webhook": {"url": one.url, "reach": "loopback", "timeout_s": 30.0},
+                "webhook": {"url": sink.url, "reach": "loopback", "timeout_s": 30.0},
                 "limits": limits.get(name, {}),
             }
-            for name, one in sinks.items()
+            for name, sink in sinks.items()
         ]
-        found = {"bus": {"url": self.server.url}, "receivers": receivers, **settings}
-        found["watchdog"] = {"enabled": False}
-        file.write_bytes(msgspec.json.encode(found))
+        config = {"bus": {"url": self.server.url}, "receivers": receivers, **settings}
+        config["watchdog"] = {"enabled": False}
+        file.write_bytes(msgspec.json.encode(config))
         program = layout.Program("notifier", "muster_notifier", ("--config", str(file)))
         self.notifier = processes.Process(program, self.directory / "notifier.log")
         await self.notifier.start()
