@@ -2,10 +2,34 @@
 
 import pytest
 
+from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
+from muster_health.model import snapshot
 from tests.worlds.detector_fleet import World, running
 
 FIRING = AlertState.FIRING
+STORED_BY_THE_VERSION_BEFORE = {
+    "a.p": (
+        b'{"v":2,"node":"a","plugin":"p","state":"ill","interval_s":1.0,"verdict":"DEREGISTERED",'
+        b'"since":"2026-11-21T00:00:27.300000Z","rule":"reports_not_registered","evidence":'
+        b'[{"source":"plugin","observed":"nvidia.com/gpu: the kubelet has no ListAndWatch stream '
+        b'open"}],"resources":["nvidia.com/gpu"],"accused":["nvidia.com/gpu"],"instance":"a-0",'
+        b'"seq":29,"return_s":0.0,"falls":1,"order":[["a-0",1]],"bad":[{"kind":"device_unhealthy",'
+        b'"resource":"nvidia.com/gpu","why":"XID 79","ids":["1"]}],"had":[["nvidia.com/gpu",2]],'
+        b'"firing":[{"kind":"device_unhealthy","summary":"nvidia.com/gpu 1 on a is unhealthy: XID '
+        b'79","evidence":[{"source":"plugin","observed":"1: XID 79"}],"starts_at":'
+        b'"2026-11-21T00:00:20.300000Z","told_at":"2026-11-21T00:00:20.300000Z","resource":'
+        b'"nvidia.com/gpu","devices":["1"],"devices_total":1},{"kind":"deregistered","summary":"p '
+        b'on a is not registered with the kubelet: nvidia.com/gpu","evidence":[{"source":"plugin",'
+        b'"observed":"nvidia.com/gpu: the kubelet has no ListAndWatch stream open"}],"starts_at":'
+        b'"2026-11-21T00:00:27.320000Z","told_at":"2026-11-21T00:00:27.320000Z","pods":'
+        b'["ml/train"],"pods_total":1}],"leader":1}'
+    ),
+    "_fleet.health": (
+        b'{"v":2,"node":"_fleet","plugin":"health","state":"unknown","interval_s":0.0,'
+        b'"position":3,"leader":1}'
+    ),
+}
 
 
 @pytest.mark.parametrize("services", [1, 2])
@@ -118,3 +142,29 @@ def test_a_lead_that_is_lost_and_won_again_repeats_and_loses_nothing(act: str) -
     world.lead_again()
     world.run(5.0)
     assert (world.alerts(), world.verdicts("a")[-1]) == ([], Verdict.HEALTHY)
+
+
+def test_what_the_version_before_stored_is_read_and_written_alike() -> None:
+    for value in STORED_BY_THE_VERSION_BEFORE.values():
+        assert snapshot.encode(snapshot.decode(value)) == value
+
+
+def test_an_alert_of_the_version_before_goes_on_and_is_resolved() -> None:
+    world = World("a", services=0)
+    world.stored = dict(STORED_BY_THE_VERSION_BEFORE)
+    world.plugins["a"].seq, world.plugins["a"].sequence = 29, 1
+    world.plugins["a"].broken = {"1"}
+    world.part("a")
+    world.now = 100.0
+    world.start(leads=True)
+    world.run(60.0)
+    assert list(world.published.values()) == []
+    world.plugins["a"].broken = set()
+    world.mend("a")
+    world.run(60.0)
+    resolved = {
+        (event.kind, event.starts_at.second)
+        for event in world.published.values()
+        if isinstance(event, vocabulary.AlertChanged) and event.state is AlertState.RESOLVED
+    }
+    assert resolved == {(AlertKind.DEVICE_UNHEALTHY, 20), (AlertKind.DEREGISTERED, 27)}

@@ -98,7 +98,9 @@ class Detector(effects.Fleet):
 
     # one input
 
-    def _route(self, event: signals.Input, now: float) -> list[signals.Output]:  # noqa: C901, PLR0912
+    def _route(  # noqa: C901, PLR0912  # one case for each kind of event
+        self, event: signals.Input, now: float
+    ) -> list[signals.Output]:
         outs: list[signals.Output] = []
         match event:
             case signals.Beat(heartbeat=heartbeat):
