@@ -94,10 +94,10 @@ OLD: dict[str, Any] = {
         "nodeInfo": {"kernelVersion": "6.1"},
     },
 }
-LABELS = "the labeler may change labels of accelerators only"
-ANNOTATIONS = "the labeler may change annotations of muster.dev only"
-CONDITIONS = "the labeler may write the condition DevicePluginHealthy only"
-STATUS = "the labeler may not change what a node's status says but for its condition"
+LABELS = "the labeler may only change accelerator labels"
+ANNOTATIONS = "the labeler may only change annotations of muster.dev"
+CONDITIONS = "the labeler may only write the condition DevicePluginHealthy"
+STATUS = "the labeler may not change a node's status except its own condition"
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_nodes_are_neither_made_nor_removed_nor_reached(
     operation: str, old: dict[str, Any], new: dict[str, Any], subresource: str
 ) -> None:
     denials = admission_policy.denied(old, new, operation=operation, subresource=subresource)
-    assert denials == ["the labeler may patch nodes and nothing else"]
+    assert denials == ["the labeler may only patch nodes"]
