@@ -1,6 +1,6 @@
 # One image for all services; the target `laptop` adds nats-server and the stand-ins.
 #   docker build --target services -t muster .
-# Nothing is fetched without a hash. Without a network: wheels in build/wheels, and
+# Every package is verified by its hash. To build without a network, put the wheels into build/wheels, and
 #   --build-arg PIP_OPTIONS="--no-index --find-links /wheels"
 ARG PYTHON_IMAGE=python:3.11-slim
 
@@ -12,7 +12,7 @@ RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --requi
     --only-binary :all: ${PIP_OPTIONS} -r /wheels/services.lock
 
 FROM build AS build-services
-# who gets into a container finds no installer there
+# an intruder shall find no installer in a container
 RUN /opt/venv/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM build AS build-laptop
@@ -28,15 +28,15 @@ COPY services/labeler/muster_labeler /opt/muster/muster_labeler
 COPY services/health/muster_health /opt/muster/muster_health
 COPY services/notifier/muster_notifier /opt/muster/muster_notifier
 COPY services/gate/muster_gate /opt/muster/muster_gate
-# `muster` finds the commands of the services by the entry points of what is installed
+# `muster` finds the services' commands by entry points, which exist only for installed packages
 COPY pyproject.toml scripts/entry_points.py /tmp/
 RUN python3 /tmp/entry_points.py /tmp/pyproject.toml /opt/muster
-# uncompiled imports double every start, and a read-only root stays uncompiled for ever
+# uncompiled imports double the start time, and with a read-only root they would never be compiled
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/muster
 
 FROM ${PYTHON_IMAGE} AS base
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/muster PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-# named volumes take their owner from here
+# named volumes inherit the owner of these directories
 RUN install -d -o 65532 -g 65532 /var/lib/kubelet /data /faults
 USER 65532:65532
 ENTRYPOINT ["/opt/venv/bin/python", "-m"]

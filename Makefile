@@ -1,5 +1,5 @@
 # Two commands do everything: `make up` runs the whole of muster here, `make test` tests it.
-# Both make the virtual environment first; both work a second time in seconds.
+# Both first create the virtual environment; the second time they start within seconds.
 .SUFFIXES:
 .DEFAULT_GOAL := help
 
@@ -8,14 +8,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# Uncompiled imports double every start; we compile whatever the caller's environment says.
+# Uncompiled imports double the start time, so compile even where the caller's environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help up demo test lint types contracts unit coverage generate bench manifests test-compose test-newest lock sbom clean
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"muster needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11 ...")'
@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml
 up: $(STAMP) ## run the whole of muster on this machine, until Ctrl-C
 	@exec $(BIN)/muster up
 
-demo: $(STAMP) ## play one story on it: faults, verdicts, notifications; then exit
+demo: $(STAMP) ## play faults, verdicts and notifications on it, then exit
 	@exec $(BIN)/muster demo
 
 lint: $(STAMP)
@@ -54,38 +54,38 @@ unit: $(STAMP)
 test: $(STAMP) ## lint, types, contracts and every test
 	@$(MAKE) --no-print-directory lint types contracts unit
 
-coverage: $(STAMP) ## which lines and branches the tests reach, by package
+coverage: $(STAMP) ## run every test and report line and branch coverage by package
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@$(BIN)/coverage run -m pytest -q -n 4 --dist worksteal || true
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage json --quiet -o build/coverage.json
 	@$(BIN)/python scripts/coverage_table.py build/coverage.json
 
-generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schemas, AsyncAPI
+generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schemas, AsyncAPI, the map
 	@$(BIN)/python scripts/generate.py
 
-bench: $(STAMP) ## every benchmark, in half an hour; writes docs/performance.md
+bench: $(STAMP) ## run every benchmark (half an hour) and write docs/performance.md
 	@$(BIN)/pip install --quiet --editable '.[bench]'
 	@$(BIN)/python -m bench
 
-manifests: $(STAMP) ## renew what is generated of the manifests, then render and validate them all
+manifests: $(STAMP) ## renew the generated manifests, then render and validate all of them
 	@$(BIN)/python scripts/manifests.py
 	@$(BIN)/pytest -q -n 0 $(addprefix tests/pure/test_,$(addsuffix .py,manifests chart rights pod_security upgrade))
 
-test-newest: ## the tests on the newest Python that Debian has, as root
+test-newest: ## run the tests on the newest Python in Debian; needs root
 	@scripts/test-newest
 
-test-compose: $(STAMP) ## build the image, bring compose.yaml up, play the demo on it, break it, take it down
+test-compose: $(STAMP) ## build the image, start compose.yaml, play the demo, kill a container, stop everything
 	@scripts/test-compose
 
 LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
-lock: $(STAMP) ## renew the locked dependencies of the image
+lock: $(STAMP) ## renew the locked dependencies of the images
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier --extra auth pyproject.toml --output-file requirements/services.lock
 	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra labeler --extra health --extra notifier --extra auth --extra local --extra cli pyproject.toml --output-file requirements/laptop.lock
 
-sbom: $(STAMP) ## list what is in the images, as CycloneDX, in build/
+sbom: $(STAMP) ## list the packages in the images as CycloneDX, in build/
 	@$(BIN)/python scripts/sbom.py
 
-clean: ## remove the environment and what was built
+clean: ## remove the environment and build outputs
 	rm -rf $(VENV) build dist
