@@ -161,28 +161,6 @@ class HeartbeatOrder:
         return quiet_s - made_s <= _LATE_INTERVALS * interval_s
 
 
-class EventOrder:
-    """The place of one plugin's events in order: by instance, the last sequence; newest last."""
-
-    __slots__ = ("last",)
-
-    def __init__(self) -> None:
-        self.last: tuple[tuple[str, int], ...] = ()
-
-    def is_next(self, instance: str, sequence: int) -> bool:
-        """Record an event's place in order; return False if it is older than what is known.
-
-        After a restart of ours, the server delivers again what we had not acknowledged, and later
-        than what followed it.
-        """
-        last = dict(self.last)
-        if sequence <= last.pop(instance, -1):
-            return False
-        # a former instance may be the one that stays: an update rolled back, a second one stopped
-        self.last = (*last.items(), (instance, sequence))[-_INSTANCES_MAX:]
-        return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
     """A plugin's last connection was closed; `at` by our clock."""
@@ -294,7 +272,7 @@ class Liveness:
         "_window_s",
         "clock",
         "connections",
-        "events",
+        "event_order",
         "is_due_sooner",
         "is_expected",
         "is_known",
@@ -305,9 +283,10 @@ class Liveness:
 
     def __init__(self, context: config.Context, now: float) -> None:
         self.order = HeartbeatOrder(context.settings.interval_s)
-        self.events = EventOrder()
         self.connections = Connections()
         self.clock = ClockOffset()
+        self.event_order: tuple[tuple[str, int], ...] = ()
+        """The last event of each instance, by its sequence; the newest last."""
         self.last_heard_at: float | None = None
         self.silent_since = now
         self.is_known = False
@@ -331,6 +310,19 @@ class Liveness:
         freshness = self.order.observe(heartbeat, now)
         self.is_due_sooner = self.order.interval_s < interval_s or self._window_s > 0.0
         return freshness
+
+    def is_next_event(self, instance: str, sequence: int) -> bool:
+        """Record an event's place in order; return False if it is older than what is known.
+
+        After a restart of ours, the server delivers again what we had not acknowledged, and later
+        than what followed it.
+        """
+        last = dict(self.event_order)
+        if sequence <= last.pop(instance, -1):
+            return False
+        # a former instance may be the one that stays: an update rolled back, a second one stopped
+        self.event_order = (*last.items(), (instance, sequence))[-_INSTANCES_MAX:]
+        return True
 
     def confirm(self, now: float) -> None:
         """Record a sign of life."""

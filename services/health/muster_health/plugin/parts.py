@@ -185,7 +185,7 @@ class Parts:
         alive.restore(before.instance, before.seq, before.interval_s, now=now)
         # one that never came is stored as well
         alive.is_known = bool(before.instance or before.order)
-        alive.events.last = before.order
+        alive.event_order = before.order
         self.reported.resources = before.resources
         is_overdue = (AlertKind.MAINTENANCE_OVERDUE, "") in firing
         machine.restore(before, now, waited_s=waited_s, is_overdue=is_overdue)
@@ -225,7 +225,7 @@ class Parts:
             leaving=machine.planned.instance,
             return_s=machine.planned.return_s,
             falls=machine.standing.damping.level,
-            order=self.alive.events.last,
+            order=self.alive.event_order,
             bad=self.faults.known(),
             had=tuple(self.counts.had.items()),
             configuration=self.counts.configuration,

@@ -276,7 +276,7 @@ class TrackedPlugin(parts.Parts):
             self.alerting.is_dirty = True
 
     def _event(self, reported: signals.FromPlugin, now: float) -> list[steps.Effect]:
-        if not self.alive.events.is_next(reported.instance, reported.sequence):
+        if not self.alive.is_next_event(reported.instance, reported.sequence):
             return [signals.Noted(note=signals.Note.EVENT_STALE)]
         event = reported.event
         self.alive.is_known = True
