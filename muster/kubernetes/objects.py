@@ -16,11 +16,11 @@ Labels = Mapping[str, str]
 _NOTHING: Final[Labels] = {}
 
 
-class _Object(msgspec.Struct, frozen=True, rename="camel"):
+class Object(msgspec.Struct, frozen=True, rename="camel"):
     """Camel case, as the API writes it."""
 
 
-class ManagedFields(_Object, frozen=True):
+class ManagedFields(Object, frozen=True):
     """Which manager owns which fields, and since when."""
 
     manager: str = ""
@@ -32,7 +32,7 @@ class ManagedFields(_Object, frozen=True):
         return f'"f:{field}"'.encode() in bytes(self.fields_v1)
 
 
-class Metadata(_Object, frozen=True):
+class Metadata(Object, frozen=True):
     """What every object has; times are the API server's."""
 
     name: str = ""
@@ -56,19 +56,23 @@ class Metadata(_Object, frozen=True):
         return self.deletion_timestamp is not None
 
 
-class _HasMetadata(_Object, frozen=True):
+class HasMetadata(Object, frozen=True):
+    """Anything with metadata."""
+
     metadata: Metadata = Metadata()
 
     @property
     def labels(self) -> Labels:
+        """Return its labels."""
         return self.metadata.labels or _NOTHING
 
     @property
     def annotations(self) -> Labels:
+        """Return its annotations."""
         return self.metadata.annotations or _NOTHING
 
 
-class Condition(_Object, frozen=True):
+class Condition(Object, frozen=True):
     """Of a node or a pod; `status` is True, False or Unknown."""
 
     type: str = ""
@@ -78,7 +82,7 @@ class Condition(_Object, frozen=True):
     last_transition_time: str | None = None
 
 
-class Requirement(_Object, frozen=True):
+class Requirement(Object, frozen=True):
     """One requirement of a selector: a key, an operator, its values."""
 
     key: str = ""
@@ -86,27 +90,27 @@ class Requirement(_Object, frozen=True):
     values: tuple[str, ...] | None = None
 
 
-class LabelSelector(_Object, frozen=True):
+class LabelSelector(Object, frozen=True):
     """Everything in it must hold."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[Requirement, ...] | None = None
 
 
-class NodeSelectorTerm(_Object, frozen=True):
+class NodeSelectorTerm(Object, frozen=True):
     """Everything in it must hold; of several terms, one."""
 
     match_expressions: tuple[Requirement, ...] | None = None
     match_fields: tuple[Requirement, ...] | None = None
 
 
-class NodeSelector(_Object, frozen=True):
+class NodeSelector(Object, frozen=True):
     """Several terms, of which one must hold."""
 
     node_selector_terms: tuple[NodeSelectorTerm, ...] | None = None
 
 
-class NodeAffinity(_Object, frozen=True):
+class NodeAffinity(Object, frozen=True):
     """Which nodes a pod may be scheduled to."""
 
     required: NodeSelector | None = msgspec.field(
@@ -114,13 +118,13 @@ class NodeAffinity(_Object, frozen=True):
     )
 
 
-class Affinity(_Object, frozen=True):
+class Affinity(Object, frozen=True):
     """Of these only the nodes'."""
 
     node_affinity: NodeAffinity | None = None
 
 
-class Taint(_Object, frozen=True):
+class Taint(Object, frozen=True):
     """Keeps pods off a node that do not tolerate it."""
 
     key: str = ""
@@ -128,7 +132,7 @@ class Taint(_Object, frozen=True):
     effect: str = ""
 
 
-class Toleration(_Object, frozen=True):
+class Toleration(Object, frozen=True):
     """What a pod tolerates; an empty key or effect is any."""
 
     key: str = ""
@@ -137,7 +141,7 @@ class Toleration(_Object, frozen=True):
     effect: str = ""
 
 
-class NodeSpec(_Object, frozen=True):
+class NodeSpec(Object, frozen=True):
     """What others say about a node."""
 
     provider_id: str = msgspec.field(name="providerID", default="")
@@ -145,13 +149,13 @@ class NodeSpec(_Object, frozen=True):
     taints: tuple[Taint, ...] | None = None
 
 
-class NodeInfo(_Object, frozen=True):
+class NodeInfo(Object, frozen=True):
     """What runs on a node."""
 
     container_runtime_version: str = ""
 
 
-class NodeStatus(_Object, frozen=True):
+class NodeStatus(Object, frozen=True):
     """What the kubelet reports."""
 
     capacity: dict[str, str | int] | None = None
@@ -160,7 +164,7 @@ class NodeStatus(_Object, frozen=True):
     node_info: NodeInfo | None = None
 
 
-class Node(_HasMetadata, frozen=True):
+class Node(HasMetadata, frozen=True):
     """A node."""
 
     spec: NodeSpec | None = None
@@ -187,21 +191,21 @@ class Node(_HasMetadata, frozen=True):
         return (self.status.conditions if self.status else None) or ()
 
 
-class ResourceRequirements(_Object, frozen=True):
+class ResourceRequirements(Object, frozen=True):
     """What a container asks for."""
 
     requests: dict[str, str | int] | None = None
     limits: dict[str, str | int] | None = None
 
 
-class EnvVar(_Object, frozen=True):
+class EnvVar(Object, frozen=True):
     """A variable of a container's environment."""
 
     name: str = ""
     value: str = ""
 
 
-class Container(_Object, frozen=True):
+class Container(Object, frozen=True):
     """A container as a pod template describes it."""
 
     name: str = ""
@@ -212,7 +216,7 @@ class Container(_Object, frozen=True):
     resources: ResourceRequirements | None = None
 
 
-class PodSpec(_Object, frozen=True):
+class PodSpec(Object, frozen=True):
     """What a pod is to be, also in a template."""
 
     node_name: str = ""
@@ -224,7 +228,7 @@ class PodSpec(_Object, frozen=True):
     init_containers: tuple[Container, ...] | None = None
 
 
-class ContainerStateDetail(_Object, frozen=True):
+class ContainerStateDetail(Object, frozen=True):
     """Why a container waits, since when it runs, or how it ended."""
 
     reason: str = ""
@@ -232,7 +236,7 @@ class ContainerStateDetail(_Object, frozen=True):
     started_at: str | None = None
 
 
-class ContainerState(_Object, frozen=True):
+class ContainerState(Object, frozen=True):
     """One of the three."""
 
     waiting: ContainerStateDetail | None = None
@@ -240,7 +244,7 @@ class ContainerState(_Object, frozen=True):
     terminated: ContainerStateDetail | None = None
 
 
-class ContainerStatus(_Object, frozen=True):
+class ContainerStatus(Object, frozen=True):
     """How a container is doing."""
 
     name: str = ""
@@ -250,7 +254,7 @@ class ContainerStatus(_Object, frozen=True):
     last_state: ContainerState | None = None
 
 
-class PodStatus(_Object, frozen=True):
+class PodStatus(Object, frozen=True):
     """What the kubelet reports."""
 
     phase: str = ""
@@ -260,7 +264,7 @@ class PodStatus(_Object, frozen=True):
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
-class Pod(_HasMetadata, frozen=True):
+class Pod(HasMetadata, frozen=True):
     """A pod."""
 
     spec: PodSpec | None = None
@@ -287,20 +291,20 @@ class Pod(_HasMetadata, frozen=True):
         return (self.status.container_statuses if self.status else None) or ()
 
 
-class PodTemplate(_HasMetadata, frozen=True):
+class PodTemplate(HasMetadata, frozen=True):
     """What the pods of a workload look like."""
 
     spec: PodSpec | None = None
 
 
-class WorkloadSpec(_Object, frozen=True):
+class WorkloadSpec(Object, frozen=True):
     """Of a DaemonSet or a Deployment."""
 
     selector: LabelSelector | None = None
     template: PodTemplate | None = None
 
 
-class Workload(_HasMetadata, frozen=True):
+class Workload(HasMetadata, frozen=True):
     """A DaemonSet or a Deployment."""
 
     spec: WorkloadSpec | None = None
@@ -316,13 +320,13 @@ DaemonSet = Workload
 Deployment = Workload
 
 
-class ConfigMap(_HasMetadata, frozen=True):
+class ConfigMap(HasMetadata, frozen=True):
     """A ConfigMap; without data it is any object of which only the metadata matters."""
 
     data: dict[str, str] | None = None
 
 
-class ObjectReference(_Object, frozen=True):
+class ObjectReference(Object, frozen=True):
     """Which object an Event is about."""
 
     kind: str = ""
@@ -330,7 +334,7 @@ class ObjectReference(_Object, frozen=True):
     name: str = ""
 
 
-class Event(_Object, frozen=True):
+class Event(Object, frozen=True):
     """A Kubernetes Event."""
 
     involved_object: ObjectReference | None = None
@@ -338,7 +342,7 @@ class Event(_Object, frozen=True):
     message: str = ""
 
 
-class LeaseSpec(_Object, frozen=True):
+class LeaseSpec(Object, frozen=True):
     """Who holds a Lease; `renew_time` is by the holder's clock."""
 
     holder_identity: str | None = None
@@ -346,7 +350,7 @@ class LeaseSpec(_Object, frozen=True):
     lease_transitions: int | None = None
 
 
-class Lease(_HasMetadata, frozen=True):
+class Lease(HasMetadata, frozen=True):
     """A Lease."""
 
     spec: LeaseSpec | None = None
@@ -367,42 +371,6 @@ class Lease(_HasMetadata, frozen=True):
         times = (parse_time(entry.time) for entry in owners)
         by_server = max(filter(None, times), default=None)
         return by_server or parse_time(self.spec.renew_time if self.spec else None)
-
-
-class DeviceAttribute(_Object, frozen=True):
-    """An attribute of a DRA device, if it is text."""
-
-    string: str | None = None
-
-
-class DeviceCapacity(_Object, frozen=True):
-    """A quantity."""
-
-    value: str = ""
-
-
-class SliceDevice(_Object, frozen=True):
-    """A device of a ResourceSlice; v1beta1 keeps all but its name in `basic`."""
-
-    name: str = ""
-    attributes: dict[str, DeviceAttribute] | None = None
-    capacity: dict[str, DeviceCapacity] | None = None
-    basic: "SliceDevice | None" = None
-
-
-class ResourceSliceSpec(_Object, frozen=True):
-    """Which devices a driver offers, on one node or on all."""
-
-    driver: str = ""
-    node_name: str = ""
-    all_nodes: bool = False
-    devices: tuple[SliceDevice, ...] | None = None
-
-
-class ResourceSlice(_HasMetadata, frozen=True):
-    """A ResourceSlice of Dynamic Resource Allocation."""
-
-    spec: ResourceSliceSpec | None = None
 
 
 def condition(conditions: Iterable[Condition], kind: str) -> Condition | None:

@@ -1,4 +1,4 @@
-"""Pure: quantities of resources as Kubernetes writes them: `8`, `500m`, `16Gi`, `1e3`.
+"""Pure: quantities of resources, and devices of ResourceSlices, as Kubernetes writes them: `8`, `500m`, `16Gi`, `1e3`.
 
 Source: apimachinery pkg/api/resource, quantity.go and suffix.go.
 """
@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
+
+from muster.kubernetes import objects
 
 _SUFFIXES: Final[Mapping[str, Fraction]] = {
     "": Fraction(1),
@@ -17,6 +19,42 @@ _SUFFIXES: Final[Mapping[str, Fraction]] = {
 _QUANTITY: Final = re.compile(
     r"([+-]?(?:[0-9]{1,24}(?:\.[0-9]{0,24})?|\.[0-9]{1,24}))(?:[eE]([+-]?[0-9]{1,2})|(\w{0,2}))"
 )
+
+
+class DeviceAttribute(objects.Object, frozen=True):
+    """An attribute of a DRA device, if it is text."""
+
+    string: str | None = None
+
+
+class DeviceCapacity(objects.Object, frozen=True):
+    """A quantity."""
+
+    value: str = ""
+
+
+class SliceDevice(objects.Object, frozen=True):
+    """A device of a ResourceSlice; v1beta1 keeps all but its name in `basic`."""
+
+    name: str = ""
+    attributes: dict[str, DeviceAttribute] | None = None
+    capacity: dict[str, DeviceCapacity] | None = None
+    basic: "SliceDevice | None" = None
+
+
+class ResourceSliceSpec(objects.Object, frozen=True):
+    """Which devices a driver offers, on one node or on all."""
+
+    driver: str = ""
+    node_name: str = ""
+    all_nodes: bool = False
+    devices: tuple[SliceDevice, ...] | None = None
+
+
+class ResourceSlice(objects.HasMetadata, frozen=True):
+    """A ResourceSlice of Dynamic Resource Allocation."""
+
+    spec: ResourceSliceSpec | None = None
 
 
 def parse(text: str | int) -> Fraction | None:

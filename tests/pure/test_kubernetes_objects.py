@@ -22,7 +22,7 @@ KINDS = [
     objects.ConfigMap,
     objects.Event,
     objects.Lease,
-    objects.ResourceSlice,
+    quantity.ResourceSlice,
 ]
 
 

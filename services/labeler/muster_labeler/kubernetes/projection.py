@@ -176,9 +176,9 @@ def event(raw: objects.Event) -> model.KubernetesEvent:
     return model.KubernetesEvent(about.kind, about.namespace, about.name, raw.reason, raw.message)
 
 
-def slice_of(raw: objects.ResourceSlice) -> model.ResourceSlice:
+def slice_of(raw: quantity.ResourceSlice) -> model.ResourceSlice:
     """Return what is kept of a ResourceSlice."""
-    spec = raw.spec or objects.ResourceSliceSpec()
+    spec = raw.spec or quantity.ResourceSliceSpec()
     devices = spec.devices or ()
     products = [_product(device.basic or device) for device in devices]
     return model.ResourceSlice(
@@ -322,7 +322,7 @@ def _started(statuses: Iterable[objects.ContainerStatus]) -> datetime | None:
     return min(filter(None, times), default=None)
 
 
-def _product(device: objects.SliceDevice) -> tuple[str, int | None, bool] | None:
+def _product(device: quantity.SliceDevice) -> tuple[str, int | None, bool] | None:
     """Return product, memory and whether it is a part (k8s-dra-driver-gpu, deviceinfo.go)."""
     attributes = _without_domain(device.attributes or {})
     product = attributes.get("productName")
