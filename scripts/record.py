@@ -23,7 +23,7 @@ from msgspec import inspect
 from nats.aio.msg import Msg
 
 import muster
-from muster import codec, silences, vocabulary
+from muster import codec, matching, vocabulary
 from muster.nats import streams
 from muster_health.model import snapshot
 from muster_notifier.routing import notifications
@@ -33,7 +33,7 @@ FOLDER: Final = ROOT / "tests/recorded" / muster.__version__.rpartition(".")[0]
 STORED: Final = {
     "muster_state": snapshot.Snapshot,
     "muster_ledger": notifications.LedgerEntry,
-    "muster_silences": silences.Silence,
+    "muster_silences": matching.Silence,
     "outbox": notifications.Notification,
 }
 """What the services leave for themselves: the buckets, and the letters of the outbox."""
@@ -97,8 +97,8 @@ def _words(kind: inspect.Type) -> int:
 def _value(kind: inspect.Type, name: str, number: int) -> Any:  # noqa: PLR0911  # one for each kind
     """Return something of this kind, for a field of this name; each word has its turn."""
     match kind:
-        case inspect.StructType() if kind.cls is silences.Silence:
-            return silences.Silence(
+        case inspect.StructType() if kind.cls is matching.Silence:
+            return matching.Silence(
                 id="s-1", matchers=("node=a",), starts_at=_AT, ends_at=_AT, author="a", comment="c"
             )
         case inspect.StructType():

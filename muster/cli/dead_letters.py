@@ -8,7 +8,7 @@ from typing import Final
 import cyclopts
 
 from muster.cli import events, output
-from muster.nats import bus, streams, work_queue
+from muster.nats import bus, storage, streams
 
 app = cyclopts.App(name="dlq", help="List what could not be delivered, and send it again.")
 
@@ -79,7 +79,7 @@ def replay(letter_id: str, *, url: events.Url = None) -> int:
 
 
 async def _read(connected: bus.Bus) -> list[DeadLetter]:
-    waiting = await work_queue.waiting(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
+    waiting = await storage.waiting_messages(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
     return [DeadLetter(*message) for message in waiting]
 
 
@@ -132,14 +132,14 @@ async def _replay(letter_id: str, url: str | None) -> int:
         for letter in letters:
             # two commands that replay the same letter at the same time put it there once
             name = hashlib.sha256(f"{letter.subject} {letter.number}".encode()).hexdigest()[:32]
-            is_new = await work_queue.put(
+            is_new = await storage.enqueue(
                 connected.link,
                 f"muster.outbox.{letter.receiver}.replay-{name}",
                 letter.body,
                 key=f"replay {name}",
                 headers={"Muster-Replay": "1"},
             )
-            await work_queue.remove(
+            await storage.remove_waiting(
                 connected.link, streams.DEAD_LETTERS, letter.subject, up_to=letter.number
             )
             where = f"back in the outbox of {letter.receiver}"

@@ -7,9 +7,9 @@ from typing import Final
 import cyclopts
 import msgspec
 
-from muster import commands, matchers, silences
+from muster import commands, matching
 from muster.cli import events, output, texts
-from muster.nats import buckets, bus, streams
+from muster.nats import bus, storage, streams
 
 app = cyclopts.App(name="silence", help="Suppress the notifications of some alerts for a while.")
 
@@ -46,10 +46,10 @@ def add(
     if not expressions:
         return output.fail("silence", "name what to silence, such as node=node-a")
     try:
-        parsed = matchers.parse_all(expressions)
+        parsed = matching.parse_all(expressions)
     except ValueError as error:
         return output.fail("silence", str(error))
-    doubts = [f"{matcher}: {doubt}" for matcher in parsed if (doubt := silences.doubt(matcher))]
+    doubts = [f"{matcher}: {doubt}" for matcher in parsed if (doubt := matching.doubt(matcher))]
     if doubts:
         return output.fail("silence", "; ".join(doubts))
     now = datetime.now(UTC)
@@ -62,7 +62,7 @@ def add(
         "comment": comment,
     }
     try:
-        silence = msgspec.convert(fields, silences.Silence)
+        silence = msgspec.convert(fields, matching.Silence)
     except msgspec.ValidationError as error:
         return output.fail("silence", str(error))
     return events.run_within("silence", _add(silence, url))
@@ -99,12 +99,12 @@ def expire(silence_id: str, *, url: events.Url = None) -> int:
     return events.run_within("silence", _expire(silence_id, url))
 
 
-async def _add(silence: silences.Silence, url: str | None) -> int:
+async def _add(silence: matching.Silence, url: str | None) -> int:
     async with events.connect("silence", url) as connected:
         await _write(connected, silence)
         for key, old in (await _read(connected)).items():
             if old.ends_at < silence.starts_at - _KEPT:
-                await buckets.put(connected.link, streams.SILENCES, key, b"")
+                await storage.put(connected.link, streams.SILENCES, key, b"")
     print(silence.id)
     return 0
 
@@ -128,7 +128,7 @@ async def _list(url: str | None, *, everything: bool, as_json: bool) -> int:
     )
     if as_json:
         for silence in shown:
-            print(silences.encode(silence).decode())
+            print(matching.encode_silence(silence).decode())
         return 0
     rows = [
         (
@@ -145,20 +145,22 @@ async def _list(url: str | None, *, everything: bool, as_json: bool) -> int:
     return 0
 
 
-async def _write(connected: bus.Bus, silence: silences.Silence) -> None:
-    await buckets.put(connected.link, streams.SILENCES, silence.id, silences.encode(silence))
+async def _write(connected: bus.Bus, silence: matching.Silence) -> None:
+    await storage.put(
+        connected.link, streams.SILENCES, silence.id, matching.encode_silence(silence)
+    )
 
 
-async def _read(connected: bus.Bus) -> dict[str, silences.Silence]:
+async def _read(connected: bus.Bus) -> dict[str, matching.Silence]:
     """Return the silences by id; those that cannot be read are reported."""
     by_id = {}
-    async for change in buckets.follow(connected.link, streams.SILENCES):
+    async for change in storage.follow(connected.link, streams.SILENCES):
         if change is None:
             break
         key, value = change
         if value:
             try:
-                by_id[key] = silences.decode(value)
-            except silences.MalformedSilence as error:
+                by_id[key] = matching.decode_silence(value)
+            except matching.MalformedSilence as error:
                 output.warn("silence", texts.plain(f"silence {key} cannot be read: {error}"))
     return by_id

@@ -1,6 +1,6 @@
 """The Kubernetes API, as several services use it.
 
 `client` finds a cluster and our credentials, `api` sends requests, `watch` keeps all objects of one
-kind up to date, `lease` elects a leader. `objects`, `quantity` and `selectors` are pure: the shapes
-of objects that we read, resource quantities, and label selectors.
+kind up to date, `lease` elects a leader. `objects` and `scheduling` are pure: the shapes of objects
+that we read, label selectors, and resource quantities.
 """

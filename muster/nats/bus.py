@@ -16,7 +16,7 @@ import nats.errors
 import prometheus_client
 
 from muster import codec, vocabulary
-from muster.nats import admin, connection, jetstream
+from muster.nats import connection, jetstream
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
@@ -55,7 +55,7 @@ class Bus:
         replicas: int = 1,
     ) -> None:
         self.instance = uuid.uuid4().hex[:16]
-        create = functools.partial(admin.create_streams, replicas=replicas)
+        create = functools.partial(jetstream.create_streams, replicas=replicas)
         self.link = connection.Connection(url, name=name, prepare=create if owner else None)
         self._producer = producer
         self._boot = boot
@@ -222,7 +222,7 @@ class Bus:
             try:
                 # a stream or bucket can be lost while the server is connected
                 await self.link.prepare(client)
-                removed = await admin.sweep(client)
+                removed = await jetstream.sweep_consumers(client)
             except connection.LOST as error:
                 runtime.end_if_cancelled()
                 self._log.warning("sweep_failed", error=str(error) or type(error).__name__)

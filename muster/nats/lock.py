@@ -22,7 +22,7 @@ from typing import Final, Self
 import msgspec
 
 from muster import codec, leadership
-from muster.nats import buckets, connection, streams
+from muster.nats import connection, storage, streams
 from muster.service import logs
 
 RETRY_S: Final = 0.25
@@ -100,7 +100,7 @@ class Key:
         self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
     ) -> streams.Claimed:
         """Write if nobody wrote since `revision`; see `buckets.claim`."""
-        return await buckets.claim(
+        return await storage.claim(
             self.link,
             self.bucket,
             self.name,
@@ -112,7 +112,7 @@ class Key:
 
     async def release(self, *, revision: int, timeout_s: float) -> None:
         """Remove what was written at `revision`; see `buckets.release`."""
-        await buckets.release(
+        await storage.release(
             self.link, self.bucket, self.name, revision=revision, timeout_s=timeout_s
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster import codec, silences
+from muster import codec, matching
 from muster.nats import lock
 from muster_health.bus import nats_advisories
 from muster_health.model import snapshot
@@ -24,7 +24,7 @@ DEEP = b'{"no such field":' + b"[" * 15_000
     [
         (lambda: codec.decode("muster.event.a.p.x", DEEP), codec.MalformedEvent),
         (lambda: codec.decode_heartbeat(DEEP), codec.MalformedEvent),
-        (lambda: silences.decode(DEEP), silences.MalformedSilence),
+        (lambda: matching.decode_silence(DEEP), matching.MalformedSilence),
         (lambda: notifications.decode(DEEP), notifications.MalformedNotification),
         (lambda: notifications.decode_entry(DEEP), notifications.MalformedEntry),
         (lambda: nats_advisories.decode("muster.nats.connect", DEEP), nats_advisories.Unreadable),

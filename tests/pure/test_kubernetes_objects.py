@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.kubernetes import objects, quantity, selectors
+from muster.kubernetes import objects, scheduling
 
 Kind = TypeVar("Kind")
 
@@ -22,7 +22,7 @@ KINDS = [
     objects.ConfigMap,
     objects.Event,
     objects.Lease,
-    quantity.ResourceSlice,
+    scheduling.ResourceSlice,
 ]
 
 
@@ -147,15 +147,15 @@ def test_a_lease_was_renewed_when_the_api_server_noted_it_not_when_its_holder_sa
 def test_a_quantity_is_read_in_every_way_kubernetes_writes_it(
     text: str | int, value: int | None
 ) -> None:
-    assert quantity.whole(text) == value
-    assert quantity.count(text) == max(0, value or 0)
+    assert scheduling.whole_quantity(text) == value
+    assert scheduling.quantity_count(text) == max(0, value or 0)
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+|[a-zA-Z]*)"))
 def test_what_is_no_quantity_is_none_and_no_error(text: str) -> None:
-    value = quantity.whole(text)
+    value = scheduling.whole_quantity(text)
     assert value is None or isinstance(value, int)
-    assert quantity.count(text) >= 0
+    assert scheduling.quantity_count(text) >= 0
 
 
 def requires(key: str, operator: str, *values: str) -> dict[str, object]:
@@ -185,9 +185,9 @@ def test_a_requirement_holds_in_a_label_selector_as_in_a_node_affinity(
     requirement: Mapping[str, object], labels: Mapping[str, str], *, is_met: bool
 ) -> None:
     selector = decoded(objects.LabelSelector, {"matchExpressions": [requirement]})
-    assert selectors.matches(selector, labels) == is_met
+    assert scheduling.matches(selector, labels) == is_met
     spec = affinity({"matchExpressions": [requirement]})
-    assert selectors.selects_node(spec, name="n", labels=labels) == is_met
+    assert scheduling.selects_node(spec, name="n", labels=labels) == is_met
 
 
 def affinity(*terms: object) -> objects.PodSpec:
@@ -215,7 +215,7 @@ A, B = requires("a", "Exists"), requires("b", "Exists")
 def test_a_pod_may_run_on_the_nodes_that_the_scheduler_would_choose(
     spec: objects.PodSpec, labels: Mapping[str, str], *, is_selected: bool
 ) -> None:
-    assert selectors.selects_node(spec, name="n", labels=labels) == is_selected
+    assert scheduling.selects_node(spec, name="n", labels=labels) == is_selected
 
 
 def test_the_labels_on_which_that_depends_are_those_that_are_named() -> None:
@@ -232,8 +232,8 @@ def test_the_labels_on_which_that_depends_are_those_that_are_named() -> None:
             },
         },
     )
-    assert selectors.node_label_keys(spec) == {"gpu", "a", "b"}
-    assert selectors.node_label_keys(objects.PodSpec()) == frozenset()
+    assert scheduling.node_label_keys(spec) == {"gpu", "a", "b"}
+    assert scheduling.node_label_keys(objects.PodSpec()) == frozenset()
 
 
 def test_a_selector_is_written_as_a_query_has_it() -> None:
@@ -247,6 +247,6 @@ def test_a_selector_is_written_as_a_query_has_it() -> None:
         ],
     }
     selector = decoded(objects.LabelSelector, tree)
-    assert selectors.query(selector) == "a=1,b=2,c in (x,y),!d,e,f notin (z)"
-    assert selectors.query(objects.LabelSelector()) == ""
-    assert selectors.matches(objects.LabelSelector(), {"any": "label"})
+    assert scheduling.selector_query(selector) == "a=1,b=2,c in (x,y),!d,e,f notin (z)"
+    assert scheduling.selector_query(objects.LabelSelector()) == ""
+    assert scheduling.matches(objects.LabelSelector(), {"any": "label"})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.kubernetes import objects, quantity
+from muster.kubernetes import objects, scheduling
 from muster_labeler import model
 from muster_labeler.kubernetes import pace as kubernetes_pace
 from muster_labeler.kubernetes import projection
@@ -236,7 +236,7 @@ def test_a_slice_has_products_and_memory_in_both_versions() -> None:
     for device in ({"name": "gpu-0", **inside}, {"name": "gpu-0", "basic": inside}):
         raw = {"spec": {"driver": "gpu.nvidia.com", "nodeName": "a", "devices": [device]}}
         kept = projection.slice_of(
-            msgspec.json.decode(orjson.dumps(raw), type=quantity.ResourceSlice)
+            msgspec.json.decode(orjson.dumps(raw), type=scheduling.ResourceSlice)
         )
         assert kept == model.ResourceSlice(
             node="a",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster import codec, silences, vocabulary
+from muster import codec, matching, vocabulary
 from muster.vocabulary import AlertKind, AlertState
 from muster.vocabulary import NotificationReason as Reason
 from muster_notifier.routing import grouping, groups, muting, notifications, routes
@@ -584,7 +584,7 @@ def test_what_replaces_what_may_have_been_delivered_has_an_id_of_its_own() -> No
     driven.receive(health.fires("b", node="node-b"), 40.0)
     (second,) = driven.tick(330.0)
     driven.receive(grouping.Postponed(second), 331.0)
-    silence = silences.Silence(
+    silence = matching.Silence(
         id="s1",
         matchers=('node="node-b"',),
         starts_at=T0,

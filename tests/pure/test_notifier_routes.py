@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import codec, matchers, silences, vocabulary
+from muster import codec, matching, vocabulary
 from muster.vocabulary import AlertKind, AlertState, Severity
 from muster.vocabulary import NotificationReason as Reason
 from muster_notifier.config import receiver_settings, schema
@@ -57,9 +57,9 @@ def settings(*given_: schema.Route, **more: object) -> schema.Settings:
     ],
 )
 def test_matchers_are_alertmanagers(text: str, texts: list[str], *, holds: bool) -> None:
-    parsed = matchers.parse(text)
+    parsed = matching.parse(text)
     assert [str(matcher_) for matcher_ in parsed] == texts
-    assert matchers.all_hold(parsed, {"a": "1", "b": "y"}) is holds
+    assert matching.all_hold(parsed, {"a": "1", "b": "y"}) is holds
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_matchers_are_alertmanagers(text: str, texts: list[str], *, holds: bool)
 )
 def test_what_is_no_matcher_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        matchers.parse(text)
+        matching.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_what_is_no_matcher_is_refused(text: str) -> None:
 )
 def test_what_could_take_for_ever_to_match_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        matchers.parse(text)
+        matching.parse(text)
 
 
 def test_no_expression_takes_long_to_match() -> None:
-    parsed = matchers.parse('node=~"([a-z0-9]+-?)*X"')
-    assert not matchers.all_hold(parsed, {"node": "gpu-node-" + "a" * 200})
+    parsed = matching.parse('node=~"([a-z0-9]+-?)*X"')
+    assert not matching.all_hold(parsed, {"node": "gpu-node-" + "a" * 200})
 
 
 @given(value=st.text(max_size=50))
 def test_a_matcher_reads_what_it_writes(value: str) -> None:
-    matcher_ = matchers.matcher("a", matchers.Operator.EQUAL, value)
-    assert matchers.parse(str(matcher_)) == (matcher_,)
+    matcher_ = matching.matcher("a", matching.Operator.EQUAL, value)
+    assert matching.parse(str(matcher_)) == (matcher_,)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_a_route_inherits_all_but_mute_times() -> None:
         receivers=("pager",),
         group_by=("kind",),
         timing=routes.Timing(group_wait_s=1.0, group_interval_s=300, repeat_interval_s=9.0),
-        matchers=matchers.parse('node="a"'),
+        matchers=matching.parse('node="a"'),
     )
 
 
 def rule(source: str, target: str, *equal: str) -> muting.Rule:
     return muting.Rule(
-        name="r", source=matchers.parse(source), target=matchers.parse(target), equal=equal
+        name="r", source=matching.parse(source), target=matching.parse(target), equal=equal
     )
 
 
@@ -293,7 +293,7 @@ class Story:
     def silence(self, now: float, *texts: str, hours: float = 1.0, id_: str = "s1") -> None:
         self.until(now)
         starts_at = T0 + dt.timedelta(seconds=now)
-        silence = silences.Silence(
+        silence = matching.Silence(
             id=id_,
             matchers=texts,
             starts_at=starts_at,
@@ -623,7 +623,7 @@ def test_what_is_no_silence_is_refused(change: dict[str, object]) -> None:
         "author": "ann",
         "comment": "known",
     }
-    silence = silences.decode(msgspec.json.encode(good))
-    assert silences.decode(silences.encode(silence)) == silence
-    with pytest.raises(silences.MalformedSilence):
-        silences.decode(msgspec.json.encode(good | change))
+    silence = matching.decode_silence(msgspec.json.encode(good))
+    assert matching.decode_silence(matching.encode_silence(silence)) == silence
+    with pytest.raises(matching.MalformedSilence):
+        matching.decode_silence(msgspec.json.encode(good | change))

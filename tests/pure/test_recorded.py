@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import muster
-from muster import codec, silences, vocabulary
+from muster import codec, matching, vocabulary
 from muster_health.fleet import detector
 from muster_health.model import config, signals, snapshot
 from muster_notifier.routing import notifications
@@ -23,7 +23,7 @@ FILES: Final = sorted((Path(__file__).resolve().parents[1] / "recorded").rglob("
 STORED: Final[dict[str, Callable[[bytes], object]]] = {
     "muster_state": snapshot.decode,
     "muster_ledger": notifications.decode_entry,
-    "muster_silences": silences.decode,
+    "muster_silences": matching.decode_silence,
     "outbox": notifications.decode,
 }
 EVENTS: Final = [file for file in FILES if file.stem not in {*STORED, "heartbeat"}]

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from muster import codec, vocabulary
 from muster.local import nats as local
-from muster.nats import buckets, bus, connection, consumers, streams
+from muster.nats import bus, connection, consumers, storage, streams
 from muster.service import runtime
 from tests.worlds import nats_links
 
@@ -600,19 +600,19 @@ def test_a_message_with_a_forged_status_header_hides_no_other_message(
 def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link:
-            assert await buckets.read_all(link.link, streams.STATE) == {}
-            await buckets.put(link.link, streams.STATE, "node-a.p", b"1")
-            await buckets.put(link.link, streams.STATE, "node-b.p", b"2")
-            await buckets.put(link.link, streams.STATE, "node-a.p", b"3")
-            assert await buckets.read_all(link.link, streams.STATE) == {
+            assert await storage.read_all(link.link, streams.STATE) == {}
+            await storage.put(link.link, streams.STATE, "node-a.p", b"1")
+            await storage.put(link.link, streams.STATE, "node-b.p", b"2")
+            await storage.put(link.link, streams.STATE, "node-a.p", b"3")
+            assert await storage.read_all(link.link, streams.STATE) == {
                 "node-a.p": b"3",
                 "node-b.p": b"2",
             }
-            await buckets.put(link.link, streams.STATE, "node-b.p", b"")
-            assert await buckets.read_all(link.link, streams.STATE) == {"node-a.p": b"3"}
-            assert await buckets.read_all(link.link, streams.LEDGER) == {}
+            await storage.put(link.link, streams.STATE, "node-b.p", b"")
+            assert await storage.read_all(link.link, streams.STATE) == {"node-a.p": b"3"}
+            assert await storage.read_all(link.link, streams.LEDGER) == {}
             await server.kill()
-            recalling = asyncio.create_task(buckets.read_all(link.link, streams.STATE))
+            recalling = asyncio.create_task(storage.read_all(link.link, streams.STATE))
             await server.start()
             assert await recalling == {"node-a.p": b"3"}
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from muster import vocabulary
 from muster.leadership import Leadership
 from muster.local import nats
-from muster.nats import buckets, bus, consumers, lock, streams
+from muster.nats import bus, consumers, lock, storage, streams
 from muster_health.bus import verdict_log, watchdog
 
 Story = Callable[[nats.NatsServer, bus.Bus], Awaitable[None]]
@@ -101,7 +101,7 @@ def test_a_former_leader_publishes_nothing_when_the_server_is_back(tmp_path: Pat
         await server.kill()
         publishing = asyncio.create_task(on.publish(tick(1), is_leader=lambda: leads))
         writing = asyncio.create_task(
-            buckets.put(on.link, streams.STATE, "k", b"v", is_leader=lambda: leads)
+            storage.put(on.link, streams.STATE, "k", b"v", is_leader=lambda: leads)
         )
         await asyncio.sleep(0.1)
         leads = False
@@ -113,6 +113,6 @@ def test_a_former_leader_publishes_nothing_when_the_server_is_back(tmp_path: Pat
         assert [
             e.data.leader for e in published if isinstance(e.data, vocabulary.WatchdogTicked)
         ] == [2]
-        assert await buckets.read_all(on.link, streams.STATE) == {}
+        assert await storage.read_all(on.link, streams.STATE) == {}
 
     play(tmp_path, story)

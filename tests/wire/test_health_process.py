@@ -14,7 +14,7 @@ import msgspec
 
 from muster import codec, vocabulary
 from muster.local import nats
-from muster.nats import buckets, bus, connection, streams
+from muster.nats import bus, connection, storage, streams
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
 from muster_health.replay import player, recording
 from tests.worlds import fleet_parts
@@ -135,7 +135,7 @@ class Published(fleet_parts.Publications):
     async def until_saved(self, node: str) -> None:
         """Wait until the state of what was published is saved as well."""
         key = f"{node}.{PLUGIN}"
-        while b"untold" in (await buckets.read_all(self.bus.link, streams.STATE)).get(
+        while b"untold" in (await storage.read_all(self.bus.link, streams.STATE)).get(
             key, b"untold"
         ):  # no event
             await asyncio.sleep(0)

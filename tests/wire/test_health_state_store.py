@@ -10,7 +10,7 @@ import pytest
 from nats.js import api
 
 from muster.local import nats as local
-from muster.nats import buckets, bus, jetstream, streams
+from muster.nats import bus, jetstream, storage, streams
 from muster_health.bus import keyed_executor, state_store, watchdog
 from muster_health.model import signals
 
@@ -25,7 +25,7 @@ def test_a_full_bucket_delays_nothing_for_long_and_gets_the_state_when_it_has_sp
             await context.create_key_value(bucket=streams.STATE.name, max_bytes=400, history=1)
             async with bus.Bus(server.url, producer="tests", name="test", owner=True) as on:
                 store = state_store.StateStore(
-                    lambda key, value, is_leader: buckets.put(
+                    lambda key, value, is_leader: storage.put(
                         on.link, streams.STATE, key, value, is_leader=is_leader
                     ),
                     last="_fleet.health",
@@ -39,12 +39,12 @@ def test_a_full_bucket_delays_nothing_for_long_and_gets_the_state_when_it_has_sp
                     await store.save("b.p", value, lambda: True)
                 await store.save("_fleet.health", b"position", lambda: True)
                 assert "the state of 2 plugins" in store.problem
-                assert await buckets.read_all(on.link, streams.STATE) == {"a.p": b"first"}
+                assert await storage.read_all(on.link, streams.STATE) == {"a.p": b"first"}
                 config = (await context.stream_info(BUCKET)).config
                 await context.update_stream(config.evolve(max_bytes=100_000))
                 while store.problem:
                     await asyncio.sleep(0.02)
-                assert await buckets.read_all(on.link, streams.STATE) == {
+                assert await storage.read_all(on.link, streams.STATE) == {
                     "a.p": b"first",
                     "b.p": b"y" * 600,
                     "_fleet.health": b"position",

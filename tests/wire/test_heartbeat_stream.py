@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from muster import codec, vocabulary
 from muster.local import nats as local
-from muster.nats import heartbeat_stream
+from muster.nats import consumers
 from tests.worlds import nats_links
 
 
@@ -82,7 +82,7 @@ def test_every_valid_heartbeat_is_received_in_order_and_the_others_are_counted(
         receiver = Receiver()
         before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
         async with (
-            heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
+            consumers.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
             await stream.follow(receiver.handle)
@@ -107,7 +107,7 @@ def test_while_a_batch_is_handled_the_next_waits(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         receiver = Receiver()
         async with (
-            heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
+            consumers.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
             await stream.follow(receiver.handle)
@@ -125,7 +125,7 @@ def test_what_has_arrived_is_one_batch_and_never_too_large(tmp_path: Path) -> No
     async def story(server: local.NatsServer) -> None:
         receiver = Receiver()
         async with (
-            heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
+            consumers.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
             await stream.follow(receiver.handle)
@@ -145,7 +145,7 @@ def test_what_has_arrived_is_one_batch_and_never_too_large(tmp_path: Path) -> No
 def test_heartbeats_are_received_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         receiver = Receiver()
-        async with heartbeat_stream.HeartbeatStream(server.url, name="test") as stream:
+        async with consumers.HeartbeatStream(server.url, name="test") as stream:
             await stream.follow(receiver.handle)
             async with nats_links.raw(server.url) as client:
                 await wait_for_subscription(client, receiver)
@@ -177,7 +177,7 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(
     others: list[bytes] = []
     rest = b""
     for begin, end in itertools.pairwise(bounds):
-        messages, more, rest = heartbeat_stream.split(rest + whole[begin:end])
+        messages, more, rest = consumers.split_messages(rest + whole[begin:end])
         value += messages
         others += more
     numbers = {
@@ -191,4 +191,4 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(
 
 def test_a_message_without_a_size_is_a_protocol_error() -> None:
     with pytest.raises(nats.errors.ProtocolError):
-        heartbeat_stream.split(b"MSG a b\r\n")
+        consumers.split_messages(b"MSG a b\r\n")

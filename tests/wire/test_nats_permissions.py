@@ -21,7 +21,7 @@ from nats import js
 from muster import vocabulary
 from muster.cli import keyfiles
 from muster.local import nats as local
-from muster.nats import buckets, bus, connection, consumers, streams, work_queue
+from muster.nats import bus, connection, consumers, storage, streams
 from muster.nats.auth import accounts, permissions
 from muster.service import runtime
 from tests.worlds import bus_subjects, nats_links, nats_with_gate, shipped_nats
@@ -273,7 +273,7 @@ def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> No
             lock = "$KV.muster_leader.health"
 
             async def claim(who: bytes, revision: int) -> streams.Claimed:
-                return await buckets.claim(
+                return await storage.claim(
                     health.link,
                     streams.LEADER,
                     "health",
@@ -396,16 +396,16 @@ async def health_works(plugin: bus.Bus, health: bus.Bus) -> None:
     await first(
         consumers.follow(health.link, streams.EVENTS, filters=streams.EVENTS.subjects, since=ago)
     )
-    await buckets.put(health.link, streams.STATE, "node-a.device-plugin", b"{}")
-    assert await buckets.read_all(health.link, streams.STATE) == {"node-a.device-plugin": b"{}"}
-    claimed = await buckets.claim(
+    await storage.put(health.link, streams.STATE, "node-a.device-plugin", b"{}")
+    assert await storage.read_all(health.link, streams.STATE) == {"node-a.device-plugin": b"{}"}
+    claimed = await storage.claim(
         health.link, streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
     )
-    again = await buckets.claim(
+    again = await storage.claim(
         health.link, streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
     )
     assert (claimed.written, again.written) == (True, False)
-    await buckets.release(
+    await storage.release(
         health.link, streams.LEADER, "health", revision=claimed.revision, timeout_s=2
     )
 
@@ -416,19 +416,17 @@ async def notifier_works(notifier: bus.Bus) -> None:
     )
     await first(ticks)
     assert await consumers.newest(notifier.link, streams.ALERTS, "muster.sys.>") != []
-    await buckets.put(notifier.link, streams.LEDGER, "k", b"v")
-    assert await buckets.read_all(notifier.link, streams.LEDGER) == {"k": b"v"}
+    await storage.put(notifier.link, streams.LEDGER, "k", b"v")
+    assert await storage.read_all(notifier.link, streams.LEDGER) == {"k": b"v"}
     letters = "muster.outbox.console.>"
-    await work_queue.put(notifier.link, "muster.outbox.console.g", b"letter", key="1")
-    assert len(await work_queue.waiting(notifier.link, streams.OUTBOX, letters)) == 1
-    taken = work_queue.consume(
-        notifier.link, streams.OUTBOX, durable="receiver-console", subject=letters
-    )
-    job: work_queue.Job = await first(taken)
+    await storage.enqueue(notifier.link, "muster.outbox.console.g", b"letter", key="1")
+    assert len(await storage.waiting_messages(notifier.link, streams.OUTBOX, letters)) == 1
+    taken = storage.jobs(notifier.link, streams.OUTBOX, durable="receiver-console", subject=letters)
+    job: storage.Job = await first(taken)
     await job.done()
-    assert await work_queue.waiting(notifier.link, streams.OUTBOX, letters) == []
-    assert await work_queue.remove(notifier.link, streams.OUTBOX, letters)
-    assert await first(buckets.follow(notifier.link, streams.SILENCES)) is None
+    assert await storage.waiting_messages(notifier.link, streams.OUTBOX, letters) == []
+    assert await storage.remove_waiting(notifier.link, streams.OUTBOX, letters)
+    assert await first(storage.follow(notifier.link, streams.SILENCES)) is None
 
 
 async def all_work(users: Users) -> None:

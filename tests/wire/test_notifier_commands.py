@@ -13,7 +13,7 @@ import pytest
 
 from muster.cli.__main__ import app
 from muster.local import nats, webhook
-from muster.nats import buckets, bus, streams
+from muster.nats import bus, storage, streams
 
 
 async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
@@ -108,7 +108,7 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
                 assert code == 2
                 assert errors.startswith(f"muster silence: {problem}")
             async with bus.Bus(url, producer="test", name="bad") as connected:
-                await buckets.put(connected.link, streams.SILENCES, "bad", b"{}")
+                await storage.put(connected.link, streams.SILENCES, "bad", b"{}")
             args = ("--duration", "1h30m", "--comment", "\x1b[31m" + "x" * 100)
             assert (await muster(url, "silence", "add", "node=a", *args))[0] == 0
             code, out, errors = await muster(url, "silence", "list")

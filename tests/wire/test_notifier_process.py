@@ -16,9 +16,9 @@ import msgspec
 import orjson
 import pytest
 
-from muster import silences, vocabulary
+from muster import matching, vocabulary
 from muster.local import layout, nats, processes, webhook
-from muster.nats import buckets, bus, consumers, streams, work_queue
+from muster.nats import bus, consumers, storage, streams
 from muster.vocabulary import AlertState
 from muster_notifier.delivery.dead_letters import REPLAY
 from muster_notifier.routing import notifications
@@ -272,7 +272,7 @@ def test_a_restart_repeats_nothing_and_loses_nothing(
         assert (await made.received(5))[4:] == [("all_resolved", "alert a", 200)]
         await made.outcome(5)
         assert made.bus is not None
-        entries = await buckets.read_all(made.bus.link, streams.LEDGER)
+        entries = await storage.read_all(made.bus.link, streams.LEDGER)
         read = sorted(
             (e.group, e.firing) for e in map(notifications.decode_entry, entries.values())
         )
@@ -311,7 +311,7 @@ def test_a_ledger_entry_that_cannot_be_read_is_logged_and_stops_nothing(
 ) -> None:
     async def story(made: World) -> None:
         assert made.bus is not None
-        await buckets.put(made.bus.link, streams.LEDGER, "hook.0", b"nonsense")
+        await storage.put(made.bus.link, streams.LEDGER, "hook.0", b"nonsense")
         await made.start()
         await made.says("a", AlertState.FIRING)
         assert await made.received(1) == [("first", "alert a", 200)]
@@ -391,17 +391,17 @@ def test_what_was_refused_is_a_dead_letter_with_an_alert_and_can_be_replayed(
         await made.says("a", AlertState.FIRING)
         await made.outcome(2)
         assert made.bus is not None
-        (message,) = await work_queue.waiting(
+        (message,) = await storage.waiting_messages(
             made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
         )
         subject, body, headers, _ = message
         sent = notifications.decode(body)
         assert (sent.receiver, sent.firing_ids) == ("hook", ("0" * 15 + "a",))
         assert (headers["Muster-Error"], headers["Muster-Attempts"]) == ("HTTP 400", "1")
-        await work_queue.put(
+        await storage.enqueue(
             made.bus.link, "muster.outbox.hook.replay-1", body, key="1", headers={REPLAY: "1"}
         )
-        await work_queue.remove(made.bus.link, streams.DEAD_LETTERS, subject)
+        await storage.remove_waiting(made.bus.link, streams.DEAD_LETTERS, subject)
         assert [what[2] for what in await made.received(2)] == [400, 200]
         keys = {received.headers["idempotency-key"] for received in made.hook.received()}
         assert keys == {sent.id}
@@ -421,14 +421,15 @@ def test_a_notification_for_a_receiver_that_is_no_longer_configured_is_a_dead_le
         await made.start(receivers=[{"name": "other", "console": {}}])
         await made.ready()
         assert made.bus is not None
-        messages = await work_queue.waiting(
+        messages = await storage.waiting_messages(
             made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
         )
         assert [headers["Muster-Error"] for _, _, headers, _ in messages] == [
             "no receiver of this name is configured any more"
         ]
         assert (
-            await work_queue.subjects(made.bus.link, streams.OUTBOX, "muster.outbox.hook.>") == []
+            await storage.waiting_subjects(made.bus.link, streams.OUTBOX, "muster.outbox.hook.>")
+            == []
         )
 
     play(story, tmp_path)
@@ -440,7 +441,7 @@ def test_a_silence_in_the_bucket_mutes_what_it_matches(
     async def story(made: World) -> None:
         assert made.bus is not None
         now = dt.datetime.now(dt.UTC)
-        quiet = silences.Silence(
+        quiet = matching.Silence(
             id="s1",
             matchers=("node=node-a",),
             starts_at=now,
@@ -448,12 +449,12 @@ def test_a_silence_in_the_bucket_mutes_what_it_matches(
             author="ann",
             comment="x",
         )
-        await buckets.put(made.bus.link, streams.SILENCES, "s1", silences.encode(quiet))
+        await storage.put(made.bus.link, streams.SILENCES, "s1", matching.encode_silence(quiet))
         await made.start()
         await made.says("a", AlertState.FIRING, node="node-a")
         await made.says("b", AlertState.FIRING, node="node-b")
         assert await made.received(1) == [("first", "alert b", 200)]
-        await buckets.put(made.bus.link, streams.SILENCES, "s1", b"")
+        await storage.put(made.bus.link, streams.SILENCES, "s1", b"")
         assert (await made.received(2))[1:] == [("first", "alert a", 200)]
 
     play(story, tmp_path)

@@ -17,7 +17,7 @@ import prometheus_client
 
 from muster import leadership, machine
 from muster.kubernetes import api
-from muster.nats import bus, heartbeat_stream, lock, streams
+from muster.nats import bus, consumers, lock, streams
 from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
 from muster_health.bus import (
@@ -53,7 +53,7 @@ async def serve(settings: config.Settings) -> None:
         name = f"muster-health {connected.instance}"
         election = await stack.enter_async_context(_election(connected, settings.leading, name))
         heartbeats = await stack.enter_async_context(
-            heartbeat_stream.HeartbeatStream(settings.bus.url, name=name)
+            consumers.HeartbeatStream(settings.bus.url, name=name)
         )
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
         incoming = inputs.Inputs(connected.link, heartbeats, election, inbox)

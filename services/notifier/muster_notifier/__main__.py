@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import silences, vocabulary
-from muster.nats import buckets, bus, consumers, lock, streams, work_queue
+from muster import matching, vocabulary
+from muster.nats import bus, consumers, lock, storage, streams
 from muster.service import entry, logs, probes, runtime
 from muster_notifier import leadership, workload_owners
 from muster_notifier.config import files, schema
@@ -148,7 +148,7 @@ class _Notifier:
     async def run(self) -> None:
         """Wait until we are leader, restore the state, then notify for ever."""
         await self.election.wait_until_leader()
-        follower = buckets.follow(self._bus.link, streams.SILENCES)
+        follower = storage.follow(self._bus.link, streams.SILENCES)
         async for change in follower:
             if change is None:
                 break
@@ -231,8 +231,8 @@ class _Notifier:
 
     def _silence(self, key: str, value: bytes) -> None:
         try:
-            silence = silences.decode(value) if value else None
-        except silences.MalformedSilence as error:
+            silence = matching.decode_silence(value) if value else None
+        except matching.MalformedSilence as error:
             dispatcher.UNREADABLE.labels("silence").inc()
             logs.logger().error("silence_unreadable", key=key, error=str(error)[:500])
             return
@@ -245,7 +245,7 @@ class _Notifier:
             await self._enqueue(grouping.ClockRead(datetime.now(UTC)))
 
     async def _dead_letters(self) -> list[str]:
-        return await work_queue.subjects(
+        return await storage.waiting_subjects(
             self._bus.link, streams.DEAD_LETTERS, dead_letters.SUBJECTS
         )
 

@@ -14,9 +14,9 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 
-from muster import codec, matchers, silences, vocabulary
+from muster import codec, matching, vocabulary
 from muster.cli import output
-from muster.nats import buckets, bus, consumers, streams
+from muster.nats import bus, consumers, storage, streams
 from muster.service import settings
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters
@@ -275,11 +275,11 @@ async def _explain(
             problem = "does not answer: without silences and alerts that inhibit"
             output.warn(_NAME, f"NATS at {configured.bus.url} {problem}")
     at = datetime.now(UTC)
-    equal = matchers.Operator.EQUAL
-    conditions = [matchers.Matcher(name, equal, labels[name]) for name in sorted(labels)]
+    equal = matching.Operator.EQUAL
+    conditions = [matching.Matcher(name, equal, labels[name]) for name in sorted(labels)]
     return _Explanation(
         alert=routes.format_labels(labels),
-        notes=[doubt for doubt in map(silences.doubt, conditions) if doubt],
+        notes=[doubt for doubt in map(matching.doubt, conditions) if doubt],
         routes=[
             _Matched(
                 route=route.key,
@@ -298,8 +298,8 @@ async def _explain(
 
 def _parse_labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
-    for matcher in matchers.parse(text):
-        if matcher.operator is not matchers.Operator.EQUAL:
+    for matcher in matching.parse(text):
+        if matcher.operator is not matching.Operator.EQUAL:
             raise ValueError(f"--labels: {matcher}: only name=value")
         labels[matcher.name] = matcher.value
     # an alert has both, and they are the same
@@ -310,15 +310,15 @@ def _parse_labels(text: str) -> dict[str, str]:
 async def _read_bus(configured: schema.Settings, mutes: muting.Muting) -> None:
     """Add the present silences, maintenance and alerts to what mutes."""
     async with bus.Bus(configured.bus.url, producer="clients/notify", name="notify") as connected:
-        async for change in buckets.follow(connected.link, streams.SILENCES):
+        async for change in storage.follow(connected.link, streams.SILENCES):
             if change is None:
                 break
             key, value = change
             if not value:
                 continue
             try:
-                mutes.observe_silence(muting.SilenceChanged(key, silences.decode(value)))
-            except silences.MalformedSilence as error:
+                mutes.observe_silence(muting.SilenceChanged(key, matching.decode_silence(value)))
+            except matching.MalformedSilence as error:
                 output.warn(_NAME, f"silence {key} cannot be read: {error}")
         newest: dict[str, codec.CloudEvent] = {}
         for event in await consumers.newest(connected.link, streams.ALERTS, "muster.alert.>"):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from muster import codec, leadership, vocabulary
-from muster.nats import buckets, connection, consumers, heartbeat_stream, streams
+from muster.nats import connection, consumers, storage, streams
 from muster.service import logs, runtime
 from muster_health import metrics
 from muster_health.model import signals, snapshot
@@ -26,7 +26,7 @@ class Inputs:
     def __init__(
         self,
         link: connection.Connection,
-        heartbeats: heartbeat_stream.HeartbeatStream,
+        heartbeats: consumers.HeartbeatStream,
         election: leadership.Election,
         inbox: Inbox,
     ) -> None:
@@ -75,7 +75,7 @@ class Inputs:
     async def _restore(self) -> int:
         """Put in all saved state; return its position in the stream of events."""
         position = 0
-        values = await buckets.read_all(self._link, streams.STATE)
+        values = await storage.read_all(self._link, streams.STATE)
         self._has_state = bool(values)
         for key, value in values.items():
             try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
 from muster import leadership, vocabulary
-from muster.nats import buckets, bus, streams
+from muster.nats import bus, storage, streams
 from muster_health import metrics
 from muster_health.bus import (
     inputs,
@@ -151,4 +151,4 @@ class Outputs:
 async def _save(
     connected: bus.Bus, key: str, value: bytes, is_leader: state_store.IsLeader
 ) -> bool:
-    return await buckets.put(connected.link, streams.STATE, key, value, is_leader=is_leader)
+    return await storage.put(connected.link, streams.STATE, key, value, is_leader=is_leader)

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from muster.kubernetes import objects, quantity
+from muster.kubernetes import objects, scheduling
 from muster_health.model import facts
 
 TEMPLATE_GENERATION: Final = "pod-template-generation"
@@ -58,8 +58,8 @@ def offers(node: objects.Node) -> dict[str, facts.Offer]:
     names = sorted(filter(_is_extended, capacity.keys() | allocatable.keys()))[:_OFFERS_MAX]
     return {
         name: facts.Offer(
-            capacity=quantity.whole(capacity.get(name, 0)) or 0,
-            allocatable=quantity.whole(allocatable.get(name, 0)) or 0,
+            capacity=scheduling.whole_quantity(capacity.get(name, 0)) or 0,
+            allocatable=scheduling.whole_quantity(allocatable.get(name, 0)) or 0,
         )
         for name in names
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from muster.kubernetes import objects, selectors
+from muster.kubernetes import objects, scheduling
 from muster_health.kubernetes import cluster_facts
 from muster_health.model import config, facts, signals
 
@@ -103,7 +103,7 @@ def should_run(
     tolerations = (*(template.tolerations or ()), *_DAEMON_TOLERATIONS)
     if template.host_network:
         tolerations += (_HOST_NETWORK_TOLERATION,)
-    return selectors.selects_node(template, name=name, labels=labels) and not any(
+    return scheduling.selects_node(template, name=name, labels=labels) and not any(
         taint.effect in _REPELLING
         and not any(_tolerates(toleration, taint) for toleration in tolerations)
         for taint in taints
@@ -138,7 +138,7 @@ class Membership:
         for plugin in self._plugins.values():
             keys.update(plugin.settings.nodes)
             if plugin.daemonset is not None:
-                keys |= selectors.node_label_keys(plugin.daemonset.pod_spec)
+                keys |= scheduling.node_label_keys(plugin.daemonset.pod_spec)
         return frozenset(keys)
 
     def to_node(self, shape: objects.Node, *, now: float, age_s: float | None) -> Node:

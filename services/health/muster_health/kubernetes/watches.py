@@ -12,7 +12,7 @@ from typing import Final
 
 import prometheus_client
 
-from muster.kubernetes import api, objects, selectors, watch
+from muster.kubernetes import api, objects, scheduling, watch
 from muster_health.kubernetes import cluster_facts, membership, queries
 from muster_health.model import config, signals
 
@@ -177,7 +177,7 @@ class ClusterWatcher:
             self._selectors.pop(plugin, None)
         else:
             selector = shape.spec.selector if shape.spec is not None else None
-            self._selectors[plugin] = selectors.query(selector or objects.LabelSelector())
+            self._selectors[plugin] = scheduling.selector_query(selector or objects.LabelSelector())
         changed, self._selector_changed = self._selector_changed, asyncio.Event()
         changed.set()
         if not self._membership.label_keys <= self._label_keys:

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster.kubernetes import api, objects, quantity
+from muster.kubernetes import api, objects, scheduling
 from muster_labeler import model
 from muster_labeler.check import findings
 from muster_labeler.kubernetes import cluster_api, projection
@@ -117,7 +117,7 @@ class ClusterReader:
         unread_before = len(self.unread)
         for path in _SLICES:
             slices = await self._all(
-                path, quantity.ResourceSlice, projection.slice_of, is_optional=True
+                path, scheduling.ResourceSlice, projection.slice_of, is_optional=True
             )
             if slices is not None or len(self.unread) > unread_before:
                 return slices or []

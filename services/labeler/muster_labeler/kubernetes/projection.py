@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from muster import codec
-from muster.kubernetes import objects, quantity
+from muster.kubernetes import objects, scheduling
 from muster_labeler import model
 from muster_labeler.naming import schemes, sources
 
@@ -176,9 +176,9 @@ def event(raw: objects.Event) -> model.KubernetesEvent:
     return model.KubernetesEvent(about.kind, about.namespace, about.name, raw.reason, raw.message)
 
 
-def slice_of(raw: quantity.ResourceSlice) -> model.ResourceSlice:
+def slice_of(raw: scheduling.ResourceSlice) -> model.ResourceSlice:
     """Return what is kept of a ResourceSlice."""
-    spec = raw.spec or quantity.ResourceSliceSpec()
+    spec = raw.spec or scheduling.ResourceSliceSpec()
     devices = spec.devices or ()
     products = [_product(device.basic or device) for device in devices]
     return model.ResourceSlice(
@@ -246,7 +246,7 @@ def _matters(key: str) -> bool:
 
 def _counts(resources: Mapping[str, str | int]) -> dict[str, int]:
     return {
-        name: quantity.count(value)
+        name: scheduling.quantity_count(value)
         for name, value in resources.items()
         if "/" in name
         and (model.is_accelerator(name) or model.is_fuse(name) or name == model.DIRECTX)
@@ -322,14 +322,14 @@ def _started(statuses: Iterable[objects.ContainerStatus]) -> datetime | None:
     return min(filter(None, times), default=None)
 
 
-def _product(device: quantity.SliceDevice) -> tuple[str, int | None, bool] | None:
+def _product(device: scheduling.SliceDevice) -> tuple[str, int | None, bool] | None:
     """Return product, memory and whether it is a part (k8s-dra-driver-gpu, deviceinfo.go)."""
     attributes = _without_domain(device.attributes or {})
     product = attributes.get("productName")
     if product is None or not product.string:
         return None
     memory = _without_domain(device.capacity or {}).get("memory")
-    memory_mib = quantity.count(memory.value) // _MIB if memory else 0
+    memory_mib = scheduling.quantity_count(memory.value) // _MIB if memory else 0
     kind = attributes.get("type")
     is_part = (kind is not None and kind.string not in {None, "gpu"}) or "profile" in attributes
     return product.string, memory_mib or None, is_part

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster.kubernetes import quantity
+from muster.kubernetes import scheduling
 from muster_labeler import model
 from muster_labeler.naming import accelerators, schemes
 from muster_labeler.naming.accelerators import Name, Reason
@@ -185,7 +185,7 @@ def _claim(source: Source, products: Kinds, aliases: Mapping[str, str]) -> Claim
 
 def _memory(node: model.Node, reading: schemes.Reading) -> int | None:
     written = node.labels.get(reading.scheme.memory_key, "")
-    amount = quantity.count(written) if reading.scheme.memory_key else 0
+    amount = scheduling.quantity_count(written) if reading.scheme.memory_key else 0
     return amount * reading.scheme.memory_unit_mib or None
 
 

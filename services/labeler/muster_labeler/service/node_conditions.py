@@ -42,7 +42,7 @@ class NodeConditionWriter:
     def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> bool:
         """Store a verdict; return False if it is of an earlier leader than the last one.
 
-        Leaders' terms grow even if their bucket is lost, see muster.nats.admin.
+        Leaders' terms grow even if their bucket is lost, see muster.nats.jetstream.
         """
         verdicts = self._verdicts.setdefault(verdict.node, {})
         newest = verdicts.get(verdict.plugin)

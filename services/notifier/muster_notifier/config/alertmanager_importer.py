@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from muster import matchers, silences
+from muster import matching
 from muster_notifier.routing import routes
 
 Tree = dict[str, object]
@@ -344,21 +344,21 @@ def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] 
         for name, value in section.section(old_key).pairs():
             shown = str(value).replace("\\", "\\\\").replace('"', '\\"')
             texts.append(f'{name}{operator}"{shown}"')
-    useless = [matcher for matcher in _parsed(texts) if silences.doubt(matcher)]
+    useless = [matcher for matcher in _parsed(texts) if matching.doubt(matcher)]
     is_never_met = not all(matcher.holds({}) for matcher in useless)
     for matcher in useless:
-        why = silences.doubt(matcher).partition(";")[0]
+        why = matching.doubt(matcher).partition(";")[0]
         effect = "not imported" if is_never_met else "left out, as it always holds"
         section.differ(key, f"{matcher}: {why}: {effect}")
     if is_never_met:
         return None
-    return [text for text in texts if not any(map(silences.doubt, _parsed([text])))]
+    return [text for text in texts if not any(map(matching.doubt, _parsed([text])))]
 
 
-def _parsed(texts: Sequence[str]) -> Sequence[matchers.Matcher]:
+def _parsed(texts: Sequence[str]) -> Sequence[matching.Matcher]:
     """Return the matchers; invalid ones are refused elsewhere, with their path."""
     try:
-        return matchers.parse_all(texts)
+        return matching.parse_all(texts)
     except ValueError:
         return ()
 

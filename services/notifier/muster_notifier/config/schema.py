@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from muster import matchers as matching
+from muster import matching
 from muster.service import sections
 from muster_notifier.config import receiver_settings
 from muster_notifier.routing import muting, routes

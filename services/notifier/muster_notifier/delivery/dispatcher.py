@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import prometheus_client
 
 from muster import vocabulary
-from muster.nats import buckets, bus, streams, work_queue
+from muster.nats import bus, storage, streams
 from muster.service import entry, logs, runtime
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters, queue, worker
@@ -70,7 +70,7 @@ class Dispatcher:
     async def restore(self) -> list[notifications.LedgerEntry]:
         """Return the ledger; an entry that cannot be read costs one repeat, and is logged."""
         entries = []
-        for key, value in (await buckets.read_all(self._bus.link, streams.LEDGER)).items():
+        for key, value in (await storage.read_all(self._bus.link, streams.LEDGER)).items():
             try:
                 ledger_entry = notifications.decode_entry(value)
             except notifications.MalformedEntry as error:
@@ -85,7 +85,7 @@ class Dispatcher:
     async def pending(self) -> list[notifications.Notification]:
         """Return what is in the outbox; what has no receiver any more becomes a dead letter."""
         pending = []
-        messages = await work_queue.waiting(self._bus.link, streams.OUTBOX, "muster.outbox.>")
+        messages = await storage.waiting_messages(self._bus.link, streams.OUTBOX, "muster.outbox.>")
         for subject, body, headers, _ in messages:
             try:
                 notification = notifications.decode(body)
@@ -93,14 +93,14 @@ class Dispatcher:
                 name = subject.split(".")[2]
                 if name not in self._workers:
                     await self._put(*dead_letters.unreadable(name, body, str(error)))
-                    await work_queue.remove(self._bus.link, streams.OUTBOX, subject)
+                    await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
                 continue  # otherwise its worker logs it
             if notification.receiver not in self._workers:
                 dead = dead_letters.dead_letter(
                     notification, dead_letters.NO_SUCH_RECEIVER, attempts=0, at=datetime.now(UTC)
                 )
                 await self._put(*dead)
-                await work_queue.remove(self._bus.link, streams.OUTBOX, subject)
+                await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
             elif dead_letters.REPLAY not in headers and not notification.is_test:
                 pending.append(notification)
         return pending
@@ -134,8 +134,8 @@ class Dispatcher:
                 firing=self._firing,
                 put=self._put,
                 take=self._take,
-                hold_s=work_queue.HOLD_S,
-                store=functools.partial(buckets.put, self._bus.link),
+                hold_s=storage.HOLD_S,
+                store=functools.partial(storage.put, self._bus.link),
                 publish=self._publish,
                 instance=self._bus.instance,
             ),
@@ -144,10 +144,10 @@ class Dispatcher:
         )
 
     async def _put(self, subject: str, body: bytes, key: str, headers: Mapping[str, str]) -> None:
-        await work_queue.put(self._bus.link, subject, body, key=key, headers=headers)
+        await storage.enqueue(self._bus.link, subject, body, key=key, headers=headers)
 
-    def _take(self, durable: str, subject: str) -> AsyncIterator[work_queue.Job]:
-        return work_queue.consume(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
+    def _take(self, durable: str, subject: str) -> AsyncIterator[storage.Job]:
+        return storage.jobs(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
 
     async def _publish(self, event: vocabulary.Event, event_id: str) -> None:
         await self._bus.publish(event, event_id=event_id)

@@ -30,7 +30,7 @@ _QUEUED = prometheus_client.Gauge(
 
 
 class Job(Protocol):
-    """A message of the outbox; see `muster.nats.work_queue`."""
+    """A message of the outbox; see `muster.nats.storage`."""
 
     @property
     def number(self) -> int:

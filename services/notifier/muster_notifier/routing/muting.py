@@ -21,8 +21,7 @@ from typing import Final
 
 import msgspec
 
-from muster import matchers as matching
-from muster import silences, vocabulary
+from muster import matching, vocabulary
 from muster_notifier.routing import routes
 
 Range = tuple[int, int]
@@ -250,7 +249,7 @@ class SilenceChanged:
     """A silence is new, changed, or removed."""
 
     id: str
-    silence: silences.Silence | None
+    silence: matching.Silence | None
 
 
 class Muting:
@@ -264,8 +263,8 @@ class Muting:
         """Start without silences; `times` are the time intervals that routes name."""
         self._inhibition = Inhibition(rules)
         self._times = dict(times)
-        self._silences: dict[str, tuple[silences.Silence, tuple[matching.Matcher, ...]]] = {}
-        self._matching: dict[tuple[tuple[str, str], ...], Sequence[silences.Silence]] = {}
+        self._silences: dict[str, tuple[matching.Silence, tuple[matching.Matcher, ...]]] = {}
+        self._matching: dict[tuple[tuple[str, str], ...], Sequence[matching.Silence]] = {}
         self._maintained: set[tuple[str, str]] = set()
 
     def observe_alert(self, alert: vocabulary.AlertChanged, labels: Mapping[str, str]) -> None:
@@ -315,11 +314,11 @@ class Muting:
             return Muted(Cause.NOT_ACTIVE_TIME, ", ".join(route.active_times))
         return None
 
-    def active(self, at: datetime) -> list[silences.Silence]:
+    def active(self, at: datetime) -> list[matching.Silence]:
         """Return the silences that are active at this time."""
         return [silence for silence, _ in self._silences.values() if silence.is_active(at)]
 
-    def _silences_for(self, labels: Mapping[str, str]) -> Sequence[silences.Silence]:
+    def _silences_for(self, labels: Mapping[str, str]) -> Sequence[matching.Silence]:
         """Return the silences that match, whenever they last; the same labels come often."""
         if not self._silences:
             # without silences a storm must not fill the cache

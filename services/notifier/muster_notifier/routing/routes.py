@@ -10,13 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster import matchers as matching
-from muster import silences, vocabulary
+from muster import matching, vocabulary
 
 ALL_LABELS: Final = "..."
 """In `group_by`: every label, so that each alert is a group of its own (as in Alertmanager)."""
 
-LABEL_NAMES: Final = silences.LABELS
+LABEL_NAMES: Final = matching.LABELS
 
 
 def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
@@ -57,7 +56,7 @@ def refuse_useless_matchers(texts: Iterable[str]) -> None:
     """Raise ValueError for invalid matchers, and for those that hold for every alert or none."""
     for text in texts:
         for matcher in matching.parse(text):
-            if why := silences.doubt(matcher):
+            if why := matching.doubt(matcher):
                 raise ValueError(f"{matcher}: {why}")
 
 
