@@ -188,7 +188,7 @@ class _Resolver(aiohttp.abc.AbstractResolver):
 
     async def _look_up(self) -> list[str]:
         try:
-            return [str(ipaddress.ip_address(self._host))]
+            return [_address_text(ipaddress.ip_address(self._host))]
         except ValueError:
             pass
         look_up = functools.partial(
@@ -262,6 +262,12 @@ async def _beginning(content: aiohttp.StreamReader) -> bytes:
     while len(body) < BODY_BYTES_MAX and (chunk := await content.read(BODY_BYTES_MAX)):
         body += chunk
     return body[:BODY_BYTES_MAX]
+
+
+def _address_text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """Return the text of an address, which before Python 3.13 differs for mapped addresses."""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(address) if mapped is None else f"::ffff:{mapped}"
 
 
 def _reason(error: Exception) -> Exception:

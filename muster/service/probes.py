@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Final
 
@@ -100,8 +101,9 @@ async def serve(
     try:
         server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
     except OSError as error:
-        # asyncio repeats the address
-        reason = (error.strerror or str(error)).rpartition(": ")[2]
+        # asyncio words an error of the system in its own way, which differs between versions
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else error.strerror or str(error)
         raise runtime.CannotStart(f"http: {host}:{port}: {reason}") from None
     try:
         bound = server.sockets[0].getsockname()[1]

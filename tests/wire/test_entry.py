@@ -147,7 +147,7 @@ def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
         code, out, err = run(tmp_path, MUSTER_TINY__HTTP__PORT=str(port))
     assert (code, out) == (2, "")
     assert err.startswith("muster-tiny: ")
-    assert f"127.0.0.1:{port}: address already in use" in err
+    assert f"127.0.0.1:{port}: Address already in use" in err
     assert err.count("\n") == 1
 
 

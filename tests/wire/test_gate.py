@@ -347,8 +347,10 @@ def test_a_mistake_gets_one_line_and_exit_code_2_and_sigterm_ends_it_in_order(
             stderr=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
-        if b"listening" in await process.stdout.readline():
-            process.terminate()
+        while line := await process.stdout.readline():
+            if b"listening" in line:
+                process.terminate()
+                break
         _, errors = await process.communicate()
         return process.returncode, errors.decode()
 

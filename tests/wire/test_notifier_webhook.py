@@ -244,7 +244,7 @@ def test_an_invalid_signing_secret_is_refused_without_being_shown(secret: str) -
         ("http://169.254.169.254/", "loopback", "169.254.169.254 is link-local"),
         ("http://[fe80::1]/", "loopback", "fe80::1 is link-local"),
         ("http://[fd00:ec2::254]/", "private", "fd00:ec2::254 is link-local"),
-        ("http://[::ffff:169.254.169.254]/", "loopback", "::ffff:a9fe:a9fe is link-local"),
+        ("http://[::ffff:169.254.169.254]/", "loopback", "::ffff:169.254.169.254 is link-local"),
         ("http://[64:ff9b::a9fe:a9fe]/", "loopback", "64:ff9b::a9fe:a9fe is link-local"),
         ("http://0.0.0.0/", "loopback", "0.0.0.0 is not the address of one machine"),
         ("http://localhost:9/", "public", " is this machine"),

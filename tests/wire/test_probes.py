@@ -195,7 +195,7 @@ def test_the_server_ends_at_once_with_clients_of_any_kind_still_there() -> None:
 
 def test_a_port_in_use_is_reported_with_its_address() -> None:
     async def story(served: Served) -> None:
-        with pytest.raises(runtime.CannotStart, match=f"{served.port}: address already in use"):
+        with pytest.raises(runtime.CannotStart, match=f"{served.port}: Address already in use"):
             async with probes.serve("127.0.0.1", served.port, ready=probes.always):
                 pass
 

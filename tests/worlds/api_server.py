@@ -119,6 +119,8 @@ def _until_ready(url: str, token: str = "") -> None:
         try:
             with urllib.request.urlopen(request, timeout=30, context=context):  # noqa: S310  # the same
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             assert time.monotonic() < until, f"{url}: not ready within {_UP_S:g} s"
             time.sleep(0.2)

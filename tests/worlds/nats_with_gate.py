@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -194,9 +195,11 @@ def _status(url: str) -> int:
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310  # ours
             return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
     except OSError:
-        pass
-    return 0
+        return 0
 
 
 def _read(url: str) -> str:

@@ -232,9 +232,12 @@ class _List(msgspec.Struct):
     items: list[dict[str, object]] = []
 
 
+_Json = dict[str, object]  # not within a class that has a field `object`: it would hide the type
+
+
 class _Event(msgspec.Struct):
     type: str
-    object: dict[str, object]
+    object: _Json
 
 
 class PodLoop:
