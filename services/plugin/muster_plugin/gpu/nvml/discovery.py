@@ -6,12 +6,12 @@ Runs in threads. A GPU that cannot be read is reported as such and does not affe
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from muster import vocabulary
-from muster_plugin.gpu.nvml import decode, library
+from muster_plugin.gpu.nvml import decode, library, poll
 from muster_plugin.gpu.nvml import mig as nvml_mig
 from muster_plugin.model import gpu
 
@@ -142,27 +142,6 @@ def discover_links(
     return links, {uuid: frozenset(peers) for uuid, peers in active.items()}
 
 
-def fabric_info(nvml: library.Binding, handle: library.Handle) -> Any | None:
-    """Return NVML's structure about a GPU's NVLink fabric, where driver and product support it."""
-    import ctypes  # noqa: PLC0415  # loaded with the library
-
-    info = nvml.c_nvmlGpuFabricInfoV_t()
-    call = nvml.nvmlDeviceGetGpuFabricInfoV
-    answer = library.call_if_supported(nvml, call, handle, ctypes.byref(info))
-    return None if answer is None else info
-
-
-def nvlink_is_up(nvml: library.Binding, handle: library.Handle, link: int) -> bool | None:
-    """Return whether a link is up; None where there is no such link."""
-    try:
-        state = library.call_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
-    except nvml.NVMLError as error:
-        if error.value in decode.ABSENT:
-            return None
-        raise
-    return None if state is None else bool(state)
-
-
 def _split_failed(
     failed: Iterable[gpu.UnreadableGpu],
     previous: Iterable[vocabulary.Gpu],
@@ -208,7 +187,7 @@ def _gpu(
     mig_enabled = nvml_mig.is_enabled(nvml, handle)
     reader = nvml_mig.MigReader(nvml, handle, total_bytes=total)
     numa = files.pci(bus_id, "numa_node") or "" if bus_id else ""
-    fabric = ask(fabric_info, nvml, handle)
+    fabric = ask(poll.fabric_info, nvml, handle)
     physical = vocabulary.Gpu(
         uuid=uuid,
         product=nvml.nvmlDeviceGetName(handle),
@@ -238,7 +217,7 @@ def _active_nvlinks(nvml: library.Binding, handle: library.Handle) -> dict[int, 
     active: dict[int, str] = {}
     try:
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            state = nvlink_is_up(nvml, handle, link)
+            state = poll.nvlink_is_up(nvml, handle, link)
             if state is None:
                 break
             if state:

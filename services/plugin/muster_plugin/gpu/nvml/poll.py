@@ -6,9 +6,9 @@ only if the GPU is lost, or if no query was answered: one failed query does not 
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from muster_plugin.gpu.nvml import decode, discovery, library
+from muster_plugin.gpu.nvml import decode, library
 from muster_plugin.model import gpu
 
 Answer = TypeVar("Answer")
@@ -49,7 +49,7 @@ def poll_gpu(
         reasons = query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
         if reasons is None:  # the name before driver 535
             reasons = query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        fabric = query(discovery.fabric_info, nvml, handle)
+        fabric = query(fabric_info, nvml, handle)
         poll = gpu.Poll(
             gpu=uuid,
             at=at,
@@ -71,9 +71,7 @@ def poll_gpu(
                 nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
             ),
             nvlinks_down=tuple(
-                link
-                for link in sorted(links)
-                if query(discovery.nvlink_is_up, nvml, handle, link) is False
+                link for link in sorted(links) if query(nvlink_is_up, nvml, handle, link) is False
             ),
             fabric=decode.fabric(fabric.state, fabric.status) if fabric else None,
         )
@@ -95,6 +93,27 @@ def is_lost(nvml: library.Binding, handle: library.Handle) -> str:
     except _Lost as lost:
         return str(lost)
     return ""
+
+
+def fabric_info(nvml: library.Binding, handle: library.Handle) -> Any | None:
+    """Return NVML's structure about a GPU's NVLink fabric, where driver and product support it."""
+    import ctypes  # noqa: PLC0415  # loaded with the library
+
+    info = nvml.c_nvmlGpuFabricInfoV_t()
+    call = nvml.nvmlDeviceGetGpuFabricInfoV
+    answer = library.call_if_supported(nvml, call, handle, ctypes.byref(info))
+    return None if answer is None else info
+
+
+def nvlink_is_up(nvml: library.Binding, handle: library.Handle, link: int) -> bool | None:
+    """Return whether a link is up; None where there is no such link."""
+    try:
+        state = library.call_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+    except nvml.NVMLError as error:
+        if error.value in decode.ABSENT:
+            return None
+        raise
+    return None if state is None else bool(state)
 
 
 class _Query:
