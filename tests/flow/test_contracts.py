@@ -51,7 +51,7 @@ PLANTED = [
     # layers of muster_plugin
     (
         "Packages of the plugin import downwards only",
-        "services/plugin/muster_plugin/inventory/planner.py",
+        "services/plugin/muster_plugin/inventory/inventory.py",
         "muster_plugin.kubelet.allocation",
     ),
     # layers of muster_health

@@ -18,7 +18,7 @@ from muster.service import settings
 from muster_plugin.config import document, files
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import generic, peer_file, smarter
+from muster_plugin.config.importers import device_nodes, peer_file
 
 Format = files.Format
 
@@ -513,10 +513,12 @@ def test_any_tree_gives_rules_or_says_why_not(tree: object, peer: Format) -> Non
 
 
 def test_importers_are_given_trees_by_other_programs_too() -> None:
-    assert smarter.read([{"devicematch": "^a$", "nummaxdevices": 2.0}]).rules == document.Document(
-        api_version="muster.dev/v1", resources=(each("^a$", 2),)
-    )
-    assert generic.read_flags(["aa,/dev/a,/dev/b"], domain="d.e").rules == document.Document(
+    assert device_nodes.read_smarter(
+        [{"devicematch": "^a$", "nummaxdevices": 2.0}]
+    ).rules == document.Document(api_version="muster.dev/v1", resources=(each("^a$", 2),))
+    assert device_nodes.read_generic_flags(
+        ["aa,/dev/a,/dev/b"], domain="d.e"
+    ).rules == document.Document(
         api_version="muster.dev/v1",
         resources=(
             config_resources.Resource(name="d.e/aa", groups=(group("/dev/a"), group("/dev/b"))),

@@ -9,11 +9,11 @@ from muster import codec, vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
 from muster_plugin.config import gpus, resources
-from muster_plugin.discovery import resource_plan
+from muster_plugin.discovery import resource_plan, scan_result
 from muster_plugin.gpu import container_spec, simulated
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import allocation, cdi, protobuf, resource_status
-from muster_plugin.model import advertised, gpu, names, scan_result
+from muster_plugin.kubelet import allocation, cdi, protobuf, registration_model
+from muster_plugin.model import advertised, gpu, names
 from muster_plugin.publishing import heartbeats
 
 LARGE = codec.EVENT_BYTES_MAX
@@ -640,19 +640,19 @@ def test_only_a_refusal_that_a_retry_cannot_change_is_permanent(
 
 # The heartbeat
 
-STATE = resource_status.ResourceStatus(
+STATE = registration_model.ResourceStatus(
     name="a.com/fuse",
     registered_at=100.0,
     streams=1,
     sent_at=107.5,
     registrations=2,
-    probe=resource_status.ProbeResult(ok=True, seconds=0.0021, at=109.0),
+    probe=registration_model.ProbeResult(ok=True, seconds=0.0021, at=109.0),
     devices=4,
     healthy=3,
     allocated=1,
     problem="",
 )
-NEVER = resource_status.ResourceStatus(
+NEVER = registration_model.ResourceStatus(
     name="a.com/kvm",
     registered_at=None,
     streams=0,
@@ -740,8 +740,8 @@ def test_a_heartbeat_has_ages_and_never_where_nothing_happened() -> None:
 
 
 def test_readiness_names_what_is_missing_for_each_resource() -> None:
-    assert resource_status.readiness([STATE], now=110.0, probe_s=10.0) is None
-    text = resource_status.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
+    assert registration_model.readiness([STATE], now=110.0, probe_s=10.0) is None
+    text = registration_model.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
     assert text == (
         "a.com/fuse: the last self-probe was 30.5 s ago; a.com/kvm: not registered yet, registering"
     )

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from muster_plugin.config import resources
-from muster_plugin.discovery import matching
-from muster_plugin.model import scan_result
+from muster_plugin.discovery import scan_result
 
 
 def char(path: str, *links: str, minor: int = 0, **facts: object) -> scan_result.Node:
@@ -26,8 +25,8 @@ def directory(path: str, *links: str) -> scan_result.Node:
 
 
 def keys(rule: resources.Entry, *nodes: scan_result.Node, every_name: bool = False) -> list[str]:
-    index = matching.NodeIndex(nodes)
-    return [m.key for m in matching.matches(rule, index, every_name=every_name)]
+    index = scan_result.NodeIndex(nodes)
+    return [m.key for m in scan_result.matches(rule, index, every_name=every_name)]
 
 
 VIDEO = [char("/dev/video10"), char("/dev/video2"), char("/dev/video0"), char("/dev/v4l/x")]
@@ -172,13 +171,13 @@ def test_generic_simple_usb_case_finds_the_bus_node() -> None:
     # generic-device-plugin deviceplugin/usb_test.go, "simple": 1050:0407 on 3-4, bus 3, device 22
     nodes = [stick("3-4", 22, ids="1050:0407")]
     rule = resources.Entry(usb=resources.Usb(vendor="1050", product="0407"))
-    found_it = matching.matches(rule, matching.NodeIndex(nodes))
+    found_it = scan_result.matches(rule, scan_result.NodeIndex(nodes))
     assert [match.path for match in found_it] == ["/dev/bus/usb/003/022"]
 
 
 def test_identity_is_the_number_of_a_plain_node_and_the_name_of_a_persistent_one() -> None:
     def identity(rule: resources.Entry, node: scan_result.Node) -> str:
-        [match] = matching.matches(rule, matching.NodeIndex([node]))
+        [match] = scan_result.matches(rule, scan_result.NodeIndex([node]))
         return match.identity
 
     plain = resources.Entry(path="/dev/ttyUSB*")

@@ -15,10 +15,9 @@ import pytest
 
 from muster.pb import deviceplugin_pb2 as dp
 from muster_plugin.config import files, settings
-from muster_plugin.discovery import resource_plan
+from muster_plugin.discovery import resource_plan, scan_result
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, protobuf
-from muster_plugin.model import scan_result
 
 CHARS: Final = (
     *("fuse", "gpiomem", "gpiochip0", "gpiochip1", "hci0", "i2c-1", "rtc0", "vchiq", "vcsm"),

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin.kubelet import registration, registration_events
-from muster_plugin.kubelet.resource_status import State
+from muster_plugin.kubelet import registration, registration_model
+from muster_plugin.kubelet.registration_model import State
 
 TIMEOUTS = registration.Timeouts()
-END = registration_events.Stop(1)
+END = registration_model.Stop(1)
 
 
 def registered(
@@ -21,9 +21,9 @@ def registered(
     """Bring a machine, from its present generation's start, to where the kubelet lists it."""
     machine.tick(now)
     generation = machine.generation
-    machine.receive(registration_events.Served(generation), now)
-    machine.receive(registration_events.Registered(generation, kubelet), now)
-    machine.receive(registration_events.StreamOpened(generation), now)
+    machine.receive(registration_model.Served(generation), now)
+    machine.receive(registration_model.Registered(generation, kubelet), now)
+    machine.receive(registration_model.StreamOpened(generation), now)
     assert machine.state is State.LISTED
 
 
@@ -35,27 +35,27 @@ def listed(kubelet: str = "k1") -> registration.Registration:
 
 def healed(
     machine: registration.Registration, now: float, kubelet: str = "k1"
-) -> registration_events.Action:
+) -> registration_model.Action:
     """End, serve, register and list again; return the report."""
     generation = machine.generation
-    assert machine.receive(registration_events.Stopped(generation), now) == []
+    assert machine.receive(registration_model.Stopped(generation), now) == []
     deadline = machine.next_deadline()
     assert deadline is not None
-    assert machine.tick(deadline) == [registration_events.Serve(generation + 1)]
-    served = machine.receive(registration_events.Served(generation + 1), deadline)
-    assert served == [registration_events.Register(generation + 1)]
-    assert machine.receive(registration_events.Registered(generation + 1, kubelet), deadline) == []
-    (report,) = machine.receive(registration_events.StreamOpened(generation + 1), deadline)
+    assert machine.tick(deadline) == [registration_model.Serve(generation + 1)]
+    served = machine.receive(registration_model.Served(generation + 1), deadline)
+    assert served == [registration_model.Register(generation + 1)]
+    assert machine.receive(registration_model.Registered(generation + 1, kubelet), deadline) == []
+    (report,) = machine.receive(registration_model.StreamOpened(generation + 1), deadline)
     return report
 
 
 def test_it_serves_before_it_registers_and_reports_when_the_stream_opens() -> None:
     machine = registration.Registration()
-    assert machine.tick(0.0) == [registration_events.Serve(1)]
-    assert machine.receive(registration_events.Served(1), 0.1) == [registration_events.Register(1)]
-    assert machine.receive(registration_events.Registered(1, "k1"), 0.2) == []
-    assert machine.receive(registration_events.StreamOpened(1), 0.3) == [
-        registration_events.Listed(1, Reason.START, 1)
+    assert machine.tick(0.0) == [registration_model.Serve(1)]
+    assert machine.receive(registration_model.Served(1), 0.1) == [registration_model.Register(1)]
+    assert machine.receive(registration_model.Registered(1, "k1"), 0.2) == []
+    assert machine.receive(registration_model.StreamOpened(1), 0.3) == [
+        registration_model.Listed(1, Reason.START, 1)
     ]
     assert (machine.problem(0.4), machine.next_deadline()) == ("", None)
 
@@ -63,10 +63,10 @@ def test_it_serves_before_it_registers_and_reports_when_the_stream_opens() -> No
 def test_a_stream_that_opens_before_register_answers_counts() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_events.Served(1), 0.0)
-    assert machine.receive(registration_events.StreamOpened(1), 0.0) == []
-    assert machine.receive(registration_events.Registered(1, "k1"), 0.0) == [
-        registration_events.Listed(1, Reason.START, 1)
+    machine.receive(registration_model.Served(1), 0.0)
+    assert machine.receive(registration_model.StreamOpened(1), 0.0) == []
+    assert machine.receive(registration_model.Registered(1, "k1"), 0.0) == [
+        registration_model.Listed(1, Reason.START, 1)
     ]
 
 
@@ -74,68 +74,68 @@ def test_a_stream_that_opens_before_register_answers_counts() -> None:
     ("signal", "reason", "detail"),
     [
         (
-            registration_events.KubeletSocketSeen("k2"),
+            registration_model.KubeletSocketSeen("k2"),
             Reason.KUBELET_SOCKET_REPLACED,
             "kubelet.sock was replaced",
         ),
-        (registration_events.OwnSocketLost(1), Reason.OWN_SOCKET_LOST, "own socket lost"),
-        (registration_events.ServerEnded(1), Reason.SERVER_ENDED, "own server ended"),
+        (registration_model.OwnSocketLost(1), Reason.OWN_SOCKET_LOST, "own socket lost"),
+        (registration_model.ServerEnded(1), Reason.SERVER_ENDED, "own server ended"),
     ],
 )
 def test_each_certain_loss_ends_the_generation_and_names_its_reason(
-    signal: registration_events.Signal, reason: Reason, detail: str
+    signal: registration_model.Signal, reason: Reason, detail: str
 ) -> None:
     machine = listed()
     assert machine.receive(signal, 10.0) == [
-        registration_events.Lost(reason, detail),
-        registration_events.Stop(1),
+        registration_model.Lost(reason, detail),
+        registration_model.Stop(1),
     ]
     assert machine.problem(10.5) == f"{detail} 0.5 s ago, stopping the old server"
     kubelet = "k2" if reason is Reason.KUBELET_SOCKET_REPLACED else "k1"
-    assert healed(machine, 10.5, kubelet) == registration_events.Listed(2, reason, 2)
+    assert healed(machine, 10.5, kubelet) == registration_model.Listed(2, reason, 2)
 
 
 def test_a_closed_stream_is_a_loss_when_no_new_one_opens_in_time() -> None:
     machine = listed()
-    assert machine.receive(registration_events.StreamClosed(1), 10.0) == []
+    assert machine.receive(registration_model.StreamClosed(1), 10.0) == []
     assert machine.problem(10.5) == "stream closed 0.5 s ago, registering"
     assert machine.next_deadline() == 11.0
-    lost = registration_events.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
-    assert machine.tick(11.0) == [lost, registration_events.Stop(1)]
+    lost = registration_model.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
+    assert machine.tick(11.0) == [lost, registration_model.Stop(1)]
     assert machine.problem(12.0) == "stream closed 2.0 s ago, stopping the old server"
-    assert healed(machine, 12.0) == registration_events.Listed(2, Reason.STREAM_CLOSED, 2)
+    assert healed(machine, 12.0) == registration_model.Listed(2, Reason.STREAM_CLOSED, 2)
 
 
 def test_a_closed_stream_is_no_loss_when_a_new_one_opens_in_time() -> None:
     machine = listed()
-    machine.receive(registration_events.StreamClosed(1), 10.0)
-    assert machine.receive(registration_events.StreamOpened(1), 10.9) == []
+    machine.receive(registration_model.StreamClosed(1), 10.0)
+    assert machine.receive(registration_model.StreamOpened(1), 10.9) == []
     assert (machine.state, machine.next_deadline()) == (State.LISTED, None)
 
 
 def test_the_older_of_two_streams_that_stays_open_proves_nothing() -> None:
     machine = listed()
-    machine.receive(registration_events.StreamOpened(1), 5.0)
-    machine.receive(registration_events.StreamClosed(1), 10.0)
-    lost = registration_events.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
-    assert machine.tick(11.0) == [lost, registration_events.Stop(1)]
+    machine.receive(registration_model.StreamOpened(1), 5.0)
+    machine.receive(registration_model.StreamClosed(1), 10.0)
+    lost = registration_model.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
+    assert machine.tick(11.0) == [lost, registration_model.Stop(1)]
 
 
 def test_a_new_kubelet_socket_during_the_wait_for_a_stream_is_the_reason() -> None:
     machine = listed()
-    machine.receive(registration_events.StreamClosed(1), 10.0)
-    lost = registration_events.Lost(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced")
-    assert machine.receive(registration_events.KubeletSocketSeen("k2"), 10.1) == [
+    machine.receive(registration_model.StreamClosed(1), 10.0)
+    lost = registration_model.Lost(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced")
+    assert machine.receive(registration_model.KubeletSocketSeen("k2"), 10.1) == [
         lost,
-        registration_events.Stop(1),
+        registration_model.Stop(1),
     ]
 
 
 def test_a_kubelet_restart_is_named_even_when_our_own_socket_is_missed_first() -> None:
     machine = listed()
-    machine.receive(registration_events.OwnSocketLost(1), 10.0)
-    assert machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0) == []
-    assert healed(machine, 10.0, "k2") == registration_events.Listed(
+    machine.receive(registration_model.OwnSocketLost(1), 10.0)
+    assert machine.receive(registration_model.KubeletSocketSeen("k2"), 10.0) == []
+    assert healed(machine, 10.0, "k2") == registration_model.Listed(
         2, Reason.KUBELET_SOCKET_REPLACED, 2
     )
 
@@ -143,45 +143,45 @@ def test_a_kubelet_restart_is_named_even_when_our_own_socket_is_missed_first() -
 def test_no_stream_after_register_is_a_loss_after_five_seconds() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_events.Served(1), 0.0)
-    machine.receive(registration_events.Registered(1, "k1"), 0.0)
+    machine.receive(registration_model.Served(1), 0.0)
+    machine.receive(registration_model.Registered(1, "k1"), 0.0)
     assert machine.next_deadline() == 5.0
     text = "no stream from the kubelet 5 s after it accepted the registration"
     assert machine.tick(5.0) == [
-        registration_events.Lost(Reason.NO_STREAM, text),
-        registration_events.Stop(1),
+        registration_model.Lost(Reason.NO_STREAM, text),
+        registration_model.Stop(1),
     ]
 
 
 def test_a_resource_that_was_never_registered_is_not_lost_by_a_refusal() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_events.Served(1), 0.0)
-    refused = registration_events.RegisterFailed(
+    machine.receive(registration_model.Served(1), 0.0)
+    refused = registration_model.RegisterFailed(
         1, "UNAVAILABLE: kubelet.sock is missing", permanent=False
     )
     assert machine.receive(refused, 0.0) == []
     machine.tick(0.02)
-    machine.receive(registration_events.Registered(1, "k1"), 1.0)
-    listed = registration_events.Listed(1, Reason.REGISTER_FAILED, 1)
-    assert machine.receive(registration_events.StreamOpened(1), 1.0) == [listed]
+    machine.receive(registration_model.Registered(1, "k1"), 1.0)
+    listed = registration_model.Listed(1, Reason.REGISTER_FAILED, 1)
+    assert machine.receive(registration_model.StreamOpened(1), 1.0) == [listed]
 
 
 def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server() -> None:
     machine = listed()
-    machine.receive(registration_events.StreamClosed(1), 10.0)
-    actions = [*machine.tick(11.0), *machine.receive(registration_events.Stopped(1), 11.0)]
+    machine.receive(registration_model.StreamClosed(1), 10.0)
+    actions = [*machine.tick(11.0), *machine.receive(registration_model.Stopped(1), 11.0)]
     assert actions == [
-        registration_events.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet"),
+        registration_model.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet"),
         END,
     ]
     machine.tick(11.0)
-    actions = machine.receive(registration_events.Served(2), 11.0)
+    actions = machine.receive(registration_model.Served(2), 11.0)
     now, delays, lost = 11.0, [], []
     for _ in range(11):
-        assert actions == [registration_events.Register(2)]
+        assert actions == [registration_model.Register(2)]
         lost += machine.receive(
-            registration_events.RegisterFailed(2, "UNAVAILABLE: x", permanent=False), now
+            registration_model.RegisterFailed(2, "UNAVAILABLE: x", permanent=False), now
         )
         deadline = machine.next_deadline()
         assert deadline is not None
@@ -199,38 +199,38 @@ def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server
 def test_a_permanent_refusal_waits_half_a_minute_or_for_a_new_kubelet() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_events.KubeletSocketSeen("k1"), 0.0)
-    machine.receive(registration_events.Served(1), 0.0)
+    machine.receive(registration_model.KubeletSocketSeen("k1"), 0.0)
+    machine.receive(registration_model.Served(1), 0.0)
     machine.receive(
-        registration_events.RegisterFailed(1, "UNKNOWN: is invalid", permanent=True), 0.0
+        registration_model.RegisterFailed(1, "UNKNOWN: is invalid", permanent=True), 0.0
     )
     assert machine.next_deadline() == 30.0
-    machine.receive(registration_events.KubeletSocketSeen("k1"), 1.0)
+    machine.receive(registration_model.KubeletSocketSeen("k1"), 1.0)
     assert machine.next_deadline() == 30.0
-    machine.receive(registration_events.KubeletSocketSeen("k2"), 2.0)
-    assert machine.tick(2.0) == [registration_events.Register(1)]
+    machine.receive(registration_model.KubeletSocketSeen("k2"), 2.0)
+    assert machine.tick(2.0) == [registration_model.Register(1)]
 
 
 def test_one_failed_probe_is_not_a_loss_and_two_are() -> None:
     machine = listed()
-    assert machine.receive(registration_events.ProbeFailed(1, "DEADLINE_EXCEEDED"), 10.0) == []
-    assert machine.receive(registration_events.ProbePassed(1), 10.1) == []
-    assert machine.receive(registration_events.ProbeFailed(1, "UNAVAILABLE"), 20.0) == []
-    lost = registration_events.Lost(Reason.PROBE_FAILED, "self-probe failed: UNAVAILABLE")
-    assert machine.receive(registration_events.ProbeFailed(1, "UNAVAILABLE"), 20.2) == [
+    assert machine.receive(registration_model.ProbeFailed(1, "DEADLINE_EXCEEDED"), 10.0) == []
+    assert machine.receive(registration_model.ProbePassed(1), 10.1) == []
+    assert machine.receive(registration_model.ProbeFailed(1, "UNAVAILABLE"), 20.0) == []
+    lost = registration_model.Lost(Reason.PROBE_FAILED, "self-probe failed: UNAVAILABLE")
+    assert machine.receive(registration_model.ProbeFailed(1, "UNAVAILABLE"), 20.2) == [
         lost,
-        registration_events.Stop(1),
+        registration_model.Stop(1),
     ]
 
 
 def test_a_server_that_cannot_start_is_tried_again_with_delay() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    assert machine.receive(registration_events.ServeFailed(1, "no such directory"), 0.0) == []
+    assert machine.receive(registration_model.ServeFailed(1, "no such directory"), 0.0) == []
     assert machine.problem(1.0) == "cannot serve (no such directory), for 1.0 s; serving again"
     assert machine.next_deadline() == 0.02
-    assert machine.tick(0.02) == [registration_events.Serve(2)]
-    machine.receive(registration_events.ServeFailed(2, "no such directory"), 0.02)
+    assert machine.tick(0.02) == [registration_model.Serve(2)]
+    machine.receive(registration_model.ServeFailed(2, "no such directory"), 0.02)
     assert machine.next_deadline() == 0.06
 
 
@@ -238,8 +238,8 @@ def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
     machine = listed()
     now, delays = 10.0, []
     for _ in range(4):
-        machine.receive(registration_events.OwnSocketLost(machine.generation), now)
-        machine.receive(registration_events.Stopped(machine.generation), now)
+        machine.receive(registration_model.OwnSocketLost(machine.generation), now)
+        machine.receive(registration_model.Stopped(machine.generation), now)
         deadline = machine.next_deadline()
         assert deadline is not None
         delays.append(round(deadline - now, 6))
@@ -252,35 +252,35 @@ def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
 def test_a_refused_generation_ends_where_the_next_can_use_another_method() -> None:
     machine = registration.Registration(registration.Timeouts(refusals_max=2))
     machine.tick(0.0)
-    machine.receive(registration_events.Served(1), 0.0)
-    refused = registration_events.RegisterFailed(1, "UNAVAILABLE: x", permanent=False)
+    machine.receive(registration_model.Served(1), 0.0)
+    refused = registration_model.RegisterFailed(1, "UNAVAILABLE: x", permanent=False)
     assert machine.receive(refused, 0.0) == []
-    assert machine.tick(0.02) == [registration_events.Register(1)]
-    assert machine.receive(refused, 0.02) == [registration_events.Stop(1)]
-    machine.receive(registration_events.Stopped(1), 0.03)
-    assert machine.tick(0.03) == [registration_events.Serve(2)]
+    assert machine.tick(0.02) == [registration_model.Register(1)]
+    assert machine.receive(refused, 0.02) == [registration_model.Stop(1)]
+    machine.receive(registration_model.Stopped(1), 0.03)
+    assert machine.tick(0.03) == [registration_model.Serve(2)]
 
 
 def test_a_resource_of_a_new_configuration_is_listed_with_that_reason() -> None:
     machine = registration.Registration(reason=Reason.CONFIGURATION_CHANGED)
     machine.tick(0.0)
-    machine.receive(registration_events.Served(1), 0.0)
-    machine.receive(registration_events.Registered(1, "k1"), 0.0)
-    listed = registration_events.Listed(1, Reason.CONFIGURATION_CHANGED, 1)
-    assert machine.receive(registration_events.StreamOpened(1), 0.0) == [listed]
+    machine.receive(registration_model.Served(1), 0.0)
+    machine.receive(registration_model.Registered(1, "k1"), 0.0)
+    listed = registration_model.Listed(1, Reason.CONFIGURATION_CHANGED, 1)
+    assert machine.receive(registration_model.StreamOpened(1), 0.0) == [listed]
 
 
 def test_signals_of_an_older_generation_change_nothing() -> None:
     machine = listed()
-    machine.receive(registration_events.OwnSocketLost(1), 10.0)
+    machine.receive(registration_model.OwnSocketLost(1), 10.0)
     healed(machine, 10.0)
     for signal in (
-        registration_events.StreamClosed(1),
-        registration_events.OwnSocketLost(1),
-        registration_events.ServerEnded(1),
-        registration_events.Stopped(1),
-        registration_events.ProbeFailed(1, "x"),
-        registration_events.ProbeFailed(1, "x"),
+        registration_model.StreamClosed(1),
+        registration_model.OwnSocketLost(1),
+        registration_model.ServerEnded(1),
+        registration_model.Stopped(1),
+        registration_model.ProbeFailed(1, "x"),
+        registration_model.ProbeFailed(1, "x"),
     ):
         assert machine.receive(signal, 11.0) == []
     assert machine.is_listed
@@ -308,10 +308,10 @@ class World:
         self.serving: set[int] = set()
         self.streams: dict[int, int] = {}
         self.order = itertools.count()
-        self.coming: list[tuple[float, int, registration_events.Signal]] = []
+        self.coming: list[tuple[float, int, registration_model.Signal]] = []
         self.numbers = itertools.count(1)
 
-    def tell(self, signal: registration_events.Signal, delay_s: float = 0.0) -> None:
+    def tell(self, signal: registration_model.Signal, delay_s: float = 0.0) -> None:
         heapq.heappush(self.coming, (self.now + delay_s, next(self.order), signal))
 
     def run_until(self, end: float) -> None:
@@ -333,33 +333,33 @@ class World:
             raise AssertionError("the machine spins")
         self.now = end
 
-    def act(self, actions: list[registration_events.Action]) -> None:
+    def act(self, actions: list[registration_model.Action]) -> None:
         for action in actions:
             match action:
-                case registration_events.Serve(generation=generation):
+                case registration_model.Serve(generation=generation):
                     assert not self.serving, "two generations at once"
                     self.serving.add(generation)
                     self.streams[generation] = 0
-                    self.tell(registration_events.Served(generation), self.delay_s)
-                case registration_events.Register(generation=generation):
+                    self.tell(registration_model.Served(generation), self.delay_s)
+                case registration_model.Register(generation=generation):
                     assert self.serving == {generation}
                     assert not self.streams[generation], "registered over an open stream"
                     if self.refusing:
-                        refused = registration_events.RegisterFailed(
+                        refused = registration_model.RegisterFailed(
                             generation, "UNAVAILABLE", permanent=False
                         )
                         self.tell(refused, self.delay_s)
                     else:
                         self.tell(
-                            registration_events.Registered(generation, self.kubelet), self.delay_s
+                            registration_model.Registered(generation, self.kubelet), self.delay_s
                         )
                         self.streams[generation] = 1
-                        self.tell(registration_events.StreamOpened(generation), self.delay_s)
-                case registration_events.Stop(generation=generation):
+                        self.tell(registration_model.StreamOpened(generation), self.delay_s)
+                case registration_model.Stop(generation=generation):
                     assert self.serving == {generation}
                     self.serving.remove(generation)
                     self.streams[generation] = 0
-                    self.tell(registration_events.Stopped(generation), self.delay_s)
+                    self.tell(registration_model.Stopped(generation), self.delay_s)
                 case _:
                     pass
 
@@ -369,26 +369,26 @@ class World:
             case "restart":
                 self.kubelet = f"k{next(self.numbers)}"
                 self.close_streams()
-                self.tell(registration_events.OwnSocketLost(generation))
-                self.tell(registration_events.KubeletSocketSeen(self.kubelet), self.delay_s)
+                self.tell(registration_model.OwnSocketLost(generation))
+                self.tell(registration_model.KubeletSocketSeen(self.kubelet), self.delay_s)
             case "own_socket":
-                self.tell(registration_events.OwnSocketLost(generation))
+                self.tell(registration_model.OwnSocketLost(generation))
             case "stream":
                 self.close_streams()
             case "server" if generation in self.serving:
-                self.tell(registration_events.ServerEnded(generation))
+                self.tell(registration_model.ServerEnded(generation))
             case "probe":
-                self.tell(registration_events.ProbeFailed(generation, "x"))
+                self.tell(registration_model.ProbeFailed(generation, "x"))
             case "second_stream" if self.streams.get(generation):
                 self.streams[generation] += 1
-                self.tell(registration_events.StreamOpened(generation))
+                self.tell(registration_model.StreamOpened(generation))
             case _:
                 pass
 
     def close_streams(self) -> None:
         for generation, count in self.streams.items():
             for _ in range(count):
-                self.tell(registration_events.StreamClosed(generation), self.delay_s)
+                self.tell(registration_model.StreamClosed(generation), self.delay_s)
             self.streams[generation] = 0
 
 
@@ -396,12 +396,12 @@ def test_a_resource_that_another_plugin_serves_is_retried_often_and_reported_at_
     machine = registration.Registration()
     machine.tick(0.0)
     for at, generation in ((0.0, 1), (0.2, 2), (0.4, 3)):
-        assert machine.receive(registration_events.ServedElsewhere(generation, "pod-b"), at) == []
-        assert machine.tick(at + 0.2) == [registration_events.Serve(generation + 1)]
+        assert machine.receive(registration_model.ServedElsewhere(generation, "pod-b"), at) == []
+        assert machine.tick(at + 0.2) == [registration_model.Serve(generation + 1)]
     assert machine.problem(1.0) == (
         "another plugin on this node serves it (pod-b), for 1.0 s; serving again"
     )
-    assert machine.receive(registration_events.Served(4), 1.0) == [registration_events.Register(4)]
+    assert machine.receive(registration_model.Served(4), 1.0) == [registration_model.Register(4)]
 
 
 @given(STEPS)
@@ -425,30 +425,30 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
 def test_an_unreachable_or_new_kubelet_differs_from_one_that_refuses() -> None:
     machine = listed()
     assert not machine.is_waiting_for_kubelet(10.0)
-    machine.receive(registration_events.StreamClosed(1), 10.0)
-    machine.receive(registration_events.KubeletSocketSeen(""), 10.0)
+    machine.receive(registration_model.StreamClosed(1), 10.0)
+    machine.receive(registration_model.KubeletSocketSeen(""), 10.0)
     assert not machine.is_waiting_for_kubelet(10.5)
     machine.tick(11.0)
-    machine.receive(registration_events.Stopped(1), 11.0)
+    machine.receive(registration_model.Stopped(1), 11.0)
     machine.tick(11.0)
-    machine.receive(registration_events.Served(2), 11.0)
+    machine.receive(registration_model.Served(2), 11.0)
     missing = "UNAVAILABLE: kubelet.sock is missing"
     machine.receive(
-        registration_events.RegisterFailed(2, missing, permanent=False, unreachable=True), 11.0
+        registration_model.RegisterFailed(2, missing, permanent=False, unreachable=True), 11.0
     )
     assert (machine.is_waiting_for_kubelet(25.0), machine.is_blocked) == (True, False)
-    machine.receive(registration_events.KubeletSocketSeen("k2"), 30.0)
+    machine.receive(registration_model.KubeletSocketSeen("k2"), 30.0)
     machine.tick(30.0)
     assert (machine.is_waiting_for_kubelet(30.5), machine.is_blocked) == (True, False)
     machine.receive(
-        registration_events.RegisterFailed(2, "UNKNOWN: is invalid", permanent=False), 31.0
+        registration_model.RegisterFailed(2, "UNKNOWN: is invalid", permanent=False), 31.0
     )
     assert (machine.is_waiting_for_kubelet(31.0), machine.is_blocked) == (False, True)
 
 
 def test_a_kubelet_that_was_replaced_has_some_seconds_for_the_registration() -> None:
     machine = listed()
-    machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0)
+    machine.receive(registration_model.KubeletSocketSeen("k2"), 10.0)
     assert machine.is_waiting_for_kubelet(10.0)
     assert not machine.is_waiting_for_kubelet(10.0 + TIMEOUTS.kubelet_startup_s)
     healed(machine, 11.0, "k2")
@@ -457,9 +457,9 @@ def test_a_kubelet_that_was_replaced_has_some_seconds_for_the_registration() -> 
 
 def test_a_resource_has_settled_when_the_kubelet_has_listed_it_for_some_seconds() -> None:
     machine = listed()
-    machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0)
+    machine.receive(registration_model.KubeletSocketSeen("k2"), 10.0)
     healed(machine, 11.0, "k2")
     assert not machine.has_settled(11.0 + TIMEOUTS.kubelet_startup_s - 0.1)
     assert machine.has_settled(11.0 + TIMEOUTS.kubelet_startup_s)
-    machine.receive(registration_events.StreamClosed(machine.generation), 30.0)
+    machine.receive(registration_model.StreamClosed(machine.generation), 30.0)
     assert not machine.has_settled(60.0)

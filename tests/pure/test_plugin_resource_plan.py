@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster_plugin.config import resources
-from muster_plugin.discovery import resource_plan
-from muster_plugin.model import advertised, patterns, scan_result
+from muster_plugin.discovery import resource_plan, scan_result
+from muster_plugin.model import advertised, patterns
 from muster_plugin.model import names as resource_names
 
 DEVICE = resources.NodeType.DEVICE

@@ -15,7 +15,7 @@ from muster.vocabulary import Device, Health
 from muster_health.alerting import device_alerts as health_devices
 from muster_plugin.config import resources
 from muster_plugin.discovery import resource_plan
-from muster_plugin.inventory import inventory, snapshot
+from muster_plugin.inventory import device_messages, inventory
 from muster_plugin.model import advertised, gpu, names
 
 AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
@@ -131,7 +131,7 @@ def nodes(count: int, bad: int, *, reason: str = "/dev/x is gone") -> list[Devic
 def test_too_many_devices_are_summed_up_and_unhealthy_ones_are_listed_first(
     devices: list[Device], entries: int, words: str
 ) -> None:
-    listed = snapshot.fit(devices, 300_000)
+    listed = device_messages.fit(devices, 300_000)
     assert len(listed.devices) == entries
     assert len(msgspec.json.encode(listed.devices)) <= 300_000
     assert listed.problem.endswith(words)

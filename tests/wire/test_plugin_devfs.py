@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from muster_plugin.config import resources
-from muster_plugin.discovery import devfs, resource_plan
-from muster_plugin.model import advertised, scan_result
+from muster_plugin.discovery import devfs, resource_plan, scan_result
+from muster_plugin.model import advertised
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from muster.vocabulary import RegistrationReason as Reason
 from muster_plugin import node as node_door
 from muster_plugin.config import gpus, resources
 from muster_plugin.config import settings as config_settings
-from muster_plugin.gpu import health_state, policy_files, simulated
-from muster_plugin.gpu import source as gpu_source
-from muster_plugin.kubelet import registration, resource_locks, resource_plugin, socket_directory
+from muster_plugin.gpu import evaluation, health_state, simulated
+from muster_plugin.gpu import evaluation as gpu_source
+from muster_plugin.kubelet import registration, resource_plugin, socket_directory
 from muster_plugin.model import names
 
 FUSE = "smarter-devices/fuse"
@@ -143,7 +143,7 @@ async def plugin(
     if settings.simulated_gpus:
         source = simulated.SimulatedSource(settings.simulated_gpus, "n1", poll_s=0.05)
         evaluator = gpu_source.GpuEvaluator(
-            source, health_state.GpuHealth(policy_files.read(HEALTH), HEALTH), line()
+            source, health_state.GpuHealth(evaluation.read_policy(HEALTH), HEALTH), line()
         )
     node = node_door.Node(settings, "n1", new_runner=line, gpus=evaluator, timing=timing)
     node.event_log.publish_to(published)
@@ -741,7 +741,7 @@ def test_a_cdi_spec_that_is_removed_is_written_again(root: Path) -> None:
 
 def test_a_cdi_spec_is_written_only_for_resources_that_no_other_plugin_serves(root: Path) -> None:
     async def story() -> None:
-        other = resource_locks.ResourceLocks(root / config_settings.SOCKET_DIRECTORY)
+        other = socket_directory.ResourceLocks(root / config_settings.SOCKET_DIRECTORY)
         assert other.acquire(FUSE) == ""
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.local import kubelet as stand_in
-from muster_plugin.kubelet import resource_locks, socket_directory
+from muster_plugin.kubelet import socket_directory
 from tests.worlds import plugin_process
 
 ONE, TWO = "a.example/one", "a.example/two"
@@ -25,7 +25,7 @@ def root() -> Iterator[Path]:
 
 
 def test_a_resource_is_locked_once_until_it_is_released(root: Path) -> None:
-    ours, theirs = resource_locks.ResourceLocks(root), resource_locks.ResourceLocks(root)
+    ours, theirs = socket_directory.ResourceLocks(root), socket_directory.ResourceLocks(root)
     assert (ours.acquire(ONE), ours.acquire(ONE), ours.acquire(TWO)) == ("", "", "")
     assert theirs.acquire(ONE).startswith(f"{socket.gethostname()}, process ")
     assert (ours.holds(ONE), theirs.holds(ONE)) == (True, False)
@@ -33,16 +33,16 @@ def test_a_resource_is_locked_once_until_it_is_released(root: Path) -> None:
     assert (theirs.acquire(ONE), theirs.holds(ONE)) == ("", True)
     ours.release_all()
     theirs.release_all()
-    assert list((root / resource_locks.DIRECTORY).iterdir()) == []
+    assert list((root / socket_directory.LOCK_DIRECTORY).iterdir()) == []
 
 
 def test_a_lock_whose_file_is_gone_is_acquired_again(root: Path) -> None:
-    ours, theirs = resource_locks.ResourceLocks(root), resource_locks.ResourceLocks(root)
+    ours, theirs = socket_directory.ResourceLocks(root), socket_directory.ResourceLocks(root)
     assert ours.acquire(ONE) == ""
-    shutil.rmtree(root / resource_locks.DIRECTORY)
+    shutil.rmtree(root / socket_directory.LOCK_DIRECTORY)
     assert ours.acquire(ONE) == ""
     assert theirs.acquire(ONE) != ""
-    shutil.rmtree(root / resource_locks.DIRECTORY)
+    shutil.rmtree(root / socket_directory.LOCK_DIRECTORY)
     assert theirs.acquire(ONE) == ""
     assert ours.acquire(ONE) != ""
     assert not ours.holds(ONE)
@@ -50,11 +50,11 @@ def test_a_lock_whose_file_is_gone_is_acquired_again(root: Path) -> None:
 
 
 def test_lock_files_that_no_process_holds_are_removed_at_start(root: Path) -> None:
-    ours = resource_locks.ResourceLocks(root)
+    ours = socket_directory.ResourceLocks(root)
     assert ours.acquire(ONE) == ""
-    (root / resource_locks.DIRECTORY / "a.example_old.lock").touch()
-    resource_locks.ResourceLocks(root).remove_stale()
-    assert [path.name for path in (root / resource_locks.DIRECTORY).iterdir()] == [
+    (root / socket_directory.LOCK_DIRECTORY / "a.example_old.lock").touch()
+    socket_directory.ResourceLocks(root).remove_stale()
+    assert [path.name for path in (root / socket_directory.LOCK_DIRECTORY).iterdir()] == [
         "a.example_one.lock"
     ]
     assert (ours.is_free("a.example_one"), ours.is_free("a.example_old")) == (False, True)
@@ -62,7 +62,7 @@ def test_lock_files_that_no_process_holds_are_removed_at_start(root: Path) -> No
 
 
 def test_where_no_file_can_be_locked_every_resource_is_free(root: Path) -> None:
-    nowhere = resource_locks.ResourceLocks(root / "none")
+    nowhere = socket_directory.ResourceLocks(root / "none")
     assert (nowhere.acquire(ONE), nowhere.holds(ONE)) == ("", False)
 
 

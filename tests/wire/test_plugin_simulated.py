@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 
 from muster_plugin.config import settings
+from muster_plugin.gpu import evaluation as gpu_source
 from muster_plugin.gpu import simulated
-from muster_plugin.gpu import source as gpu_source
 from muster_plugin.model import gpu, names
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from muster import vocabulary
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import resource_manager, resource_plugin
-from muster_plugin.publishing import event_log, update_publisher
+from muster_plugin.publishing import device_updates, event_log
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -43,7 +43,7 @@ def removed(letter: str) -> vocabulary.PluginEvent:
 def played(
     root: Path,
     story: Callable[
-        [update_publisher.UpdatePublisher, Slow, list[vocabulary.Event]], Awaitable[None]
+        [device_updates.UpdatePublisher, Slow, list[vocabulary.Event]], Awaitable[None]
     ],
 ) -> None:
     async def run() -> None:
@@ -51,7 +51,7 @@ def played(
         slow, events = Slow(root, devices), event_log.EventLog("n1", "p")
         published: list[vocabulary.Event] = []
         events.publish_to(published.append)
-        publisher = update_publisher.UpdatePublisher(
+        publisher = device_updates.UpdatePublisher(
             devices,
             slow,
             events,
@@ -77,7 +77,7 @@ def test_changes_that_arrive_during_a_publication_are_published_together_and_in_
     tmp_path: Path,
 ) -> None:
     async def story(
-        publisher: update_publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
+        publisher: device_updates.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
         first = asyncio.create_task(publisher.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
@@ -98,7 +98,7 @@ def test_changes_that_arrive_during_a_publication_are_published_together_and_in_
 
 def test_a_change_is_published_even_if_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def story(
-        publisher: update_publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
+        publisher: device_updates.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
         bringing = asyncio.create_task(publisher.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)

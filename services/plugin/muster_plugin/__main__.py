@@ -20,7 +20,7 @@ from muster_plugin import node as node_door
 from muster_plugin import preflight, reload
 from muster_plugin.config import document, files
 from muster_plugin.config import settings as config_settings
-from muster_plugin.gpu import health_state, policy_files, simulated, source
+from muster_plugin.gpu import evaluation, health_state, simulated
 from muster_plugin.gpu.nvml import observer
 from muster_plugin.kubelet import socket_directory
 
@@ -80,7 +80,7 @@ def _resolved(chosen: config_settings.Settings) -> object:
         preflight.check(chosen)
         configuration = chosen.at(name)
         if configuration.gpus is not None:
-            policy_files.read(configuration.gpus.health)
+            evaluation.read_policy(configuration.gpus.health)
     except preflight.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
     except settings.BadSettings:
@@ -147,18 +147,18 @@ def _new_runner() -> machine.MachineRunner[In, Out]:
 
 def _gpus(
     chosen: config_settings.Settings, configuration: document.NodeConfiguration, node: str
-) -> source.GpuEvaluator | None:
+) -> evaluation.GpuEvaluator | None:
     """Return the source of the node's GPUs and their health rules; None if none are configured."""
     if configuration.gpus is None:
         return None
     health = configuration.gpus.health
-    gpu_source: source.Source
+    gpu_source: evaluation.Source
     if chosen.simulated_gpus:
         gpu_source = simulated.SimulatedSource(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
         gpu_source = observer.NvmlSource(configuration.gpus)
-    return source.GpuEvaluator(
-        gpu_source, health_state.GpuHealth(policy_files.load(health), health), _new_runner()
+    return evaluation.GpuEvaluator(
+        gpu_source, health_state.GpuHealth(evaluation.load_policy(health), health), _new_runner()
     )
 
 

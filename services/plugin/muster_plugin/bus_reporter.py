@@ -17,7 +17,7 @@ from muster.service import logs, probes
 from muster_plugin import metrics, preflight
 from muster_plugin import node as node_door
 from muster_plugin.config import settings
-from muster_plugin.kubelet import resource_status, self_probe
+from muster_plugin.kubelet import client, registration_model
 from muster_plugin.publishing import heartbeats
 
 _STOP_FLUSH_S: Final = 0.5
@@ -166,8 +166,8 @@ class BusReporter:
         return vocabulary.Phase.SERVING if has_served else vocabulary.Phase.STARTING
 
     def _not_ready(self) -> str | None:
-        return resource_status.readiness(
-            self._node.statuses(), now=time.monotonic(), probe_s=self_probe.PERIOD_S
+        return registration_model.readiness(
+            self._node.statuses(), now=time.monotonic(), probe_s=client.PERIOD_S
         )
 
     def _stuck(self) -> str | None:

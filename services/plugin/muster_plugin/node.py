@@ -15,18 +15,17 @@ from muster.service import logs
 from muster_plugin import preflight
 from muster_plugin.config import document, settings
 from muster_plugin.discovery import host_scanner
-from muster_plugin.gpu import source
-from muster_plugin.inventory import device_checks, inventory, planner
+from muster_plugin.gpu import evaluation
+from muster_plugin.inventory import device_checks, inventory
 from muster_plugin.kubelet import (
     cdi,
     podresources,
-    registration_events,
+    registration_model,
     resource_manager,
     resource_plugin,
-    resource_status,
 )
 from muster_plugin.model import advertised, gpu
-from muster_plugin.publishing import event_log, pod_devices, update_publisher
+from muster_plugin.publishing import device_updates, event_log
 
 if TYPE_CHECKING:
     from muster_plugin.config import gpus
@@ -57,7 +56,7 @@ class Node:
         name: str,
         *,
         new_runner: machine.NewRunner,
-        gpus: source.GpuEvaluator | None = None,
+        gpus: evaluation.GpuEvaluator | None = None,
         timing: resource_plugin.Timing | None = None,
         resources_max: int = preflight.RESOURCES_MAX,
     ) -> None:
@@ -76,7 +75,7 @@ class Node:
         self.resource_plugins = resource_manager.ResourcePlugins(
             self._root, self.inventory, new_runner=new_runner, observer=self, timing=timing
         )
-        self._updates = update_publisher.UpdatePublisher(
+        self._updates = device_updates.UpdatePublisher(
             self.inventory,
             self.resource_plugins,
             self.event_log,
@@ -85,14 +84,14 @@ class Node:
         )
         self.heartbeat_due = self._updates.heartbeat_due
         """Set when a problem begins or ends that the next heartbeat should report at once."""
-        self._planner = planner.Planner(settings.at(name))
+        self._planner = inventory.Planner(settings.at(name))
         self._gpus = gpus
         self._checked_at: dict[str, float] = {}
         self._cdi_specs = cdi.SpecDirectory(Path(settings.cdi.directory))
         self._scan_lock = asyncio.Lock()
         self._scanner = host_scanner.HostScanner()
         self._host_paths = host_scanner.HostPaths()
-        self._pods = pod_devices.PodDevices(
+        self._pods = device_updates.PodDevices(
             self._root / podresources.SOCKET,
             self.inventory,
             self.resource_plugins,
@@ -109,7 +108,7 @@ class Node:
 
     # State
 
-    def statuses(self) -> list[resource_status.ResourceStatus]:
+    def statuses(self) -> list[registration_model.ResourceStatus]:
         """Return the status of every resource."""
         now = time.monotonic()
         return [self._status(plugin, now) for plugin in self.resource_plugins.values()]
@@ -162,7 +161,7 @@ class Node:
         return await self._host_paths.present(paths)
 
     def on_listing_changed(
-        self, resource: str, change: registration_events.ListingChange, endpoint: str
+        self, resource: str, change: registration_model.ListingChange, endpoint: str
     ) -> None:
         """Publish that the kubelet has listed or lost a resource."""
         self.resource_plugins.on_answered(resource)
@@ -281,7 +280,7 @@ class Node:
             except TimeoutError:
                 await self._updates.publish(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
 
-    async def _on_gpu_update(self, update: source.Evaluated) -> None:
+    async def _on_gpu_update(self, update: evaluation.Evaluated) -> None:
         """Handle a new scan of the GPUs, or a fault that began or ended."""
         match update:
             case gpu.Scan():
@@ -317,7 +316,7 @@ class Node:
 
     def _status(
         self, plugin: resource_plugin.ResourcePlugin, now: float
-    ) -> resource_status.ResourceStatus:
+    ) -> registration_model.ResourceStatus:
         status = plugin.status(now)
         allocated = self._pods.allocated_count(plugin.resource)
         return msgspec.structs.replace(

@@ -15,7 +15,7 @@ import msgspec
 from muster import vocabulary
 from muster.service import logs
 from muster_plugin.config import settings
-from muster_plugin.kubelet import resource_locks, socket_directory
+from muster_plugin.kubelet import socket_directory
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _RETRY_S: Final = 0.05
@@ -80,7 +80,7 @@ def resources_max() -> int:
 async def acquire_resources(
     resources: Collection[str],
     folders: Sequence[Path],
-    locks: resource_locks.ResourceLocks,
+    locks: socket_directory.ResourceLocks,
     *,
     handover_s: float,
 ) -> None:
@@ -105,7 +105,7 @@ async def acquire_resources(
 
 
 def _other_owner(
-    resources: Iterable[str], folders: Sequence[Path], locks: resource_locks.ResourceLocks
+    resources: Iterable[str], folders: Sequence[Path], locks: socket_directory.ResourceLocks
 ) -> str:
     """Return which resource another plugin serves, and which plugin; empty if none does.
 

@@ -12,7 +12,7 @@ from muster import blocking
 from muster_plugin import node as node_door
 from muster_plugin.config import document, settings
 from muster_plugin.discovery import inotify
-from muster_plugin.gpu import policy_files
+from muster_plugin.gpu import evaluation
 
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
@@ -106,7 +106,7 @@ class Reloader:
         if configuration.gpus is not None and self._node.watches_gpus:
             health = configuration.gpus.health
             policy = await self._files.run(
-                lambda: policy_files.load(health), timeout_s=_READ_TIMEOUT_S
+                lambda: evaluation.load_policy(health), timeout_s=_READ_TIMEOUT_S
             )
             self._node.set_gpu_policy(policy, health)
 

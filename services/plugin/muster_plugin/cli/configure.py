@@ -21,8 +21,7 @@ from muster.service import settings, validation
 from muster_plugin.config import document, files, gpus
 from muster_plugin.config import settings as config_settings
 from muster_plugin.discovery import devfs, resource_plan
-from muster_plugin.gpu import replicas, simulated, xid_policy
-from muster_plugin.gpu import source as gpu_source
+from muster_plugin.gpu import evaluation, replicas, simulated, xid_policy
 from muster_plugin.gpu.nvml import observer
 from muster_plugin.model import advertised, gpu
 
@@ -289,13 +288,13 @@ def _show_matches(
 async def _scan_gpus(
     rules: gpus.Gpus, fake: config_settings.SimulatedGpus | None, node: str
 ) -> gpu.Scan:
-    source: gpu_source.Source = (
+    source: evaluation.Source = (
         simulated.SimulatedSource(fake, node, poll_s=rules.health.poll_s)
         if fake
         else observer.NvmlSource(rules)
     )
     try:
-        return await source.first_scan(gpu_source.FIRST_SCAN_S)
+        return await source.first_scan(evaluation.FIRST_SCAN_S)
     finally:
         await source.close()
 

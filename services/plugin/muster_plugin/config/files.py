@@ -13,7 +13,7 @@ import msgspec
 
 from muster.service import logs, settings
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import generic, nvidia, peer_file, smarter
+from muster_plugin.config.importers import device_nodes, nvidia, peer_file
 
 _LOGGED_MAX: Final = 1000
 
@@ -77,7 +77,7 @@ def _imported(
             _only(settings.parse(text.encode(), source=f"{source}: --device"), source)
             for text in manifest.devices
         ]
-        return generic.read_flags(flags, domain=domain or manifest.domain)
+        return device_nodes.read_generic_flags(flags, domain=domain or manifest.domain)
     inputs = manifest.arguments, manifest.environment, manifest.elsewhere
     if peer is Format.NVIDIA and nvidia.has_settings(*inputs):
         document = (
@@ -102,9 +102,9 @@ def _hints(document: Any, source: str) -> Iterator[str]:
 def _converted(document: Any, peer: Format, domain: str | None) -> peer_file.ImportedConfiguration:
     match peer:
         case Format.SMARTER:
-            return smarter.read(document)
+            return device_nodes.read_smarter(document)
         case Format.GENERIC:
-            return generic.read(document, domain=domain)
+            return device_nodes.read_generic(document, domain=domain)
         case Format.NVIDIA:
             return nvidia.read(document)
         case Format.MUSTER:

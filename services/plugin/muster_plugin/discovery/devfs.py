@@ -18,7 +18,8 @@ from typing import Final
 import msgspec
 
 from muster_plugin.config import resources
-from muster_plugin.model import patterns, scan_result
+from muster_plugin.discovery import scan_result
+from muster_plugin.model import patterns
 
 ENTRIES_MAX: Final = 20_000
 DEPTH_MAX: Final = 10
@@ -51,7 +52,7 @@ def scan(
     entries_max: int = ENTRIES_MAX,
     depth_max: int = DEPTH_MAX,
 ) -> Scan:
-    """Return everything that these entries may match, sorted by path; `matching` selects from it.
+    """Return everything that these entries may match, by path; `scan_result` selects from it.
 
     Attributes are read only if an entry asks for attributes, USB devices only if one asks for them.
     """

@@ -13,8 +13,8 @@ from typing import Final
 
 from muster import blocking
 from muster_plugin.config import resources
-from muster_plugin.discovery import devfs, inotify, resource_plan
-from muster_plugin.model import errors, scan_result
+from muster_plugin.discovery import devfs, inotify, resource_plan, scan_result
+from muster_plugin.model import errors
 
 _DEV: Final = "/dev/"
 _DEV_TIMEOUT_S: Final = 10.0

@@ -18,17 +18,17 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import resources
-from muster_plugin.discovery import matching
-from muster_plugin.model import advertised, errors, names, scan_result
+from muster_plugin.discovery import scan_result
+from muster_plugin.model import advertised, errors, names
 
 DEVICES_MAX: Final = 10_000
 """Ids of one resource: their list has to fit into one message to the kubelet."""
 TOTAL_DEVICES_MAX: Final = 50_000
 """Ids of all resources of device nodes; with more, each scan would take seconds."""
 
-Row = Mapping[int, tuple[resources.Entry, matching.Match]]
+Row = Mapping[int, tuple[resources.Entry, scan_result.Match]]
 """The match of each entry, by the entry's number."""
-Columns = Mapping[int, tuple[resources.Entry, tuple[matching.Match, ...]]]
+Columns = Mapping[int, tuple[resources.Entry, tuple[scan_result.Match, ...]]]
 
 _LISTED_MAX: Final = 5
 _NO_NAMES: Final[Mapping[str, str]] = {}
@@ -61,7 +61,7 @@ def plan(
     with the same name the one wins that has the name already, by `current_names`. Never raises: an
     impossible unit is left out, with a problem that names it.
     """
-    index = matching.NodeIndex(result.nodes)
+    index = scan_result.NodeIndex(result.nodes)
     problems = list(result.problems)
     planned: dict[str, PlannedResource] = {}
     remaining = TOTAL_DEVICES_MAX
@@ -109,7 +109,7 @@ def limited(plan: Plan, most: int, *, current_names: Collection[str]) -> Plan:
 
 def _by_name(
     resource: resources.Resource,
-    index: matching.NodeIndex,
+    index: scan_result.NodeIndex,
     current_names: Mapping[str, str],
     problems: list[str],
     *,
@@ -138,7 +138,7 @@ _KeyedRows = Sequence[tuple[str, resources.Group, Row]]
 
 
 def _keyed_rows(
-    resource: resources.Resource, index: matching.NodeIndex, problems: list[str]
+    resource: resources.Resource, index: scan_result.NodeIndex, problems: list[str]
 ) -> _KeyedRows:
     """Return every row with its group, and the key that names its unit."""
     taken: dict[str, int] = {}
@@ -240,11 +240,11 @@ def _unit(key: str, replica: int, row: Row, problems: list[str]) -> advertised.U
     )
 
 
-def _spec(entry: resources.Entry, match: matching.Match) -> _Spec:
+def _spec(entry: resources.Entry, match: scan_result.Match) -> _Spec:
     return _container_path(entry, match), match.path, entry.permissions, entry.read_only
 
 
-def _container_path(entry: resources.Entry, match: matching.Match) -> str:
+def _container_path(entry: resources.Entry, match: scan_result.Match) -> str:
     """Return the path in the container; a mount path that ends with / is a directory."""
     if not entry.mount_path:
         return match.path
@@ -287,14 +287,16 @@ def _overlaps(planned: Iterable[PlannedResource], *, shared: frozenset[str]) -> 
         yield f"{first_name} and {second_name} both advertise {listed}"
 
 
-def _shared(resources: Iterable[resources.Resource], index: matching.NodeIndex) -> frozenset[str]:
+def _shared(
+    resources: Iterable[resources.Resource], index: scan_result.NodeIndex
+) -> frozenset[str]:
     """Return the nodes that entries mark as `shared` between resources."""
     return frozenset(
         match.node.path
         for resource in resources
         for _, entry in resource.entries()
         if entry.shared
-        for match in matching.matches(entry, index)
+        for match in scan_result.matches(entry, index)
     )
 
 
@@ -303,15 +305,15 @@ def _is_device(entry: resources.Entry) -> bool:
 
 
 def _short(key: str) -> str:
-    return key.removeprefix(matching.DEV).removeprefix("/")
+    return key.removeprefix(scan_result.DEV).removeprefix("/")
 
 
 def group_columns(
-    group: resources.Group, index: matching.NodeIndex, *, every_name: bool
+    group: resources.Group, index: scan_result.NodeIndex, *, every_name: bool
 ) -> Columns:
     """Return the matches of each entry of a group, without optional entries that have none."""
     columns = {
-        number: (entry, matching.matches(entry, index, every_name=every_name))
+        number: (entry, scan_result.matches(entry, index, every_name=every_name))
         for number, entry in enumerate(group.devices)
     }
     return {n: column for n, column in columns.items() if column[1] or not column[0].optional}

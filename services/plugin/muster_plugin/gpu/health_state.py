@@ -20,7 +20,7 @@ Every fault has a code and holds on its own:
     monitoring: a problem             | Unmonitored unwatched, until there is none
     no poll for long                  | Unmonitored unpolled, until there is one
 
-A part is Healthy while no Unhealthy fault holds (`active_faults`). When each ends: `recovery`. An
+A part is Healthy while no Unhealthy fault holds. When each ends: `recovery`. An
 unknown value begins nothing but Unmonitored, and ends nothing. Nothing survives a restart except
 what NVML reports: a GPU that NVML calls bad is Unhealthy in the first scan.
 """

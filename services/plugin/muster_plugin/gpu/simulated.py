@@ -18,7 +18,7 @@ from muster import codec, vocabulary
 from muster.service import logs
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
-from muster_plugin.gpu import source, xid_policy
+from muster_plugin.gpu import evaluation, xid_policy
 from muster_plugin.model import gpu, names
 
 KIND: Final = "fault_script"
@@ -65,7 +65,7 @@ class SimulatedSource:
         polls = tuple(self._polls(datetime.now(UTC)))
         return gpu.Scan(machine="simulated", gpus=self._gpus, polls=polls, simulated=True)
 
-    async def observe(self, observer: Callable[[source.Observed], None]) -> None:
+    async def observe(self, observer: Callable[[evaluation.Observed], None]) -> None:
         """Report every change of the script, and a poll of each GPU at each interval."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll(observer))
@@ -81,7 +81,7 @@ class SimulatedSource:
     async def close(self) -> None:
         """Release nothing."""
 
-    async def _poll(self, observer: Callable[[source.Observed], None]) -> None:
+    async def _poll(self, observer: Callable[[evaluation.Observed], None]) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
@@ -90,7 +90,9 @@ class SimulatedSource:
             for poll in self._polls(datetime.now(UTC)):
                 observer(poll)
 
-    async def _follow_script(self, file: Path, observer: Callable[[source.Observed], None]) -> None:
+    async def _follow_script(
+        self, file: Path, observer: Callable[[evaluation.Observed], None]
+    ) -> None:
         for fault in sorted(self._script.active):
             self._report(fault, observer)
         times = inotify.scan_times(
@@ -112,7 +114,9 @@ class SimulatedSource:
                     for poll in self._polls(datetime.now(UTC)):
                         observer(poll)
 
-    def _report(self, fault: tuple[int, int], observer: Callable[[source.Observed], None]) -> None:
+    def _report(
+        self, fault: tuple[int, int], observer: Callable[[evaluation.Observed], None]
+    ) -> None:
         index, xid = fault
         if index >= len(self._gpus):
             self._log.warning("fault_script_unknown_gpu", device=index, xid=xid)

@@ -2,7 +2,7 @@
 
 `policies/xids.json` holds what each source says about each XID. A preset is a list of rules; the
 first that names an XID decides. The user's file overrides the preset, XID by XID, and NVIDIA's two
-lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override both. `policy_files` reads them.
+lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override both. `evaluation` reads them.
 """
 
 import enum

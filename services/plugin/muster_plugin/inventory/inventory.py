@@ -1,28 +1,23 @@
-"""Pure: every device of the node as it is advertised, and what a container gets with each.
+"""Pure: every device of the node: planned from rules and scans, and as it is advertised.
 
-Device nodes come from rules and scans (`discovery.units`), GPUs from rules and NVML
+Device nodes come from rules and scans (`discovery.resource_plan`), GPUs from rules and NVML
 (`gpu.replicas`); each unit has a life cycle. A fault of a GPU makes every device of it Unhealthy,
 in every resource. All queries are deterministic.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
 import msgspec
 
 from muster import vocabulary
+from muster_plugin.config import document
 from muster_plugin.config import resources as config_resources
 from muster_plugin.discovery import resource_plan
-from muster_plugin.gpu import container_spec
-from muster_plugin.inventory import (
-    active_faults,
-    device_events,
-    device_lifecycle,
-    resource_devices,
-    snapshot,
-)
+from muster_plugin.gpu import container_spec, replicas
+from muster_plugin.inventory import device_lifecycle, device_messages, resource_devices
 from muster_plugin.model import advertised, gpu
 
 _ENVELOPE_BYTES: Final = 32 * 1024
@@ -42,8 +37,8 @@ class Inventory:
     def __init__(self, *, node: str, plugin: str) -> None:
         self._node = node
         self._plugin = plugin
-        self._faults = active_faults.ActiveFaults()
-        self._events = device_events.DeviceEvents(node, plugin, self._faults)
+        self._faults = resource_devices.ActiveFaults()
+        self._events = device_messages.DeviceEvents(node, plugin, self._faults)
         self._resources: dict[str, resource_devices.ResourceDevices] = {}
         self.gpus: vocabulary.GpuNode | None = None
         """The GPUs themselves, for snapshots."""
@@ -210,13 +205,13 @@ class Inventory:
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> Snapshot:
         """Return the whole inventory as an event of so many bytes at most."""
-        devices = snapshot.grouped(
+        devices = device_messages.grouped(
             (device, unit.physical)
             for resource in self._resources.values()
             for device, unit in zip(resource.devices(), resource.offered(), strict=True)
         )
         devices_bytes_max = bytes_max - _ENVELOPE_BYTES - len(msgspec.json.encode(self.gpus))
-        listed = snapshot.fit(devices, devices_bytes_max)
+        listed = device_messages.fit(devices, devices_bytes_max)
         event = vocabulary.InventoryReported(
             node=self._node,
             at=at,
@@ -250,3 +245,57 @@ def resource_of(event: vocabulary.PluginEvent) -> str:
             return event.resource
         case _:
             return ""
+
+
+class Planned(NamedTuple):
+    """What every resource consists of, and the current rules."""
+
+    plan: resource_plan.Plan
+    configured: tuple[config_resources.Resource, ...]
+
+
+class Planner:
+    """Combines the last plan of device nodes (`devices`) with the newest scan of the GPUs."""
+
+    def __init__(self, configuration: document.NodeConfiguration) -> None:
+        self.devices = resource_plan.Plan()
+        self.gpu_scan: gpu.Scan | None = None
+        self._configuration = configuration
+        self._gpu_rules: dict[str, config_resources.Resource] = {}
+
+    def configure(self, configuration: document.NodeConfiguration) -> None:
+        """Plan by other rules from now on."""
+        self._gpu_rules.clear()
+        self._configuration = configuration
+
+    @property
+    def resources(self) -> tuple[config_resources.Resource, ...]:
+        """The rules for device nodes."""
+        return self._configuration.resources
+
+    @property
+    def gpu_context(self) -> container_spec.AllocationContext | None:
+        """The rules and capabilities for allocating GPUs; None without GPUs or before a scan."""
+        if self.gpu_scan is None or self._configuration.gpus is None:
+            return None
+        return container_spec.AllocationContext(rules=self._configuration.gpus, scan=self.gpu_scan)
+
+    @property
+    def gpus(self) -> vocabulary.GpuNode | None:
+        """The GPUs for a snapshot; None likewise."""
+        if self.gpu_scan is None or self._configuration.gpus is None:
+            return None
+        return replicas.node(self.gpu_scan, self._configuration.gpus)
+
+    def plan(self, resources_max: int, *, standing: Collection[str]) -> Planned:
+        """Plan every resource; of too many, those that are advertised already go first."""
+        plan, configured = self.devices, self._configuration.resources
+        if self.gpu_scan is not None and self._configuration.gpus is not None:
+            of_gpus = replicas.plan(self.gpu_scan, self._configuration.gpus)
+            # a MIG profile that is gone keeps its rule until its devices are removed
+            self._gpu_rules.update({offer.name: offer.rule for offer in of_gpus.resources})
+            configured += tuple(self._gpu_rules.values())
+            plan = resource_plan.merged(plan, of_gpus)
+        return Planned(
+            resource_plan.limited(plan, resources_max, current_names=standing), configured
+        )

@@ -37,11 +37,10 @@ from typing import Final, assert_never
 import msgspec
 
 from muster import backoff, vocabulary
-from muster_plugin.kubelet import registration_events as events
-from muster_plugin.kubelet import resource_status
+from muster_plugin.kubelet import registration_model as model
 
 Reason = vocabulary.RegistrationReason
-State = resource_status.State
+State = model.State
 
 _PROBE_FAILURES_MAX: Final = 2
 
@@ -80,7 +79,7 @@ class Registration:
         self._initial_reason = reason
         self._next_listed_reason: Reason | None = reason
         self._is_loss_reported = False
-        self._problem = resource_status.NO_PROBLEM
+        self._problem = model.NO_PROBLEM
         self._current_kubelet = ""
         self._kubelet_while_registering = ""
         self._refusals = 0
@@ -115,7 +114,7 @@ class Registration:
         """Return why the kubelet does not list the resource, in words; empty if it does."""
         if self._state is State.LISTED:
             return ""
-        return self._problem.describe(now, then=resource_status.next_step(self._state))
+        return self._problem.describe(now, then=model.next_step(self._state))
 
     def is_waiting_for_kubelet(self, now: float) -> bool:
         """Return whether the resource only waits for a kubelet that is unreachable or new."""
@@ -133,7 +132,7 @@ class Registration:
         """Return when `tick` is next needed."""
         return self._deadline
 
-    def tick(self, now: float) -> list[events.Action]:
+    def tick(self, now: float) -> list[model.Action]:
         """Do what is due."""
         if self._deadline is None or now < self._deadline:
             return []
@@ -155,66 +154,66 @@ class Registration:
             case _:
                 assert_never(self._state)
 
-    def receive(self, event: events.Signal, now: float) -> list[events.Action]:
+    def receive(self, event: model.Signal, now: float) -> list[model.Action]:
         """Handle one signal; signals of an older generation change nothing."""
-        if isinstance(event, events.KubeletSocketSeen):
+        if isinstance(event, model.KubeletSocketSeen):
             return self._on_kubelet_socket(event.kubelet, now)
         if event.generation != self._generation:
             return []
-        if isinstance(event, events.ProbePassed | events.ProbeFailed):
+        if isinstance(event, model.ProbePassed | model.ProbeFailed):
             return self._on_probe(event, now)
         if isinstance(
             event,
-            events.Registered | events.RegisterFailed | events.StreamOpened | events.StreamClosed,
+            model.Registered | model.RegisterFailed | model.StreamOpened | model.StreamClosed,
         ):
             return self._on_kubelet_signal(event, now)
         return self._on_server_signal(event, now)
 
     # Signals
 
-    def _on_server_signal(self, event: events.FromServer, now: float) -> list[events.Action]:
+    def _on_server_signal(self, event: model.FromServer, now: float) -> list[model.Action]:
         match event:
-            case events.Served():
+            case model.Served():
                 return self._register() if self._state is State.STARTING else []
-            case events.ServeFailed(text=text):
+            case model.ServeFailed(text=text):
                 if self._state is State.STARTING:
                     self._set_lasting_problem("cannot serve", text, now)
                     self._losses += 1
                     self._wait_until(now + self._timeouts.retry.delay_s(self._losses))
-            case events.ServedElsewhere(owner=owner):
+            case model.ServedElsewhere(owner=owner):
                 if self._state is State.STARTING:
                     self._set_lasting_problem("another plugin on this node serves it", owner, now)
                     self._wait_until(now + self._timeouts.served_elsewhere_s)
-            case events.Stopped():
+            case model.Stopped():
                 if self._state is State.STOPPING:
                     self._wait_until(now + self._timeouts.retry.delay_s(self._losses - 1))
-            case events.OwnSocketLost():
+            case model.OwnSocketLost():
                 return self._end_generation(Reason.OWN_SOCKET_LOST, "own socket lost", now)
-            case events.ServerEnded():
+            case model.ServerEnded():
                 return self._end_generation(Reason.SERVER_ENDED, "own server ended", now)
             case _:
                 assert_never(event)
         return []
 
-    def _on_kubelet_signal(self, event: events.FromKubelet, now: float) -> list[events.Action]:
+    def _on_kubelet_signal(self, event: model.FromKubelet, now: float) -> list[model.Action]:
         match event:
-            case events.Registered(kubelet=kubelet):
+            case model.Registered(kubelet=kubelet):
                 return self._on_registered(kubelet, now) if self._state is State.REGISTERING else []
-            case events.RegisterFailed():
+            case model.RegisterFailed():
                 return self._on_refused(event, now) if self._state is State.REGISTERING else []
-            case events.StreamOpened():
+            case model.StreamOpened():
                 return self._on_stream_opened(now)
-            case events.StreamClosed():
+            case model.StreamClosed():
                 self.streams = max(0, self.streams - 1)
                 if self._state is State.LISTED:
                     self._state = State.STREAM_CLOSED
                     self._deadline = now + self._timeouts.stream_after_close_s
-                    self._problem = resource_status.Problem("stream closed", now)
+                    self._problem = model.Problem("stream closed", now)
             case _:
                 assert_never(event)
         return []
 
-    def _on_stream_opened(self, now: float) -> list[events.Action]:
+    def _on_stream_opened(self, now: float) -> list[model.Action]:
         if self._state in {State.WAITING, State.STOPPING}:
             return []
         self.streams += 1
@@ -227,8 +226,8 @@ class Registration:
             else []
         )
 
-    def _on_probe(self, event: events.FromProbe, now: float) -> list[events.Action]:
-        if isinstance(event, events.ProbePassed):
+    def _on_probe(self, event: model.FromProbe, now: float) -> list[model.Action]:
+        if isinstance(event, model.ProbePassed):
             self._probe_failures = 0
             return []
         self._probe_failures += 1
@@ -236,14 +235,14 @@ class Registration:
             return []
         return self._end_generation(Reason.PROBE_FAILED, f"self-probe failed: {event.text}", now)
 
-    def _on_kubelet_socket(self, kubelet: str, now: float) -> list[events.Action]:
+    def _on_kubelet_socket(self, kubelet: str, now: float) -> list[model.Action]:
         is_new = kubelet not in {"", self._current_kubelet}
         self._current_kubelet = kubelet
-        if not is_new or (self._state in resource_status.REGISTERED and kubelet == self.kubelet):
+        if not is_new or (self._state in model.REGISTERED and kubelet == self.kubelet):
             return []
         self._losses = self._refusals = 0
         self._kubelet_started_at = now
-        if self._state in resource_status.REGISTERED:
+        if self._state in model.REGISTERED:
             return self._end_generation(
                 Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now
             )
@@ -253,12 +252,12 @@ class Registration:
             self._deadline = now
         return []
 
-    def _on_registered(self, kubelet: str, now: float) -> list[events.Action]:
+    def _on_registered(self, kubelet: str, now: float) -> list[model.Action]:
         self._attribute_to_kubelet(kubelet)
         self.registrations += 1
         self.registered_at, self.kubelet, self._current_kubelet = now, kubelet, kubelet
         self._refusals = 0
-        self._problem = resource_status.Problem("registered with the kubelet", now)
+        self._problem = model.Problem("registered with the kubelet", now)
         if self._kubelet_while_registering not in {"", kubelet}:
             return self._end_generation(
                 Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now
@@ -269,7 +268,7 @@ class Registration:
         self._deadline = now + self._timeouts.stream_after_register_s
         return []
 
-    def _on_refused(self, event: events.RegisterFailed, now: float) -> list[events.Action]:
+    def _on_refused(self, event: model.RegisterFailed, now: float) -> list[model.Action]:
         if self.streams:
             return self._on_registered(self._current_kubelet, now)
         self._refusals += 1
@@ -284,47 +283,47 @@ class Registration:
             return lost
         self._losses += 1
         self._state, self._deadline = State.STOPPING, None
-        return [*lost, events.Stop(self._generation)]
+        return [*lost, model.Stop(self._generation)]
 
     # Transitions
 
     def _wait_until(self, until: float) -> None:
         self._state, self._deadline = State.WAITING, until
 
-    def _serve(self) -> list[events.Action]:
+    def _serve(self) -> list[model.Action]:
         self._generation += 1
         self._state, self._deadline = State.STARTING, None
         self.streams = self._refusals = self._probe_failures = 0
-        return [events.Serve(self._generation)]
+        return [model.Serve(self._generation)]
 
-    def _register(self) -> list[events.Action]:
+    def _register(self) -> list[model.Action]:
         self._state, self._deadline = State.REGISTERING, None
         self._kubelet_while_registering = ""
-        return [events.Register(self._generation)]
+        return [model.Register(self._generation)]
 
-    def _on_listed(self, now: float) -> list[events.Action]:
+    def _on_listed(self, now: float) -> list[model.Action]:
         self._state, self._deadline = State.LISTED, None
         self._listed_at = now
-        self._problem = resource_status.NO_PROBLEM
+        self._problem = model.NO_PROBLEM
         self._is_loss_reported = False
         reason, self._next_listed_reason = self._next_listed_reason, None
         if reason is None:
             return []
-        return [events.Listed(self._generation, reason, self.registrations)]
+        return [model.Listed(self._generation, reason, self.registrations)]
 
-    def _end_generation(self, reason: Reason, text: str, now: float) -> list[events.Action]:
-        if self._state not in resource_status.WITH_SERVER:
+    def _end_generation(self, reason: Reason, text: str, now: float) -> list[model.Action]:
+        if self._state not in model.WITH_SERVER:
             return []
         if self._state is not State.STREAM_CLOSED:
             # the closed stream is the problem already, and began earlier
-            self._problem = resource_status.Problem(text, now)
+            self._problem = model.Problem(text, now)
         self._losses = 1 if now - self._listed_at >= self._timeouts.stable_s else self._losses + 1
         self._listed_at = math.inf
         self._state, self._deadline = State.STOPPING, None
         self.streams = 0
-        return [*self._report_loss(reason, text), events.Stop(self._generation)]
+        return [*self._report_loss(reason, text), model.Stop(self._generation)]
 
-    def _report_loss(self, reason: Reason, text: str) -> list[events.Action]:
+    def _report_loss(self, reason: Reason, text: str) -> list[model.Action]:
         """Report a loss, once until the resource is listed again.
 
         A resource that the kubelet has never accepted is not lost.
@@ -334,7 +333,7 @@ class Registration:
         if self._is_loss_reported or not self.registrations:
             return []
         self._is_loss_reported = True
-        return [events.Lost(reason, text)]
+        return [model.Lost(reason, text)]
 
     def _attribute_to_kubelet(self, kubelet: str) -> None:
         """Correct the reason of a loss: the kubelet of the last registration is gone."""
@@ -347,5 +346,5 @@ class Registration:
     ) -> None:
         """Set a lasting problem, which counts from its beginning even if its detail changes."""
         since = self._problem.at if self._problem.text == text else now
-        self._problem = resource_status.Problem(text, since, detail=detail, persists=True)
+        self._problem = model.Problem(text, since, detail=detail, persists=True)
         self._is_kubelet_unreachable = unreachable

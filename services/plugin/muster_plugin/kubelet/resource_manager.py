@@ -11,7 +11,7 @@ from muster import machine, vocabulary
 from muster_plugin.config import resources, settings
 from muster_plugin.discovery import inotify
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import resource_locks, resource_plugin, server
+from muster_plugin.kubelet import resource_plugin, server, socket_directory
 
 _SOCKET_CHECK_PERIOD_S: Final = 5.0
 _FIRST_ANSWERS_TIMEOUT_S: Final = 1.0
@@ -29,7 +29,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         observer: resource_plugin.Observer,
         timing: resource_plugin.Timing | None = None,
     ) -> None:
-        self.locks = resource_locks.ResourceLocks(root / settings.SOCKET_DIRECTORY)
+        self.locks = socket_directory.ResourceLocks(root / settings.SOCKET_DIRECTORY)
         self._root = root
         self._devices = devices
         self._new_runner = new_runner

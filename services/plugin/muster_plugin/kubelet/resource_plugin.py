@@ -21,13 +21,10 @@ from muster_plugin.kubelet import (
     client,
     protobuf,
     registration,
-    resource_locks,
-    resource_status,
-    self_probe,
     server,
     socket_directory,
 )
-from muster_plugin.kubelet import registration_events as events
+from muster_plugin.kubelet import registration_model as model
 
 _REFUSALS_BEFORE_SWITCH: Final = 6
 """About a second of refusals, longer than it takes a kubelet to restart."""
@@ -40,9 +37,7 @@ _PROCESS: Final = os.urandom(settings.PROCESS_BYTES).hex()
 class Observer(server.Observer, Protocol):
     """What a resource plugin reports to the node."""
 
-    def on_listing_changed(
-        self, resource: str, report: events.ListingChange, endpoint: str
-    ) -> None:
+    def on_listing_changed(self, resource: str, report: model.ListingChange, endpoint: str) -> None:
         """React to the kubelet listing a resource, or losing it."""
 
     def on_lock_acquired(self, resource: str) -> None:
@@ -56,7 +51,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts and periods of one resource plugin; tests shorten them."""
 
     timeouts: registration.Timeouts = registration.Timeouts()
-    probe_s: float = self_probe.PERIOD_S
+    probe_s: float = client.PERIOD_S
 
 
 class RegistrationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +65,7 @@ class KubeletDirectory(NamedTuple):
     """The kubelet's directory, and the locks of the resources served there."""
 
     root: Path
-    locks: resource_locks.ResourceLocks
+    locks: socket_directory.ResourceLocks
 
 
 class ResourcePlugin:
@@ -86,7 +81,7 @@ class ResourcePlugin:
         *,
         directory: KubeletDirectory,
         devices: inventory.Inventory,
-        runner: machine.MachineRunner[events.Signal, events.Action],
+        runner: machine.MachineRunner[model.Signal, model.Action],
         observer: Observer,
         timing: Timing | None = None,
         reason: vocabulary.RegistrationReason = vocabulary.RegistrationReason.START,
@@ -108,7 +103,7 @@ class ResourcePlugin:
         self._send = runner.send
         self._observer = observer
         self._reported_state: tuple[bool, bool] = (False, False)
-        self._self_probe = self_probe.SelfProbe(
+        self._self_probe = client.SelfProbe(
             lambda: self._endpoint,
             send=runner.send,
             on_failure=self._probe_failed,
@@ -123,13 +118,13 @@ class ResourcePlugin:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logs.logger().bind(resource=resource)
 
-    def receive(self, event: events.Signal, now: float) -> list[events.Action]:
+    def receive(self, event: model.Signal, now: float) -> list[model.Action]:
         """Pass a signal to the machine."""
         actions = self.machine.receive(event, now)
         self._report_problem_change()
         return actions
 
-    def tick(self, now: float) -> list[events.Action]:
+    def tick(self, now: float) -> list[model.Action]:
         """Pass the time to the machine."""
         actions = self.machine.tick(now)
         self._report_problem_change()
@@ -139,24 +134,24 @@ class ResourcePlugin:
         """Return when `tick` is next needed."""
         return self.machine.next_deadline()
 
-    async def act(self, action: events.Action) -> None:
+    async def act(self, action: model.Action) -> None:
         """Execute an action of the machine; its result comes back as a signal."""
         match action:
-            case events.Serve(generation=generation):
+            case model.Serve(generation=generation):
                 await self._serve(generation)
-            case events.Register(generation=generation):
+            case model.Register(generation=generation):
                 self._registering = asyncio.create_task(self._register(generation))
                 self._registering.add_done_callback(self._registering_ended)
-            case events.Stop(generation=generation):
+            case model.Stop(generation=generation):
                 await self.stop()
-                self._send(events.Stopped(generation))
-            case events.Listed(reason=reason):
+                self._send(model.Stopped(generation))
+            case model.Listed(reason=reason):
                 self.registrations[reason] += 1
                 self._last_logged = ""
                 self._self_probe.due.set()
                 self._log.info("registered", reason=reason, endpoint=self._socket_name)
                 self._observer.on_listing_changed(self.resource, action, self._socket_name)
-            case events.Lost(reason=reason, detail=detail):
+            case model.Lost(reason=reason, detail=detail):
                 self._log.warning("deregistered", reason=reason, detail=detail)
                 self._observer.on_listing_changed(self.resource, action, self._socket_name)
             case _:
@@ -171,9 +166,9 @@ class ResourcePlugin:
         """Check whether the sockets of kubelet and plugin are still the same files."""
         if not self._uses_watcher:
             # the plugin watcher of a new kubelet finds the socket by itself
-            self._send(events.KubeletSocketSeen(socket_directory.identity(self._kubelet)))
+            self._send(model.KubeletSocketSeen(socket_directory.identity(self._kubelet)))
         if self._endpoint is not None and self._endpoint.is_socket_lost:
-            self._send(events.OwnSocketLost(self._endpoint.generation))
+            self._send(model.OwnSocketLost(self._endpoint.generation))
 
     async def run(self) -> None:
         """Run until `stopping` is set; then stop."""
@@ -207,10 +202,10 @@ class ResourcePlugin:
             await self._endpoint.stop()
             self._endpoint = None
 
-    def status(self, now: float) -> resource_status.ResourceStatus:
+    def status(self, now: float) -> model.ResourceStatus:
         """Return the status of this resource, as heartbeats report it."""
         health = self._devices.count(self.resource)
-        return resource_status.ResourceStatus(
+        return model.ResourceStatus(
             name=self.resource,
             registered_at=self.machine.registered_at,
             streams=self.machine.streams,
@@ -248,7 +243,7 @@ class ResourcePlugin:
         owner = self._locks.acquire(self.resource)
         if owner:
             self._log_once("served_elsewhere", owner=owner)
-            self._send(events.ServedElsewhere(generation, owner))
+            self._send(model.ServedElsewhere(generation, owner))
             return
         self._observer.on_lock_acquired(self.resource)
         name = settings.endpoint(self.resource, process=_PROCESS, serial=next(self._serials))
@@ -271,9 +266,9 @@ class ResourcePlugin:
         except (OSError, RuntimeError) as error:
             self._log_once("serve_failed", error=str(error), socket=name)
             await self.stop()
-            self._send(events.ServeFailed(generation, str(error)[:_TEXT_MAX]))
+            self._send(model.ServeFailed(generation, str(error)[:_TEXT_MAX]))
         else:
-            self._send(events.Served(generation))
+            self._send(model.Served(generation))
 
     async def _register(self, generation: int) -> None:
         assert self._endpoint is not None, "served before it is registered"
@@ -290,13 +285,13 @@ class ResourcePlugin:
         except client.Refused as refusal:
             self._refused(generation, refusal)
         else:
-            self._send(events.Registered(generation, kubelet))
+            self._send(model.Registered(generation, kubelet))
 
     def _refused(self, generation: int, refusal: client.Refused) -> None:
         text = str(refusal)[:_TEXT_MAX]
         permanent = protobuf.is_permanent(refusal.code, refusal.details)
         self._log_once("register_failed", error=text, kubelet=str(self._kubelet))
-        self._send(events.RegisterFailed(generation, text, permanent, refusal.unreachable))
+        self._send(model.RegisterFailed(generation, text, permanent, refusal.unreachable))
 
     def _probe_failed(self, endpoint: server.Endpoint, error: str, is_first: bool) -> None:  # noqa: FBT001  # called by SelfProbe alone
         if is_first:

@@ -1,6 +1,12 @@
-"""Adapter: the kubelet's socket directories: whose sockets they hold, and which are stale."""
+"""Adapter: the kubelet's socket directories: whose sockets they hold, which are stale, and locks.
+
+The locks let only one muster plugin on a node serve a resource. Their files are in a subdirectory
+of the kubelet's socket directory: every plugin that could serve sees it, and a starting kubelet
+removes files but no directories. A lock ends with its process, however that ends.
+"""
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -8,9 +14,14 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
+from muster.service import logs
 from muster_plugin.config import settings
 
 KUBELET_SOCKET: Final = "kubelet.sock"
+LOCK_DIRECTORY: Final = "muster"
+_SUFFIX: Final = ".lock"
+_TRIES_MAX: Final = 10
+_OWNER_BYTES_MAX: Final = 100
 
 
 def problem(directory: Path) -> str | None:
@@ -94,3 +105,111 @@ def _is_dead(path: Path) -> bool:
         except OSError:
             return False
     return False
+
+
+class ResourceLocks:
+    """The resources locked by this process; `sockets` is the kubelet's socket directory."""
+
+    def __init__(self, sockets: Path) -> None:
+        self._folder = sockets / LOCK_DIRECTORY
+        self._held: dict[str, int] = {}
+        self._logged_error = ""
+
+    def acquire(self, resource: str) -> str:
+        """Lock a resource; return its other owner, empty if there is none. May be repeated.
+
+        Where no file can be locked, every resource counts as free: then only the sockets show
+        another plugin.
+        """
+        path = self._path(settings.slug(resource))
+        held = self._held.get(resource)
+        if held is not None and _is_at(held, path):
+            return ""
+        self.release(resource)
+        try:
+            self._folder.mkdir(exist_ok=True)
+            descriptor = _locked(path)
+        except BlockingIOError:
+            return _owner(path)
+        except OSError as error:
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
+                logs.logger().warning("resource_lock_failed", resource=resource, error=str(error))
+            return ""
+        os.write(descriptor, f"{socket.gethostname()}, process {os.getpid()}".encode())
+        self._held[resource] = descriptor
+        return ""
+
+    def release(self, resource: str) -> None:
+        """Unlock a resource."""
+        descriptor = self._held.pop(resource, None)
+        if descriptor is not None:
+            _remove(self._path(settings.slug(resource)), descriptor)
+
+    def release_all(self) -> None:
+        """Unlock every resource."""
+        for resource in [*self._held]:
+            self.release(resource)
+
+    def holds(self, resource: str) -> bool:
+        """Return whether this process holds the lock of a resource."""
+        return resource in self._held
+
+    def is_free(self, slug: str) -> bool:
+        """Return whether no process, this one included, serves the resource with this slug."""
+        path = self._path(slug)
+        if not path.exists():
+            return True
+        try:
+            _remove(path, _locked(path))
+        except OSError:
+            return False
+        return True
+
+    def remove_stale(self) -> None:
+        """Remove the lock files of processes that have ended."""
+        if self._folder.is_dir():
+            for path in self._folder.glob(f"*{_SUFFIX}"):
+                self.is_free(path.name.removesuffix(_SUFFIX))
+
+    def _path(self, slug: str) -> Path:
+        return self._folder / f"{slug}{_SUFFIX}"
+
+
+def _locked(path: Path) -> int:
+    """Return a descriptor that holds the lock of the file at this path. Raises OSError."""
+    for _ in range(_TRIES_MAX):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # its last owner removes the file while it holds the lock; then this is another file
+            if _is_at(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                return descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise BlockingIOError(f"{path}: removed again and again")
+
+
+def _remove(path: Path, descriptor: int) -> None:
+    """Remove a lock file that this process has locked, and no other."""
+    with contextlib.suppress(OSError):
+        if _is_at(descriptor, path):
+            path.unlink()
+    os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    status = os.fstat(descriptor)
+    return (status.st_dev, status.st_ino) == inode(path)
+
+
+def _owner(path: Path) -> str:
+    try:
+        with path.open("rb") as opened:
+            owner = opened.read(_OWNER_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return "unknown"
+    return owner if owner and owner.isprintable() else "unknown"

@@ -11,8 +11,8 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.service import logs
-from muster_plugin.inventory import device_events
-from muster_plugin.kubelet import registration_events
+from muster_plugin.inventory import device_messages
+from muster_plugin.kubelet import registration_model
 
 _PENDING_MAX: Final = 1_000
 _PROBLEMS_MAX: Final = 20
@@ -46,11 +46,11 @@ class EventLog:
         self._publish = publish
 
     def record_registration(
-        self, resource: str, change: registration_events.ListingChange, endpoint: str
+        self, resource: str, change: registration_model.ListingChange, endpoint: str
     ) -> None:
         """Record that the kubelet has listed or lost a resource."""
         match change:
-            case registration_events.Listed(reason=reason, registrations=registrations):
+            case registration_model.Listed(reason=reason, registrations=registrations):
                 self._publish(
                     vocabulary.PluginRegistered(
                         **self._origin(),
@@ -60,7 +60,7 @@ class EventLog:
                         registrations=registrations,
                     )
                 )
-            case registration_events.Lost(reason=reason, detail=detail):
+            case registration_model.Lost(reason=reason, detail=detail):
                 self._publish(
                     vocabulary.PluginDeregistered(
                         **self._origin(), resource=resource, reason=reason, detail=detail
@@ -202,7 +202,7 @@ class EventLog:
             )
         )
 
-    def _origin(self) -> device_events.Origin:
+    def _origin(self) -> device_messages.Origin:
         return {"node": self._node, "plugin": self._plugin, "at": datetime.now(UTC)}
 
 

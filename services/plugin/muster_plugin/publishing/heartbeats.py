@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_plugin.kubelet import resource_status
+from muster_plugin.kubelet import registration_model
 
 _DIGITS: Final = 2
 _NEVER: Final = -1.0
@@ -43,7 +43,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
 def heartbeat(
     identity: Identity,
     process: ProcessStatus,
-    resources: Iterable[resource_status.ResourceStatus],
+    resources: Iterable[registration_model.ResourceStatus],
     *,
     now: float,
     wall: float,
@@ -71,7 +71,7 @@ def first_heartbeat_s(node: str, interval_s: float) -> float:
 def _heartbeat(
     identity: Identity,
     process: ProcessStatus,
-    resources: Iterable[resource_status.ResourceStatus],
+    resources: Iterable[registration_model.ResourceStatus],
     *,
     now: float,
     wall: float,
@@ -99,7 +99,7 @@ def _heartbeat(
 
 
 def _resource(
-    state: resource_status.ResourceStatus, now: float, text_max: int
+    state: registration_model.ResourceStatus, now: float, text_max: int
 ) -> vocabulary.ResourceBeat:
     probe = state.probe
     return vocabulary.ResourceBeat(

@@ -10,7 +10,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import gpus
-from muster_plugin.gpu.nvml import decode, discovery, events, library, mig
+from muster_plugin.gpu.nvml import decode, discovery, events, library
 from muster_plugin.gpu.nvml import poll as nvml_poll
 from muster_plugin.model import gpu
 
@@ -147,7 +147,7 @@ class Session:
 
     def _mig_changed(self, uuid: str) -> bool:
         try:
-            now = mig.uuids(self._nvml, self._discovered.handles[uuid])
+            now = discovery.mig_uuids(self._nvml, self._discovered.handles[uuid])
         except self._nvml.NVMLError as error:
             library.raise_if_ended(self._nvml, error)
             return False

@@ -1,8 +1,8 @@
-"""Pure: which of the scanned nodes an entry matches, always in the same order.
+"""Pure: what a scan found on the node, and which of it an entry matches, always in the same order.
 
-A node has several names: its own path and the links that lead to it. It is one match, under its
-own path if that matches, else under the first link that does. With `every_name`, as in
-smarter-device-manager, each name that matches is a match.
+Paths are the host's, wherever its root is mounted. A node has several names: its own path and the
+links that lead to it. It is one match, under its own path if that matches, else under the first
+link that does. With `every_name`, as in smarter-device-manager, each name that matches is a match.
 
 Where other plugins differ, muster decides: for a `Device` a wildcard matches no directories
 (generic-device-plugin gives their content), and nothing of which a runtime cannot make a device
@@ -10,19 +10,87 @@ node, such as a socket.
 """
 
 import bisect
+import enum
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, assert_never
 
 import msgspec
 
 from muster_plugin.config import resources
-from muster_plugin.model import patterns, scan_result
+from muster_plugin.model import patterns
 
+_NO_ATTRS: Final[Mapping[str, str]] = {}
 DEV: Final = "/dev/"
 _LITERAL_REGEX = re.compile(r"\^[\w/-]+\$")
 _PERSISTENT: Final = "/by-"
-_NODES: Final = frozenset({scan_result.Kind.CHAR, scan_result.Kind.BLOCK})
+
+
+class Kind(enum.StrEnum):
+    """The type of a path, with links resolved."""
+
+    CHAR = "char"
+    BLOCK = "block"
+    FILE = "file"
+    DIRECTORY = "directory"
+    OTHER = "other"
+
+
+class Usb(msgspec.Struct, frozen=True, kw_only=True):
+    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` grows at each plugging.
+
+    Names are those of /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
+    """
+
+    vendor: str
+    product: str
+    serial: str = ""
+    bus: int
+    dev: int
+    port: str
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One device node, file or directory. `links` are other paths that lead to it.
+
+    `subsystem`, `driver` and the ids are those of the device or of its nearest parent that has
+    them; `attrs` are sysfs attributes, the device's own before its parents'.
+    """
+
+    path: str
+    kind: Kind
+    major: int = 0
+    minor: int = 0
+    links: tuple[str, ...] = ()
+    numa: int | None = None
+    subsystem: str = ""
+    driver: str = ""
+    vendor: str = ""
+    product: str = ""
+    serial: str = ""
+    attrs: Mapping[str, str] = _NO_ATTRS
+    usb: Usb | None = None
+
+
+class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a scan. `problems` name what could not be read, and why."""
+
+    nodes: tuple[Node, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def merged(first: ScanResult, second: ScanResult) -> ScanResult:
+    """Return both results; a node that is in both has the links of both."""
+    nodes = {node.path: node for node in first.nodes}
+    for node in second.nodes:
+        existing = nodes.get(node.path, node)
+        links = tuple(sorted({*existing.links, *node.links}))
+        nodes[node.path] = msgspec.structs.replace(existing, links=links)
+    problems = tuple(dict.fromkeys((*first.problems, *second.problems)))
+    return ScanResult(nodes=tuple(nodes[path] for path in sorted(nodes)), problems=problems)
+
+
+_NODES: Final = frozenset({Kind.CHAR, Kind.BLOCK})
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +100,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    node: scan_result.Node
+    node: Node
     is_usb: bool = False
 
     @property
@@ -60,13 +128,13 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 class NodeIndex:
     """All scanned nodes, by each of their names."""
 
-    def __init__(self, nodes: Iterable[scan_result.Node]) -> None:
+    def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = tuple(nodes)
         self._nodes = {name: node for node in self.nodes for name in node.links}
         self._nodes |= {node.path: node for node in self.nodes}
         self._sorted = sorted(self._nodes)
 
-    def with_prefix(self, prefix: str) -> Iterator[tuple[str, scan_result.Node]]:
+    def with_prefix(self, prefix: str) -> Iterator[tuple[str, Node]]:
         """Yield every name with this prefix, in order, with its node."""
         for at in range(bisect.bisect_left(self._sorted, prefix), len(self._sorted)):
             name = self._sorted[at]
@@ -74,7 +142,7 @@ class NodeIndex:
                 return
             yield name, self._nodes[name]
 
-    def named(self, name: str) -> Iterator[tuple[str, scan_result.Node]]:
+    def named(self, name: str) -> Iterator[tuple[str, Node]]:
         """Yield the name with its node, if there is one."""
         if name in self._nodes:
             yield name, self._nodes[name]
@@ -109,7 +177,7 @@ def _matches(entry: resources.Entry, index: NodeIndex, *, every_name: bool) -> I
     return first_of.values()
 
 
-def _named(entry: resources.Entry, index: NodeIndex) -> Iterator[tuple[str, scan_result.Node]]:
+def _named(entry: resources.Entry, index: NodeIndex) -> Iterator[tuple[str, Node]]:
     if entry.regex:
         for name, node in index.with_prefix(DEV):
             if patterns.regex_matches(entry.regex, name.removeprefix(DEV)):
@@ -122,13 +190,13 @@ def _named(entry: resources.Entry, index: NodeIndex) -> Iterator[tuple[str, scan
                 yield name, node
 
 
-def _is_usable(entry: resources.Entry, node: scan_result.Node, *, every_name: bool) -> bool:
+def _is_usable(entry: resources.Entry, node: Node, *, every_name: bool) -> bool:
     if entry.udev is not None or entry.usb is not None:
         return node.kind in _NODES
     match entry.type:
         case resources.NodeType.MOUNT:
             return True
-        case resources.NodeType.DEVICE if node.kind is scan_result.Kind.DIRECTORY:
+        case resources.NodeType.DEVICE if node.kind is Kind.DIRECTORY:
             return every_name or _names_directories(entry)
         case resources.NodeType.DEVICE:
             return node.kind in _NODES
@@ -151,7 +219,7 @@ def _is_excluded(entry: resources.Entry, match: Match) -> bool:
     return any(patterns.first_match(entry.exclude, name) for name in names)
 
 
-def _is_usb_device(wanted: resources.Usb, node: scan_result.Node) -> bool:
+def _is_usb_device(wanted: resources.Usb, node: Node) -> bool:
     usb = node.usb
     return (
         usb is not None
@@ -160,7 +228,7 @@ def _is_usb_device(wanted: resources.Usb, node: scan_result.Node) -> bool:
     )
 
 
-def _has_attributes(wanted: resources.Udev, node: scan_result.Node) -> bool:
+def _has_attributes(wanted: resources.Udev, node: Node) -> bool:
     """Compare with sysfs; ids are hexadecimal, so their case does not matter."""
     return (
         _matches_value(wanted.subsystem, node.subsystem)

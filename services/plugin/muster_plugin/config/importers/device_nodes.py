@@ -1,7 +1,13 @@
-"""Pure: imports the configuration of generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go).
+"""Pure: imports the configuration of generic-device-plugin and of smarter-device-manager.
 
-`devices:` (or `device:`) holds what its `--device` flag holds: a name and groups; a group's paths
-or USB devices go into a container together. Before 0.1 the flag was `name,path,path`.
+generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go): `devices:` (or `device:`) holds what
+its `--device` flag holds: a name and groups; a group's paths or USB devices go into a container
+together. Before 0.1 the flag was `name,path,path`.
+
+smarter-device-manager (v1.20; main.go, findDevicesPattern): a list of `{devicematch,
+nummaxdevices}`: a Go regular expression on the path below /dev, unanchored unless written so, and
+how many ids each match gets. Each match is a resource of its own, named after its path; containers
+get the node with `rw`.
 """
 
 import re
@@ -15,7 +21,7 @@ from muster_plugin.config import resources as config_resources
 from muster_plugin.config.importers import peer_file
 from muster_plugin.model import errors, names
 
-DOMAIN: Final = "squat.ai"
+GENERIC_DOMAIN: Final = "squat.ai"
 """The default until 0.1; from 0.2.0 it is devic.es."""
 
 _NAME: Final = re.compile(r"[a-z0-9][-a-z0-9]*[a-z0-9]")
@@ -30,15 +36,27 @@ _Group = dict[str, object]
 _Keys = dict[str, str]
 """The peer's key for each of ours that has another there."""
 
-_GENERAL: Final = (
+_GENERIC_DIFFERENCES: Final = (
     "devices are found as they come and go; generic scans every 5 s",
     "a device that vanishes is Unhealthy for 60 s, then dropped; generic drops it at once",
     "device ids name the device (ttyUSB0-0); generic's are hashes; both are stable",
     "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
 )
 
+SMARTER_DOMAIN: Final = "smarter-devices"
+_JETSON: Final = "nvidia-gpu"
+_SMARTER_DIFFERENCES: Final = (
+    "devices are found as they come and go; smarter reads /dev once, at its start",
+    "a device that vanishes is Unhealthy; smarter keeps allocating its path",
+    "device ids are stable and name the device (video0-3); smarter's are 0 to N-1",
+    "a name that the kubelet would refuse is shortened and made unique; smarter's is refused",
+    "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
+)
 
-def read(configuration: object, *, domain: str | None = None) -> peer_file.ImportedConfiguration:
+
+def read_generic(
+    configuration: object, *, domain: str | None = None
+) -> peer_file.ImportedConfiguration:
     """Return the configuration of a file of generic's. Raises peer_file.ImportRejected."""
     reader = peer_file.Reader("generic")
     entries = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
@@ -56,7 +74,7 @@ def read(configuration: object, *, domain: str | None = None) -> peer_file.Impor
     return _imported(reader, items, chosen_domain, flags=False)
 
 
-def read_flags(
+def read_generic_flags(
     devices: Sequence[object], *, domain: str | None = None
 ) -> peer_file.ImportedConfiguration:
     """Return the configuration of parsed values of `--device`. Raises ImportRejected."""
@@ -70,9 +88,10 @@ def _imported(
     if domain is None:
         reader.note_difference(
             "domain",
-            f"missing; {DOMAIN} is used, the default of generic 0.1; since 0.2.0 it is devic.es",
+            f"missing; {GENERIC_DOMAIN} is used, the default of generic 0.1; "
+            "since 0.2.0 it is devic.es",
         )
-    for problem in names.name_problems(f"{domain or DOMAIN}/any"):
+    for problem in names.name_problems(f"{domain or GENERIC_DOMAIN}/any"):
         reader.reject("domain", problem.removeprefix("name: "))
     imported = []
     for path, item in items:
@@ -80,13 +99,13 @@ def _imported(
         if described is None:
             continue
         name, groups, keys = described
-        named = f"{DOMAIN if reader.problems else domain or DOMAIN}/{name}"
+        named = f"{GENERIC_DOMAIN if reader.problems else domain or GENERIC_DOMAIN}/{name}"
         resource = reader.resource({"name": named, "groups": groups}, path, keys)
         if resource:
             imported.append(resource)
     if not imported and not reader.problems:
         reader.reject("", "there is no device to import")
-    reader.differences.extend(_GENERAL)
+    reader.differences.extend(_GENERIC_DIFFERENCES)
     return reader.imported(_shared(reader, imported))
 
 
@@ -247,3 +266,62 @@ def _with_shared(group: config_resources.Group, shared: set[int]) -> config_reso
         for nodes in group.devices
     )
     return msgspec.structs.replace(group, devices=devices)
+
+
+def read_smarter(entries: object) -> peer_file.ImportedConfiguration:
+    """Return the configuration of a list of smarter's. Raises peer_file.ImportRejected."""
+    reader = peer_file.Reader("smarter")
+    by_pattern: dict[str, config_resources.Resource] = {}
+    for at, item in enumerate(reader.items(entries, "")):
+        path, before = f"[{at}]", len(reader.problems)
+        entry = reader.mapping(item, path, ("devicematch", "nummaxdevices"))
+        pattern = reader.text(entry.get("devicematch"), f"{path}.devicematch")
+        count = reader.whole(entry.get("nummaxdevices"), f"{path}.nummaxdevices")
+        if len(reader.problems) > before:
+            continue
+        resource = _resource(reader, path, pattern, count)
+        if resource and pattern in by_pattern:
+            repeated = f"devicematch {errors.quoted(pattern)} is listed twice"
+            reader.note_difference(path, f"{repeated}; the later one is kept, as the kubelet does")
+        if resource:
+            by_pattern[pattern] = resource
+    if not by_pattern and not reader.problems:
+        reader.reject("", "there is no device to import")
+    reader.differences.extend(_SMARTER_DIFFERENCES)
+    return reader.imported([*by_pattern.values()])
+
+
+def _resource(
+    reader: peer_file.Reader, path: str, pattern: str, count: int
+) -> config_resources.Resource | None:
+    if pattern == _JETSON:
+        reader.note_difference(
+            path, "Jetson GPUs (/sys/devices/gpu.N) are not device nodes; left out"
+        )
+        return None
+    if not pattern:
+        reader.reject(f"{path}.devicematch", "missing; smarter then takes everything in /dev")
+        return None
+    if not count:
+        reader.note_difference(
+            path, f"{errors.quoted(pattern)} has nummaxdevices 0, so no device; left out"
+        )
+        return None
+    if not (pattern.startswith("^") and pattern.endswith("$")):
+        reader.note_difference(
+            path,
+            f"devicematch {errors.quoted(pattern)} is not anchored: it matches any part of a path "
+            "below /dev, with smarter and here; ^ and $ make it exact",
+        )
+    return reader.resource(
+        {
+            "name": f"{SMARTER_DOMAIN}/*",
+            "perMatch": True,
+            "groups": [{"devices": [{"regex": pattern}], "count": count}],
+        },
+        path,
+        {
+            "groups[0].devices[0].regex": f"{path}.devicematch",
+            "groups[0].count": f"{path}.nummaxdevices",
+        },
+    )

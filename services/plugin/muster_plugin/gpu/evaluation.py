@@ -1,22 +1,26 @@
-"""Adapter: the node's GPUs: runs the source that observes them, and evaluates what it reports."""
+"""Adapter: evaluates what a source observes of the node's GPUs, by the XID policy in its files."""
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
 
 from muster import machine
+from muster.service import logs, settings
+from muster_plugin.config import gpus
+from muster_plugin.gpu import health_state, xid_policy
 from muster_plugin.model import gpu
-
-if TYPE_CHECKING:
-    from muster_plugin.config import gpus
-    from muster_plugin.gpu import health_state, xid_policy
 
 FIRST_SCAN_S: Final = 10.0
 """How long a resource waits for the first scan before it is registered without devices."""
 
 Observed: TypeAlias = gpu.Scan | gpu.Observation
 Evaluated: TypeAlias = gpu.FaultChange | gpu.Scan
+_PACKAGE: Final = Path(__file__).parents[1]
+_BYTES_MAX: Final = 1024 * 1024
+_LOGGED_MAX: Final = 100
 
 
 class Source(Protocol):
@@ -45,7 +49,7 @@ class GpuEvaluator:
     def __init__(
         self,
         source: Source,
-        health: "health_state.GpuHealth",
+        health: health_state.GpuHealth,
         runner: machine.MachineRunner[Observed, Evaluated],
     ) -> None:
         self.source = source
@@ -54,7 +58,7 @@ class GpuEvaluator:
         self._health = health
         self._runner = runner
 
-    def use_rules(self, policy: "xid_policy.Policy", rules: "gpus.Health") -> None:
+    def use_rules(self, policy: xid_policy.Policy, rules: gpus.Health) -> None:
         """Evaluate new events by other rules; faults that hold end as they would have."""
         self._health.policy, self._health.rules = policy, rules
         self.source.set_poll_interval(rules.poll_s)
@@ -84,3 +88,42 @@ class GpuEvaluator:
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
         return self._health.next_deadline()
+
+
+def read_policy(rules: gpus.Health) -> xid_policy.Policy:
+    """Return the configured policy. Raises settings.BadSettings with every problem."""
+    return xid_policy.Policy(
+        xid_policy.catalogue((_PACKAGE / xid_policy.CATALOGUE).read_bytes()),
+        xid_policy.preset((_PACKAGE / xid_policy.preset_file(rules.preset)).read_bytes()),
+        overrides=_overrides(Path(rules.policy)) if rules.policy else None,
+        disable=rules.disable,
+        enable=rules.enable,
+    )
+
+
+def load_policy(rules: gpus.Health) -> xid_policy.Policy:
+    """Return the configured policy, and log each of its problems once. Raises BadSettings."""
+    policy = read_policy(rules)
+    for problem in policy.problems:
+        _log(problem)
+    return policy
+
+
+@functools.lru_cache(_LOGGED_MAX)
+def _log(problem: str) -> None:
+    logs.logger().warning("policy_problem", problem=problem)
+
+
+def _overrides(file: Path) -> xid_policy.Overrides:
+    if file.is_fifo():
+        raise settings.BadSettings([f"{file}: not a regular file"])
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_BYTES_MAX + 1)
+    except OSError as error:
+        raise settings.BadSettings([f"{file}: {error.strerror}"]) from None
+    documents = settings.parse(text, source=str(file))
+    try:
+        return settings.validate(xid_policy.Overrides, documents[0] if documents else {})
+    except settings.BadSettings as error:
+        raise settings.BadSettings([f"{file}: {problem}" for problem in error.problems]) from None
