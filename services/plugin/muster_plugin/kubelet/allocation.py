@@ -10,7 +10,7 @@ from typing import Final
 from muster_plugin.config import gpus
 from muster_plugin.gpu import container_spec, placement
 from muster_plugin.inventory import inventory
-from muster_plugin.model import advertised, names
+from muster_plugin.model import advertised, errors, names
 
 _SHOWN_MAX: Final = 5
 
@@ -111,8 +111,7 @@ class Allocator:
         unit = self._inventory.unit(self._resource, device_id)
         if unit is None:
             ids = [device.id for device in self._inventory.devices(self._resource)]
-            more = f" and {len(ids) - _SHOWN_MAX} more" if len(ids) > _SHOWN_MAX else ""
-            has = f"it has {', '.join(ids[:_SHOWN_MAX])}{more}" if ids else "it has none"
+            has = f"it has {errors.listed(ids, most=_SHOWN_MAX)}" if ids else "it has none"
             raise advertised.AllocationError(f"{self._resource} has no device {device_id!r}; {has}")
         return unit
 

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
+from muster_plugin.model import errors
 
 PERSISTS_S: Final = 2.0
 _RECHECK_S: Final = 10.0
@@ -159,6 +160,4 @@ def _new_allocations(
 
 
 def _first_few(ids: Iterable[str]) -> str:
-    sorted_ids = sorted(ids)
-    left = len(sorted_ids) - _SHOWN_MAX
-    return ", ".join(sorted_ids[:_SHOWN_MAX]) + (f" and {left} more" if left > 0 else "")
+    return errors.listed(sorted(ids), most=_SHOWN_MAX)
