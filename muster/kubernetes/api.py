@@ -1,7 +1,8 @@
 """Adapter: the Kubernetes API: sends requests, reads all pages of a list and the lines of a watch.
 
 Bodies stay bytes: the library's generated models would cost more memory than everything else. A
-refusal is returned, not raised; every wait is bounded.
+refusal is returned, not raised; every wait is bounded. The client library is imported when a
+cluster is asked for: a service without one saves 19 MiB.
 """
 
 import asyncio
@@ -12,18 +13,19 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 import msgspec
 import prometheus_client
 
 from muster import backoff, codec
-from muster.kubernetes import client
 
-LOST: Final = (OSError, TimeoutError, aiohttp.ClientError, client.ApiException)
+if TYPE_CHECKING:
+    from muster.kubernetes import client
+
+LOST: Final = (OSError, TimeoutError, aiohttp.ClientError)
 UNREADABLE: Final = codec.UNREADABLE
-NoCluster = client.NoCluster
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
@@ -43,6 +45,10 @@ _PAGES_MAX: Final = 1000
 _REQUESTS: Final = prometheus_client.Counter(
     "muster_kubernetes_requests_total", "Requests to the Kubernetes API.", ["verb", "status"]
 )
+
+
+class NoCluster(Exception):
+    """No Kubernetes API can be reached with these settings; the text says what was tried."""
 
 
 class Refused(Exception):
@@ -125,7 +131,12 @@ async def find(
     timeout_s: float = _CREDENTIALS_S,
 ) -> "Api":
     """Return the API of a kubeconfig, else of the cluster this runs in. Raises NoCluster."""
-    where = await client.where(kubeconfig=kubeconfig, context=context, timeout_s=timeout_s)
+    from muster.kubernetes import client  # noqa: PLC0415  # see above
+
+    try:
+        where = await client.where(kubeconfig=kubeconfig, context=context, timeout_s=timeout_s)
+    except client.NoCluster as error:
+        raise NoCluster(str(error)) from None
     return Api(where, attempts=attempts)
 
 
@@ -136,8 +147,9 @@ class Api:
     number, while there is time.
     """
 
-    def __init__(self, where: client.Where, *, attempts: int | None = None) -> None:
-        self._api = client.ApiClient(where.configuration)
+    def __init__(self, where: "client.Where", *, attempts: int | None = None) -> None:
+        self._api = where.open()
+        self._lost = where.lost
         self._attempts = attempts
         self._server_time: tuple[datetime, float] | None = None
         """The latest time on its clock, and when that was on ours."""
@@ -287,17 +299,20 @@ class Api:
         content: str,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  # aiohttp's own, of several parts
     ) -> aiohttp.ClientResponse:
-        request = await self._api.param_serialize(
-            method=verb,
-            resource_path=path,
-            query_params=list(query.items()),
-            header_params={"Accept": JSON}
-            | ({"Content-Type": content} if body is not None else {}),
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-        # declared as a number, handed to aiohttp as it is
-        called = await self._api.call_api(*request, _request_timeout=timeout)
+        try:
+            request = await self._api.param_serialize(
+                method=verb,
+                resource_path=path,
+                query_params=list(query.items()),
+                header_params={"Accept": JSON}
+                | ({"Content-Type": content} if body is not None else {}),
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            # declared as a number, handed to aiohttp as it is
+            called = await self._api.call_api(*request, _request_timeout=timeout)
+        except self._lost as error:
+            raise ConnectionError(str(error)) from error
         response: aiohttp.ClientResponse = called.response
         return response
 

@@ -13,7 +13,7 @@ import yaml
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
-__all__ = ["ApiClient", "ApiException", "Configuration", "NoCluster", "Where", "where"]
+__all__ = ["Configuration", "NoCluster", "Where", "where"]
 
 KNOWN: Final = "37"
 """The version of the library whose errors and log lines this module relies on."""
@@ -40,6 +40,12 @@ class Where:
 
     configuration: Configuration
     context: str | None = None
+    lost: type[Exception] = ApiException
+    """What the library raises when it cannot send a request."""
+
+    def open(self) -> ApiClient:
+        """Return the library's client, to be closed by the caller."""
+        return ApiClient(self.configuration)
 
 
 async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float) -> Where:
