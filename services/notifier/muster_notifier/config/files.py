@@ -57,7 +57,7 @@ def read(file: Path, *, written_for: str, environment: Mapping[str, str]) -> sch
 
 @functools.lru_cache(1_000)
 def _log(source: str, line: str) -> None:
-    logs.logger().warning("imported_differs", file=source, difference=line)
+    logs.logger().warning("import_difference", file=source, difference=line)
 
 
 class NoSecret(Exception):
