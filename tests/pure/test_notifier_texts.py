@@ -14,7 +14,7 @@ from muster_notifier.config import receiver_settings
 from muster_notifier.delivery import dead_letters
 from muster_notifier.receivers import (
     alertmanager,
-    kubernetes_events,
+    kubernetes_api,
     message,
     pagerduty,
     results,
@@ -101,7 +101,7 @@ def test_every_receiver_gets_a_body_that_it_accepts(
     assert (event["event_action"] == "acknowledge") == is_known
     assert is_known or (event["event_action"] == "trigger") == bool(notification.firing_ids)
     msgspec.json.decode(alertmanager.alerts(notification, lifetime=HOUR))
-    for each in kubernetes_events.events(notification, namespace="default", pods=True):
+    for each in kubernetes_api.events(notification, namespace="default", pods=True):
         assert len(str(each.body["note"]).encode()) <= 1024
         assert re.fullmatch("[a-z0-9-]+", each.namespace)
     mail = receivers_email.encode_mail(

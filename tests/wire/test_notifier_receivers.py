@@ -24,9 +24,8 @@ import pytest
 from muster import codec, vocabulary
 from muster.local import kubernetes, nats
 from muster.vocabulary import AlertState
-from muster_notifier import workload_owners
 from muster_notifier.config import files, receiver_settings, schema
-from muster_notifier.receivers import factory, kubernetes_events, message
+from muster_notifier.receivers import factory, kubernetes_api, message
 from muster_notifier.receivers.results import Kind, Outcome, Result
 from muster_notifier.routing import alert_index, notifications
 from muster_notifier.routing.notifications import Notification
@@ -899,8 +898,8 @@ def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace
                     pod = {"metadata": metadata, "spec": spec}
                     response = await http.post("/api/v1/namespaces/ml/pods", json=pod)
                     assert response.status == 201
-            receiver = workload_owners.Owners(
-                kubernetes_events.KubernetesApi(receiver_settings.Kubernetes(url=api.url)),
+            receiver = kubernetes_api.Owners(
+                kubernetes_api.KubernetesApi(receiver_settings.Kubernetes(url=api.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml", "team-own"),
                 report=nobody,
@@ -930,8 +929,8 @@ def test_owners_that_cannot_be_asked_are_asked_again_and_the_newest_alert_counts
         answer = {"metadata": {"annotations": {"muster.dev/notify": "team-ml"}}}
         async with asyncio.timeout(100), fake() as server:
             server.answer(503)
-            receiver = workload_owners.Owners(
-                kubernetes_events.KubernetesApi(receiver_settings.Kubernetes(url=server.url)),
+            receiver = kubernetes_api.Owners(
+                kubernetes_api.KubernetesApi(receiver_settings.Kubernetes(url=server.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml",),
                 report=reported.put,

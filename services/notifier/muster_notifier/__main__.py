@@ -17,10 +17,10 @@ import prometheus_client
 from muster import matching, vocabulary
 from muster.nats import bus, consumers, lock, storage, streams
 from muster.service import entry, logs, probes, runtime
-from muster_notifier import leadership, workload_owners
+from muster_notifier import leadership
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters, dispatcher
-from muster_notifier.receivers import endpoint, factory, kubernetes_events
+from muster_notifier.receivers import endpoint, factory, kubernetes_api
 from muster_notifier.routing import alert_index, grouping, muting, notifications
 from muster_notifier.self_monitoring import monitor, watchdog
 
@@ -273,15 +273,15 @@ def _ping(settings: schema.Settings) -> endpoint.Endpoint | None:
 
 def _owners(
     settings: schema.Settings, report: Callable[[alert_index.OwnedAlert], Awaitable[None]]
-) -> workload_owners.Owners | None:
+) -> kubernetes_api.Owners | None:
     owners_settings = settings.owners
     if not owners_settings.receivers:
         return None
     try:
-        api = kubernetes_events.KubernetesApi(settings.kubernetes)
-    except kubernetes_events.NoKubernetes as error:
+        api = kubernetes_api.KubernetesApi(settings.kubernetes)
+    except kubernetes_api.NoKubernetes as error:
         raise entry.CannotStart(f"owners: {error}") from None
-    return workload_owners.Owners(
+    return kubernetes_api.Owners(
         api,
         annotation=owners_settings.annotation,
         receivers=owners_settings.receivers,

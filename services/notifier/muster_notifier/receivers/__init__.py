@@ -1,5 +1,5 @@
 """One module for each kind of receiver, with the body it sends.
 
 `factory` makes them from settings; `results` is what an attempt came to, `message` the text of a
-notification; `http` and `ssrf_guard` are how receivers are reached.
+notification; `endpoint` is how they are reached. `kubernetes_api` also finds the owners of pods.
 """

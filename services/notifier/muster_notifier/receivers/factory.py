@@ -12,7 +12,7 @@ from muster_notifier.receivers import (
     apprise,
     email,
     endpoint,
-    kubernetes_events,
+    kubernetes_api,
     local,
     message,
     pagerduty,
@@ -61,7 +61,7 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
     reader = files.SecretReader()
     try:
         send, rate = _make(receiver, templates, settings, reader)
-    except (files.NoSecret, kubernetes_events.NoKubernetes, ValueError) as error:
+    except (files.NoSecret, kubernetes_api.NoKubernetes, ValueError) as error:
         raise Unusable(f"receiver {receiver.name}: {error}") from None
     one_by_one = receiver.slack or receiver.email or receiver.teams or receiver.apprise
     problems = tuple(message.problems_of(templates))
@@ -124,8 +124,8 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
             )
             return push.send, _UNLIMITED_PER_S
         case receiver_settings.Receiver(kubernetes=receiver_settings.KubernetesEvents() as way):
-            api = kubernetes_events.KubernetesApi(settings.kubernetes)
-            events = kubernetes_events.KubernetesEvents(api, way, pace_s=pace(_EVENTS_PER_S))
+            api = kubernetes_api.KubernetesApi(settings.kubernetes)
+            events = kubernetes_api.KubernetesEvents(api, way, pace_s=pace(_EVENTS_PER_S))
             return events.send, _EVENTS_PER_S
         case receiver_settings.Receiver(apprise=receiver_settings.Apprise() as way):
             url = reader.read(way.url_from)

@@ -1,9 +1,14 @@
-"""Adapter: the Kubernetes API: writes Events, and reads the annotations of pods.
+"""Adapter: the Kubernetes API: writes Events, and finds whom owners of workloads want notified.
 
 The name of an Event follows from the notification, so that a repeat finds it there already.
-Kubernetes forgets Events after about an hour: they are a view, and not the record. Two kinds of
-requests need no client library, which would cost more memory than the rest of the notifier. The
-token is read anew for each request: Kubernetes replaces it within the hour.
+Kubernetes forgets Events after about an hour: they are a view, and not the record.
+
+An owner is named by an annotation of the pod, which goes before that of its namespace, and is
+cached for a minute. Nobody else waits for this: while Kubernetes does not answer it is asked again
+and again, so that an owner is notified late and not never.
+
+Two kinds of requests need no client library, which would cost more memory than the rest of the
+notifier. The token is read anew for each request: Kubernetes replaces it within the hour.
 """
 
 import asyncio
@@ -11,24 +16,27 @@ import dataclasses
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import prometheus_client
 
-from muster import codec, http, vocabulary
+from muster import backoff, codec, http, vocabulary
+from muster.service import logs
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import endpoint, message, results
-from muster_notifier.routing import notifications
+from muster_notifier.routing import alert_index, notifications
 
 CONTROLLER: Final = "muster.dev/notifier"
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _POD: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _ALERTS_MAX: Final = 20
-_PODS_MAX: Final = 20
+_PODS_SHOWN_MAX: Final = 20
 _NOTE_MAX: Final = 1000
 """Kubernetes accepts 1,024 bytes (apis/events/v1/types.go, note)."""
 
@@ -85,7 +93,7 @@ def _about(
     if alert.node != vocabulary.FLEET:
         # the kubelet uses a node's name as its uid here, and so does `kubectl describe node`
         yield namespace, {"kind": "Node", "name": alert.node, "uid": alert.node, "apiVersion": "v1"}
-    for pod in alert.pods[:_PODS_MAX] if pods else ():
+    for pod in alert.pods[:_PODS_SHOWN_MAX] if pods else ():
         name_parts = pod_of(pod)
         if name_parts is not None:
             where, name = name_parts
@@ -254,3 +262,127 @@ class KubernetesEvents:
         count = len(events)
         detail = f"{count} events"
         return results.Result(results.Outcome.TAKEN, detail, requests=max(1, count))
+
+
+_CACHED_S: Final = 60.0
+_CACHE_MAX: Final = 10_000
+_PODS_MAX: Final = 1_000
+_PARALLEL_MAX: Final = 8
+_RETRY_MAX_S: Final = 60.0
+
+_PENDING = prometheus_client.Gauge(
+    "muster_notifier_pending_owner_lookups", "Alerts whose pods' owners are not known yet."
+)
+
+
+class Owners:
+    """Looks owners up in the background; `report` gets the alerts with their owners."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        *,
+        annotation: str,
+        receivers: Collection[str],
+        report: Callable[[alert_index.OwnedAlert], Awaitable[None]],
+        retry_s: float = 1.0,
+    ) -> None:
+        """`retry_s` is how soon Kubernetes is asked again after the first failure."""
+        self._api = api
+        self._annotation = annotation
+        self._receivers = frozenset(receivers)
+        self._report = report
+        self._backoff = backoff.Backoff(first_s=2 * retry_s, max_s=_RETRY_MAX_S)
+        self._cache: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
+        self._unknown_receivers: set[str] = set()
+        # the newest of each alert
+        self._pending: dict[str, codec.CloudEvent] = {}
+        self._has_pending = asyncio.Event()
+        self._limit = asyncio.Semaphore(_PARALLEL_MAX)
+        _PENDING.set_function(lambda: len(self._pending))
+
+    def look_up(self, event: codec.CloudEvent) -> None:
+        """Look the owners of an alert's pods up; never waits."""
+        alert = event.data
+        assert isinstance(alert, vocabulary.AlertChanged), "only alerts have pods"
+        self._pending.pop(alert.fingerprint, None)
+        if alert.pods and alert.state is vocabulary.AlertState.FIRING:
+            self._pending[alert.fingerprint] = event
+            self._has_pending.set()
+
+    async def run(self) -> None:
+        """Look up all that is pending; for ever."""
+        failures = 0
+        while True:
+            await self._has_pending.wait()
+            if not self._pending:
+                self._has_pending.clear()
+                continue
+            name, event = next(iter(self._pending.items()))
+            assert isinstance(event.data, vocabulary.AlertChanged), "as above"
+            try:
+                owners = await self.owners_of(event.data.pods)
+            except LookupFailed as error:
+                failures += 1
+                if failures == 1:
+                    logs.logger().warning("owner_lookup_failing", error=str(error))
+                await asyncio.sleep(self._backoff.delay_s(failures))
+                continue
+            if failures:
+                logs.logger().info("owner_lookup_recovered", attempts=failures + 1)
+            failures = 0
+            if self._pending.get(name) is event:
+                del self._pending[name]
+                await self._report(alert_index.OwnedAlert(event, owners))
+
+    async def owners_of(self, pods: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+        """Return the receivers that owners of these pods (`namespace/name`) named, and which pods.
+
+        Raises LookupFailed.
+        """
+        names = list(dict.fromkeys(pods))
+        if len(names) > _PODS_MAX:
+            logs.logger().warning("owner_lookup_truncated", pods=len(names))
+            del names[_PODS_MAX:]
+        texts = await asyncio.gather(
+            *(self._named_by(pod) for pod in names), return_exceptions=True
+        )
+        named: dict[str, tuple[str, ...]] = {}
+        for pod, text in zip(names, texts, strict=True):
+            if isinstance(text, BaseException):
+                raise text
+            for name in sorted({part.strip() for part in text.split(",")} - {""}):
+                if name in self._receivers:
+                    named[name] = (*named.get(name, ()), pod)
+                elif (
+                    name not in self._unknown_receivers
+                    and len(self._unknown_receivers) < _CACHE_MAX
+                ):
+                    self._unknown_receivers.add(name)
+                    logs.logger().warning(
+                        "owner_names_unknown_receiver", pod=pod, receiver=name[:100]
+                    )
+        return named
+
+    async def _named_by(self, pod: str) -> str:
+        parts = pod_of(pod)
+        if parts is None:
+            return ""
+        namespace, name = parts
+        async with self._limit:
+            own = await self._annotation_of(f"/api/v1/namespaces/{namespace}/pods/{name}")
+            if own is not None:
+                return own
+            return await self._annotation_of(f"/api/v1/namespaces/{namespace}") or ""
+
+    async def _annotation_of(self, path: str) -> str | None:
+        now = asyncio.get_running_loop().time()
+        at, value = self._cache.get(path, (-_CACHED_S, None))
+        if now - at < _CACHED_S:
+            return value
+        value = (await self._api.annotations(path)).get(self._annotation)
+        self._cache[path] = (now, value)
+        self._cache.move_to_end(path)
+        if len(self._cache) > _CACHE_MAX:
+            self._cache.popitem(last=False)
+        return value
