@@ -3,7 +3,7 @@
     python -m bench [--only NAME,NAME]
 
 The figures of each are kept in build/bench, so that one can be run again without the others. It
-takes about half an hour on two cores. The plots need matplotlib, which the extra `bench` brings.
+takes about twenty minutes on two cores. The plots need matplotlib, which the extra `bench` brings.
 """
 
 import argparse
@@ -22,12 +22,12 @@ _KEPT: Final = _ROOT / "build" / "bench"
 _PAGE: Final = _ROOT / "docs" / "performance.md"
 _PLOTS: Final = _ROOT / "docs" / "performance"
 _RUNS: Final = {
-    "plugin": (),
+    "plugin": ("--quick",),
     "gpu": ("--quick",),
     "placement": (),
-    "detection": ("--times", "20", "--minutes", "6"),
+    "detection": ("--times", "10", "--minutes", "4"),
     "simulation": (),
-    "health": ("--only", "curve,storm", "--seconds", "20"),
+    "health": ("--only", "curve,storm", "--seconds", "15"),
     "crashes": ("--quick",),
     "notifier": ("--quick",),
     "labeler": ("--quick",),
