@@ -23,7 +23,7 @@ from muster.local import layout, nats, processes
 from muster.nats import bus
 from muster_labeler import model
 from muster_labeler.naming import schemes
-from muster_labeler.service import node_conditions
+from muster_labeler.service import decision_publisher
 from tests.worlds import api_server
 from tests.worlds import labeler_cluster as clusters
 
@@ -248,8 +248,8 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
     assert real.run(*words, kubeconfig=labeler)[0] == 0
     uid = real.good("GET", f"/api/v1/nodes/{a}")["metadata"]["uid"]
     for verdict in (vocabulary.Verdict.HEALTHY, vocabulary.Verdict.PLUGIN_DOWN):
-        wanted = node_conditions.condition_of({"device-plugin": verdict})
-        ours = node_conditions.condition_patch(a, uid, wanted, at=dt.datetime.now(dt.UTC))
+        wanted = decision_publisher.condition_of({"device-plugin": verdict})
+        ours = decision_publisher.condition_patch(a, uid, wanted, at=dt.datetime.now(dt.UTC))
         assert status(ours, "/status", kubernetes_api.APPLY) == 200
     ready = {"type": "Ready", "status": "False", "reason": "x", "message": "x"}
     assert status({"status": {"conditions": [ready]}}, "/status") == 422

@@ -15,11 +15,11 @@ from muster.vocabulary import Verdict
 from muster_labeler import config, model
 from muster_labeler.check import label_plan
 from muster_labeler.config import Mode
-from muster_labeler.kubernetes import pace
+from muster_labeler.kubernetes import cluster_api
 from muster_labeler.naming import accelerators, node_labels, schemes, sources
 from muster_labeler.naming.node_labels import LabelSet
 from muster_labeler.naming.sources import Product
-from muster_labeler.service import decisions, fleet, node_conditions
+from muster_labeler.service import decision_publisher, decisions, fleet
 from muster_labeler.service.decisions import Action, Decision, Report
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -512,7 +512,7 @@ def test_what_the_api_refused_is_published_once_and_retried() -> None:
 def test_one_node_is_never_written_more_often_than_that_in_twice_the_time(
     story: list[tuple[str, float]],
 ) -> None:
-    limit = pace.WriteLimit(3, 60.0)
+    limit = cluster_api.WriteLimit(3, 60.0)
     now, written = 0.0, list[tuple[str, float]]()
     for node, later in story:
         now += later
@@ -614,14 +614,14 @@ def test_what_was_not_done_is_no_fact(action: Action) -> None:
 def test_a_nodes_condition_is_that_of_its_worst_plugin(
     verdicts: Mapping[str, Verdict], status: str, reason: str, message: str
 ) -> None:
-    assert node_conditions.condition_of(verdicts) == node_conditions.Condition(
+    assert decision_publisher.condition_of(verdicts) == decision_publisher.Condition(
         status=status, reason=reason, message=message
     )
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_every_verdict_makes_a_condition(verdict: Verdict) -> None:
-    assert node_conditions.condition_of({"p": verdict}).status in {"True", "False", "Unknown"}
+    assert decision_publisher.condition_of({"p": verdict}).status in {"True", "False", "Unknown"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from muster.kubernetes import objects, scheduling
 from muster_labeler import model
-from muster_labeler.kubernetes import pace as kubernetes_pace
+from muster_labeler.kubernetes import cluster_api as kubernetes_pace
 from muster_labeler.kubernetes import projection
 from muster_labeler.naming import schemes, sources
 from muster_labeler.naming.sources import Product

@@ -14,7 +14,7 @@ from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_labeler import model
 from muster_labeler.naming import node_labels, sources
-from muster_labeler.service import node_conditions
+from muster_labeler.service import decision_publisher
 from tests.worlds import admission_policy
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import KEY, Cluster, node
@@ -32,8 +32,8 @@ def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
 
 def judge(here: Cluster, verdict: Verdict) -> None:
     metadata = here.node("a")["metadata"]
-    wanted = node_conditions.condition_of({"device-plugin": verdict})
-    body = node_conditions.condition_patch("a", metadata["uid"], wanted, at=NOW)
+    wanted = decision_publisher.condition_of({"device-plugin": verdict})
+    body = decision_publisher.condition_patch("a", metadata["uid"], wanted, at=NOW)
     path = f"/api/v1/nodes/a/status?fieldManager={model.FIELD_MANAGER}"
     here.send("PATCH", path, body, APPLY)
 
@@ -78,8 +78,8 @@ def test_the_condition_is_allowed_as_it_comes_and_as_it_changes(here: Cluster) -
     states = [[(c["type"], c["status"]) for c in sight["status"]["conditions"]] for sight in sights]
     assert states == [
         [("Ready", "True")],
-        [("Ready", "True"), (node_conditions.TYPE, "True")],
-        [("Ready", "True"), (node_conditions.TYPE, "False")],
+        [("Ready", "True"), (decision_publisher.CONDITION_TYPE, "True")],
+        [("Ready", "True"), (decision_publisher.CONDITION_TYPE, "False")],
     ]
     pairs = itertools.pairwise(sights)
     assert [admission_policy.denied(*pair, subresource="status") for pair in pairs] == [[]] * 2

@@ -14,7 +14,7 @@ from muster.kubernetes import lease, objects, watch
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
 from muster_labeler import model
-from muster_labeler.kubernetes import cluster_api, pace, projection
+from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.service import decisions
 
 PATH = "/api/v1/nodes"
@@ -27,7 +27,7 @@ class Cluster:
     def __init__(self, http: aiohttp.ClientSession, api: kubernetes_api.Api) -> None:
         self.http = http
         self.api = api
-        self.labeler = cluster_api.NodeApi(api, pace.WritePace(1000), timeout_s=5)
+        self.labeler = cluster_api.NodeApi(api, cluster_api.WritePace(1000), timeout_s=5)
         self.server: kubernetes.KubernetesApi
 
     async def make(self, name: str, **labels: str) -> None:
@@ -119,7 +119,7 @@ def test_a_replica_that_may_not_write_any_more_when_its_turn_comes_does_not(
 ) -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
-        turns = pace.WritePace(1000)
+        turns = cluster_api.WritePace(1000)
         turns.may_write = lambda: False
         door = cluster_api.NodeApi(cluster.api, turns, timeout_s=5)
         node_ = await cluster.node("a")
@@ -163,7 +163,7 @@ def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) ->
         server = kubernetes.KubernetesApi()
         server.url = f"http://127.0.0.1:{nats.free_port()}"
         async with await api_client(server, tmp_path) as api:
-            away = await cluster_api.NodeApi(api, pace.WritePace(9), timeout_s=5).get("a")
+            away = await cluster_api.NodeApi(api, cluster_api.WritePace(9), timeout_s=5).get("a")
         assert isinstance(away, cluster_api.Failure)
         assert away.is_passing
 
@@ -195,7 +195,7 @@ def served(
             api_ = kubernetes.KubernetesApi()
             api_.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             async with await api_client(api_, directory) as api:
-                return await ask(cluster_api.NodeApi(api, pace.WritePace(100), timeout_s=5))
+                return await ask(cluster_api.NodeApi(api, cluster_api.WritePace(100), timeout_s=5))
 
     return asyncio.run(story())
 

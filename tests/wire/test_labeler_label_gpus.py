@@ -17,7 +17,7 @@ from muster.local.kubernetes import refusals
 from muster.vocabulary import Verdict
 from muster_labeler import model
 from muster_labeler.naming.sources import Product
-from muster_labeler.service import node_conditions
+from muster_labeler.service import decision_publisher
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 
@@ -284,9 +284,9 @@ def test_unlabelling_some_nodes_warns_that_they_are_hidden(here: Cluster) -> Non
 
 def test_unlabel_removes_the_labelers_objects_on_request(here: Cluster) -> None:
     here.put(node("a"), clusters.reports({"a": {Product("NVIDIA L4", 23034): 8}}))
-    wanted = node_conditions.condition_of({"device-plugin": Verdict.PLUGIN_DOWN})
+    wanted = decision_publisher.condition_of({"device-plugin": Verdict.PLUGIN_DOWN})
     uid = here.node("a")["metadata"]["uid"]
-    body = node_conditions.condition_patch("a", uid, wanted, at=dt.datetime.now(dt.UTC))
+    body = decision_publisher.condition_patch("a", uid, wanted, at=dt.datetime.now(dt.UTC))
     path = f"/api/v1/nodes/a/status?fieldManager={model.FIELD_MANAGER}"
     here.send("PATCH", path, body, "application/apply-patch+yaml")
     words = ("unlabel-gpus", "--objects", "--muster-namespace", "default")
@@ -294,7 +294,11 @@ def test_unlabel_removes_the_labelers_objects_on_request(here: Cluster) -> None:
     for more in ("--dry-run", "--yes"):
         assert here.run(*words, more)[0] == 0
         kinds.append([c["type"] for c in here.node("a")["status"]["conditions"]])
-    assert kinds == [["Ready", node_conditions.TYPE], ["Ready", node_conditions.TYPE], ["Ready"]]
+    assert kinds == [
+        ["Ready", decision_publisher.CONDITION_TYPE],
+        ["Ready", decision_publisher.CONDITION_TYPE],
+        ["Ready"],
+    ]
     assert here.send("GET", "/api/v1/namespaces/default/configmaps")["items"] == []
 
 

@@ -15,7 +15,7 @@ from muster.kubernetes import api, lease, watch
 from muster.nats import bus, connection, consumers, jetstream, streams
 from muster.service import entry, logs, probes, runtime
 from muster_labeler import config
-from muster_labeler.kubernetes import cluster_api, pace, projection
+from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.service import decision_publisher, reconciler
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
@@ -89,7 +89,7 @@ def _labeler(
     cluster = None
     if kubernetes is not None:
         options = settings.kubernetes
-        write_pace = pace.WritePace(settings.policy.writes_per_s)
+        write_pace = cluster_api.WritePace(settings.policy.writes_per_s)
         keep = functools.partial(projection.read_node, selector=settings.policy.nodes)
 
         def elect(on_change: leadership.OnChange) -> lease.Lease:

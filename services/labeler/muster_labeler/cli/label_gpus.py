@@ -22,7 +22,7 @@ from muster_labeler.check import cluster_reader, findings, label_plan
 from muster_labeler.check.findings import Exit
 from muster_labeler.check.label_plan import Row, Step
 from muster_labeler.cli import options
-from muster_labeler.kubernetes import cluster_api, pace
+from muster_labeler.kubernetes import cluster_api
 from muster_labeler.naming import node_labels, schemes, sources
 from muster_labeler.naming.node_labels import LabelSet
 
@@ -198,7 +198,7 @@ async def _carry_out(
         return Exit.FINE
     if not request.write.yes and not await _is_confirmed(request, api, len(work)):
         return Exit.USAGE if not sys.stdin.isatty() else Exit.PROBLEMS
-    write_pace = pace.WritePace(request.write.rate)
+    write_pace = cluster_api.WritePace(request.write.rate)
     node_api = cluster_api.NodeApi(api, write_pace, timeout_s=_WRITE_TIMEOUT_S)
     failures = await _write(request, node_api, work)
     texts = {n: "gone meanwhile" if f.is_gone else f.text for n, f in failures.items()}
