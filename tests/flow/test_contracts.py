@@ -80,8 +80,8 @@ PLANTED = [
     # layers of muster_gate
     (
         "Modules of the gate import downwards only",
-        "services/gate/muster_gate/keyring.py",
-        "muster_gate.tokens",
+        "services/gate/muster_gate/tokens.py",
+        "muster_gate.callout",
     ),
     # layers of muster
     (

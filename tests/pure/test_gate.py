@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.nats.auth import accounts, jws, nkeys, permissions
-from muster_gate import callout, config, keyring, tokens
+from muster_gate import callout, config, tokens
 from muster_gate.tokens import Reason, Refused
 from tests.worlds import token_issuer
 
@@ -20,15 +20,15 @@ NOW = 1_800_000_000.0
 RULES = config.Tokens()
 KEYS = config.Keys()
 SET = token_issuer.key_set(token_issuer.jwk("k1", "RS256"), token_issuer.jwk("e1", "ES256"))
-PUBLIC = keyring.public_keys(SET)
+PUBLIC = tokens.public_keys(SET)
 
 
-def keyring_at(at: float) -> keyring.Keyring:
+def keyring_at(at: float) -> tokens.Keyring:
     """Return the keys as they were heard at this time."""
-    return keyring.Keyring(issuer=token_issuer.ISSUER, keys=PUBLIC, fetched_at=at)
+    return tokens.Keyring(issuer=token_issuer.ISSUER, keys=PUBLIC, fetched_at=at)
 
 
-def decided(token: str, *, at: float = NOW, ring: keyring.Keyring | None = None) -> object:
+def decided(token: str, *, at: float = NOW, ring: tokens.Keyring | None = None) -> object:
     """Return who a token is of, or why it is refused; the API server is there if not said."""
     ring = ring or keyring_at(at)
     try:
@@ -179,8 +179,8 @@ def test_of_two_keys_with_one_id_either_may_have_signed() -> None:
         (token_issuer.jwk("k1", "RS256"), other),
         (other, token_issuer.jwk("k1", "RS256")),
     ):
-        keys = keyring.public_keys(token_issuer.key_set(*both))
-        ring = keyring.Keyring(issuer=token_issuer.ISSUER, keys=keys, fetched_at=NOW)
+        keys = tokens.public_keys(token_issuer.key_set(*both))
+        ring = tokens.Keyring(issuer=token_issuer.ISSUER, keys=keys, fetched_at=NOW)
         assert isinstance(decided(token_issuer.token(claims()), ring=ring), tokens.Bearer)
         by_other = token_issuer.token(claims(), "k2", kid="k1")
         assert isinstance(decided(by_other, ring=ring), tokens.Bearer)
@@ -218,9 +218,9 @@ def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() ->
         {"kty": "RSA", "kid": "t", "e": "AQAB", "n": jws.to_base64(small.n.to_bytes(128))},
     ]
     assert set(
-        keyring.public_keys(token_issuer.key_set(*useless, token_issuer.jwk("k1", "RS256")))
+        tokens.public_keys(token_issuer.key_set(*useless, token_issuer.jwk("k1", "RS256")))
     ) == {"k1"}
-    two = keyring.public_keys(
+    two = tokens.public_keys(
         token_issuer.key_set(token_issuer.jwk("k1", "RS256"), curve | {"kid": "k1"})
     )
     assert [key.algorithm for key in two["k1"]] == ["RS256", "ES256"]
@@ -233,11 +233,11 @@ def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() ->
         b"",
         endless,
     ):
-        with pytest.raises(keyring.BadKeys):
-            keyring.public_keys(nothing)
-    assert keyring.issuer(b'{"issuer":"i","jwks_uri":"x"}') == "i"
-    with pytest.raises(keyring.BadKeys):
-        keyring.issuer(b"{}")
+        with pytest.raises(tokens.BadKeys):
+            tokens.public_keys(nothing)
+    assert tokens.discovered_issuer(b'{"issuer":"i","jwks_uri":"x"}') == "i"
+    with pytest.raises(tokens.BadKeys):
+        tokens.discovered_issuer(b"{}")
 
 
 def key(kind: nkeys.Kind, number: int) -> nkeys.Key:

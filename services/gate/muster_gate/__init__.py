@@ -1,5 +1,5 @@
 """The gate: nats-server asks it who may connect, and it binds each plugin to its node.
 
-`callout` answers; `tokens` verifies a projected service account token with a `keyring`, which
-`cluster_keys` fetches; `config` has the settings.
+`callout` answers; `tokens` verifies a projected service account token by the cluster's public keys,
+which `cluster_keys` fetches; `config` has the settings.
 """

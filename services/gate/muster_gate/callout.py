@@ -11,7 +11,7 @@ import msgspec
 
 from muster import codec, ratelimit, vocabulary
 from muster.nats.auth import accounts, nkeys, permissions
-from muster_gate import config, keyring, tokens
+from muster_gate import config, tokens
 from muster_gate.tokens import Reason, Refused
 
 _AUDIENCE: Final = "nats-authorization-request"
@@ -97,7 +97,7 @@ class Authorizer:
     """Decides with the cluster's keys and our own, which the adapter renews; limits rates."""
 
     def __init__(self, settings: config.Settings, signing: Signing) -> None:
-        self.ring: keyring.Keyring | None = None
+        self.ring: tokens.Keyring | None = None
         self.signing = signing
         self._tokens = settings.tokens
         self._keys = settings.keys

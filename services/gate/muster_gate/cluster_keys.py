@@ -16,7 +16,7 @@ import msgspec
 
 import muster
 from muster import codec, http
-from muster_gate import config, keyring
+from muster_gate import config, tokens
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _BYTES_MAX: Final = 1024 * 1024
@@ -42,16 +42,18 @@ def api_address(configured: str) -> str:
     return f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
 
 
-async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> keyring.Keyring:
+async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> tokens.Keyring:
     """Return the present keys, and cache them if a cache is set. Raises KeysUnavailable."""
     try:
         if rules.file is not None:
             document = _bounded(await asyncio.to_thread(Path(rules.file).read_bytes))
-            return keyring.Keyring(issuer=issuer, keys=keyring.public_keys(document), fetched_at=at)
-        issuer = issuer or keyring.issuer(await _get(f"{api}/.well-known/openid-configuration"))
+            return tokens.Keyring(issuer=issuer, keys=tokens.public_keys(document), fetched_at=at)
+        issuer = issuer or tokens.discovered_issuer(
+            await _get(f"{api}/.well-known/openid-configuration")
+        )
         document = await _get(f"{api}/openid/v1/jwks")
-        ring = keyring.Keyring(issuer=issuer, keys=keyring.public_keys(document), fetched_at=at)
-    except keyring.BadKeys as error:
+        ring = tokens.Keyring(issuer=issuer, keys=tokens.public_keys(document), fetched_at=at)
+    except tokens.BadKeys as error:
         raise KeysUnavailable(f"{rules.file or api}: {error}") from None
     except OSError as error:
         raise KeysUnavailable(f"{rules.file}: {error.strerror or error}") from None
@@ -62,7 +64,7 @@ async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> keyr
     return ring
 
 
-def cached(rules: config.Keys, *, issuer: str) -> keyring.Keyring | None:
+def cached(rules: config.Keys, *, issuer: str) -> tokens.Keyring | None:
     """Return the cached keys, with the time at which they were fetched."""
     if rules.cache is None:
         return None
@@ -70,12 +72,12 @@ def cached(rules: config.Keys, *, issuer: str) -> keyring.Keyring | None:
         cached_keys = msgspec.json.decode(_bounded(Path(rules.cache).read_bytes()), type=_Cached)
         if issuer not in {"", cached_keys.issuer}:
             return None
-        return keyring.Keyring(
+        return tokens.Keyring(
             issuer=cached_keys.issuer,
-            keys=keyring.public_keys(bytes(cached_keys.keys)),
+            keys=tokens.public_keys(bytes(cached_keys.keys)),
             fetched_at=cached_keys.fetched_at,
         )
-    except (OSError, *codec.UNREADABLE, keyring.BadKeys):
+    except (OSError, *codec.UNREADABLE, tokens.BadKeys):
         return None
 
 
@@ -87,7 +89,7 @@ def _cache(file: Path, keys: _Cached) -> None:
 
 def _bounded(document: bytes) -> bytes:
     if len(document) > _BYTES_MAX:
-        raise keyring.BadKeys(f"more than {_BYTES_MAX} bytes")
+        raise tokens.BadKeys(f"more than {_BYTES_MAX} bytes")
     return document
 
 

@@ -1,30 +1,160 @@
-"""Pure: verifies a projected service account token of Kubernetes, and returns its node.
+"""Pure: verifies a projected service account token of Kubernetes by the cluster's public keys.
 
 This takes only the cluster's public keys: if ten thousand plugins reconnect at once, asking the API
-server about each token would be ten thousand requests to a server that may be unavailable.
+server about each token would be ten thousand requests to a server that may be unavailable. The keys
+are a JSON Web Key Set (RFC 7517); Kubernetes signs with RSA or with elliptic curves
+(pkg/serviceaccount/jwt.go, signerFromPrivateKey; 1.36). A key is for one algorithm only: what a
+token says about its own algorithm is compared, never trusted.
 
 While the API server is unavailable no kubelet can renew a token. Tokens are then verified as of the
 last fetch of the keys, so that a plugin that was admitted a minute ago is admitted again.
 """
 
 import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from cryptography import exceptions
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 
 from muster import codec, vocabulary
 from muster.nats.auth import jws, permissions
-from muster_gate import config, keyring
+from muster_gate import config
 
+RSA_BITS_MIN: Final = 2048
+_RSA_BITS_MAX: Final = 8192
+_KEYS_MAX: Final = 64
+_COORDINATE_BYTES: Final = 32
+
+Check: TypeAlias = Callable[[bytes, bytes], None]
+"""Raises InvalidSignature unless the second is a signature of the first."""
 _TOKEN_MAX: Final = 4096
 """nats-server accepts no longer line (max_control_line)."""
 _LATEST: Final = 2**40
 _MISSED_REFRESHES_MAX: Final = 2
 """After so many failed refreshes the API server counts as unavailable."""
 _LIFETIME_MIN_S: Final = 1.0
-
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
+
+
+class BadKeys(ValueError):
+    """This is no key set, or has no key that we can use."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """One key and the one algorithm that it is for."""
+
+    algorithm: str
+    check: Check
+
+    def is_signed(self, signed: bytes, signature: bytes) -> bool:
+        """Return whether the owner of this key made this signature."""
+        try:
+            self.check(signed, signature)
+        except (exceptions.InvalidSignature, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyring:
+    """The keys by their ids, whose they are, and when they were fetched, in UTC."""
+
+    issuer: str
+    keys: Mapping[str, Sequence[PublicKey]]
+    """If a cluster uses an id twice, either key may have signed."""
+    fetched_at: float
+
+
+class _Key(msgspec.Struct, frozen=True):
+    kty: str
+    kid: str = ""
+    alg: str = ""
+    use: str = "sig"
+    crv: str = ""
+    n: str = ""
+    e: str = ""
+    x: str = ""
+    y: str = ""
+
+
+class _Keys(msgspec.Struct, frozen=True):
+    keys: list[msgspec.Raw]
+
+
+class _Discovery(msgspec.Struct, frozen=True):
+    issuer: str
+
+
+def discovered_issuer(document: bytes) -> str:
+    """Return the issuer in /.well-known/openid-configuration. Raises BadKeys."""
+    try:
+        name = msgspec.json.decode(document, type=_Discovery).issuer
+    except codec.UNREADABLE as error:
+        raise BadKeys(f"no OpenID configuration: {error}") from None
+    if not name:
+        raise BadKeys("the OpenID configuration names no issuer")
+    return name
+
+
+def public_keys(document: bytes) -> dict[str, list[PublicKey]]:
+    """Return the keys of a set by id; keys that we cannot use are left out. Raises BadKeys."""
+    try:
+        entries = msgspec.json.decode(document, type=_Keys).keys
+    except codec.UNREADABLE as error:
+        raise BadKeys(f"no key set: {error}") from None
+    keys: dict[str, list[PublicKey]] = {}
+    for raw in entries[:_KEYS_MAX]:
+        try:
+            entry = msgspec.json.decode(raw, type=_Key)
+            key = _key(entry)
+        except (*codec.UNREADABLE, ValueError):
+            continue
+        if entry.kid and entry.use == "sig" and entry.alg in {"", key.algorithm}:
+            keys.setdefault(entry.kid, []).append(key)
+    if not keys:
+        raise BadKeys(f"none of {len(entries)} keys is one for RS256 or ES256 with an id")
+    return keys
+
+
+def _key(entry: _Key) -> PublicKey:
+    if entry.kty == "RSA":
+        return _rsa(_integer(entry.n), _integer(entry.e))
+    if (entry.kty, entry.crv) == ("EC", "P-256"):
+        return _curve(_integer(entry.x), _integer(entry.y))
+    raise ValueError("unsupported kind of key")
+
+
+def _rsa(modulus: int, exponent: int) -> PublicKey:
+    if not RSA_BITS_MIN <= modulus.bit_length() <= _RSA_BITS_MAX:
+        raise ValueError("too short or too long")
+    public = rsa.RSAPublicNumbers(exponent, modulus).public_key()
+    return PublicKey(
+        "RS256",
+        lambda signed, mark: public.verify(mark, signed, padding.PKCS1v15(), hashes.SHA256()),
+    )
+
+
+def _curve(x: int, y: int) -> PublicKey:
+    public = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
+
+    def check(signed: bytes, mark: bytes) -> None:
+        # RFC 7518, 3.4: the two numbers one after the other, not ASN.1
+        if len(mark) != 2 * _COORDINATE_BYTES:
+            raise exceptions.InvalidSignature
+        halves = mark[:_COORDINATE_BYTES], mark[_COORDINATE_BYTES:]
+        two = utils.encode_dss_signature(*(int.from_bytes(half) for half in halves))
+        public.verify(two, signed, ec.ECDSA(hashes.SHA256()))
+
+    return PublicKey("ES256", check)
+
+
+def _integer(text: str) -> int:
+    return int.from_bytes(jws.from_base64(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +204,7 @@ def verify(
     rules: config.Tokens,
     keys: config.Keys,
     *,
-    ring: keyring.Keyring | None,
+    ring: Keyring | None,
     at: float,
 ) -> Bearer:
     """Return whose token this is; `at` is UTC. Raises Refused."""
@@ -112,7 +242,7 @@ def _parts(token: str) -> tuple[jws.Parts, _Header]:
     return parts, header
 
 
-def _as_of(ring: keyring.Keyring, keys: config.Keys, at: float) -> float:
+def _as_of(ring: Keyring, keys: config.Keys, at: float) -> float:
     """Return the moment at which a token must have been valid."""
     is_unavailable = at - ring.fetched_at > _MISSED_REFRESHES_MAX * keys.refresh_s
     # keys from a file do not show whether the API server is available
