@@ -7,14 +7,12 @@ are short, so that a take-over is quick.
 import asyncio
 import random
 import signal
-import time
 from pathlib import Path
 
 from tests.worlds import scripted_health
 
 _SEED = 5
 _POINTS = 8
-_TAKE_OVER_S = 6.0
 _RIGHT = (0, 0, True, True)
 
 
@@ -49,8 +47,7 @@ async def leader_of(services: list[scripted_health.HealthService]) -> scripted_h
 def test_a_second_health_takes_over_from_a_killed_or_stopped_one_and_repeats_no_alert(
     tmp_path: Path,
 ) -> None:
-    async def story() -> tuple[scripted_health.Result, list[float]]:
-        taken_s = []
+    async def story() -> scripted_health.Result:
         async with asyncio.timeout(100), scripted_health.run(tmp_path, nodes=4) as script:
             services = [script.health(name, ttl_s=2) for name in ("one", "two")]
             await script.begin()
@@ -61,10 +58,8 @@ def test_a_second_health_takes_over_from_a_killed_or_stopped_one_and_repeats_no_
                     first = await leader_of(services)
                     (second,) = {*services} - {first}
                     await script.wait_for_alerts(4)
-                    began = time.monotonic()
                     first.send(number)
                     assert await leader_of([second]) is second
-                    taken_s.append(time.monotonic() - began)
                     if number is signal.SIGKILL:
                         await first.end()
                         await first.launch()
@@ -72,11 +67,9 @@ def test_a_second_health_takes_over_from_a_killed_or_stopped_one_and_repeats_no_
                 first.send(signal.SIGCONT)
                 await script.wait_for_alerts(8)
                 assert not await first.is_leader()
-                return await script.end(timeout_s=25), taken_s
+                return await script.end(timeout_s=25)
             finally:
                 for service in services:
                     await service.end(signal.SIGKILL)
 
-    result, taken_s = asyncio.run(story())
-    assert summary(result) == _RIGHT
-    assert max(taken_s) < _TAKE_OVER_S
+    assert summary(asyncio.run(story())) == _RIGHT

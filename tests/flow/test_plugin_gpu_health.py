@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 import urllib.request
 from datetime import UTC, datetime
 from typing import Final
@@ -53,11 +52,10 @@ def test_a_gpu_lost_while_running_leaves_alone_makes_nobody_spin_and_returns() -
                 "unmonitored",
                 "it is lost: GPU_IS_LOST",
             )
-            waits, began = here.gpus.counts()["nvmlEventSetWait_v2"], time.monotonic()
-            await asyncio.sleep(1)
-            waited = here.gpus.counts()["nvmlEventSetWait_v2"] - waits
-            # two slices a second
-            assert waited <= 2 * (time.monotonic() - began) + 2
+            waits, mark = here.gpus.counts()["nvmlEventSetWait_v2"], len(here.beats.items)
+            await here.beat(lambda _: len(here.beats.items) >= mark + 5)
+            # less than one slice to a heartbeat; without pauses there would be thousands
+            assert here.gpus.counts()["nvmlEventSetWait_v2"] - waits < 50
             assert here.bad(GPU) == {UUIDS[5]}
             here.gpus.drop("lost")
             await here.unhealthy(GPU)
@@ -304,13 +302,12 @@ def test_while_nvml_hangs_the_node_goes_on_and_says_that_nothing_monitors_its_gp
             await here.offers(GPU, healthy=8)
             await here.beat(lambda beat: beat.resources[0].unmonitored == 0)
             here.gpus.add("hang call=*")
-            began, heard = time.monotonic(), len(here.beats.items)
+            mark = len(here.beats.items)
             (got,) = await here.kubelet.allocate(name="train", resources={GPU: 8})
             assert len(got.ids) == 8
             blind = await here.beat(lambda beat: beat.resources[0].unmonitored == 8)
-            # beats come when they are due, and what is not known is not bad
-            due = (time.monotonic() - began) / node.BEAT_S
-            assert len(here.beats.items) - heard > due / 2
+            # heartbeats went on until the hang was noticed, and what is not known is not bad
+            assert len(here.beats.items) - mark >= 5
             assert blind.resources[0].healthy == 8
             assert min(blind.checkers["gpu_poll"], blind.checkers["gpu_events"]) > 4
             reported = await here.event(Turned, holds=True)

@@ -1,11 +1,14 @@
 """A process that holds a lock or waits for it, and publishes continually in which term it acts.
 
+It writes whoever holds the lock to its standard output, whenever that changes.
+
 python leading.py URL NAME TTL_S RENEW_S MARGIN_S
 """
 
 import asyncio
 import sys
 
+from muster import leadership
 from muster.nats import bus, lock, streams
 
 
@@ -13,7 +16,7 @@ async def act(url: str, name: str, terms: lock.Timing) -> None:
     async with bus.Bus(url, producer="tests", name=name) as connected:
         key = lock.Key(connected.link, streams.LEADER, "test")
         us = lock.this_process(name)
-        async with lock.Lock(key, us=us, timing=terms, on_change=lambda _, __: None) as held:
+        async with lock.Lock(key, us=us, timing=terms, on_change=show) as held:
             while True:
                 client = connected.link.live_client()
                 revision = held.term()
@@ -21,6 +24,11 @@ async def act(url: str, name: str, terms: lock.Timing) -> None:
                     await client.publish("acted", f"{name} {revision}".encode())
                     await client.flush()
                 await asyncio.sleep(0.005)
+
+
+def show(_: leadership.Leadership, now: leadership.Leadership) -> None:
+    sys.stdout.write(f"{now.leader}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -99,11 +99,16 @@ def test_a_former_leader_publishes_nothing_when_the_server_is_back(tmp_path: Pat
     async def story(server: nats.NatsServer, on: bus.Bus) -> None:
         leads = True
         await server.kill()
+        while on.link.is_connected:
+            await asyncio.sleep(0.01)
         publishing = asyncio.create_task(on.publish(tick(1), is_leader=lambda: leads))
         writing = asyncio.create_task(
             storage.put(on.link, streams.STATE, "k", b"v", is_leader=lambda: leads)
         )
-        await asyncio.sleep(0.1)
+        # one turn of the loop: both have begun, and wait for the server
+        await asyncio.sleep(0)
+        assert not publishing.done()
+        assert not writing.done()
         leads = False
         await server.start()
         assert await publishing is False

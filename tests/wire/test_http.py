@@ -210,14 +210,17 @@ def test_a_body_that_does_not_end_is_read_for_a_moment_of_a_refusal_and_never_of
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 def test_a_server_that_refuses_early_and_reads_no_further_has_answered() -> None:
     async def story() -> None:
+        answered = asyncio.Event()
+
         async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
             await writer.drain()
-            await asyncio.sleep(0.2)
+            await answered.wait()
 
         async with asyncio.timeout(30), server(serve) as target:
             site = endpoint(f"http://127.0.0.1:{target.port}")
             response = await site.request("POST", body=b"x" * 50_000_000)
+            answered.set()
             assert response.status == 413
 
     asyncio.run(story())
@@ -254,9 +257,11 @@ def test_an_answer_that_is_none_may_have_been_one(text: bytes, reason: type[Exce
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 def test_what_was_not_sent_whole_was_not_processed() -> None:
     async def story() -> None:
+        is_over = asyncio.Event()
+
         async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket it can
-            await asyncio.sleep(1)
+            await is_over.wait()
 
         async with asyncio.timeout(30), server(serve) as target:
             for body, is_sent in ((b"{}", True), (b"x" * 50_000_000, False)):
@@ -265,6 +270,7 @@ def test_what_was_not_sent_whole_was_not_processed() -> None:
                     await site.request("POST", body=body)
                 assert isinstance(raised.value.reason, TimeoutError)
                 assert raised.value.is_sent is is_sent
+            is_over.set()
 
     asyncio.run(story())
 

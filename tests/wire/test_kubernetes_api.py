@@ -79,15 +79,15 @@ def test_a_program_without_credentials_is_an_error_and_not_an_anonymous_user(
 
 def test_a_program_that_hangs_is_not_waited_for(tmp_path: pathlib.Path) -> None:
     pid = tmp_path / "pid"
-    script = f"echo $$ > {pid}; exec sleep 30"
+    script = f"echo $$ > {pid}; exec sleep 1000"
     user = {"exec": {**PLUGIN, "command": "sh", "args": ["-c", script]}}
     file = written(tmp_path / "k", {**config("a", **user), "current-context": "a"})
     # a process of its own: what the library started cannot be ended in order
-    words = ("check", "gpu", "--timeout", "1s", "--kubeconfig", file)
+    words = ("check", "gpu", "--timeout", "3s", "--kubeconfig", file)
     command = [sys.executable, "-m", "muster_labeler.cli.commands", *words]
     done = subprocess.run(command, check=False, capture_output=True, timeout=100)
     assert (done.returncode, done.stdout) == (3, b"")
-    assert done.stderr.decode().endswith(f"kubernetes: {file}: no credentials within 1 s\n")
+    assert done.stderr.decode().endswith(f"kubernetes: {file}: no credentials within 3 s\n")
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(pid.read_text()), 9)
 

@@ -6,7 +6,6 @@ import datetime as dt
 import pathlib
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -183,10 +182,8 @@ def test_a_suggestion_is_published_once_a_change_and_writes_nothing(tmp_path: pa
             "reason": "simulated, exact: 1 x Tesla T4 (23034 MiB)",
             "is_waiting": False,
         }
-        began = time.monotonic()
         labeler.signal(signal.SIGTERM)
         assert await labeler.wait() == 0
-        assert time.monotonic() - began < 10
 
     play(story, tmp_path)
 

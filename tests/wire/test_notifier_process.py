@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import aiohttp
@@ -293,10 +292,8 @@ def test_a_message_in_flight_at_sigterm_is_finished_and_never_repeated(
         notifier = await made.start()
         await made.says("a", AlertState.FIRING)
         await made.received(1)
-        began = time.monotonic()
         notifier.signal(signal.SIGTERM)
         assert await notifier.wait() == 0
-        assert time.monotonic() - began < 10
         (outcome,) = await made.outcome()
         assert outcome.TYPE == "notification.delivered"
         await made.start()

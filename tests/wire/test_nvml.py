@@ -185,10 +185,11 @@ def test_a_driver_that_stays_away_is_asked_for_with_pauses_and_reported_of_once(
     async def story() -> None:
         async with followed.followed(node) as (story, scan):
             assert scan.driver is gpu.Driver.NOT_LOADED
-            await asyncio.sleep(1)
+            while node.counts()["nvmlInitWithFlags"] < 5:
+                await asyncio.sleep(0.01)
+            # without pauses there would be thousands
+            assert node.counts()["nvmlInitWithFlags"] < 50
             assert story.observations == []
-            # pauses of 0.05, 0.1, 0.2, 0.2, ... s
-            assert 3 <= node.counts()["nvmlInitWithFlags"] <= 8
 
     asyncio.run(story())
 

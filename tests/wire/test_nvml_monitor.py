@@ -1,7 +1,6 @@
 """What the NVML adapters report while GPUs fail, hang and change, against the fake library."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import msgspec
@@ -64,13 +63,13 @@ def test_one_lost_while_it_runs_is_reported_and_left_out_and_nothing_spins(node:
                 followed.UUIDS[3],
                 "it is lost: GPU_IS_LOST",
             )
-            await asyncio.sleep(0.5)
+            await story.polled(0, times=5)
             assert (await story.xid(4, 31)).part == gpu.Part(gpu=followed.UUIDS[4])
             errors = {poll.gpu for poll in story.of(gpu.Poll) if poll.error}
             assert errors == {followed.UUIDS[3]}
             counts = node.counts()
-            # 20 slices a second, and a new set for the loss
-            assert counts["nvmlEventSetWait_v2"] - before["nvmlEventSetWait_v2"] < 30
+            # two slices to a poll, and a new set for the loss; unpaused there are thousands
+            assert counts["nvmlEventSetWait_v2"] - before["nvmlEventSetWait_v2"] < 200
             assert counts["nvmlEventSetCreate"] - before["nvmlEventSetCreate"] <= 3
             assert story.of(gpu.Scan) == []
 
@@ -102,8 +101,8 @@ def test_all_lost_at_once_are_reported_each(node: fake.Fake) -> None:
             while {poll.gpu for poll in story.of(gpu.Poll) if poll.error} != {*followed.UUIDS}:
                 await story.until(gpu.Poll, is_it=lambda poll: bool(poll.error))
             before = node.counts()["nvmlEventSetWait_v2"]
-            await asyncio.sleep(0.5)
-            assert node.counts()["nvmlEventSetWait_v2"] - before < 20
+            await story.polled(0, times=5)
+            assert node.counts()["nvmlEventSetWait_v2"] - before < 200
 
     asyncio.run(story())
 
@@ -123,22 +122,20 @@ def test_a_gpu_that_hangs_is_unwatched_and_the_loop_and_the_others_go_on(node: f
                 "NVML has not answered for 0.3 s",
             )
             story.observations.clear()
-            late_s = 0.0
-            for _ in range(50):
-                began = time.monotonic()
-                await asyncio.sleep(0.01)
-                late_s = max(late_s, time.monotonic() - began - 0.01)
-            assert late_s < 2
+            checked_at = story.nvml.checked_at["gpu_poll"]
+            # the call hangs until it is released below: whatever waited for it would wait for ever
+            for number in (0, 7):
+                await story.polled(number, times=3)
             assert {poll.gpu for poll in story.of(gpu.Poll)} == {*followed.UUIDS} - {
                 followed.UUIDS[6]
             }
-            stale = time.monotonic() - story.nvml.checked_at["gpu_poll"]
+            assert story.nvml.checked_at["gpu_poll"] == checked_at
             await story.xid(1, 31)
             node.drop()
             watched = await story.until(gpu.MonitoringChanged)
             assert (watched.gpu, watched.problem) == (followed.UUIDS[6], "")
             await story.polled(6)
-            assert time.monotonic() - story.nvml.checked_at["gpu_poll"] < stale
+            assert story.nvml.checked_at["gpu_poll"] > checked_at
             assert node.peak() >= 2
 
     asyncio.run(story())
@@ -171,9 +168,8 @@ def test_nvml_that_hangs_as_a_whole_ends_in_time_without_a_shutdown(node: fake.F
         async with followed.followed(node, timeouts=timeouts) as (story, _):
             node.add("hang")
             await story.of_each(gpu.MonitoringChanged)
-            began = time.monotonic()
+            # the call hangs until it is released below
             await story.nvml.close()
-            assert time.monotonic() - began < 10
             assert "nvmlShutdown" not in node.counts()
             node.drop()
 
@@ -298,15 +294,15 @@ def test_waits_that_fail_or_are_cut_short_do_not_spin(node: fake.Fake) -> None:
             assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {
                 "NVML reports no events: UNKNOWN"
             }
-            await asyncio.sleep(0.5)
-            assert node.counts()["nvmlEventSetWait_v2"] < 10
+            await story.polled(0, times=5)
+            assert node.counts()["nvmlEventSetWait_v2"] < 50
             node.drop()
             node.add("wait_cut 1")
             watched = await story.until(gpu.MonitoringChanged)
             assert watched.problem == ""
             before = node.counts()["nvmlEventSetWait_v2"]
-            await asyncio.sleep(0.5)
-            assert node.counts()["nvmlEventSetWait_v2"] - before < 60
+            await story.polled(0, times=5)
+            assert node.counts()["nvmlEventSetWait_v2"] - before < 200
             await story.xid(0, 31)
 
     asyncio.run(story())
@@ -389,9 +385,10 @@ def test_a_driver_without_gpus_is_scanned_until_there_is_one(node: fake.Fake) ->
     async def story() -> None:
         async with followed.followed(node) as (story, scan):
             assert (scan.driver, scan.gpus) == (gpu.Driver.READY, ())
-            await asyncio.sleep(0.3)
-            now = time.monotonic()
-            assert all(now - at < 0.25 for at in story.nvml.checked_at.values())
+            for _ in range(3):
+                before = dict(story.nvml.checked_at)
+                while any(at <= before[what] for what, at in story.nvml.checked_at.items()):
+                    await asyncio.sleep(0.01)
             node.write(scenes.t4().also("hotplug 1"))
             later_scan = await story.until(gpu.Scan)
             assert [device.product for device in later_scan.gpus] == ["Tesla T4"]
@@ -462,9 +459,8 @@ def test_a_close_during_a_beginning_that_hangs_ends_in_time(node: fake.Fake) -> 
         timeouts = msgspec.structs.replace(followed.TIMEOUTS, close_s=0.2)
         async with followed.followed(node, timeouts=timeouts, first_s=0.1) as (story, scan):
             assert scan.driver is gpu.Driver.SILENT
-            began = time.monotonic()
+            # the call hangs until it is released below
             await story.nvml.close()
-            assert time.monotonic() - began < 10
             node.drop()
             # what was begun in vain is ended by the next close
             await story.until(gpu.Scan)

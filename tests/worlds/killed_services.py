@@ -65,8 +65,10 @@ async def play(directory: Path, *, kills: int, seed: int) -> dict[str, Result]:
 
         try:
             await receiving.wait_for(is_known, END_S)
-            # what is sent once more would come within the interval
-            await asyncio.sleep(1.0)
+            # what is sent once more comes before the news of one more node
+            firing.add(_NODES)
+            await world.says(_NODES, "firing", node=f"node-{_NODES}", episode=1)
+            await receiving.wait_for(is_known, END_S)
         except TimeoutError:
             pass  # what is lost is counted below
     return {

@@ -192,6 +192,7 @@ class Run:
         self._url = url
         self._log = log
         self._plugins = [Plugin(url, f"node-{number}") for number in range(nodes)]
+        self._last = Plugin(url, "node-last")
         self._over = asyncio.Event()
         self._playing: list[asyncio.Task[None]] = []
 
@@ -220,8 +221,9 @@ class Run:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*self._playing)
-                # a repeated alert would come now
-                await asyncio.sleep(1.0)
+                # an alert that is repeated comes before those of a script that begins now
+                await self._last.start()
+                await self._play_once(self._last, [])
         return self._result()
 
     async def close(self) -> None:
@@ -229,15 +231,18 @@ class Run:
         for task in self._playing:
             task.cancel()
         await asyncio.gather(*self._playing, return_exceptions=True)
-        await asyncio.gather(*(plugin.stop() for plugin in self._plugins))
+        await asyncio.gather(*(plugin.stop() for plugin in (*self._plugins, self._last)))
 
     async def _play(self, plugin: Plugin) -> None:
         expected = self.expected.setdefault(plugin.node, [])
         while not self._over.is_set():
-            for step in Step:
-                expected.append(step.value)
-                await plugin.perform(step)
-                await self._log.until(lambda: len(self._log.of(plugin.node)) >= len(expected))
+            await self._play_once(plugin, expected)
+
+    async def _play_once(self, plugin: Plugin, expected: list[AlertStep]) -> None:
+        for step in Step:
+            expected.append(step.value)
+            await plugin.perform(step)
+            await self._log.until(lambda: len(self._log.of(plugin.node)) >= len(expected))
 
     def _result(self) -> Result:
         published = {node: self._log.of(node) for node in self.expected}
@@ -245,7 +250,7 @@ class Run:
         unexpected = [Counter(published[node]) - Counter(self.expected[node]) for node in published]
         terms = [alert.leader for alert in self._log.alerts]
         return Result(
-            alerts=len(self._log.alerts),
+            alerts=sum(map(len, published.values())),
             lost=sum(map(Counter.total, missing)),
             unexpected=sum(map(Counter.total, unexpected)),
             in_order=published == self.expected,
