@@ -45,7 +45,7 @@ class MalformedEvent(ValueError):
         self.detail = detail
 
 
-class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
+class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event as a subscriber receives it: CloudEvents' attributes, and our typed `data`.
 
     `id` is unique and repeats only when the same fact is sent again. `instance` and `sequence`

@@ -36,8 +36,11 @@ _PLUGIN = re.compile(_PLUGIN_PATTERN)
 _TOKEN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,127}")
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True):
-    """Unknown fields are ignored: a newer sender may say more than an older receiver knows."""
+class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Unknown fields are ignored: a newer sender may say more than an older receiver knows.
+
+    None can be part of a cycle, so that the garbage collector need not look at thousands of them.
+    """
 
 
 class Evidence(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ group that it was in, also where it would not be routed any more. The receivers 
 pods named stay until the owners are looked up again.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -43,8 +42,7 @@ class Placement:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True, gc=False):
     event: codec.CloudEvent
     alert: vocabulary.AlertChanged
     places: Places
@@ -64,7 +62,7 @@ class AlertIndex:
         self._root = root
         self._owners = owners
         self._ungrouped = frozenset(ungrouped)
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: dict[str, _Entry] = {}
         self._strings: dict[str, str] = {}
         self._place_sets: dict[tuple[groups.Key, ...], Places] = {}
         self._by_key = {route.key: route for route in root.walk()}
@@ -172,10 +170,11 @@ class AlertIndex:
         if len(self._place_sets) > _STRINGS_MAX:
             self._place_sets.clear()
         shared = self._place_sets.setdefault(tuple(places), places)
+        # the latest is last
+        self._entries.pop(alert.fingerprint, None)
         self._entries[alert.fingerprint] = _Entry(stored, alert, shared, owners)
-        self._entries.move_to_end(alert.fingerprint)
         if len(self._entries) > _ENTRIES_MAX:
-            self._entries.popitem(last=False)
+            del self._entries[next(iter(self._entries))]
 
     def _with_shared_strings(self, alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
         """Return the alert with shared strings: a storm is thousands of nearly equal alerts."""
