@@ -1,4 +1,4 @@
-"""Pure: The Grafana dashboard: what is asked of Prometheus, as a table of panels."""
+"""Pure: the Grafana dashboard: its queries of Prometheus, as a table of panels."""
 
 import dataclasses
 import json
@@ -24,10 +24,13 @@ class Panel:
 
 PANELS: Final = (
     Panel(
-        "Health services that lead", (("sum(muster_health_is_leader)", ""),), kind="stat", width=4
+        "Health services that are leader",
+        (("sum(muster_health_is_leader)", ""),),
+        kind="stat",
+        width=4,
     ),
     Panel(
-        "Plugins that are well",
+        "Healthy plugins",
         (('max(muster_health_verdicts{verdict="HEALTHY"})', ""),),
         kind="stat",
         width=4,
@@ -39,20 +42,20 @@ PANELS: Final = (
         width=4,
     ),
     Panel(
-        "Devices offered",
+        "Healthy devices",
         (('sum(muster_plugin_devices{health="Healthy"})', ""),),
         kind="stat",
         width=4,
     ),
     Panel(
-        "Connections to NATS that are gone",
+        "Lost connections to NATS",
         (("count(muster_bus_connected < 1) or vector(0)", ""),),
         kind="stat",
         width=4,
     ),
     Panel("Dead letters", (("max(muster_notifier_dead_letters)", ""),), kind="stat", width=4),
     Panel(
-        "Plugins that are not well, by verdict",
+        "Unhealthy plugins, by verdict",
         (
             (
                 'max by (verdict) (muster_health_verdicts{verdict!="HEALTHY"}) > 0',
@@ -75,7 +78,7 @@ PANELS: Final = (
         ),
     ),
     Panel(
-        "From the last sign of life to the verdict",
+        "Detection delay: last sign of life to verdict",
         tuple(
             (
                 (
@@ -84,7 +87,7 @@ PANELS: Final = (
                 ),
                 name,
             )
-            for share, name in (("0.5", "half within"), ("0.99", "99 of 100 within"))
+            for share, name in (("0.5", "median"), ("0.99", "99th percentile"))
         ),
         unit="s",
     ),
@@ -100,7 +103,7 @@ PANELS: Final = (
         unit="ops",
     ),
     Panel(
-        "Answering one Allocate",
+        "Mean duration of Allocate",
         (
             (
                 (
@@ -132,19 +135,19 @@ PANELS: Final = (
         ),
     ),
     Panel(
-        "Messages a second, by what NATS did with them",
+        "Messages to NATS a second, by outcome",
         (
-            ("sum by (outcome) (rate(muster_bus_published_total[5m]))", "sent, {{outcome}}"),
+            ("sum by (outcome) (rate(muster_bus_published_total[5m]))", "published, {{outcome}}"),
             ("sum by (kind) (rate(muster_bus_errors_total[5m]))", "error, {{kind}}"),
         ),
         unit="ops",
     ),
     Panel(
-        "Who asked the gate to come in, in 15 minutes",
+        "Answers of the gates in 15 minutes",
         (("sum by (outcome) (increase(muster_gate_answers_total[15m]))", "{{outcome}}"),),
     ),
     Panel(
-        "The labeler's decisions, and nodes that wait",
+        "Decisions of the labeler, and waiting nodes",
         (
             ("sum by (action) (increase(muster_labeler_decisions_total[15m]))", "{{action}}"),
             ("max(muster_labeler_waiting_nodes)", "waiting"),
@@ -154,12 +157,12 @@ PANELS: Final = (
 
 
 def expressions() -> list[str]:
-    """Return everything that is asked of Prometheus."""
+    """Return every query of Prometheus."""
     return [expression for panel in PANELS for expression, _ in panel.series]
 
 
 def text() -> str:
-    """Return the dashboard as Grafana takes it."""
+    """Return the dashboard in Grafana's format."""
     return json.dumps(_dashboard(), indent=1) + "\n"
 
 
