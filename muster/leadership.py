@@ -1,13 +1,17 @@
-"""Pure: leader election as services see it, whatever decides it: a NATS lock or a Kubernetes Lease.
+"""Adapter: leader election as services see it, by a NATS lock or a Kubernetes Lease, and its clock.
 
 Only one of several replicas may act. The right to act is a *term*: a number that grows with every
 change of leader (fencing token). It can end merely because time passes, so it is checked before
 each act instead of once.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The monotonic clock that goes on while the machine is suspended, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +53,11 @@ class Election(Protocol):
 
     async def failed(self) -> None:
         """Never return; raise what ended the candidacy by mistake, if anything does."""
+
+
+def now() -> float:
+    """Return monotonic seconds, including the time in which the machine was suspended.
+
+    A term is measured by this clock: a process that was suspended during its term must not act.
+    """
+    return time.clock_gettime(_CLOCK)

@@ -53,14 +53,13 @@ class Lease:
         self._name = name
         self._duration_s = duration_s
         self._on_change = on_change
-        self._clock = asyncio.get_running_loop().time
         self._term = 0
         self._until = float("-inf")
         self._leader = ""
         self._problem = ""
         self._was_away = False
         self._last_version: tuple[str, str | None] | None = None
-        self._last_version_at = self._clock()
+        self._last_version_at = leadership.now()
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
@@ -80,7 +79,7 @@ class Lease:
 
     def term(self) -> int | None:
         """Return the term in which we may act right now; None if we may not."""
-        return self._term if self._clock() < self._until else None
+        return self._term if leadership.now() < self._until else None
 
     def is_term(self, term: int) -> bool:
         """Return whether we may act now, and have held the Lease in this term without a break."""
@@ -115,7 +114,7 @@ class Lease:
 
     async def _try(self, timeout_s: float) -> None:
         """Take over or renew the Lease if it is free, expired or ours."""
-        asked_at = self._clock()
+        asked_at = leadership.now()
         answer = await self._api.request("GET", f"{self._path}/{self._name}", timeout_s=timeout_s)
         lease = None
         if answer.status != HTTPStatus.NOT_FOUND:

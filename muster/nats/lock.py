@@ -13,7 +13,6 @@ import asyncio
 import dataclasses
 import os
 import socket
-import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,8 +29,6 @@ RETRY_S: Final = 0.25
 
 _RELEASE_S: Final = 0.5
 _HOLDER_CHARS_MAX: Final = 500
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The monotonic clock that goes on while the machine is suspended, where there is one."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE: Final = Path("/proc/self/ns/pid")
 _LIFE: Final = uuid.uuid4().hex
@@ -145,10 +142,10 @@ class Lock:
         self._revision = 0
         """What the key's revision must be for our next claim to succeed."""
         self._term: int | None = None
-        self._until = _now()
+        self._until = leadership.now()
         self._other_holder = ""
         self._changed = asyncio.Condition()
-        self._answered_at = _now()
+        self._answered_at = leadership.now()
         self._error = ""
         """Why the last request was not answered; empty if it was."""
         self._is_unanswered = False
@@ -180,7 +177,7 @@ class Lock:
         Call this before each act: the term ends by passing, and a process that was suspended does
         not know that yet. A later holder has a greater term.
         """
-        return self._term if _now() < self._until else None
+        return self._term if leadership.now() < self._until else None
 
     def is_term(self, term: int) -> bool:
         """Return whether we may act now, and have held the lock in this term without a break."""
@@ -188,7 +185,7 @@ class Lock:
 
     def problem(self) -> str | None:
         """Return why nobody knows who holds the lock, once that lasts longer than a claim."""
-        unanswered_s = _now() - self._answered_at
+        unanswered_s = leadership.now() - self._answered_at
         if unanswered_s <= self._timing.ttl_s:
             return None
         reason = self._error or "not asked"
@@ -217,7 +214,7 @@ class Lock:
 
     async def _try(self) -> float:
         """Claim or renew once; return when to do so again."""
-        asked_at = _now()
+        asked_at = leadership.now()
         timing = self._timing
         left_s = timing.renew_s if self.term() is None else self._until - asked_at
         self._is_unanswered = True
@@ -232,7 +229,7 @@ class Lock:
             self._note_error(str(error) or "no answer")
             return RETRY_S
         self._is_unanswered = False
-        self._answered_at, self._error = _now(), ""
+        self._answered_at, self._error = leadership.now(), ""
         self._other_holder = "" if claimed.value == self._us else _shown_holder(claimed.value)
         if claimed.value == self._us:
             return self._on_claimed(claimed, asked_at)
@@ -271,8 +268,3 @@ class Lock:
 def _shown_holder(value: bytes) -> str:
     """Return the holder that a value names, for people."""
     return str(decode_holder(value) or value.decode("utf-8", "replace"))[:_HOLDER_CHARS_MAX]
-
-
-def _now() -> float:
-    """Return monotonic seconds, including the time in which the machine was suspended."""
-    return time.clock_gettime(_CLOCK)

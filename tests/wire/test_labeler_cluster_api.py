@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import pathlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
@@ -390,6 +391,25 @@ def test_a_replica_that_cannot_renew_stops_before_another_may_begin(tmp_path: pa
                 changed.clear()
                 await changed.wait()
             assert "HTTP 503" in (election.problem() or "")
+
+    play(story, tmp_path)
+
+
+def test_a_replica_whose_machine_was_suspended_no_longer_holds_the_lease(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, suspended_s = time.clock_gettime, {time.CLOCK_BOOTTIME: 60.0}
+
+    async def story(cluster: Cluster) -> None:
+        changed = asyncio.Event()
+        async with candidate(cluster, changed) as election:
+            term = await leads(election, changed)
+            # the loop's clock, CLOCK_MONOTONIC, stops while the machine is suspended
+            monkeypatch.setattr(
+                time, "clock_gettime", lambda clock: real(clock) + suspended_s.get(clock, 0.0)
+            )
+            assert election.term() is None
+            assert await leads(election, changed) > term
 
     play(story, tmp_path)
 
