@@ -131,7 +131,7 @@ def nodes(count: int, bad: int, *, reason: str = "/dev/x is gone") -> list[Devic
 def test_too_many_devices_are_summed_up_and_unhealthy_ones_are_listed_first(
     devices: list[Device], entries: int, words: str
 ) -> None:
-    listed = device_messages.fit(devices, 300_000)
+    listed = device_messages.fit_list(devices, 300_000)
     assert len(listed.devices) == entries
     assert len(msgspec.json.encode(listed.devices)) <= 300_000
     assert listed.problem.endswith(words)

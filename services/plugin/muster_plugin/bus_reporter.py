@@ -167,7 +167,7 @@ class BusReporter:
 
     def _not_ready(self) -> str | None:
         return registration_model.readiness(
-            self._node.statuses(), now=time.monotonic(), probe_s=client.PERIOD_S
+            self._node.statuses(), now=time.monotonic(), probe_s=client.PROBE_PERIOD_S
         )
 
     def _stuck(self) -> str | None:

@@ -38,7 +38,7 @@ _WAITING = prometheus_client.Gauge(
     "muster_labeler_waiting_nodes", "Nodes that are to be labelled and cannot be labelled yet."
 )
 _WRITES_MAX: Final = 10
-_PERIOD_S: Final = 60.0
+_WRITES_PERIOD_S: Final = 60.0
 _CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: somebody else keeps changing it"
 
 
@@ -281,7 +281,7 @@ class LabelWriter:
         self._rules = rules
         self._nodes = node_api
         self._may_write = may_write
-        self._write_limit = cluster_api.WriteLimit(_WRITES_MAX, _PERIOD_S)
+        self._write_limit = cluster_api.WriteLimit(_WRITES_MAX, _WRITES_PERIOD_S)
         self._contested: set[str] = set()
         self._clock = asyncio.get_running_loop().time
 
@@ -300,12 +300,12 @@ class LabelWriter:
         if decision.action not in {decisions.Action.APPLY, decisions.Action.WITHDRAW}:
             return decision, False
         if self._fleet.are_nodes_unknown or not self._may_write():
-            return _wait(decision, "the Kubernetes API is unavailable"), False
+            return _waiting_decision(decision, "the Kubernetes API is unavailable"), False
         if not self._write_limit.may_write(name, self._clock()):
             if name not in self._contested:
                 self._contested.add(name)
                 logs.logger().warning("label_contested", node=name, writes=_WRITES_MAX)
-            return _wait(decision, _CONTESTED), False
+            return _waiting_decision(decision, _CONTESTED), False
         self._contested.discard(name)
         self._write_limit.note_write(name, self._clock())
         return await self._write(status, decision)
@@ -337,14 +337,14 @@ class LabelWriter:
         if result.is_gone:
             return decisions.Decision(decisions.Action.NOTHING, {}, "the node is gone"), False
         if result.is_passing:
-            return _wait(decision, result.text), False
+            return _waiting_decision(decision, result.text), False
         refusal = decisions.Decision(
             decisions.Action.REFUSE, decision.labels, result.text, decision.source
         )
         return refusal, not result.is_conflict
 
 
-def _wait(decision: decisions.Decision, why: str) -> decisions.Decision:
+def _waiting_decision(decision: decisions.Decision, why: str) -> decisions.Decision:
     return decisions.Decision(decisions.Action.WAIT, decision.labels, why, decision.source)
 
 

@@ -19,8 +19,8 @@ FIRST_SCAN_S: Final = 10.0
 Observed: TypeAlias = gpu.Scan | gpu.Observation
 Evaluated: TypeAlias = gpu.FaultChange | gpu.Scan
 _PACKAGE: Final = Path(__file__).parents[1]
-_BYTES_MAX: Final = 1024 * 1024
-_LOGGED_MAX: Final = 100
+_POLICY_BYTES_MAX: Final = 1024 * 1024
+_PROBLEMS_LOGGED_MAX: Final = 100
 
 
 class Source(Protocol):
@@ -105,12 +105,12 @@ def load_policy(rules: gpus.Health) -> xid_policy.Policy:
     """Return the configured policy, and log each of its problems once. Raises BadSettings."""
     policy = read_policy(rules)
     for problem in policy.problems:
-        _log(problem)
+        _log_problem(problem)
     return policy
 
 
-@functools.lru_cache(_LOGGED_MAX)
-def _log(problem: str) -> None:
+@functools.lru_cache(_PROBLEMS_LOGGED_MAX)
+def _log_problem(problem: str) -> None:
     logs.logger().warning("policy_problem", problem=problem)
 
 
@@ -119,7 +119,7 @@ def _overrides(file: Path) -> xid_policy.Overrides:
         raise settings.BadSettings([f"{file}: not a regular file"])
     try:
         with file.open("rb") as opened:
-            text = opened.read(_BYTES_MAX + 1)
+            text = opened.read(_POLICY_BYTES_MAX + 1)
     except OSError as error:
         raise settings.BadSettings([f"{file}: {error.strerror}"]) from None
     documents = settings.parse(text, source=str(file))

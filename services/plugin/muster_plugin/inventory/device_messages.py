@@ -47,7 +47,7 @@ class DeviceEvents:
     ) -> Iterator[vocabulary.PluginEvent]:
         """Return the events of what happened to units, in order; `resource` is already changed."""
         announced: set[tuple[str, vocabulary.Health]] = set()
-        for group in _grouped(resource, facts):
+        for group in _group_facts(resource, facts):
             match group[0]:
                 case device_lifecycle.Added():
                     yield self._added(resource, group[0], len(group), at)
@@ -152,7 +152,7 @@ class DeviceEvents:
         return {"node": self._node, "plugin": self._plugin, "at": at}
 
 
-def _grouped(
+def _group_facts(
     resource: resource_devices.ResourceDevices, facts: Iterable[device_lifecycle.Fact]
 ) -> Iterable[Sequence[device_lifecycle.Fact]]:
     """Group the replicas of one GPU that were added, or removed, in the same way."""
@@ -179,7 +179,9 @@ class Listing(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def grouped(devices: Iterable[tuple[vocabulary.Device, str]]) -> tuple[vocabulary.Device, ...]:
+def group_replicas(
+    devices: Iterable[tuple[vocabulary.Device, str]],
+) -> tuple[vocabulary.Device, ...]:
     """List equal replicas of one physical device once; each device comes with its physical device.
 
     Subscribers see a GPU as a whole. Device nodes are known by their ids, so only Healthy ones are
@@ -194,7 +196,7 @@ def grouped(devices: Iterable[tuple[vocabulary.Device, str]]) -> tuple[vocabular
     return tuple(_counted(group) for group in replicas.values())
 
 
-def fit(devices: Sequence[vocabulary.Device], bytes_max: int) -> Listing:
+def fit_list(devices: Sequence[vocabulary.Device], bytes_max: int) -> Listing:
     """List the devices in at most `bytes_max` bytes of JSON."""
     if _fits(devices, bytes_max):
         return Listing(tuple(devices))

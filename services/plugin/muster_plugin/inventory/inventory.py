@@ -205,13 +205,13 @@ class Inventory:
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> Snapshot:
         """Return the whole inventory as an event of so many bytes at most."""
-        devices = device_messages.grouped(
+        devices = device_messages.group_replicas(
             (device, unit.physical)
             for resource in self._resources.values()
             for device, unit in zip(resource.devices(), resource.offered(), strict=True)
         )
         devices_bytes_max = bytes_max - _ENVELOPE_BYTES - len(msgspec.json.encode(self.gpus))
-        listed = device_messages.fit(devices, devices_bytes_max)
+        listed = device_messages.fit_list(devices, devices_bytes_max)
         event = vocabulary.InventoryReported(
             node=self._node,
             at=at,

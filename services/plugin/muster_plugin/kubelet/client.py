@@ -22,12 +22,12 @@ _REGISTER_TIMEOUT_S: Final = 12.0
 _WATCHER_TIMEOUT_S: Final = 10.0
 _UNREACHABLE: Final = ("failed to connect to all addresses", "Socket closed")
 """gRPC's error texts when nobody listens on a socket, or the listener is gone (grpc 1.7x)."""
-PERIOD_S: Final = 14.0
+PROBE_PERIOD_S: Final = 14.0
 """A probe costs a connection, half of an idle plugin's work, so it runs rarely; whether the socket
 file is ours is checked more often. A server that hangs must be detected within 20 s: this period,
 the probe's timeout of 2 s, and the 3 s that health waits for a recovery."""
-_RETRY_S: Final = 0.2
-_TEXT_MAX: Final = 300
+_PROBE_RETRY_S: Final = 0.2
+_FAILURE_CHARS_MAX: Final = 300
 
 
 class Refused(Exception):
@@ -109,7 +109,7 @@ class SelfProbe:
             wait_s = self._period_s
             endpoint = self._endpoint()
             if endpoint is not None and not await self._probe(endpoint):
-                wait_s = min(self._period_s, _RETRY_S)
+                wait_s = min(self._period_s, _PROBE_RETRY_S)
 
     async def _probe(self, endpoint: server.Endpoint) -> bool:
         try:
@@ -121,7 +121,9 @@ class SelfProbe:
             )
             self._on_failure(endpoint, str(failure), is_first)
             self._send(
-                registration_model.ProbeFailed(endpoint.generation, str(failure)[:_TEXT_MAX])
+                registration_model.ProbeFailed(
+                    endpoint.generation, str(failure)[:_FAILURE_CHARS_MAX]
+                )
             )
             return False
         self.last_result = registration_model.ProbeResult(

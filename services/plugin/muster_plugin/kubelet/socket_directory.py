@@ -19,8 +19,8 @@ from muster_plugin.config import settings
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 LOCK_DIRECTORY: Final = "muster"
-_SUFFIX: Final = ".lock"
-_TRIES_MAX: Final = 10
+_LOCK_SUFFIX: Final = ".lock"
+_LOCK_TRIES_MAX: Final = 10
 _OWNER_BYTES_MAX: Final = 100
 
 
@@ -130,7 +130,7 @@ class ResourceLocks:
             self._folder.mkdir(exist_ok=True)
             descriptor = _locked(path)
         except BlockingIOError:
-            return _owner(path)
+            return _lock_owner(path)
         except OSError as error:
             if str(error) != self._logged_error:
                 self._logged_error = str(error)
@@ -144,7 +144,7 @@ class ResourceLocks:
         """Unlock a resource."""
         descriptor = self._held.pop(resource, None)
         if descriptor is not None:
-            _remove(self._path(settings.slug(resource)), descriptor)
+            _remove_lock(self._path(settings.slug(resource)), descriptor)
 
     def release_all(self) -> None:
         """Unlock every resource."""
@@ -161,7 +161,7 @@ class ResourceLocks:
         if not path.exists():
             return True
         try:
-            _remove(path, _locked(path))
+            _remove_lock(path, _locked(path))
         except OSError:
             return False
         return True
@@ -169,16 +169,16 @@ class ResourceLocks:
     def remove_stale(self) -> None:
         """Remove the lock files of processes that have ended."""
         if self._folder.is_dir():
-            for path in self._folder.glob(f"*{_SUFFIX}"):
-                self.is_free(path.name.removesuffix(_SUFFIX))
+            for path in self._folder.glob(f"*{_LOCK_SUFFIX}"):
+                self.is_free(path.name.removesuffix(_LOCK_SUFFIX))
 
     def _path(self, slug: str) -> Path:
-        return self._folder / f"{slug}{_SUFFIX}"
+        return self._folder / f"{slug}{_LOCK_SUFFIX}"
 
 
 def _locked(path: Path) -> int:
     """Return a descriptor that holds the lock of the file at this path. Raises OSError."""
-    for _ in range(_TRIES_MAX):
+    for _ in range(_LOCK_TRIES_MAX):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,7 +193,7 @@ def _locked(path: Path) -> int:
     raise BlockingIOError(f"{path}: removed again and again")
 
 
-def _remove(path: Path, descriptor: int) -> None:
+def _remove_lock(path: Path, descriptor: int) -> None:
     """Remove a lock file that this process has locked, and no other."""
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):
@@ -206,7 +206,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
     return (status.st_dev, status.st_ino) == inode(path)
 
 
-def _owner(path: Path) -> str:
+def _lock_owner(path: Path) -> str:
     try:
         with path.open("rb") as opened:
             owner = opened.read(_OWNER_BYTES_MAX).decode(errors="replace")

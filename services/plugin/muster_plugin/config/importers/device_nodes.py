@@ -71,7 +71,7 @@ def read_generic(
         for key in _LISTS
         for at, item in enumerate(reader.items(entries.get(key), key))
     ]
-    return _imported(reader, items, chosen_domain, flags=False)
+    return _imported_generic(reader, items, chosen_domain, flags=False)
 
 
 def read_generic_flags(
@@ -79,10 +79,10 @@ def read_generic_flags(
 ) -> peer_file.ImportedConfiguration:
     """Return the configuration of parsed values of `--device`. Raises ImportRejected."""
     items = [(f"--device[{at}]", item) for at, item in enumerate(devices)]
-    return _imported(peer_file.Reader("generic"), items, domain, flags=True)
+    return _imported_generic(peer_file.Reader("generic"), items, domain, flags=True)
 
 
-def _imported(
+def _imported_generic(
     reader: peer_file.Reader, items: list[tuple[str, object]], domain: str | None, *, flags: bool
 ) -> peer_file.ImportedConfiguration:
     if domain is None:
@@ -95,7 +95,7 @@ def _imported(
         reader.reject("domain", problem.removeprefix("name: "))
     imported = []
     for path, item in items:
-        described = _device(reader, item, path, flags=flags)
+        described = _generic_device(reader, item, path, flags=flags)
         if described is None:
             continue
         name, groups, keys = described
@@ -109,7 +109,7 @@ def _imported(
     return reader.imported(_shared(reader, imported))
 
 
-def _device(
+def _generic_device(
     reader: peer_file.Reader, item: object, path: str, *, flags: bool
 ) -> tuple[str, list[_Group], _Keys] | None:
     """Return the name and the groups of one device; None if it has no group with a device."""
@@ -279,7 +279,7 @@ def read_smarter(entries: object) -> peer_file.ImportedConfiguration:
         count = reader.whole(entry.get("nummaxdevices"), f"{path}.nummaxdevices")
         if len(reader.problems) > before:
             continue
-        resource = _resource(reader, path, pattern, count)
+        resource = _smarter_resource(reader, path, pattern, count)
         if resource and pattern in by_pattern:
             repeated = f"devicematch {errors.quoted(pattern)} is listed twice"
             reader.note_difference(path, f"{repeated}; the later one is kept, as the kubelet does")
@@ -291,7 +291,7 @@ def read_smarter(entries: object) -> peer_file.ImportedConfiguration:
     return reader.imported([*by_pattern.values()])
 
 
-def _resource(
+def _smarter_resource(
     reader: peer_file.Reader, path: str, pattern: str, count: int
 ) -> config_resources.Resource | None:
     if pattern == _JETSON:

@@ -20,9 +20,9 @@ Answer = TypeVar("Answer")
 _GPUS_MAX: Final = 256
 _MIB: Final = 1 << 20
 _NVIDIA: Final = "0x10de"
-_DEVICES_MAX: Final = 64
-_UNKNOWN: Final = "unknown"
-_ATTRIBUTES: Final = (
+_MIG_DEVICES_MAX: Final = 64
+_UNKNOWN_PROFILE: Final = "unknown"
+_MIG_ATTRIBUTES: Final = (
     ("multiprocessors", "multiprocessorCount"),
     ("gi_slices", "gpuInstanceSliceCount"),
     ("ci_slices", "computeInstanceSliceCount"),
@@ -271,7 +271,7 @@ def mig_uuids(nvml: library.Binding, handle: library.Handle) -> tuple[str, ...] 
     """Return the uuids of a GPU's MIG devices; None where MIG is off or not supported."""
     if not is_mig_enabled(nvml, handle):
         return None
-    return tuple(nvml.nvmlDeviceGetUUID(device) for _, device in _handles(nvml, handle))
+    return tuple(nvml.nvmlDeviceGetUUID(device) for _, device in _mig_handles(nvml, handle))
 
 
 class MigReader:
@@ -286,7 +286,7 @@ class MigReader:
 
     def devices(self) -> Iterator[vocabulary.MigDevice]:
         """Yield every MIG device that can be read, without unused indices and vanished devices."""
-        for index, device in _handles(self._nvml, self._handle):
+        for index, device in _mig_handles(self._nvml, self._handle):
             try:
                 yield self._device(index, device)
             except self._nvml.NVMLError as error:
@@ -308,7 +308,9 @@ class MigReader:
             gi=gi,
             ci=ci,
             **{
-                ours: int(getattr(attributes, theirs)) for ours, theirs in _ATTRIBUTES if attributes
+                ours: int(getattr(attributes, theirs))
+                for ours, theirs in _MIG_ATTRIBUTES
+                if attributes
             },
         )
 
@@ -330,7 +332,7 @@ class MigReader:
                     memory_mib=gi_profile[1],
                     total_bytes=self._total_bytes,
                 )
-        return decode.named_profile(ask(nvml.nvmlDeviceGetName, device) or "") or _UNKNOWN
+        return decode.named_profile(ask(nvml.nvmlDeviceGetName, device) or "") or _UNKNOWN_PROFILE
 
     def _profiles_by_id(self) -> dict[int, tuple[int, int]]:
         """Return NVML's number and the memory of each GPU instance profile, by its id."""
@@ -369,9 +371,11 @@ def _profile_info(
         raise
 
 
-def _handles(nvml: library.Binding, handle: library.Handle) -> Iterator[tuple[int, library.Handle]]:
+def _mig_handles(
+    nvml: library.Binding, handle: library.Handle
+) -> Iterator[tuple[int, library.Handle]]:
     count = library.call_if_supported(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-    for index in range(min(count, _DEVICES_MAX)):
+    for index in range(min(count, _MIG_DEVICES_MAX)):
         try:
             device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except nvml.NVMLError as error:
