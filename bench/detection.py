@@ -111,7 +111,7 @@ class _Results:
         self._left = dict.fromkeys(self.played, wanted)
 
     def take(self, name: str) -> bool:
-        """Tell whether one more is wanted, and count on its being made."""
+        """Return whether one more is wanted, and count on its being made."""
         self._left[name] -= 1
         return self._left[name] >= 0 and time.monotonic() < self._until
 

@@ -69,13 +69,13 @@ _UNITS: Final = {unit.id: unit for unit in map(_unit, range(_GPUS))}
 def _machines() -> Iterator[tuple[str, placement.Links]]:
     chance = random.Random(16)  # noqa: S311  # the same machines in every run, not a secret
     yield "PCIe tree", _links(_tree)
-    yield "all alike", _links(lambda _one, _other: gpu.Link())
+    yield "all alike", _links(lambda _left, _right: gpu.Link())
     yield "NVLinks across the tree", _links(_across)
     for number in range(3):
         yield (
             f"random {number + 1}",
             _links(
-                lambda _one, _other: gpu.Link(
+                lambda _left, _right: gpu.Link(
                     level=chance.choice([*gpu.TopologyLevel]), nvlinks=chance.choice([0, 0, 1, 2])
                 )
             ),

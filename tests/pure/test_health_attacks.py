@@ -217,13 +217,13 @@ def test_after_a_mass_failure_plugins_are_probed_some_at_a_time_and_cause_no_new
 
     def mute(probe: signals.Probe) -> tuple[float, signals.Input]:
         questions.append(world.now)
-        at, found = answer(probe)
+        at, answered = answer(probe)
         if world.now < until:
             nothing = signals.ProbeInconclusive(
                 node=probe.node, plugin=probe.plugin, number=probe.number
             )
             return at, nothing
-        return at, found
+        return at, answered
 
     world.answer = mute  # type: ignore[method-assign]
     until = world.now + 40.0

@@ -68,9 +68,9 @@ def test_only_a_leader_publishes_ticks_and_on_the_stream_of_alerts(tmp_path: Pat
         async with election(on, "a") as a, election(on, "b") as b:
             ticking = [
                 asyncio.create_task(
-                    watchdog.publish_ticks(one, publish, holder=name, interval_s=0.1)
+                    watchdog.publish_ticks(contender, publish, holder=name, interval_s=0.1)
                 )
-                for one, name in ((a, "a"), (b, "b"))
+                for contender, name in ((a, "a"), (b, "b"))
             ]
             received: list[vocabulary.Event] = []
             since = datetime.now(UTC) - timedelta(minutes=1)

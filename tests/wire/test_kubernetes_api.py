@@ -84,7 +84,7 @@ def test_a_program_that_hangs_is_not_waited_for(tmp_path: pathlib.Path) -> None:
     file = written(tmp_path / "k", {**config("a", **user), "current-context": "a"})
     # a process of its own: what the library started cannot be ended in order
     words = ("check", "gpu", "--timeout", "3s", "--kubeconfig", file)
-    command = [sys.executable, "-m", "muster_labeler.cli.commands", *words]
+    command = [sys.executable, "-m", "muster.cli", *words]
     done = subprocess.run(command, check=False, capture_output=True, timeout=100)
     assert (done.returncode, done.stdout) == (3, b"")
     assert done.stderr.decode().endswith(f"kubernetes: {file}: no credentials within 3 s\n")

@@ -37,7 +37,7 @@ class Toy:
         self.refusal = ""
         self.calls: list[str] = []
         self.info = pr.PluginInfo(type="DevicePlugin", name=FUSE, supported_versions=["v1beta1"])
-        self.told = asyncio.Event()
+        self.notified = asyncio.Event()
         self.listing = asyncio.Event()
         self.ended = asyncio.Event()
         self._change = asyncio.Event()
@@ -117,8 +117,8 @@ class Toy:
         request: pr.RegistrationStatus,
         _context: rpc.Context[pr.RegistrationStatus, pr.RegistrationStatusResponse],
     ) -> pr.RegistrationStatusResponse:
-        self.calls.append(f"told {request.plugin_registered} {request.error}".strip())
-        self.told.set()
+        self.calls.append(f"notified {request.plugin_registered} {request.error}".strip())
+        self.notified.set()
         return pr.RegistrationStatusResponse()
 
 
@@ -484,10 +484,10 @@ def test_the_plugin_watcher_sends_a_plugin_the_reason_of_its_refusal(root: pathl
         toy = Toy(path, "0")
         toy.info = pr.PluginInfo(type="CSIPlugin", name=FUSE, supported_versions=["v1beta1"])
         async with toy, kubelet.Kubelet(directory=root, node="n", plugin_watcher=True):
-            await toy.told.wait()
+            await toy.notified.wait()
         assert toy.calls == [
             (
-                "told False RegisterPlugin error -- no handler registered for plugin type: "
+                "notified False RegisterPlugin error -- no handler registered for plugin type: "
                 f"CSIPlugin at socket {path}"
             )
         ]
@@ -506,7 +506,7 @@ def test_the_plugin_watcher_registers_a_socket_and_again_after_a_restart(
                 await stand_in.restart()
                 await toy.ended.wait()
                 await stand_in.until(shows(1, 1))
-                statuses = [call for call in toy.calls if call != "told True"]
+                statuses = [call for call in toy.calls if call != "notified True"]
                 assert statuses == ["options", "list", "options", "list"]
             await stand_in.until(shows(1, 0))
 

@@ -228,7 +228,7 @@ def _by_highest(count: int, slacks: Mapping[int, int]) -> list[list[tuple[int, i
 
 class _Swap(msgspec.Struct, frozen=True, order=True):
     gain: int
-    one: int
+    first: int
     other: int
 
 
@@ -248,7 +248,7 @@ class _Partition:
             swap = self._best_swap()
             if swap.gain <= 0:
                 break
-            self._exchange(swap.one, swap.other)
+            self._exchange(swap.first, swap.other)
 
     def total(self) -> int:
         """Return the score of all sets."""

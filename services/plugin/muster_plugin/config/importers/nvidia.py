@@ -22,8 +22,10 @@ _TOP: Final = ("version", "flags", "resources", "sharing", "imex")
 _SECTIONS: Final = ("flags", "flags.plugin", "flags.gfd", "imex")
 _FORK: Final = ("passDeviceSpecs", "deviceListStrategy", "deviceIDStrategy")
 """Keys that the iktos fork reads below `flags`, and NVIDIA below `flags.plugin`."""
-_FLAGS: Final = frozenset(flag for one in nvidia_settings.EVERY for flag in one.flags)
-_VARIABLES: Final = frozenset(name for one in nvidia_settings.EVERY for name in one.variables)
+_FLAGS: Final = frozenset(flag for setting in nvidia_settings.EVERY for flag in setting.flags)
+_VARIABLES: Final = frozenset(
+    name for setting in nvidia_settings.EVERY for name in setting.variables
+)
 _ONE_DASH: Final = re.compile(r"-[a-z]{2}")
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
