@@ -250,7 +250,7 @@ class Bench:
 async def measure(options: report.Options, peers: Sequence[str]) -> list[report.Row]:
     """Measure muster's plugin, then each peer."""
     async with programs.arena("bench/plugin", muster, muster_plugin) as (root, url):
-        ours = Bench("muster", _muster(url, _one), root / "m", quick=options.quick)
+        ours = Bench("muster", _muster(url, _single), root / "m", quick=options.quick)
         rows = await ours.common()
         rows += await _many(url, root / "n")
         wide = Bench("muster", _muster(url, _hot), root / "h", quick=options.quick)
@@ -286,7 +286,7 @@ def _resource(name: str, path: str, **more: object) -> dict[str, object]:
     return {"name": name, "groups": [{"devices": [{"path": path}]}], **more}
 
 
-def _one(_root: Path) -> dict[str, object]:
+def _single(_root: Path) -> dict[str, object]:
     return {"resources": [_resource("muster.example/null", "/dev/null")]}
 
 

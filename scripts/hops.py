@@ -71,11 +71,11 @@ def _detector() -> detector.Detector:
     return made
 
 
-def _heartbeats(turn: int) -> signals.Beats:
+def _heartbeats(turn: int) -> signals.HeartbeatsArrived:
     resource = vocabulary.ResourceBeat(
         name=_GPU, streams=1, probe_ok=True, probe_age_s=1.0, devices=8, healthy=8
     )
-    return signals.Beats(
+    return signals.HeartbeatsArrived(
         heartbeats=[
             vocabulary.Heartbeat(
                 node=f"node-{number}",

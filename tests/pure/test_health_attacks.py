@@ -146,7 +146,7 @@ def test_a_backlog_that_is_read_late_proves_nothing_about_a_clock() -> None:
             msgspec.structs.replace(beat, uptime_s=1000.0 + beat.seq, wall=beat.wall)
             for beat in backlog
         ]
-        hear(world, signals.Beats(heartbeats=late))
+        hear(world, signals.HeartbeatsArrived(heartbeats=late))
         world._beats_due = world.now + 1.0  # the world stood still, too
         world.run(5.0)
     assert world.alerts() == []
@@ -245,7 +245,7 @@ def test_a_plugin_that_claims_to_be_the_fleet_is_ignored() -> None:
         beat = msgspec.structs.replace(
             world.plugins["a"].beat(world.now), node=vocabulary.FLEET, plugin="health", seq=seq
         )
-        hear(world, signals.Beat(heartbeat=beat))
+        hear(world, signals.HeartbeatArrived(heartbeat=beat))
     started = vocabulary.PluginStarted(
         node=vocabulary.FLEET, at=ZERO, plugin="health", version="1", instance="i"
     )
@@ -286,7 +286,7 @@ def test_a_plugin_silent_after_one_heartbeat_since_we_reconnected_is_suspected_i
     world.run(3.0)
     hear(world, signals.BusLost())
     hear(world, signals.BusBack(at=ZERO + timedelta(seconds=world.now)))
-    hear(world, signals.Beat(heartbeat=world.plugins["a"].beat(world.now)))
+    hear(world, signals.HeartbeatArrived(heartbeat=world.plugins["a"].beat(world.now)))
     world.freeze("a")
     suspected = signals.Noted(note=signals.Note.SUSPECTED)
     world.run(12.4)

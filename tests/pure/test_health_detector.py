@@ -13,7 +13,7 @@ from muster_health.model import config, signals, snapshot
 
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
-Told = vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
+Change = vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
 SETTINGS = config.Detection(patience_s=0.0, hold_s=5.0, hold_max_s=40.0, flap_window_s=100.0)
 LINK_S = SETTINGS.reconnect_s
 MANY = 10_000
@@ -57,8 +57,8 @@ class World:
         self.now = 0.0
         self.plugins = {node: Plugin(node) for node in nodes}
         self.stored: dict[str, bytes] = {}
-        self.published: dict[str, Told] = {}
-        self.told: list[str] = []
+        self.published: dict[str, Change] = {}
+        self.published_ids: list[str] = []
         self.crash_after = MANY
         self._answers: list[tuple[float, signals.Input]] = []
         self._events: list[signals.FromPlugin] = []
@@ -203,7 +203,7 @@ class World:
             return
         for plugin in self.plugins.values():
             if plugin.alive and not plugin.frozen:
-                self._feed(signals.Beat(heartbeat=plugin.beat()))
+                self._feed(signals.HeartbeatArrived(heartbeat=plugin.beat()))
         while self._events:
             self._feed(self._events.pop(0))
         # what was not acknowledged before a crash comes again, later than what followed it
@@ -242,7 +242,7 @@ class World:
                     pass
 
     def _publish(self, out: signals.Publish) -> None:
-        self.told.append(out.event_id)
+        self.published_ids.append(out.event_id)
         before = self.published.setdefault(out.event_id, out.event)
         assert before == out.event, "one id, two facts"
         assert not isinstance(out.event, vocabulary.RemediationDecided)
@@ -382,11 +382,11 @@ def test_an_outage_of_nats_leads_to_no_verdict_and_a_plugin_that_died_meanwhile_
     None
 ):
     world = running("a", "b")
-    published = len(world.told)
+    published = len(world.published_ids)
     world.kill("b")
     world.cut(60.0)
     world.run(LINK_S)
-    assert len(world.told) == published
+    assert len(world.published_ids) == published
 
     world.run(3.0)
     assert world.alerts() == [("b", AlertKind.PLUGIN_DOWN, "")]
@@ -394,11 +394,11 @@ def test_an_outage_of_nats_leads_to_no_verdict_and_a_plugin_that_died_meanwhile_
 
 def test_our_own_stall_convicts_nobody() -> None:
     world = running("a")
-    published = len(world.told)
+    published = len(world.published_ids)
     world.stall(30.0)
     world.run(30.0)
 
-    assert len(world.told) == published
+    assert len(world.published_ids) == published
 
 
 def test_a_plugin_killed_while_health_was_down_is_detected() -> None:
@@ -415,11 +415,11 @@ def test_a_restart_publishes_nothing_twice() -> None:
     world.kill("a")
     world.turn("b", "0", unhealthy=True)
     world.run(10.0)
-    published = list(world.told)
+    published = list(world.published_ids)
     world.crash()
     world.run(60.0)
 
-    assert world.told == published
+    assert world.published_ids == published
 
 
 @pytest.mark.parametrize("outs", range(8))
@@ -535,8 +535,8 @@ def test_no_outage_stall_or_restart_of_ours_publishes_anything(
     steps: list[tuple[object, ...]],
 ) -> None:
     world = running("a", "b")
-    published = list(world.told)
+    published = list(world.published_ids)
     play(world, steps)
     world.run(60.0)
 
-    assert world.told == published
+    assert world.published_ids == published

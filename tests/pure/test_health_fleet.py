@@ -259,7 +259,7 @@ def test_two_processes_that_send_heartbeats_alternately_are_a_split_brain() -> N
             interval_s=1.0,
             resources=zombie.resources,
         )
-        world.services[0].feed(signals.Beat(heartbeat=beat))
+        world.services[0].feed(signals.HeartbeatArrived(heartbeat=beat))
         world.run(0.5)
     assert world.alerts() == [("a", AlertKind.SPLIT_BRAIN, "")]
     world.run(20.0)
@@ -299,7 +299,7 @@ def test_one_alert_reports_for_all_plugins_of_a_node_that_it_is_down() -> None:
         beat = vocabulary.Heartbeat(
             node="a", plugin="q", instance="q", seq=seq, interval_s=1.0, resources=other.resources
         )
-        world.services[0].feed(signals.Beat(heartbeat=beat))
+        world.services[0].feed(signals.HeartbeatArrived(heartbeat=beat))
     world.down("a")
     world.run(60.0)
     assert world.alerts() == [("a", AlertKind.NODE_DOWN, "")]
@@ -366,7 +366,7 @@ def test_a_node_that_floods_names_of_plugins_is_bounded() -> None:
         beat = vocabulary.Heartbeat(
             node="a", plugin=f"x{number}", instance="i", seq=1, interval_s=1.0
         )
-        service.feed(signals.Beat(heartbeat=beat))
+        service.feed(signals.HeartbeatArrived(heartbeat=beat))
     assert len(list(service.detector.plugins())) == 16
 
 

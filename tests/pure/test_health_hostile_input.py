@@ -111,7 +111,7 @@ FACTS = st.builds(
     problem=TEXTS,
 )
 INPUTS = st.one_of(
-    st.builds(signals.Beat, heartbeat=BEATS),
+    st.builds(signals.HeartbeatArrived, heartbeat=BEATS),
     st.builds(signals.FromPlugin, event=EVENTS, instance=NAMES, sequence=COUNTS, position=COUNTS),
     st.builds(signals.ProbeAnswered, heartbeat=BEATS, number=st.integers(0, 9)),
     st.builds(signals.ProbeFailed, **ASKED, subscribed=st.booleans()),

@@ -133,7 +133,7 @@ class Fleet(World):
             self.seq += 1
             beat = beat_of(*self.said, seq=self.seq, phase=self.phase)
             for service in self.services:
-                service.feed(signals.Beat(heartbeat=beat))
+                service.feed(signals.HeartbeatArrived(heartbeat=beat))
             self.run(5.0)
 
     def answer(self, probe: signals.Probe) -> tuple[float, signals.Input]:

@@ -140,7 +140,7 @@ def other(node: str, seq: int) -> vocabulary.Heartbeat:
 def test_when_the_plugin_that_reports_a_dead_node_leaves_the_next_one_reports_it() -> None:
     world = running("a")
     for seq in range(5):
-        world.services[0].feed(signals.Beat(heartbeat=other("a", seq)))
+        world.services[0].feed(signals.HeartbeatArrived(heartbeat=other("a", seq)))
         world.run(1.0)
     world.down("a")
     world.run(40.0)

@@ -120,7 +120,7 @@ def test_health_continues_from_the_state_and_events_of_earlier_versions() -> Non
                 watched.receive(signals.Restored(state=snapshot.decode(encoded(body))), 0.0)
             elif file.stem == "heartbeat":
                 heartbeat = codec.decode_heartbeat(encoded(body), subject=subject)
-                watched.receive(signals.Beat(heartbeat=heartbeat), 1.0)
+                watched.receive(signals.HeartbeatArrived(heartbeat=heartbeat), 1.0)
             elif subject.startswith("muster.event."):
                 event = codec.decode(subject, encoded(body), position=number)
                 report = signals.FromPlugin(

@@ -56,7 +56,7 @@ class Night:
                     interval_s=1.0,
                     uptime_s=self.now,
                 )
-                self.feed(signals.Beats(heartbeats=[beat]))
+                self.feed(signals.HeartbeatsArrived(heartbeats=[beat]))
 
     def _execute(self, outputs: Any) -> None:
         for output in outputs:
@@ -176,7 +176,7 @@ def test_a_killed_process_leaves_a_complete_recording(tmp_path: Path) -> None:
     night.run(20)
     night.run(30, silent=True)
     kinds = [type(recording.decode(line)[1]) for line in file.read_bytes().splitlines()]
-    assert (kinds.count(signals.Beat), kinds.count(recording.PublishedAlert)) == (20, 1)
+    assert (kinds.count(signals.HeartbeatArrived), kinds.count(recording.PublishedAlert)) == (20, 1)
     night.recorder.close()
 
 
@@ -265,7 +265,7 @@ STOPPING = vocabulary.PluginStopping(
 INPUTS: list[recording.Entry] = [
     signals.Probe(node="a", plugin="p", number=3, timeout_s=2.0),
     signals.AskCluster(node="a", plugin="p", number=4, timeout_s=2.0, resources=("r",)),
-    signals.Beat(heartbeat=HEARTBEAT),
+    signals.HeartbeatArrived(heartbeat=HEARTBEAT),
     signals.FromPlugin(event=STOPPING, instance="i", sequence=4, position=9),
     signals.ProbeAnswered(heartbeat=HEARTBEAT, number=3),
     signals.ProbeFailed(node="a", plugin="p", number=3, subscribed=True),
@@ -319,7 +319,7 @@ def test_a_recording_of_version_1_can_be_read_whatever_its_classes_are_called() 
             detection=config.Detection(),
             bounds=config.Bounds(),
         ),
-        signals.Beat(heartbeat=HEARTBEAT),
+        signals.HeartbeatArrived(heartbeat=HEARTBEAT),
         signals.FromPlugin(
             event=msgspec.structs.replace(STOPPING, at=ZERO + timedelta(seconds=2)),
             instance="i",

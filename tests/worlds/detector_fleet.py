@@ -505,7 +505,7 @@ class World:
             if plugin.node_up and self.now - plugin.lease_at >= 10.0:
                 plugin.lease_at = self.now
             if plugin.sends_heartbeats:
-                self._feed_all(signals.Beat(heartbeat=plugin.beat(self.now)))
+                self._feed_all(signals.HeartbeatArrived(heartbeat=plugin.beat(self.now)))
         self._unacked = []
         while self._events:
             event = self._events.pop(0)

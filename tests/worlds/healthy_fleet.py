@@ -190,7 +190,7 @@ class Simulation:
         self._at(self._now + _IDLE_S, lambda: self._keep(node))
 
     def _beat(self, node: str, interval_s: float) -> None:
-        self._feed(signals.Beat(heartbeat=self._heartbeat(node, interval_s)))
+        self._feed(signals.HeartbeatArrived(heartbeat=self._heartbeat(node, interval_s)))
 
     def _heartbeat(self, node: str, interval_s: float) -> vocabulary.Heartbeat:
         return vocabulary.Heartbeat(
@@ -226,7 +226,7 @@ class Simulation:
                         if event.node not in self._failing:
                             self.result.alerts.append(event)
                     elif isinstance(event, vocabulary.VerdictChanged):
-                        self._told(event)
+                        self._count_verdict(event)
                 case signals.Noted(note=note):
                     self.result.notes[note] += 1
                 case _:
@@ -259,7 +259,7 @@ class Simulation:
 
     # what is made of a verdict
 
-    def _told(self, event: vocabulary.VerdictChanged) -> None:
+    def _count_verdict(self, event: vocabulary.VerdictChanged) -> None:
         if event.node not in self._failing:
             self.result.verdicts[f"{event.verdict} {event.rule}"] += 1
         if event.verdict is Verdict.HEALTHY:

@@ -105,7 +105,9 @@ class Inputs:
         async def ack() -> None:
             processed.set()
 
-        await self._inbox.put(runtime.Delivery(signals.Beats(heartbeats=heartbeats), ack))
+        await self._inbox.put(
+            runtime.Delivery(signals.HeartbeatsArrived(heartbeats=heartbeats), ack)
+        )
         await processed.wait()
         metrics.HEARTBEATS.labels("accepted").inc(len(heartbeats))
 

@@ -103,9 +103,9 @@ class Detector(effects.Fleet):
     ) -> list[signals.Output]:
         outs: list[signals.Output] = []
         match event:
-            case signals.Beat(heartbeat=heartbeat):
+            case signals.HeartbeatArrived(heartbeat=heartbeat):
                 outs = self._heartbeat(heartbeat, now)
-            case signals.Beats(heartbeats=heartbeats):
+            case signals.HeartbeatsArrived(heartbeats=heartbeats):
                 for heartbeat in heartbeats:
                     outs += self._heartbeat(heartbeat, now)
                 self._timers.follow(now + _AHEAD_S, self._actual)

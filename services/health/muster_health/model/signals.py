@@ -34,14 +34,14 @@ class Note(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class HeartbeatArrived:
     """A heartbeat arrived."""
 
     heartbeat: vocabulary.Heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beats:
+class HeartbeatsArrived:
     """Heartbeats of many plugins arrived at once, in this order."""
 
     heartbeats: Sequence[vocabulary.Heartbeat]
@@ -199,8 +199,8 @@ class Remediated:
 
 
 Input = (
-    Beat
-    | Beats
+    HeartbeatArrived
+    | HeartbeatsArrived
     | FromPlugin
     | ProbeAnswered
     | ProbeFailed

@@ -26,7 +26,7 @@ class VerdictMachine(verdict_state.VerdictState):
     __slots__ = ()
 
     def replaced(self, former: str, now: float) -> bool:
-        """Count that another instance came without a goodbye; return whether that was too often."""
+        """Count an instance whose predecessor announced no end; return whether it is too many."""
         if self.settled is not State.HEALTHY or former == self.planned.instance:
             return False
         return self.standing.replaced(now)

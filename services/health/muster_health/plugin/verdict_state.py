@@ -119,12 +119,12 @@ class StandingVerdict:
         return self.conclude(actual.verdict, actual.rule, actual.evidence, self.resources)
 
     def replaced(self, now: float) -> bool:
-        """Count that another instance came without a goodbye; return whether that was too often."""
+        """Count an instance whose predecessor announced no end; return whether it is too many."""
         self.damping.failed(now)
         return self.damping.is_flapping(now)
 
     def flapping(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
-        """Set FLAPPING: instances replaced one another too often, each without a goodbye."""
+        """Set FLAPPING: instances replaced one another too often, none announcing its end."""
         came = (evidence.of("heartbeat", "a new process each time"),)
         reported = self._flapping(now, came)
         return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, 0.0)

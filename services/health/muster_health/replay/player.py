@@ -27,7 +27,7 @@ _LAST_S: Final = 0.05
 _NEAR_S: Final = 60.0
 _SAME_S: Final = 0.5
 _ANSWER_S: Final = 0.002
-_AFTER_RESTORE: Final = (signals.Beat, signals.FromPlugin)
+_AFTER_RESTORE: Final = (signals.HeartbeatArrived, signals.FromPlugin)
 """What arrives only after all saved state has been read."""
 _NOT_REPLAYED: Final = (
     recording.PublishedAlert,
@@ -265,7 +265,7 @@ class AnswerBook:
             match entry:
                 case recording.Header(begins=True):
                     pending.clear()
-                case signals.Beat(heartbeat=heartbeat):
+                case signals.HeartbeatArrived(heartbeat=heartbeat):
                     self._heartbeats[heartbeat.node, heartbeat.plugin].append((at, heartbeat))
                 case signals.Probe() | signals.AskCluster():
                     question = _RecordedQuestion(at)

@@ -67,7 +67,7 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "Told": PublishedAlert,
     "Probe": signals.Probe,
     "AskCluster": signals.AskCluster,
-    "Beat": signals.Beat,
+    "Beat": signals.HeartbeatArrived,
     "ProbeAnswered": signals.ProbeAnswered,
     "ProbeFailed": signals.ProbeFailed,
     "ProbeInconclusive": signals.ProbeInconclusive,
@@ -107,10 +107,10 @@ def key_of(state: snapshot.Snapshot) -> str:
 def encode(t: float, entry: Entry) -> Iterator[bytes]:
     """Yield the lines for what was received at `t`; of many heartbeats each has its own line."""
     match entry:
-        case signals.Beats(heartbeats=heartbeats):
+        case signals.HeartbeatsArrived(heartbeats=heartbeats):
             for heartbeat in heartbeats:
-                beat = signals.Beat(heartbeat=heartbeat)
-                yield _encoded(t, _NAMES[signals.Beat], beat)
+                beat = signals.HeartbeatArrived(heartbeat=heartbeat)
+                yield _encoded(t, _NAMES[signals.HeartbeatArrived], beat)
         case signals.FromPlugin():
             reported = _Reported(
                 type=entry.event.TYPE,
