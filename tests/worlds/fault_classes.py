@@ -97,7 +97,8 @@ async def start_nodes(fleet: fleets.Fleet, faults: Collection[Fault]) -> dict[st
 async def play(node: fleets.Node, fault: Fault, *, timeout_s: float, quiet_s: float) -> Outcome:
     """Inject a fault, wait for verdict and alert, repair it, wait until everything is resolved.
 
-    If nothing may be published, `quiet_s` is how long to wait.
+    If nothing may be published, the node's heartbeats of `quiet_s` are awaited: whatever health
+    concluded from the fault, it would conclude before them.
     """
     if node.plugin.is_running:
         await node.until_ready()
@@ -107,7 +108,8 @@ async def play(node: fleets.Node, fault: Fault, *, timeout_s: float, quiet_s: fl
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             if fault.verdict is None and fault.alert is None:
-                await asyncio.sleep(quiet_s)
+                enough = publications.heartbeats[node.name] + quiet_s / node.fleet.pace.beat_s
+                await publications.until(lambda: publications.heartbeats[node.name] >= enough)
             await publications.until(lambda: _is_published(node, fault, began))
     verdicts = publications.verdicts(node.name, since=began)
     alerts = publications.alerts(node.name, since=began)

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -312,16 +313,18 @@ class Service:
 
 
 class Publications:
-    """All verdicts and alerts that are published, and when they arrived."""
+    """All verdicts and alerts that are published, when they arrived, and how many heartbeats."""
 
     def __init__(self, connected: bus.Bus) -> None:
         self.events: list[tuple[float, vocabulary.Event]] = []
+        self.heartbeats: Counter[str] = Counter()
         self.bus = connected
         self._changed = asyncio.Condition()
 
     async def follow(self) -> None:
         filters = ["muster.verdict.>", "muster.alert.>"]
         since = datetime(2000, 1, 1, tzinfo=UTC)
+        await self.bus.heartbeats(self._count)
         async for event in consumers.follow(
             self.bus.link, streams.ALERTS, filters=filters, since=since
         ):
@@ -332,6 +335,11 @@ class Publications:
     async def until(self, enough: Callable[[], bool]) -> None:
         async with self._changed:
             await self._changed.wait_for(enough)
+
+    async def _count(self, heartbeat: vocabulary.Heartbeat) -> None:
+        async with self._changed:
+            self.heartbeats[heartbeat.node] += 1
+            self._changed.notify_all()
 
 
 class PublicationsByNode(Publications):
