@@ -337,8 +337,6 @@ def test_lists_of_pods_that_never_arrive_delay_nothing_else(tmp_path: Path) -> N
     async def story(world: World) -> None:
         await world.node("a")
         world.api.refuse("/api/v1/pods", refusals.Reason.UNAVAILABLE)
-        clock = asyncio.get_running_loop().time
-        began = clock()
         for number in range(10):
             query = replace(QUERY, number=number, timeout_s=0.5, resources=(GPU,))
             world.watcher.queries.start(query)
@@ -351,8 +349,6 @@ def test_lists_of_pods_that_never_arrive_delay_nothing_else(tmp_path: Path) -> N
         assert {
             result.facts for result in later if isinstance(result, signals.ClusterAnswered)
         } == {None}
-        # four at once
-        assert clock() - began < 3 * 0.5 + 3.0
 
     play(tmp_path, story, running=False)
 
@@ -454,25 +450,31 @@ def test_an_unreadable_answer_is_answered_too(tmp_path: Path, where: str, body: 
 
 def test_lists_of_pods_wait_for_their_turn_and_not_for_other_queries(tmp_path: Path) -> None:
     async def story() -> None:
+        running, most = 0, 0
+
         async def answer(path: str) -> tuple[int, bytes]:
-            if path.startswith("/api/v1/pods"):
-                await asyncio.sleep(0.15)  # together longer than the limit of each
-            else:
+            nonlocal running, most
+            if not path.startswith("/api/v1/pods"):
                 await asyncio.Event().wait()
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.3)  # together longer than the limit of each
+            running -= 1
             return 200, b"{}"
 
         async with served(tmp_path, answer) as (cluster, results):
-            cluster.start(replace(QUERY, timeout_s=1.0))
-            for number in range(12):
-                cluster.start(replace(QUERY, number=number, timeout_s=1.0, resources=(GPU,)))
-            answers = [await results.get() for _ in range(13)]
+            cluster.start(replace(QUERY, timeout_s=0.8))
+            for number in range(16):
+                cluster.start(replace(QUERY, number=number, timeout_s=0.8, resources=(GPU,)))
+            answers = [await results.get() for _ in range(17)]
+        assert most == 4
         pairs = [
             (answer.resources, answer.facts)
             for answer in answers
             if isinstance(answer, signals.ClusterAnswered)
         ]
         assert pairs.count(((), None)) == 1
-        assert pairs.count(((GPU,), facts.Facts(holders=()))) == 12
+        assert pairs.count(((GPU,), facts.Facts(holders=()))) == 16
 
     asyncio.run(story())
 
@@ -491,13 +493,14 @@ def test_the_pod_that_is_deleted_is_the_one_that_was_meant(tmp_path: Path) -> No
     async def story(world: World) -> None:
         uid = await world.pod("p1", "a")
 
-        leads = True
-
-        async def remediated(uid: str, *, dry_run: bool = False) -> str:
+        def remediate(uid: str, *, dry_run: bool = False, is_leader: Callable[[], bool]) -> None:
             meant = signals.Remediate(
                 node="a", plugin="p", pod="kube-system/p1", uid=uid, reason="stuck"
             )
-            world.watcher.queries.remediate(meant, dry_run=dry_run, is_leader=lambda: leads)
+            world.watcher.queries.remediate(meant, dry_run=dry_run, is_leader=is_leader)
+
+        async def remediated(uid: str, *, dry_run: bool = False) -> str:
+            remediate(uid, dry_run=dry_run, is_leader=lambda: True)
             result = await world.results.get()
             assert isinstance(result, signals.Remediated)
             return result.error
@@ -505,10 +508,16 @@ def test_the_pod_that_is_deleted_is_the_one_that_was_meant(tmp_path: Path) -> No
         assert "HTTP 409" in await remediated("another")
         assert await remediated(uid, dry_run=True) == ""
         assert (await world.do("GET", f"{PODS}/p1"))["metadata"]["uid"] == uid
-        leads = False
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(remediated(uid), 0.2)
-        leads = True
+        asked = asyncio.Event()
+
+        def no_longer() -> bool:
+            asked.set()
+            return False
+
+        remediate(uid, is_leader=no_longer)
+        await asked.wait()
+        # a result of the former would come before
+        assert "HTTP 409" in await remediated("another")
         assert (await world.do("GET", f"{PODS}/p1"))["metadata"]["uid"] == uid
         assert await remediated(uid) == ""
         assert (await world.do("GET", PODS))["items"] == []
