@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
@@ -75,7 +76,8 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
         try:
             await site.start()
         except OSError as error:
-            why = error.strerror or error
+            number = error.errno or 0
+            why = os.strerror(number) if number > 0 else error.strerror or error
             raise UsageError(f"cannot listen on {at}: {why}") from error
         port: int = runner.addresses[0][1]
         yield f"http://{Address(at.host, port)}"
