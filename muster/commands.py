@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import Final
 
 _NEEDS: Final = {
@@ -57,6 +58,7 @@ def missing(*extras: str) -> str | None:
 
 
 def _run(command: str, extra: str, module: str) -> int:
+    _open_missing_streams()
     problem = missing(extra)
     if problem:
         sys.stderr.write(f"{command}: {problem}\n")
@@ -65,6 +67,16 @@ def _run(command: str, extra: str, module: str) -> int:
         return int(importlib.import_module(module).main())
     except KeyboardInterrupt:
         return 130
+
+
+def _open_missing_streams() -> None:
+    """Open /dev/null for each standard stream that the caller has closed.
+
+    Python has None there, and the next file or socket would get the stream's number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # until the end
 
 
 def _is_there(module: str) -> bool:

@@ -91,6 +91,8 @@ class Endpoint:
             raise ValueError("a URL such as https://host/path is expected")
         self._tls = (tls or _tls()) if split.scheme == "https" else None
         self._host = split.hostname.encode("idna").decode()
+        if _is_short_address(self._host):
+            raise ValueError(f"{self._host}: write all four numbers of the address")
         port = split.port or (443 if self._tls else 80)
         user, _, authority = split.netloc.rpartition("@")
         authority = authority.encode("idna").decode()
@@ -239,6 +241,21 @@ class _Content(aiohttp.payload.BytesPayload):
         """Close the connection, also if the server does not read: it would stay open."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _is_short_address(host: str) -> bool:
+    """Return whether a host is a number or an IPv4 address of less than four parts.
+
+    inet_aton takes these, aiohttp takes them for addresses, and neither resolver is asked.
+    """
+    parts = host.rstrip(".").split(".")
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        return False
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return True
+    return False
 
 
 @functools.cache

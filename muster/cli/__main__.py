@@ -1,5 +1,6 @@
 """Adapter: the process: the command `muster`, from its arguments to its exit code."""
 
+import os
 import sys
 
 import cyclopts
@@ -21,6 +22,9 @@ registry.add(app, sys.argv[1:])
 
 def main() -> int:
     """Run the command; return the exit code."""
+    if os.environ.get("COLUMNS") == "0":
+        # "not known" to the shell; cyclopts would wrap help at 0 characters
+        del os.environ["COLUMNS"]
     try:
         with output.guarded():
             return int(app(sys.argv[1:]) or 0)

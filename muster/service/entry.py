@@ -74,8 +74,7 @@ def run(
             logs.configure(service)
         current = read()
         if chosen.check:
-            sys.stdout.buffer.write(msgspec.yaml.encode(resolve(current) if resolve else current))
-            return 0
+            return _print(service, msgspec.yaml.encode(resolve(current) if resolve else current))
         asyncio.run(serve(current, Source(chosen.config, read)))
     except settings.BadSettings as error:
         for problem in error.problems:
@@ -84,6 +83,21 @@ def run(
     except CannotStart as error:
         sys.stderr.write(f"muster-{service}: {error}\n")
         return 2
+    return 0
+
+
+def _print(service: str, text: bytes) -> int:
+    """Print to standard output; return the exit code. A reader that has gone away is no error."""
+    try:
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # what is still buffered would be written, and fail, once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 0
+        sys.stderr.write(f"muster-{service}: standard output: {error.strerror}\n")
+        return 1
     return 0
 
 

@@ -25,6 +25,7 @@ from muster import codec, vocabulary
 from muster.local import kubernetes, nats
 from muster.vocabulary import AlertState
 from muster_notifier.config import files, receiver_settings, schema
+from muster_notifier.receivers import email as mails
 from muster_notifier.receivers import factory, kubernetes_api, message
 from muster_notifier.receivers.results import Kind, Outcome, Result
 from muster_notifier.routing import alert_index, notifications
@@ -742,6 +743,15 @@ async def listen(serve: Callable[..., Awaitable[None]]) -> AsyncIterator[int]:
         await over.wait()
 
 
+def test_a_text_that_looks_encoded_adds_no_header_to_a_mail() -> None:
+    fires = make_notification([alert(summary="=?utf-8?q?a=0D=0ABcc:_b@example.com=0A=0Ac?=")])
+    text = message.compose(fires, receiver_settings.Templates())
+    mail = mails.encode_mail(fires, text, sender="m@example.com", to=("a@example.com",))
+    head = mail.partition(b"\r\n\r\n")[0].replace(b"\r\n", b"")
+    assert b"\n" not in head
+    assert b"= ?utf-8?q?a=0D=0ABcc" in head
+
+
 GREETING = b"220 relay\r\n"
 READY = GREETING + b"250 relay\r\n" + b"250 ok\r\n" * 3
 
@@ -785,6 +795,41 @@ def test_each_way_in_which_a_relay_breaks_off_has_one_meaning(
             assert answer.detail.replace(str(port), "PORT").startswith(
                 "taken by 127.0.0.1:PORT" if outcome is Outcome.TAKEN else "127.0.0.1:PORT: "
             )
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "is_unknown"),
+    [
+        # nothing of the mail has been sent
+        (READY, Outcome.TIMED_OUT, False),
+        (GREETING + b"250 relay\r\n" + b"250 ok\r\n" * 2 + b"421 busy\r\n", Outcome.CLOSED, False),
+        (READY + b"354 go on\r\n", Outcome.TIMED_OUT, True),
+        # it has been accepted: sent again, people would get it twice
+        (READY + b"354 go on\r\n250 ok\r\n", Outcome.TAKEN, False),
+        (READY + b"354 go on\r\n251 ok\r\n", Outcome.TAKEN, False),
+    ],
+)
+def test_a_mail_may_have_arrived_only_between_its_first_byte_and_the_answer(
+    lines: bytes,
+    outcome: Outcome,
+    is_unknown: bool,  # noqa: FBT001  # a parameter of the test
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for line in lines.splitlines(keepends=True):
+                writer.write(line)
+                await writer.drain()
+                await reader.readuntil(b"\r\n.\r\n" if line.startswith(b"354") else b"\r\n")
+            await reader.read()
+
+        async with listen(serve) as port:
+            no_tls: dict[str, Any] = {"tls": receiver_settings.Tls.NONE, "timeout_s": 0.5}
+            no_tls |= {"username": "", "password_from": None}
+            answer = await by_mail(port, None, tmp_path, **no_tls).send(FIRES, {})
+            assert (answer.outcome, answer.is_unknown) == (outcome, is_unknown)
 
     asyncio.run(story())
 

@@ -6,6 +6,7 @@ The subject names state and group; mails of one group are one thread.
 import asyncio
 import contextlib
 import functools
+import re
 import socket
 import ssl
 from collections import OrderedDict
@@ -33,7 +34,10 @@ _OUTCOMES: Final = {
     535: results.Outcome.UNAUTHORIZED,
     552: results.Outcome.TOO_LARGE,
 }
+_SUCCESS: Final = 2
 _TEMPORARY: Final = 4
+_QUIT_S: Final = 1.0
+"""How long a relay that has accepted the mail may take to answer QUIT."""
 _TLS_NOT_AVAILABLE: Final = 454
 _DEFERRED_MAX: Final = 1_000
 
@@ -87,6 +91,7 @@ class Email:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 refused = await attempt.deliver(mail, recipients, await self._connect())
+            await attempt.quit()
         except (aiosmtplib.SMTPException, OSError, EOFError, ValueError) as error:
             return self._failed(error, is_sent=attempt.is_sent)
         finally:
@@ -145,6 +150,7 @@ class _Attempt:
         self._settings = settings
         self._tls = tls
         self._password = password
+        self._smtp: aiosmtplib.SMTP | None = None
         self._transport: asyncio.BaseTransport | None = None
 
     async def deliver(
@@ -164,6 +170,7 @@ class _Attempt:
             local_hostname="muster-notifier",
             timeout=None,
         )
+        self._smtp = smtp
         await smtp.connect()
         self._transport = smtp.transport
         await smtp.ehlo()
@@ -186,11 +193,24 @@ class _Attempt:
         if len(refused) == len(recipients):
             # as long as one of them may be accepted later, so may the mail
             raise min(refused.values(), key=lambda refusal: refusal.code)
+        started = await smtp.execute_command(b"DATA")
+        if started.code != aiosmtplib.SMTPStatus.start_input:
+            raise aiosmtplib.SMTPDataError(started.code, started.message)
+        if smtp.protocol is None:
+            raise aiosmtplib.SMTPServerDisconnected("Connection lost")
+        # only now: a relay that has not asked for the mail cannot have accepted it
         self.is_sent = True
-        await smtp.data(mail)
-        with contextlib.suppress(aiosmtplib.SMTPException):
-            await smtp.quit()
+        smtp.protocol.write(_dotted(mail))
+        accepted = await smtp.protocol.read_response()
+        if accepted.code // 100 != _SUCCESS:
+            raise aiosmtplib.SMTPDataError(accepted.code, accepted.message)
         return refused
+
+    async def quit(self) -> None:
+        """Take leave; a relay that has accepted the mail need not answer that."""
+        if self._smtp is not None:
+            with contextlib.suppress(aiosmtplib.SMTPException, OSError):
+                await self._smtp.quit(timeout=_QUIT_S)
 
     def abort(self) -> None:
         """Close the connection, also if the relay does not read."""
@@ -211,7 +231,8 @@ def encode_mail(
     mail = messages.EmailMessage(policy=_POLICY)
     mail["From"] = sender
     mail["To"] = ", ".join(to)
-    mail["Subject"] = message.line(text.title, _SUBJECT_MAX)
+    # an encoded word would be decoded, also to a line feed and another header
+    mail["Subject"] = message.line(text.title, _SUBJECT_MAX).replace("=?", "= ?")
     mail["Date"] = notification.at
     mail["Message-ID"] = f"<{notification.id}@{domain}>"
     mail["In-Reply-To"] = thread
@@ -219,6 +240,11 @@ def encode_mail(
     mail["Auto-Submitted"] = "auto-generated"
     mail.set_content(text.text + "\n", charset="utf-8", cte="base64")
     return mail.as_bytes()
+
+
+def _dotted(mail: bytes) -> bytes:
+    """Return a mail as DATA takes it: a dot before each line with one, and the end."""
+    return re.sub(rb"(?m)^\.", b"..", mail.rstrip(b"\r\n")) + b"\r\n.\r\n"
 
 
 def _outcome(code: int) -> results.Outcome:
