@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import cyclopts
 import msgspec
+import orjson
 from cyclopts import Parameter
 
 from muster.cli import output
@@ -71,7 +72,9 @@ def replay(
         read, player.Policy(detection=other.detection, bounds=other.bounds), shown_from
     )
     span = {"from": read.begin, "to": read.end, "entries": len(read.entries)}
-    report = msgspec.to_builtins({"recording": span, "policy": str(policy), **_report(comparison)})
+    tree = {"recording": span, "policy": str(policy), **_report(comparison)}
+    # orjson writes times with their offset, as all of muster's JSON does
+    report = orjson.loads(orjson.dumps(msgspec.to_builtins(tree, builtin_types=(datetime,))))
     if json:
         output.print_json(report, indent=2)
     else:
