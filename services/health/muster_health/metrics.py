@@ -1,4 +1,4 @@
-"""Adapter: Prometheus: what the health service counts, and its present verdicts and alerts."""
+"""Adapter: Prometheus: health's counters, and its current verdicts and alerts."""
 
 import collections
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ DELAY: Final = prometheus_client.Histogram(
 
 
 def count(noted: signals.Noted) -> None:
-    """Count a note of the detector."""
+    """Count one note from the detector."""
     match noted.note:
         case signals.Note.SUSPECTED | signals.Note.REFUTED | signals.Note.CONFIRMED:
             SUSPICIONS.labels(noted.note.value).inc()
@@ -72,7 +72,7 @@ def count(noted: signals.Noted) -> None:
 
 
 class CurrentState(registry.Collector):
-    """Verdicts and open alerts, looked up when Prometheus scrapes them."""
+    """Current verdicts and open alerts, read whenever Prometheus scrapes them."""
 
     def __init__(self, source: detector.Detector) -> None:
         self._source = source

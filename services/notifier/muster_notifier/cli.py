@@ -48,7 +48,7 @@ def run_test(
     config_format: _Format = "muster",
     json: output.Json = False,
 ) -> int:
-    """Send a test message, marked as such, to a receiver; print requests and results.
+    """Send a marked test message to a receiver; print the requests and results.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def run_explain(
 
 @app.command(name="import")
 def run_import(file: Path, /) -> int:
-    """Print an Alertmanager's settings as muster's; what is left out goes to stderr.
+    """Print an Alertmanager's settings as muster's; warnings about what is left out go to stderr.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def _read(file: Path, config_format: str) -> schema.Settings:
 
 
 class _Attempt(msgspec.Struct, frozen=True):
-    """One message of a test: what was sent, and what it came to."""
+    """One message of a test: the request, and its result."""
 
     requests: list[str]
     kind: results.Kind
@@ -240,7 +240,7 @@ class _Matched(msgspec.Struct, frozen=True):
 
 
 class _Explanation(msgspec.Struct, frozen=True):
-    """What would happen to an alert; `owners` may be named by annotations of its pods."""
+    """What would happen to an alert; annotations of its pods may name `owners`."""
 
     alert: str
     notes: list[str]
@@ -308,7 +308,7 @@ def _parse_labels(text: str) -> dict[str, str]:
 
 
 async def _read_bus(configured: schema.Settings, mutes: muting.Muting) -> None:
-    """Add the present silences, maintenance and alerts to what mutes."""
+    """Add the current silences, maintenance and alerts, which may mute other alerts."""
     async with bus.Bus(configured.bus.url, producer="clients/notify", name="notify") as connected:
         async for change in storage.follow(connected.link, streams.SILENCES):
             if change is None:

@@ -1,4 +1,4 @@
-"""Adapter: leadership: one notifier acts while it holds the lock, others wait to take over.
+"""Adapter: leadership: the notifier that holds the lock is active, others wait to take over.
 
 Two at once would each receive half of the alerts, and forget the other half. A notifier that has
 acted and finds that another holds the lock ends.
@@ -20,7 +20,7 @@ _IS_LEADER = prometheus_client.Gauge(
 
 
 class LeaderElection:
-    """One candidate; an async context manager. See the module."""
+    """One candidate in the leader election; an async context manager. See the module."""
 
     def __init__(self, key: lock.Key, *, instance: str, timing: lock.Timing) -> None:
         self.leader = ""
@@ -33,7 +33,7 @@ class LeaderElection:
         self._lost = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """Begin to compete for the lock."""
+        """Start to compete for the lock."""
         await self._lock.__aenter__()
         return self
 
@@ -48,26 +48,26 @@ class LeaderElection:
 
     @property
     def is_leader(self) -> bool:
-        """Whether we are leader right now."""
+        """Return whether we are the leader right now."""
         return self._lock.term() is not None
 
     async def wait_until_leader(self) -> None:
-        """Return once we are leader: at once, if we are."""
+        """Wait until we are the leader."""
         while not self.is_leader:
             # becoming leader again is another term, and so another call of `_on_change`
             self._is_elected.clear()
             await self._is_elected.wait()
 
     async def lost(self) -> None:
-        """Return once another notifier has become leader after us."""
+        """Wait until another notifier has become the leader after us."""
         await self._lost.wait()
 
     async def failed(self) -> None:
-        """Never return; raise what ended the candidacy by mistake, if anything does."""
+        """Wait forever; raise any error that ended our candidacy."""
         await self._lock.failed()
 
     def problem(self) -> str | None:
-        """Return why it is unknown who is leader, if it is."""
+        """Return why it is unknown which notifier is the leader, if so."""
         return self._lock.problem()
 
     def _on_change(self, _: leadership.Leadership, now: leadership.Leadership) -> None:

@@ -1,4 +1,4 @@
-"""From what stands to what is published: the alerts of one plugin, or of the fleet.
+"""Decides which alerts to publish for one plugin, and for the whole fleet.
 
 `alert_lifecycle` compares what should be open with what was published. `plugin_alerting` publishes
 a plugin's verdict and its alerts: `plugin_alert` is about the plugin itself, with the pods that are

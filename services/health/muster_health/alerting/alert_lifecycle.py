@@ -1,4 +1,4 @@
-"""Pure: alert lifecycle: what to publish follows from what should be open and what was published.
+"""Pure: alert lifecycle: compares wanted with published alerts, and decides what to publish.
 
 It follows from these two levels, and never from single changes: so it does not matter which process
 published an alert, or how often this is evaluated.
@@ -19,7 +19,7 @@ from muster_health.model import alerts, config
 
 @dataclass(slots=True)
 class _History:
-    """When an alert was last published, since when it is not wanted, how often it came."""
+    """When an alert was last published, since when it is unwanted, and how often it has fired."""
 
     damping: flap_damping.FlapDamping
     told_at: float
@@ -36,7 +36,7 @@ _NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
 
 
 class AlertLifecycle:
-    """The open alerts of one owner as they were published, and what is pending."""
+    """The open alerts of one owner as they were published, and changes still to be published."""
 
     __slots__ = ("_bounds", "_history", "_settings", "pending", "published")
 
@@ -48,7 +48,7 @@ class AlertLifecycle:
         self._history: Mapping[alerts.Key, _History] = _NO_HISTORY
 
     def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
-        """Take over what another process published, and had pending."""
+        """Take over the alerts that another process published, and its pending changes."""
         self.published = {alert.key: alert for alert in firing}
         self.pending = tuple(untold)
 
@@ -61,7 +61,7 @@ class AlertLifecycle:
         may_open: MayOpen,
         why_ended: WhyEnded,
     ) -> tuple[float | None, list[alerts.Alert]]:
-        """Find what to publish; return when to evaluate again, and which alerts must wait."""
+        """Decide what to publish; return when to evaluate again, and which alerts must wait."""
         due: list[float] = []
         held: list[alerts.Alert] = []
         present = {alert.key: alert for alert in wanted}
@@ -83,7 +83,7 @@ class AlertLifecycle:
         return min(due, default=None), held
 
     def end_all(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> None:
-        """Resolve all that is open."""
+        """Resolve all open alerts."""
         ended = (alert.resolved(at, evidence) for alert in self.published.values())
         self.pending = (*self.pending, *ended)
         self.published = _NONE

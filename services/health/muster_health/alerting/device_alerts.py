@@ -1,4 +1,4 @@
-"""Pure: faults of one plugin's devices, and the alerts about them: one for each kind and resource.
+"""Pure: device faults of one plugin, and their alerts: one for each kind and resource.
 
 Faults are set by events and corrected by snapshots. An event may be lost; the next inventory lists
 which devices are unhealthy, and each heartbeat counts how many are degraded, unmonitored, missing.
@@ -29,14 +29,14 @@ _KIND_OF: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a device is in its group, and which pods use it."""
+    """Why a device has a fault, and which pods use it."""
 
     why: str
     pods: tuple[str, ...] = ()
 
 
 class _Faults:
-    """All that is wrong, or was; most plugins share the empty one."""
+    """All present and recently ended faults; most plugins share the empty instance."""
 
     __slots__ = ("by_group", "counts", "ended", "short", "unlisted")
 
@@ -54,7 +54,7 @@ _NOTHING: Final[Mapping[str, int]] = {}
 
 
 class DeviceFaults:
-    """The devices of one plugin with something wrong, by group and id."""
+    """The faulty devices of one plugin, by group and id."""
 
     __slots__ = ("_count", "_faults", "_max", "changes", "has_any", "totals")
 
@@ -71,26 +71,26 @@ class DeviceFaults:
 
     @property
     def by_group(self) -> Mapping[Group, dict[str, Fault]]:
-        """Which devices are known by name."""
+        """The devices in each group that are known by name."""
         return self._faults.by_group
 
     @property
     def counts(self) -> Mapping[Group, int]:
-        """How many the heartbeats count; more than are known by name if an event was lost."""
+        """Devices in each group by the heartbeats' count; may exceed those known by name."""
         return self._faults.counts
 
     @property
     def short(self) -> Mapping[str, str]:
-        """Which resources have fewer devices than expected, in words."""
+        """Resources with fewer devices than expected, each with a description."""
         return self._faults.short
 
     @property
     def ended(self) -> Mapping[Group, str]:
-        """Why what was wrong no longer is."""
+        """Why each fault that has ended is over."""
         return self._faults.ended
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
-        """Go on where a former process stopped; a snapshot that came meanwhile knows better."""
+        """Restore the faults that a former process saved, unless a newer snapshot has arrived."""
         is_listed = self.totals is not _NOTHING
         for group in stored:
             if is_listed and group.kind is AlertKind.DEVICE_UNHEALTHY:
@@ -103,7 +103,7 @@ class DeviceFaults:
                 self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
-        """Return what is to be stored."""
+        """Return the faults to save."""
         alike: dict[tuple[AlertKind, str, str], list[str]] = {}
         for (kind, resource), devices in self.by_group.items():
             for device, bad in devices.items():
@@ -159,7 +159,7 @@ class DeviceFaults:
         return changed
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
-        """Drop unlisted devices of resources that lack none; return whether there were any."""
+        """Drop unlisted devices of resources that miss none; return whether any were dropped."""
         if not self._faults.unlisted:
             return False
         over = [
@@ -174,7 +174,7 @@ class DeviceFaults:
         return bool(over)
 
     def forget_resources(self, present: Iterable[str]) -> None:
-        """Drop what is known of resources that the plugin no longer has."""
+        """Forget the faults of resources that the plugin no longer has."""
         here = set(present)
         for group in [g for g in (*self.by_group, *self.counts) if g[1] not in here]:
             self._own.ended[group] = "the plugin no longer has the resource"
@@ -185,7 +185,7 @@ class DeviceFaults:
 
     @property
     def _own(self) -> _Faults:
-        """Return what may be written to."""
+        """Return the faults as an object that may be changed."""
         if self._faults is _NONE:
             self._faults, self.has_any = _Faults(), True
         return self._faults
@@ -279,7 +279,7 @@ def _bad(
 
 
 def _both(first: str, now: str) -> str:
-    """Return why it fell, and why it still is so: the first reason has the code to look up."""
+    """Return the first and the latest reason; the first has the code to look up."""
     first = first.partition(_NOW)[0]
     return first if now == first else f"{first[:_FIRST_MAX]}{_NOW}{now[:_FIRST_MAX]}"
 
@@ -289,7 +289,7 @@ def _cut(text: str) -> str:
 
 
 def _key(device: vocabulary.Device) -> str:
-    """Return what is unhealthy as one: the replicas of a GPU share its faults."""
+    """Return the key under which faults are grouped: the replicas of a GPU share its faults."""
     return device.physical or device.id
 
 
@@ -311,7 +311,7 @@ def of(
     at: datetime,
     missed: Mapping[str, str] = _NO_TEXTS,
 ) -> Iterable[alerts.Alert]:
-    """Yield the alerts that follow from faults, each as if it were new.
+    """Yield the alerts that follow from the faults, each as if it were new.
 
     `missed` says in words which resources have fewer devices than they had.
     """
@@ -339,7 +339,7 @@ def of(
 
 
 def ended(faults: DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
-    """Return the evidence that ended a group's alert."""
+    """Return the evidence that the faults of a group have ended."""
     slot, resource = key
     otherwise = "the plugin no longer reports it"
     if slot == AlertKind.DEVICES_SHORT:

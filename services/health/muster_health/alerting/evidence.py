@@ -1,4 +1,4 @@
-"""Pure: evidence: observations in words that people understand, each with its source."""
+"""Pure: evidence: observations in plain words, each with its source."""
 
 import functools
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ _PODS_SHOWN: Final = 3
 
 
 def of(source: str, text: str) -> vocabulary.Evidence:
-    """Return one observation; a long text is cut, because a plugin may have written it."""
+    """Return one observation; long texts are cut, because a plugin may have written them."""
     cut = text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 3] + "..."
     return vocabulary.Evidence(source=source, observed=cut)
 
@@ -24,17 +24,17 @@ def silent(silent_s: float, interval_s: float, *, ever_heard: bool) -> vocabular
 
 
 def not_subscribed() -> vocabulary.Evidence:
-    """Return that the server answered a probe at once: nobody receives it."""
+    """Return that the server rejected a probe at once, because nobody is subscribed."""
     return of("probe", "nobody is subscribed to the plugin's subject")
 
 
 def no_answer(timeout_s: float) -> vocabulary.Evidence:
-    """Return that a probe was delivered, and not answered."""
+    """Return that a probe was delivered but not answered."""
     return of("probe", f"the plugin is subscribed but did not answer within {timeout_s:g} s")
 
 
 def cluster(answer: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
-    """Return what Kubernetes answered, and what it could not answer."""
+    """Return what Kubernetes answered, and which parts could not be read."""
     if answer is None:
         return [undecided("no answer from the Kubernetes API")]
     observations = []
@@ -57,12 +57,12 @@ def cluster(answer: facts.Facts | None, resources: Iterable[str]) -> list[vocabu
 
 
 def undecided(text: str) -> vocabulary.Evidence:
-    """Return what could not be decided, and why."""
+    """Return what could not be decided, and why not."""
     return of("health", text)
 
 
 def failures(count: int, window_s: float) -> vocabulary.Evidence:
-    """Return how often something failed."""
+    """Return how often the plugin, or one of its devices, has failed."""
     return of("health", f"failed {count} times within {window_s / 60:g} min")
 
 
@@ -73,7 +73,7 @@ def alive() -> vocabulary.Evidence:
 
 
 def recovered(good_heartbeats: int) -> vocabulary.Evidence:
-    """Return that heartbeats came back, and kept coming."""
+    """Return that heartbeats came back and kept coming."""
     heartbeats = "heartbeat" if good_heartbeats == 1 else "heartbeats"
     return of("heartbeat", f"{good_heartbeats} good {heartbeats} since it came back")
 
@@ -81,14 +81,14 @@ def recovered(good_heartbeats: int) -> vocabulary.Evidence:
 def stop_announced(
     reason: vocabulary.StopReason, return_s: float, *, is_own: bool
 ) -> vocabulary.Evidence:
-    """Return that the plugin announced that it stops; `is_own` if it named the time itself."""
+    """Return that the plugin announced a stop; `is_own` if the announcement names the duration."""
     setting = "" if is_own else " (by detection.maintenance_s)"
     expected = f"expected back within {return_s:g} s{setting}"
     return of("plugin", f"announced that it stops ({reason}); {expected}")
 
 
 def overdue(return_s: float, since: str) -> vocabulary.Evidence:
-    """Return that a planned stop lasts too long; `since` is what it began with."""
+    """Return that a planned stop takes too long; `since` is how the stop began."""
     return of("clock", f"not back {return_s:g} s after {since}")
 
 

@@ -1,4 +1,4 @@
-"""Pure: flap damping: the more often it failed lately, the longer until it counts as recovered.
+"""Pure: flap damping: the more often something failed lately, the later it counts as recovered.
 
 | failure within the window | must stay healthy for            | and is reported as |
 |---------------------------|----------------------------------|--------------------|
@@ -18,7 +18,7 @@ _COUNTED_MAX: Final = 64
 
 
 class FlapDamping:
-    """The failures of one plugin, or of one of its alerts."""
+    """The recent failures of one plugin, or of one of its alerts."""
 
     __slots__ = ("_last", "_settings", "_times", "level")
 
@@ -39,22 +39,22 @@ class FlapDamping:
         self._times = (*recent, now)[-_COUNTED_MAX:]
 
     def restore(self, level: int, now: float) -> None:
-        """Go on where a former process stopped; its failures count as if they were just now."""
+        """Restore the failures that a former process counted, as if they had just happened."""
         self.level = level
         self._last = now if level else None
         self._times = (now,) * min(level, self._settings.flap_falls - 1)
 
     @property
     def hold_s(self) -> float:
-        """Return for how long it must stay healthy, beyond the usual."""
+        """Return for how long the plugin must stay healthy, beyond the usual time."""
         settings = self._settings
         holds = backoff.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
         return holds.delay_s(self.level - 1)
 
     def failures(self, now: float) -> int:
-        """Return how often it failed within the window."""
+        """Return the number of failures within the window."""
         return sum(1 for at in self._times if now - at <= self._settings.flap_window_s)
 
     def is_flapping(self, now: float) -> bool:
-        """Return whether it failed too often to be reported by its latest failure."""
+        """Return whether there were so many failures that only FLAPPING is reported."""
         return self.failures(now) >= self._settings.flap_falls

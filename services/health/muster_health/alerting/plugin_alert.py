@@ -1,4 +1,4 @@
-"""Pure: the alert of a plugin itself: whether it is due, how urgent it is, which pods it names.
+"""Pure: the alert about a plugin itself: whether it is due, its severity, and its affected pods.
 
 It follows from the verdict that stands. A verdict that may be a mere pause waits for a while, what
 is reported as FLAPPING is as urgent as the failure behind it, and before anything new is published
@@ -25,7 +25,7 @@ _AGAIN_S: Final = (20.0, 60.0)
 
 
 class PodsQuery:
-    """What is asked for an alert about these resources; `number` is that of the valid answer.
+    """The query for the pods that an alert affects; `number` identifies the valid answer.
 
     Until `due` the alert waits. Where no answer came until `again_due` it is asked again, or
     dropped: a missing right is an answer.
@@ -44,29 +44,29 @@ class PodsQuery:
         self.ask(number, now)
 
     def ask(self, number: int, now: float) -> None:
-        """Record that it is asked, for the first time or again; the alert waits only once."""
+        """Record that the query is sent, first or again; only the first delays the alert."""
         self.number = number
         self.again_due = now + _AGAIN_S[min(self._asked_times, len(_AGAIN_S) - 1)]
         self._asked_times += 1
 
     def answered(self, answer: facts.Facts | None, now: float) -> None:
-        """Record Kubernetes' answer; from now on the alert does not wait."""
+        """Record the answer from Kubernetes; the alert no longer waits for it."""
         self.due = min(self.due, now)
         if answer is not None:
             self.pods, self.again_due = answer.holders, None
 
     def clock_stalled(self, seconds: float) -> None:
-        """Wait longer by the time that our own process was suspended."""
+        """Extend the wait by the time for which our own process was suspended."""
         self.due += seconds
         if self.again_due is not None:
             self.again_due += seconds
 
     def is_awaited(self, now: float) -> bool:
-        """Return whether its alert waits for the answer."""
+        """Return whether the alert still waits for the list of affected pods."""
         return now < self.due
 
     def is_due_again(self, now: float) -> bool:
-        """Return whether to ask again, which is done twice."""
+        """Return whether to repeat the query; it is repeated at most twice."""
         has_attempts = self._asked_times <= len(_AGAIN_S)
         return has_attempts and self.again_due is not None and self.again_due <= now
 
@@ -74,7 +74,7 @@ class PodsQuery:
 def named(
     alert: alerts.Alert, query: PodsQuery | None, published: Sequence[alerts.Alert]
 ) -> alerts.Alert:
-    """Return an alert with its pods: as answered, or else as published of the plugin so far."""
+    """Return an alert with its pods: from the answer, or else from the plugin's last alert."""
     if query is not None and query.pods is not None:
         return alert.naming(query.pods, len(query.pods))
     last = published[-1] if published else None
@@ -88,7 +88,7 @@ _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
 
 class PluginAlert:
-    """There is one while the verdict is another than HEALTHY.
+    """The alert about a plugin itself, open while its verdict is not HEALTHY.
 
     `is_grave` means that FLAPPING needs a person at once. `overdue` is the evidence that a planned
     stop lasts too long. Before `repair_due` a plugin may repair by itself what a restart would.
@@ -129,14 +129,14 @@ class PluginAlert:
     def restore(
         self, firing: tuple[alerts.Alert, ...], *, pause_due: float, repair_due: float
     ) -> None:
-        """Go on where a former process stopped, which published these."""
+        """Restore the alerts that a former process published."""
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
         self.is_grave = any(alert.grave for alert in firing)
         self._pause_due, self.repair_due = pause_due, repair_due
 
     def concluded(self, verdict: Verdict, now: float) -> None:
-        """Record another verdict."""
+        """Record a new verdict."""
         self.overdue, self._pause_due = (), 0.0
         self.is_grave &= verdict is Verdict.FLAPPING
         self.repair_due = now + SELF_REPAIR_S
@@ -149,7 +149,7 @@ class PluginAlert:
         at: datetime,
         may_open: alert_lifecycle.MayOpen,
     ) -> bool:
-        """Return whether to ask Kubernetes for the pods first, or again.
+        """Return whether to ask Kubernetes for the affected pods now, first or again.
 
         A new alert needs a permit of `may_open` for that: one that has to wait asks afterwards.
         """
@@ -166,7 +166,7 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return which alerts may open now: this one by its permit, else as `others`."""
+        """Return which alerts may open now: this one by its own permit, the rest by `others`."""
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):
@@ -177,7 +177,7 @@ class PluginAlert:
         return may
 
     def ask(self, standing: steps.Standing, number: int, now: float) -> tuple[str, ...]:
-        """Record that Kubernetes is asked under this number; return about which resources."""
+        """Record that query `number` is sent to Kubernetes; return the resources to ask about."""
         query = self._query
         if query is not None and query.resources == standing.resources:
             query.ask(number, now)
@@ -187,24 +187,24 @@ class PluginAlert:
         return standing.resources
 
     def cluster_answered(self, answer: facts.Facts | None, number: int, now: float) -> bool:
-        """Record Kubernetes' answer; return whether it is about the pods that are affected."""
+        """Record Kubernetes' answer; return whether it answers our query for affected pods."""
         if self._query is None or self._query.number != number:
             return False
         self._query.answered(answer, now)
         return True
 
     def clock_stalled(self, seconds: float) -> None:
-        """Wait longer for an answer by the time that our own process was suspended."""
+        """Extend the wait for an answer by the time for which our own process was suspended."""
         if self._query is not None:
             self._query.clock_stalled(seconds)
 
     def is_published_as(self, verdict: Verdict) -> bool:
-        """Return whether an alert of this verdict, as urgent as it is, was published."""
+        """Return whether an alert with this verdict's kind and severity has been published."""
         kind = alerts.kind_of(verdict)
         return kind is not None and self._is_published(kind)
 
     def has_news(self, standing: steps.Standing, now: float) -> bool:
-        """Return whether FLAPPING covers another failure now, or needs a person now."""
+        """Return whether FLAPPING now hides another failure, or needs a person now."""
         if standing.verdict is not Verdict.FLAPPING:
             return False
         return standing.actual is not self._covered or self._turns_grave(standing, now)
@@ -212,7 +212,7 @@ class PluginAlert:
     def wanted(
         self, standing: steps.Standing, why: Evidence, now: float, at: datetime
     ) -> list[alerts.Alert]:
-        """Return what is to be open now; `why` is the verdict's evidence."""
+        """Return the alerts that should be open now; `why` is the evidence for the verdict."""
         alert = self._evaluate(standing, why, now, at)
         if alert is None:
             self.forget()
@@ -242,7 +242,7 @@ class PluginAlert:
         return dues
 
     def forget(self) -> None:
-        """Forget the pods: nothing is published, and they will have changed when it is."""
+        """Forget the pods: no alert is published now, and the list will be outdated later."""
         self._query, self._has_permit = None, False
 
     def _evaluate(
@@ -275,7 +275,7 @@ class PluginAlert:
         return due is not None and due <= now
 
     def _grave_due(self, standing: steps.Standing) -> float | None:
-        """Return when FLAPPING is as urgent as the failure that it covers would be by its name."""
+        """Return when FLAPPING becomes as urgent as the failure behind it."""
         actual = standing.actual
         if self.is_grave or actual is None or standing.verdict is not Verdict.FLAPPING:
             return None
@@ -290,13 +290,13 @@ class PluginAlert:
         return None if is_returning else self._patience_due(standing)
 
     def _may_be_pause(self, standing: steps.Standing, now: float) -> bool:
-        """Return whether it is too early: the plugin may only pause, or is on its way back."""
+        """Return whether it is too early to alert: the plugin may be pausing, or recovering."""
         if standing.rule is None or not steps.may_be_pause(standing.rule):
             return False
         return now < self._patience_due(standing) or standing.state is State.RECOVERING
 
     def _patience_due(self, standing: steps.Standing) -> float:
-        """Return when what may be a pause has lasted too long, since the last failure."""
+        """Return when a possible pause has lasted too long, counted from the latest failure."""
         return max(self._pause_due, standing.failed_at + self._context.settings.patience_s)
 
     def _is_published(self, kind: AlertKind) -> bool:
@@ -317,5 +317,5 @@ def of_plugin(published: Mapping[alerts.Key, alerts.Alert]) -> list[alerts.Alert
 
 
 def is_of_plugin(key: alerts.Key) -> bool:
-    """Return whether an alert is about a plugin itself: those have one slot for each severity."""
+    """Return whether an alert is about a plugin itself; these have one slot for each severity."""
     return key[0] in _SLOTS

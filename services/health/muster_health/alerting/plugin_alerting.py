@@ -1,4 +1,4 @@
-"""Pure: what is reported about one plugin: its verdict and its alerts, and what is still pending.
+"""Pure: what is published about one plugin: its verdict and alerts, and pending changes of them.
 
 It follows from what stands now and from what was published before. The caller stores what is
 pending before it is published, so that a crash repeats it under the same id, or loses nothing.
@@ -20,7 +20,7 @@ _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MIS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What alerts follow from beside the verdict; `due` is when its clock is to be looked at."""
+    """Inputs of alerts other than the verdict; `due` is when to check the plugin's clock again."""
 
     faults: device_alerts.DeviceFaults
     short: Mapping[str, str]
@@ -30,7 +30,7 @@ class Observed:
 
 
 class PluginAlerting:
-    """What was published about one plugin. `since` is when its verdict was reached."""
+    """Everything published about one plugin; `since` is when its verdict was reached."""
 
     __slots__ = (
         "_context",
@@ -65,7 +65,7 @@ class PluginAlerting:
         self._reached_at: float | None = None
 
     def load(self, before: snapshot.Snapshot) -> None:
-        """Take over what another process published, or had pending."""
+        """Take over what another process published, and its pending changes."""
         self.lifecycle.load(before.firing, before.untold_alerts)
         self.published_verdict = before.verdict
         self.pending_verdict = before.untold_verdict
@@ -78,19 +78,19 @@ class PluginAlerting:
         pause_due: float,
         repair_due: float,
     ) -> None:
-        """Go on where a former process stopped."""
+        """Restore what a former process saved."""
         self.since, self.rule, self.evidence = before.since, before.rule, before.evidence
         self._follow(standing)
         if self.alert is not None:
             self.alert.restore(before.firing, pause_due=pause_due, repair_due=repair_due)
 
     def reset_published(self) -> None:
-        """Forget what we published: it was dropped when we stopped leading."""
+        """Forget what we published: that was dropped because we stopped leading."""
         self.lifecycle.load((), ())
         self.published_verdict = self.pending_verdict = None
 
     def decided(self, decision: steps.Decision, standing: steps.Standing, now: float) -> None:
-        """Record a verdict, another reason for it, or that a planned stop lasts too long."""
+        """Record a new verdict, a new reason for the same one, or an overdue planned stop."""
         self.is_dirty = True
         self._follow(standing)
         match decision:
@@ -108,21 +108,21 @@ class PluginAlerting:
                 assert_never(decision)
 
     def cluster_answered(self, answer: facts.Facts | None, number: int, now: float) -> None:
-        """Record Kubernetes' answer, if it is about the pods that the alert names."""
+        """Record Kubernetes' answer, if it lists the pods that the alert needs."""
         if self.alert is not None:
             self.is_dirty |= self.alert.cluster_answered(answer, number, now)
 
     def clock_stalled(self, seconds: float) -> None:
-        """Extend the wait for an answer by the time that our own process was suspended."""
+        """Extend the wait for an answer by the time for which our own process was suspended."""
         if self.alert is not None:
             self.alert.clock_stalled(seconds)
 
     def touch(self, now: float) -> None:
-        """Evaluate again at that time."""
+        """Schedule the next evaluation for this time."""
         self.is_dirty, self.look_due = True, now
 
     def is_repairable(self, standing: steps.Standing, now: float) -> bool:
-        """Return whether the verdict stands, is published, and a restart may repair it."""
+        """Return whether a restart may repair the plugin, and its verdict is published."""
         verdict, alert = standing.verdict, self.alert
         if alert is None or verdict not in _REPAIRABLE:
             return False
@@ -133,12 +133,12 @@ class PluginAlerting:
 
     @property
     def reports_node(self) -> bool:
-        """Return whether its alert reports that the node is down."""
+        """Return whether the plugin's alert reports that the node is down."""
         published = self.lifecycle.published.values()
         return any(alert.kind is AlertKind.NODE_DOWN for alert in published)
 
     def skip(self, now: float, at: datetime) -> None:
-        """Record that nothing is published: another replica leads."""
+        """Discard what is pending: another replica leads and publishes it."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         if self.alert is not None:
@@ -154,7 +154,7 @@ class PluginAlerting:
         may_open: alert_lifecycle.MayOpen,
         new_number: Callable[[], int],
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
-        """Find what to publish; return what to ask Kubernetes first, and alerts that must wait."""
+        """Decide what to publish; return what to ask Kubernetes first, and which alerts wait."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         self._follow_verdict(standing, at)
@@ -183,7 +183,7 @@ class PluginAlerting:
         return questions, held
 
     def end_all(self, standing: steps.Standing, now: float, at: datetime, why: str) -> None:
-        """Resolve all that is open: the plugin is removed."""
+        """Resolve all open alerts: the plugin is removed."""
         self._stamp(now, at)
         if standing.verdict is Verdict.MAINTENANCE:
             self._follow_verdict(standing, at)
@@ -191,12 +191,12 @@ class PluginAlerting:
 
     @property
     def is_first_verdict(self) -> bool:
-        """Return whether a first verdict, and nothing else, is pending."""
+        """Return whether the only pending change is a first verdict."""
         verdict = self.pending_verdict
         return verdict is not None and verdict.previous is None and not self.lifecycle.pending
 
     def pending(self) -> list[signals.Publish]:
-        """Return what is pending, as events."""
+        """Return the pending changes as events."""
         events: list[signals.Publish] = []
         verdict = self.pending_verdict
         if verdict is not None:
@@ -209,7 +209,7 @@ class PluginAlerting:
         return events
 
     def clear_pending(self) -> None:
-        """Record that what was pending is published."""
+        """Record that the pending changes are published."""
         self.pending_verdict, self.lifecycle.pending = None, ()
 
     def event_of(self, alert: alerts.Alert, leader: int) -> vocabulary.AlertChanged:
@@ -228,7 +228,7 @@ class PluginAlerting:
             self._reached_at = None
 
     def _follow(self, standing: steps.Standing) -> None:
-        """Have an alert of the plugin itself, if its verdict may call for one."""
+        """Start an alert about the plugin itself, if its verdict may require one."""
         if standing.verdict in {None, Verdict.HEALTHY}:
             self.alert = None
         elif self.alert is None:

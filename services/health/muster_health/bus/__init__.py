@@ -1,4 +1,4 @@
-"""Between health's detector and the NATS bus.
+"""Connects health's detector to the NATS bus.
 
 `inputs` puts heartbeats, reports, restored state and leadership into the detector's inbox;
 `nats_connections` adds what nats-server says about connections (`nats_advisories` decodes it) and

@@ -37,11 +37,11 @@ class Inputs:
         self._has_state = False
 
     async def put(self, event: signals.Input) -> None:
-        """Put an input into the inbox; wait while the inbox is full."""
+        """Put one input into the inbox; wait while the inbox is full."""
         await self._inbox.put(runtime.Delivery(event))
 
     async def run(self) -> None:
-        """Put in the state saved before our restart, then every heartbeat and every report."""
+        """Restore the saved state, then put every heartbeat and every report into the inbox."""
         await self.put(signals.BusLost())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_connections())
@@ -64,7 +64,7 @@ class Inputs:
             await self.put(signals.Leadership(revision=term))
 
     async def _restore_firing_alerts(self) -> None:
-        """Put in the alerts that still fire according to their stream, if all state is lost."""
+        """Restore the alerts that still fire from their stream, if all saved state is lost."""
         if self._has_state:
             return
         newest = await consumers.newest(self._link, streams.ALERTS, "muster.alert.>")
@@ -73,7 +73,7 @@ class Inputs:
             await self.put(signals.Restored(state=state))
 
     async def _restore(self) -> int:
-        """Put in all saved state; return its position in the stream of events."""
+        """Put all saved state into the inbox; return its position in the stream of events."""
         position = 0
         values = await storage.read_all(self._link, streams.STATE)
         self._has_state = bool(values)
@@ -88,7 +88,7 @@ class Inputs:
         return position
 
     async def _catch_up(self) -> int:
-        """Put in the newest report of each subject; return the position to go on from."""
+        """Put in the newest report of each subject; return the position to continue from."""
         newest = [
             event
             for subject in _REPORTS
@@ -99,7 +99,7 @@ class Inputs:
         return max((event.position for event in newest), default=0)
 
     async def _put_heartbeats(self, heartbeats: Sequence[vocabulary.Heartbeat]) -> None:
-        """Put heartbeats in and wait until they are processed: meanwhile more can wait in NATS."""
+        """Put heartbeats into the inbox in batches; those that arrive meanwhile wait in NATS."""
         processed = asyncio.Event()
 
         async def ack() -> None:
@@ -112,7 +112,7 @@ class Inputs:
         metrics.HEARTBEATS.labels("accepted").inc(len(heartbeats))
 
     async def _watch_connections(self) -> None:
-        """Put in whether both of our connections to NATS are up."""
+        """Report whenever one of our connections to NATS goes down or both are up."""
         links = (self._link, self._heartbeats.link)
         connected: set[connection.Connection] = set()
 

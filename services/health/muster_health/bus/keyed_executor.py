@@ -1,4 +1,4 @@
-"""Adapter: the event loop: executes actions that take a round trip, without delaying the detector.
+"""Adapter: the event loop: runs slow actions in order, without delaying the detector.
 
 Actions for one node run one after the other, in order; nodes do not wait for each other. An action
 that concerns all nodes runs after everything that was submitted before it: a position in the stream
@@ -18,7 +18,7 @@ _PENDING_MAX: Final = 2_000
 
 
 class KeyedExecutor:
-    """Executes what is submitted, while `run` runs. Queue 0 is for what concerns all nodes."""
+    """Executes submitted actions while `run` runs; queue 0 is for actions about all nodes."""
 
     def __init__(self) -> None:
         self._queues: list[asyncio.Queue[Action]] = [asyncio.Queue() for _ in range(_QUEUES + 1)]
@@ -35,12 +35,12 @@ class KeyedExecutor:
         return max((now - at for at in self._started_at if at is not None), default=0.0)
 
     async def submit(self, node: str, action: Action) -> None:
-        """Execute an action after all that was submitted before it for this node."""
+        """Run an action after all that were submitted earlier for the same node."""
         queue = 1 + zlib.crc32(node.encode()) % _QUEUES
         await self._submit(queue, action)
 
     async def submit_after_all(self, action: Action) -> None:
-        """Execute an action after all that was submitted before it for any node."""
+        """Run an action after all that were submitted earlier for any node."""
         before = list(self._submitted)
 
         def is_everything_done() -> bool:
@@ -58,7 +58,7 @@ class KeyedExecutor:
         await self._submit(0, when_all_is_done)
 
     async def run(self) -> None:
-        """Execute actions, for ever."""
+        """Run actions forever."""
         async with asyncio.TaskGroup() as tasks:
             for queue in range(len(self._queues)):
                 tasks.create_task(self._work(queue))

@@ -34,7 +34,7 @@ class _Server(msgspec.Struct, frozen=True):
 
 
 class _Client(msgspec.Struct, frozen=True):
-    """`id` counts from 1 on each server; the client chooses its `name`, but not its `user`."""
+    """A client in an advisory: its `id` is unique on its server; it chooses its own `name`."""
 
     id: int
     name: str = ""
@@ -43,7 +43,7 @@ class _Client(msgspec.Struct, frozen=True):
 
 
 class _Message(msgspec.Struct, frozen=True):
-    """nats-server server/events.go ConnectEventMsg, DisconnectEventMsg (2.15)."""
+    """An advisory: nats-server server/events.go, ConnectEventMsg, DisconnectEventMsg (2.15)."""
 
     server: _Server
     client: _Client | None = None
@@ -57,14 +57,14 @@ Advisory = signals.Connected | signals.Disconnected | signals.ServerEvent
 
 @dataclass(frozen=True, slots=True)
 class OtherClient:
-    """A client that is no plugin, by the name that it chose, connected or disconnected."""
+    """A client other than a plugin connected or disconnected; it chose its own name."""
 
     name: str
     is_connected: bool
 
 
 class Unreadable(Exception):
-    """The message is no advisory."""
+    """The message is not a valid advisory."""
 
 
 def decode(subject: str, payload: bytes) -> Advisory | OtherClient:
@@ -111,13 +111,13 @@ def _interned(server: str) -> str:
 
 
 def _may_be_on(node: str, user: str) -> bool:
-    """Return whether a user may be a plugin of this node; most users belong to no node."""
+    """Return whether a user may be a plugin on this node; most users are not tied to a node."""
     is_node_user = user.startswith(permissions.plugin_user(""))
     return not is_node_user or user == permissions.plugin_user(vocabulary.node_token(node))
 
 
 def _plugin_and_node(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return (plugin, node) from the first name that is a plugin's."""
+    """Return plugin and node from the first name that belongs to a plugin."""
     for name in names:
         plugin, _, node = name.partition(" ")
         try:

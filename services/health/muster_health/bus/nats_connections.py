@@ -35,7 +35,7 @@ Handler = Callable[[str, bytes], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What is needed of the bus: `Bus.listen`, `Connection.probe_connect`, `Connection.changes`."""
+    """What is needed of the bus: `Bus.listen`, `Connection.probe_connect`, `.changes`."""
 
     listen: Callable[[str, Handler], Awaitable[None]]
     probe_connect: Callable[[str, float], Awaitable[bool]]
@@ -43,7 +43,7 @@ class Link:
 
 
 class ConnectionMonitor:
-    """Puts what nats-server reports about plugins into `put`; `name` is unique to us."""
+    """Passes connections that nats-server reports to `put`; `name` identifies this process."""
 
     def __init__(
         self, link: Link, put: Callable[[nats_advisories.Advisory], Awaitable[None]], *, name: str
@@ -59,7 +59,7 @@ class ConnectionMonitor:
 
     @property
     def problem(self) -> str:
-        """What does not work, in words; empty if all is well or not known."""
+        """Why advisories do not arrive; empty if they do, or if that is unknown."""
         if self.is_flowing is not False:
             return ""
         return (
@@ -68,7 +68,7 @@ class ConnectionMonitor:
         )
 
     async def run(self) -> None:
-        """Receive advisories for ever."""
+        """Receive advisories forever."""
         for subject in nats_advisories.SUBJECTS:
             await self._link.listen(subject, self._receive)
         async with asyncio.TaskGroup() as tasks:
@@ -95,7 +95,7 @@ class ConnectionMonitor:
             self._test_reported.set()
 
     async def _check(self) -> None:
-        """Check again and again whether a connection that we make is reported to us."""
+        """Check again and again whether NATS reports a test connection of ours."""
         while True:
             self._test_reported.clear()
             self._test_client = f"{self._name} #{next(self._numbers)}"

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: notifies people without the bus, by a Kubernetes Event and a POST to a webhook.
+"""Adapter: HTTP: notifies people without NATS, by a Kubernetes Event and a POST to a webhook.
 
 For what cannot be published over NATS: that health is disconnected from it, or that NATS accepts
 nothing. On each channel the newest alarm is retried until it is accepted, refused, or replaced by
@@ -35,7 +35,7 @@ _ALARMS: Final = prometheus_client.Counter(
 
 
 class _Refused(Exception):
-    """The receiver will never accept it."""
+    """The receiver will never accept this alarm."""
 
 
 class AlarmSender:
@@ -51,12 +51,12 @@ class AlarmSender:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The channels by which people can be notified; there may be none."""
+        """The channels configured for notifying people; may be empty."""
         event = ("event",) if self._post is not None and self._settings.namespace else ()
         return (*event, *(("webhook",) if self._settings.webhook_url else ()))
 
     async def send(self, alarm: signals.Alarm) -> None:
-        """Replace the former alarm by this one and return; it is sent in the background."""
+        """Replace the previous alarm by this one; it is sent in the background."""
         event = "alarm_raised" if alarm.firing else "alarm_resolved"
         logs.logger().warning(event, summary=alarm.summary)
         async with self._changed:
@@ -64,7 +64,7 @@ class AlarmSender:
             self._changed.notify_all()
 
     async def run(self) -> None:
-        """Send alarms for ever."""
+        """Send alarms forever."""
         senders = {"event": self._send_event, "webhook": self._send_webhook}
         async with asyncio.TaskGroup() as tasks:
             for channel in self.channels:

@@ -1,4 +1,4 @@
-"""Adapter: NATS: executes the detector's outputs: publishes verdicts and alerts, saves state.
+"""Adapter: NATS: carries out the detector's outputs: publishes verdicts and alerts, saves state.
 
 Probes, cluster queries, remediation and alarms go to the adapters that do them. What takes a round
 trip runs beside the detector, in order: state is saved before its conclusion is published, and both
@@ -32,7 +32,7 @@ _LeaderOnly = signals.Publish | signals.Store | signals.Remediate
 
 
 class Outputs:
-    """Executes the outputs of one detector; `executor` and `store` must run.
+    """Carries out the outputs of one detector; `executor` and `store` must be running.
 
     `put` fills the detector's inbox; `cluster` is None without a Kubernetes API.
     """
@@ -59,7 +59,7 @@ class Outputs:
         self._cluster = cluster
 
     async def execute(self, output: signals.Output) -> None:
-        """Execute one output; what only a leader may do is dropped unless we lead."""
+        """Carry out one output; outputs reserved for the leader are dropped unless we lead."""
         match output:
             case signals.Probe():
                 self._prober.start(output)
@@ -79,7 +79,7 @@ class Outputs:
     async def publish_tick(
         self, event: vocabulary.WatchdogTicked, is_leader: Callable[[], bool]
     ) -> None:
-        """Publish a tick after everything submitted before it; return when it is published."""
+        """Publish a tick after everything submitted earlier; return when it is published."""
         published = asyncio.Event()
 
         async def publish() -> None:
@@ -90,14 +90,14 @@ class Outputs:
         await published.wait()
 
     def problem(self) -> str | None:
-        """Return why verdicts and alerts are not published, or state is not saved, in words."""
+        """Return why alerts are not published or state is not saved; empty if all is well."""
         seconds = self.executor.stuck_s()
         if seconds > watchdog.STUCK_S:
             return f"NATS has not accepted an alert or verdict for {seconds:.0f} s"
         return self.store.problem or None
 
     async def _submit(self, output: _LeaderOnly, is_leader: Callable[[], bool]) -> None:
-        """Have an output executed in its node's order; the detector goes on meanwhile."""
+        """Submit an output to its node's queue, without delaying the detector."""
         action = functools.partial(self._execute_as_leader, output, is_leader)
         match output:
             case signals.Publish():

@@ -1,4 +1,4 @@
-"""Adapter: NATS: probes suspected plugins; one that is alive answers with a heartbeat.
+"""Adapter: NATS: probes suspected plugins; a live plugin answers with a heartbeat.
 
 A missing answer says something about the plugin only if our own connection to NATS worked before
 and after the probe.
@@ -18,7 +18,7 @@ _OWN_CHECK_SHARE: Final = 0.25
 
 
 class Prober:
-    """Probes plugins, `concurrent_max` at once; `put` gets each probe's result."""
+    """Probes plugins, at most `concurrent_max` at once; passes each result to `put`."""
 
     def __init__(self, connected: bus.Bus, put: inputs.Put, *, concurrent_max: int) -> None:
         self._bus = connected
@@ -27,7 +27,7 @@ class Prober:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, probe: signals.Probe) -> None:
-        """Start a probe, without waiting for its result."""
+        """Start a probe without waiting for its result."""
         task = asyncio.create_task(self._run(probe))
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -1,4 +1,4 @@
-"""Adapter: NATS: saves the detector's state; may delay a publication briefly, but never blocks it.
+"""Adapter: NATS: saves the detector's state; may briefly delay publishing, but never blocks it.
 
 State is saved before its conclusion is published, so that after a crash in between the same thing
 is published again under the same id. But a bucket that accepts nothing (it is full, or has lost its
@@ -22,7 +22,7 @@ _RETRY_S: Final = 2.0
 
 
 class StateStore:
-    """Saves values by key, while `run` runs. The key `last` is written after all others."""
+    """Saves values by key in the background (`run`). The key `last` is written after all others."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class StateStore:
 
     @property
     def problem(self) -> str:
-        """What is wrong, in words; empty if everything is saved."""
+        """Why some values are not saved; empty if all are."""
         if not self._unsaved:
             return ""
         seconds = self._clock() - self._unsaved_since
@@ -51,7 +51,7 @@ class StateStore:
         )
 
     async def save(self, key: str, value: bytes, is_leader: IsLeader) -> None:
-        """Write a value now, or later if that takes too long; an empty value deletes the key."""
+        """Save a value now, or later if that takes too long; an empty value deletes the key."""
         until: float | None = None
 
         def may_retry() -> bool:
@@ -66,7 +66,7 @@ class StateStore:
             self._save_later(key, value, is_leader)
 
     async def run(self) -> None:
-        """Write what could not be saved in time, for ever."""
+        """Retry the values that could not be saved in time, forever."""
         while True:
             await asyncio.sleep(self._retry_s)
             if self._unsaved:
@@ -79,7 +79,7 @@ class StateStore:
         self._unsaved[key] = value, is_leader
 
     async def _save_all(self) -> None:
-        """Write key by key; a newer value that is added meanwhile gets its turn."""
+        """Write all unsaved values; a newer value that arrives meanwhile is written too."""
         while self._unsaved:
             key = next((key for key in self._unsaved if key != self._last), self._last)
             entry = self._unsaved[key]

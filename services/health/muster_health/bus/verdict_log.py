@@ -23,7 +23,7 @@ _CHANGES: Final = prometheus_client.Counter(
 def log(
     event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided,
 ) -> None:
-    """Log what was published."""
+    """Log what has been published."""
     match event:
         case vocabulary.VerdictChanged():
             logs.logger().info(
@@ -56,7 +56,7 @@ def log(
 
 
 def log_leadership(was: Leadership, now: Leadership) -> None:
-    """Log that this process became the leader, or no longer is; not who else leads."""
+    """Log that this process became the leader or stopped leading, but not who else leads."""
     if now.term == was.term:
         return
     _IS_LEADER.set(now.term is not None)

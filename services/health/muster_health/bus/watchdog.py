@@ -30,7 +30,7 @@ async def publish_ticks(
     interval_s: float,
     is_detector_leading: Callable[[int], bool] = lambda _: True,
 ) -> None:
-    """Publish a tick when we begin to lead and every `interval_s` from then on, for ever.
+    """Publish a tick when we start to lead and then every `interval_s`, forever.
 
     `is_detector_leading` returns whether the detector has learned that it leads in this term.
     """
@@ -61,7 +61,7 @@ async def watch_publishing(
     stuck_max_s: float = STUCK_S,
     check_s: float = _CHECK_S,
 ) -> None:
-    """Notify people without the bus when publishing is stuck, and when it works again; for ever.
+    """Notify people without NATS when publishing is stuck and when it works again; forever.
 
     While health is disconnected from NATS the detector raises that alarm itself, which replaces
     this one.

@@ -1,4 +1,4 @@
-"""All plugins together: what one input means for which plugin, and what many have in common.
+"""Manages all plugins: passes inputs to the right plugin, and finds common causes of failures.
 
 `detector` routes inputs and timers (`timer_queue`) to the plugins of its `registry`; `effects`
 decides what follows from what they return, and how much is published (`startup_rate_limit`). The

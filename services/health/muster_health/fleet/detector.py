@@ -1,4 +1,4 @@
-"""Pure: every plugin of the fleet: inputs are routed to their plugin, deadlines wake theirs.
+"""Pure: the detector: passes inputs to the right plugin, and wakes plugins at their deadlines.
 
 The detector distrusts itself first. While its own link to NATS is gone it is disconnected, and
 nothing is due. When the link is back every wait starts anew, and when its own process was suspended
@@ -41,7 +41,7 @@ class Detector(effects.Fleet):
         return outs
 
     def tick(self, now: float) -> list[signals.Output]:
-        """Do what is due."""
+        """Do everything that is due."""
         outs = self._wake(now)
         if self._self_check.is_disconnected:
             outs += self._self_check.alarm(now)
@@ -54,42 +54,42 @@ class Detector(effects.Fleet):
         return outs
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
+        """Return when `tick` must be called next."""
         check = self._self_check
         return check.alarm_due if check.is_disconnected else self._timers.earliest()
 
     def plugins(self) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Return every plugin that is tracked."""
+        """Return all tracked plugins."""
         return self._registry.plugins.values()
 
     @property
     def mass_failures(self) -> int:
-        """Return how many mass failures there are."""
+        """Return the number of current mass failures."""
         return len(self._mass_failures.active)
 
     @property
     def suspects(self) -> int:
-        """Return how many plugins are suspect."""
+        """Return the number of suspected plugins."""
         return len(self._mass_failures.suspects)
 
     @property
     def held(self) -> int:
-        """Return how many plugins have an alert that waits for the rate limit."""
+        """Return the number of plugins with an alert held back by the rate limit."""
         return len(self._fleet.held)
 
     @property
     def leader(self) -> int | None:
-        """Return the revision under which it leads; None while another replica does."""
+        """Return the revision under which this process leads; None while another replica leads."""
         return self._context.leader
 
     @property
     def is_disconnected(self) -> bool:
-        """Return whether our own link to NATS is gone."""
+        """Return whether our own link to NATS is down."""
         return self._self_check.is_disconnected
 
     @property
     def position(self) -> int:
-        """Return the last position in the stream of events that is processed."""
+        """Return the last processed position in the stream of events."""
         return self._fleet.position
 
     def fleet_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
@@ -223,7 +223,7 @@ class Detector(effects.Fleet):
 
     @property
     def _settle_s(self) -> float:
-        """Return how long plugins may take to reconnect and send a heartbeat."""
+        """Return how much time plugins have to reconnect and send a heartbeat."""
         silent_s = self._settings.suspicion_beats * self._settings.interval_s
         return self._settings.reconnect_s + silent_s
 
@@ -260,7 +260,7 @@ class Detector(effects.Fleet):
         return outs
 
     def _fleet_due(self, now: float) -> list[signals.Output]:
-        """End mass failures that are over, and open alerts that waited for the rate limit."""
+        """End mass failures that are over, and open alerts that the rate limit held back."""
         outs: list[signals.Output] = []
         for plugin in self._mass_failures.resumed(now):
             outs += self._act(plugin, plugin.receive(steps.Resume(), now), now)
@@ -300,7 +300,7 @@ class Detector(effects.Fleet):
     # ourselves
 
     def _wake(self, now: float) -> list[signals.Output]:
-        """Notice that we were called later than we asked for."""
+        """Detect that we were called later than requested."""
         late_s = self._self_check.late_s(now)
         return self._clock_stalled(late_s, now) if late_s else []
 

@@ -1,4 +1,4 @@
-"""Pure: the effects of one plugin on the fleet: what follows from what its machine returned.
+"""Pure: effects on the fleet: turns what one plugin's machine returned into outputs.
 
 Many suspects at once suspend verdicts; a plugin that nobody expects is removed; what is new is
 published, within rate limits; and a pod is restarted, where that is allowed.
@@ -26,7 +26,7 @@ STARTUP_DUE: Final = "startup"
 
 
 class Fleet:
-    """All plugins, with what watches over them. `at_zero` is UTC at second 0 of the clock."""
+    """All plugins and the checks across them; `at_zero` is UTC at second 0 of the clock."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Fleet:
             self._timers.set(FLEET_DUE, now + mass_failure.SOON_S)
 
     def _is_suspended(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
-        """Return whether a plugin gets no verdict, because many are suspect at once."""
+        """Return whether verdicts about a plugin are suspended during a mass failure."""
         if plugin.key not in self._mass_failures.suspects and not plugin.is_suspect(now):
             return False
         is_suspended, due = self._mass_failures.suspends(plugin, now)
@@ -123,7 +123,7 @@ class Fleet:
         return self._remediator.decide(plugin, leader, now, at, is_mass_failure=is_mass_failure)
 
     def _publish(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
-        """Publish a plugin's news; at start-up a first verdict waits for its turn."""
+        """Publish a plugin's changes; after a start, a first good verdict waits for its turn."""
         if not plugin.has_news(now):
             return []
         leads = self._context.leader is not None
@@ -147,7 +147,7 @@ class Fleet:
     def _remove(
         self, plugin: tracked_plugin.TrackedPlugin, why: str, now: float
     ) -> list[signals.Output]:
-        """Forget a plugin: its open alerts are resolved."""
+        """Forget a plugin and resolve its open alerts."""
         self._evaluate_soon(self._registry.remove(plugin), now)
         self._mass_failures.cleared(plugin.key)
         self._clocks.forget(plugin.key)

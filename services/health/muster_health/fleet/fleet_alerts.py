@@ -1,4 +1,4 @@
-"""Pure: alerts of the whole fleet: mass failures, our own clock, alerts that are held back."""
+"""Pure: alerts of the whole fleet: mass failures, our own clock, alerts over the rate limit."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -38,7 +38,7 @@ class FleetAlerts:
         self._keep_until = 0.0
 
     def restore(self, before: snapshot.Snapshot, keep_until: float) -> None:
-        """Take over what was published; a mass failure may still last until `keep_until`."""
+        """Take over the published alerts; a mass failure may still last until `keep_until`."""
         self._keep_until = keep_until
         self.lifecycle.load(before.firing, before.untold_alerts)
         self.position = max(self.position, before.position)
@@ -53,7 +53,7 @@ class FleetAlerts:
             del self._servers[next(iter(self._servers))]
 
     def hold(self, key: str, held: Iterable[alerts.Alert]) -> bool:
-        """Record which alerts of a plugin are held back; return whether that is news."""
+        """Record which alerts of a plugin are held back; return whether that has changed."""
         waiting = sorted((_urgency(alert), alert.summary) for alert in held)
         if not waiting:
             return self.held.pop(key, None) is not None
@@ -62,7 +62,7 @@ class FleetAlerts:
         return is_news
 
     def held_keys(self) -> list[str]:
-        """Return whose alerts wait, the most urgent first, among them the oldest."""
+        """Return the plugins whose alerts are held back, the most urgent and oldest first."""
         return sorted(self.held, key=lambda key: self.held[key][0])
 
     def ended(self, over: mass_failure.Ended, now: float) -> None:
@@ -77,7 +77,7 @@ class FleetAlerts:
     def commit(
         self, failures: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
     ) -> tuple[list[signals.Output], float | None]:
-        """Return what to do about the news, in order; and when to evaluate again."""
+        """Return the outputs for all changes, in order, and when to evaluate again."""
         leader = self._context.leader
         if leader is None:
             return [], None
@@ -110,11 +110,11 @@ class FleetAlerts:
         return [before, *events, self.store(leader)], due
 
     def has_moved(self) -> bool:
-        """Return whether more events were processed than is stored."""
+        """Return whether more events have been processed than the saved position says."""
         return self.position > self._stored
 
     def store(self, leader: int) -> signals.Store:
-        """Return what is to be stored."""
+        """Return the state to save."""
         self._stored = self.position
         stored = snapshot.Snapshot(
             node=vocabulary.FLEET,
@@ -129,7 +129,7 @@ class FleetAlerts:
         return signals.Store(key=KEY, value=snapshot.encode(stored), revision=leader)
 
     def view(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """Return the alerts that are open."""
+        """Return the open alerts."""
         return tuple(
             alerts.changed(
                 alert,

@@ -27,7 +27,7 @@ _LASTS_MAX: Final = 10
 
 @dataclass(slots=True)
 class MassFailure:
-    """One mass failure; at `until` its members have had the time to come back."""
+    """One mass failure; by `until` its members have had enough time to recover."""
 
     cause: str
     began_at: float
@@ -39,14 +39,14 @@ class MassFailure:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A mass failure is over; `left` are still suspect."""
+    """A mass failure is over; the plugins in `left` are still suspected."""
 
     failure: MassFailure
     left: tuple[str, ...]
 
 
 class SuspectCounts:
-    """Which plugins are suspect, since when, and the mass failures among them."""
+    """Which plugins are suspected and since when, and the mass failures among them."""
 
     def __init__(self, settings: config.Detection) -> None:
         self.active: dict[str, MassFailure] = {}
@@ -59,7 +59,7 @@ class SuspectCounts:
     def suspected(
         self, key: str, causes: tuple[str, ...], now: float, *, silent: bool = True
     ) -> None:
-        """Record that a plugin is suspect: it is silent, or reports a problem."""
+        """Record that a plugin is suspected: it is silent, or reports a problem."""
         (self._with_problem.discard if silent else self._with_problem.add)(key)
         if key in self.suspects:
             return
@@ -71,7 +71,7 @@ class SuspectCounts:
                 self._join(failure, key, now)
 
     def cleared(self, key: str) -> None:
-        """Record that it is suspect no longer."""
+        """Record that a plugin is no longer suspected."""
         self._with_problem.discard(key)
         causes = self.suspects.pop(key, None)
         if causes is None:
@@ -89,7 +89,7 @@ class SuspectCounts:
         return min((self._end_of(failure) for failure in self.active.values()), default=None)
 
     def common(self, failure: MassFailure) -> str:
-        """Return what nearly all of its members share; empty if nothing."""
+        """Return what nearly all members have in common; empty if nothing."""
         if failure.cause != FLEET:
             return failure.cause
         counts = Counter(cause for key in failure.members for cause in self.suspects.get(key, ()))
@@ -99,7 +99,7 @@ class SuspectCounts:
         return ""
 
     def how(self, failure: MassFailure) -> str:
-        """Return in words what is wrong with its members."""
+        """Return in words how the members have failed."""
         troubled = len(failure.members & self._with_problem)
         if not troubled:
             return "went silent"
@@ -110,7 +110,7 @@ class SuspectCounts:
         )
 
     def update(self, fleet: int, now: float) -> tuple[list[MassFailure], list[Ended]]:
-        """Return the mass failures that began and ended; `fleet` is the number of plugins."""
+        """Return which mass failures began and ended; `fleet` is the number of plugins."""
         while self._recent:
             key, at = next(iter(self._recent.items()))
             if now - at <= self._settings.storm_window_s:
@@ -124,13 +124,13 @@ class SuspectCounts:
         return began, [Ended(failure, tuple(sorted(failure.members))) for failure in over]
 
     def shift(self, seconds: float) -> None:
-        """Move the ends by the time that our own process was suspended."""
+        """Postpone the ends by the time for which our own process was suspended."""
         for failure in self.active.values():
             failure.until += seconds
             failure.joined_at += seconds
 
     def clear(self) -> Mapping[str, MassFailure]:
-        """Forget all suspicions; return the mass failures there were."""
+        """Forget all suspicions; return the mass failures that were active."""
         were, self.active = self.active, {}
         self.suspects.clear()
         self._with_problem.clear()
@@ -192,7 +192,7 @@ _THAW_EACH: Final = 25
 
 
 class MassFailures:
-    """The mass failures of these plugins, and which are still to be resumed after one."""
+    """All mass failures, and the suspended plugins still to be resumed."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class MassFailures:
 
     @property
     def active(self) -> Mapping[str, MassFailure]:
-        """Return the mass failures that last, by cause."""
+        """Return the active mass failures, by cause."""
         return self.counts.active
 
     def suspends(
@@ -237,7 +237,7 @@ class MassFailures:
         return plugin.is_suspended, due
 
     def resumed(self, now: float) -> list[tracked_plugin.TrackedPlugin]:
-        """End the mass failures that are over; return the plugins whose turn it is to resume."""
+        """End the mass failures that are over; return the plugins to resume now."""
         _, over = self.counts.update(len(self._plugins), now)
         self._end(over, now)
         if now < self._resume_at or not self._to_resume:
@@ -249,7 +249,7 @@ class MassFailures:
         return [self._plugins[key] for key in turn if key in self._plugins]
 
     def dues(self, now: float) -> Iterable[float]:
-        """Return when to evaluate again, if at all."""
+        """Return the times at which to evaluate again."""
         if self.counts.active:
             yield now + _TEND_S
         if self._to_resume:
@@ -260,7 +260,7 @@ class MassFailures:
         self.counts.cleared(key)
 
     def shift(self, seconds: float) -> None:
-        """Move the ends by the time that our own process was suspended."""
+        """Postpone the ends by the time for which our own process was suspended."""
         self.counts.shift(seconds)
 
     def clear(self) -> None:

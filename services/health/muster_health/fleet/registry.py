@@ -1,4 +1,4 @@
-"""Pure: registry of every node and plugin that is tracked or expected, with limits per node."""
+"""Pure: registry of all nodes and plugins that are tracked or expected, with limits per node."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from muster_health.plugin import tracked_plugin
 
 
 class Node:
-    """One node: its plugins, and what it offers."""
+    """One node: its plugins, and the resources it offers."""
 
     __slots__ = ("bucket", "offers", "plugins")
 
@@ -20,7 +20,7 @@ class Node:
         self.bucket: ratelimit.TokenBucket | None = None
 
     def find(self, plugin: str) -> tracked_plugin.TrackedPlugin | None:
-        """Return one of its plugins; there are few, and mostly one."""
+        """Return the plugin of this name on the node; a node has only a few plugins."""
         for tracked in self.plugins:
             if tracked.plugin == plugin:
                 return tracked
@@ -28,7 +28,7 @@ class Node:
 
 
 class Registry:
-    """The nodes, and the plugins by key."""
+    """All nodes, and all plugins by key."""
 
     def __init__(self, about: config.Context) -> None:
         self.plugins: dict[str, tracked_plugin.TrackedPlugin] = {}
@@ -38,14 +38,14 @@ class Registry:
         self._bucket: ratelimit.TokenBucket | None = None
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
-        """Return a plugin, if it is tracked."""
+        """Return a plugin if it is tracked."""
         there = self.nodes.get(node)
         return None if there is None else there.find(plugin)
 
     def find_or_add(
         self, node: str, plugin: str, now: float
     ) -> tracked_plugin.TrackedPlugin | None:
-        """Return a plugin, a new one if need be; None if its node has too many."""
+        """Return a plugin, adding it if needed; None if its node has too many."""
         there = self.nodes.get(node)
         if there is not None:
             for tracked in there.plugins:
@@ -67,7 +67,7 @@ class Registry:
         return tracked
 
     def remove(self, gone: tracked_plugin.TrackedPlugin) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Forget a plugin; return those of its node that are inhibited now, or no longer."""
+        """Remove a plugin; return the plugins on its node whose inhibition changes."""
         del self.plugins[gone.key]
         node = self.nodes[gone.node]
         node.plugins = tuple(tracked for tracked in node.plugins if tracked is not gone)
@@ -76,13 +76,13 @@ class Registry:
         return _inhibit(node.plugins)
 
     def is_placed(self, plugin: str) -> bool:
-        """Return whether Kubernetes says where a plugin should be."""
+        """Return whether Kubernetes says on which nodes this plugin is expected."""
         return plugin in self._expected
 
     def expect(
         self, plugin: str, nodes: Mapping[str, facts.Expected], now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
-        """Record where a plugin should be; return where that is news, and where it no longer is."""
+        """Record where a plugin is expected; return its instances on new and on former nodes."""
         before = self._expected.get(plugin, {})
         self._expected[plugin] = nodes
         present = []
@@ -99,7 +99,7 @@ class Registry:
     def offer(
         self, event: signals.NodeOffers, now: float
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Record what a node offers (None: there is no such node); return its plugins."""
+        """Record what a node offers (None: the node does not exist); return its plugins."""
         node = self.nodes.setdefault(event.node, Node())
         node.offers = event.offers
         if event.offers is None and not node.plugins:
@@ -111,19 +111,19 @@ class Registry:
     def inhibit(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Let one alert report that a node is down; return the plugins for which that changes."""
+        """Let only one alert report that a node is down; return the plugins that change."""
         return _inhibit(self.nodes[changed.node].plugins)
 
     def may_open(self, now: float) -> bool:
-        """Return whether the fleet may have one more alert now."""
+        """Return whether the fleet's rate limit allows another alert now."""
         return self._whole(now).has_token(now)
 
     def next_open_at(self, now: float) -> float:
-        """Return when the fleet may have one more alert."""
+        """Return when the fleet's rate limit allows another alert."""
         return self._whole(now).ready_at(now)
 
     def spend(self, node: str, now: float) -> bool:
-        """Return whether a node may have one more alert now, and count it."""
+        """Return whether the node's rate limit allows another alert now; if so, count the alert."""
         fleet, there = self._whole(now), self.nodes[node]
         if there.bucket is None:
             there.bucket = _bucket(self._context.bounds.alerts_per_node_minute, now)
@@ -157,5 +157,5 @@ def _inhibit(
 
 @functools.lru_cache(maxsize=64)
 def _same(plugin: str) -> str:
-    """Return one string for the plugins of one name on all nodes, instead of one for each."""
+    """Return one shared string for plugins of the same name on all nodes, to save memory."""
     return plugin

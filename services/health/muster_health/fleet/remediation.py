@@ -1,4 +1,4 @@
-"""Pure: restarts of plugin pods: off by default, within a budget, never during a mass failure.
+"""Pure: restarts of plugin pods: off by default, limited in number, never during a mass failure.
 
 Only a verdict that a restart may repair is acted on, once, after its alert was published: STUCK,
 MISMATCH, and DEREGISTERED after a minute in which the plugin could not repair it itself. Each node
@@ -22,13 +22,13 @@ _DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why nothing is done."""
+    """Why a pod is not restarted."""
 
     reason: str
 
 
 class RestartBudget:
-    """The budget of the fleet and of each node."""
+    """The limits on restarts, for the fleet and for each node."""
 
     def __init__(self, settings: config.Remediation) -> None:
         self._settings = settings
@@ -37,11 +37,11 @@ class RestartBudget:
 
     @property
     def mode(self) -> config.RemediationMode:
-        """Return how far it may go."""
+        """Return the configured mode of remediation."""
         return self._settings.mode
 
     def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
-        """Record when a plugin was restarted before, by any process of ours."""
+        """Record earlier restarts by any health process."""
         if times:
             self._times.setdefault(node, {})[plugin] = times
 
@@ -54,7 +54,7 @@ class RestartBudget:
         *,
         is_mass_failure: bool,
     ) -> facts.Pod | Refused:
-        """Return the pod to restart, and count it; or why none is."""
+        """Return the pod to restart, and count the restart; or return why none is restarted."""
         running = [pod for pod in pods if not pod.deleting]
         if is_mass_failure:
             return Refused("mass failure: restarting plugins would hide the cause")
@@ -94,7 +94,7 @@ class RestartBudget:
 
 
 class Remediator:
-    """Asks which pod a plugin has, and decides whether it is restarted."""
+    """Asks Kubernetes for a plugin's pod, and decides whether to restart it."""
 
     def __init__(self, settings: config.Remediation) -> None:
         self._remedies = RestartBudget(settings)
@@ -103,20 +103,20 @@ class Remediator:
 
     @property
     def is_on(self) -> bool:
-        """Return whether anything is ever done."""
+        """Return whether remediation is enabled at all."""
         return self._remedies.mode is not config.RemediationMode.OFF
 
     def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
-        """Record when a plugin's pod was restarted before, by our clock."""
+        """Record earlier restarts of a plugin's pod, by our clock."""
         self._remedies.restore(node, plugin, times)
 
     def answered(self, key: str, number: int) -> None:
-        """Record that Kubernetes answered the question of this number."""
+        """Record that Kubernetes answered query `number`."""
         if self._asked.get(key) == number:
             self._answered.add(key)
 
     def ask(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> signals.AskCluster | None:
-        """Return the question which pod a plugin has, if that is to be asked."""
+        """Return the query for a plugin's pod, if that query is due."""
         if not plugin.needs_restart(now):
             self._asked.pop(plugin.key, None)
             self._answered.discard(plugin.key)
@@ -136,7 +136,7 @@ class Remediator:
         *,
         is_mass_failure: bool,
     ) -> list[signals.Output]:
-        """Return what to do about a plugin that a restart may repair."""
+        """Decide whether to restart a plugin that a restart may repair."""
         if plugin.key not in self._answered:
             return []
         self._answered.discard(plugin.key)
@@ -166,7 +166,7 @@ class Remediator:
         leader: int,
         at: datetime,
     ) -> list[signals.Output]:
-        """Return the result as an event."""
+        """Return the event that reports the result."""
         done = vocabulary.Remedy.DRY_RUN if self._is_dry else vocabulary.Remedy.ACTED
         outcome = vocabulary.Remedy.FAILED if result.error else done
         mere = "the pod would be deleted" if self._is_dry else "the pod was deleted"
@@ -187,7 +187,7 @@ def _decided(
     at: datetime,
     leader: int,
 ) -> signals.Publish:
-    """Return the event of what was done, or why it was not."""
+    """Return the event that reports a restart, or why it was refused."""
     event = vocabulary.RemediationDecided(
         node=plugin.node,
         at=at,

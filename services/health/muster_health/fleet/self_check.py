@@ -1,4 +1,4 @@
-"""Pure: self-check of the detector: its link to NATS, whether it ran late, the time, its clock.
+"""Pure: self-check of the detector: its link to NATS, its delays and its clock.
 
 It is disconnected while its link to NATS is gone, and at first. Its process was suspended if it was
 called much later than it had asked for. If most nodes' clocks differ from ours, ours is wrong. All
@@ -16,7 +16,7 @@ _STAMP_S: Final = 2e-6
 
 
 class SelfCheck:
-    """Whether the detector may reach verdicts. `at_zero` is UTC at second 0 of its clock."""
+    """Whether the detector may reach verdicts now; `at_zero` is UTC at second 0 of its clock."""
 
     def __init__(self, settings: config.Detection, at_zero: datetime) -> None:
         self.is_disconnected = True
@@ -38,18 +38,18 @@ class SelfCheck:
         return late_s if late_s > self._settings.stall_s else 0.0
 
     def called(self, now: float, promised: float | None) -> None:
-        """Record that we ran, and when we asked to be called again."""
+        """Record that we ran, and when we should be called next."""
         self._called_at, self._promised = now, promised
 
     def lost(self, now: float) -> None:
-        """Record that our link is gone, or not there yet."""
+        """Record that our link to NATS is down, or was never up."""
         self.is_disconnected = True
         if self._since is None:
             self._since = now
             self.alarm_due = now + self._settings.blind_s
 
     def alarm(self, now: float) -> list[signals.Output]:
-        """Raise an alarm, once it has lasted."""
+        """Raise an alarm once the disconnection has lasted long enough."""
         if self.alarm_due is None or self.alarm_due > now:
             return []
         self.alarm_due, self._alarmed = None, True
@@ -60,7 +60,7 @@ class SelfCheck:
         return [signals.Alarm(firing=True, summary=summary, seconds=seconds)]
 
     def back(self, at: datetime, now: float) -> tuple[float, list[signals.Output]]:
-        """Record that our link is there; return for how long it was not, and what to do."""
+        """Record that our link is up again; return how long it was down, and the outputs."""
         seconds = 0.0 if self._since is None else now - self._since
         self.is_disconnected, self._since, self.alarm_due = False, None, None
         # the wall clock may have been set meanwhile
@@ -76,13 +76,13 @@ class SelfCheck:
         return seconds, outs
 
     def at(self, now: float) -> datetime:
-        """Return UTC, never the same twice: it is part of an alert's identity."""
+        """Return UTC, but never the same time twice: it is part of an alert's identity."""
         self._stamped = max(now, self._stamped + _STAMP_S)
         return self._at_zero + timedelta(seconds=self._stamped)
 
 
 class FleetClocks:
-    """Which of these plugins' clocks differ from ours."""
+    """Which nodes' clocks differ from ours."""
 
     def __init__(
         self, context: config.Context, plugins: Mapping[str, tracked_plugin.TrackedPlugin]
@@ -94,7 +94,7 @@ class FleetClocks:
     def compare(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> list[tracked_plugin.TrackedPlugin] | None:
-        """Record that a clock is skewed, or no longer; return all skewed if the fault changes."""
+        """Record whether a clock is skewed; return all skewed if that changes whether ours is."""
         is_skewed = changed.clock.is_skewed
         (self._skewed_keys.add if is_skewed else self._skewed_keys.discard)(changed.key)
         most = max(self._context.settings.storm_min, len(self._plugins) / 2)
@@ -105,7 +105,7 @@ class FleetClocks:
         return self._skewed
 
     def text(self) -> str:
-        """Return how our clock is wrong; empty if it is not known to be."""
+        """Return a description of how our clock is wrong; empty if no fault is known."""
         if not self._context.is_our_clock_skewed:
             return ""
         clocks = sorted((plugin.clock for plugin in self._skewed), key=lambda c: c.seconds)

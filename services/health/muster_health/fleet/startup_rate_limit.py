@@ -1,4 +1,4 @@
-"""Pure: rate limit for the first good verdicts after a start: they are no news to anybody.
+"""Pure: rate limit for first good verdicts after a start, which nobody is waiting for.
 
 To publish one takes a round trip to NATS, and another to store it. A hundred thousand at once would
 keep the detector from its heartbeats until it took every plugin for silent.
@@ -11,7 +11,7 @@ _EACH_TURN: Final = 50
 
 
 class StartupRateLimit:
-    """Which plugins are published now, and which wait, in order."""
+    """Plugins whose first good verdict is published now, and those that wait, in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, None] = {}
@@ -20,11 +20,11 @@ class StartupRateLimit:
 
     @property
     def due(self) -> float | None:
-        """Return when the next plugins have their turn, if any wait."""
+        """Return when the next plugins may be published, if any wait."""
         return self._until if self._waiting else None
 
     def must_wait(self, key: str, now: float) -> bool:
-        """Return whether this plugin waits for its turn; else it is published now."""
+        """Return whether this plugin's first verdict must wait before it is published."""
         if self._waiting or not self._has_one(now):
             self._waiting[key] = None
             return True
@@ -32,7 +32,7 @@ class StartupRateLimit:
         return False
 
     def turn(self, now: float) -> list[str]:
-        """Return the plugins whose turn has come."""
+        """Return the plugins that may be published now."""
         self._has_one(now)
         keys = [key for key, _ in zip(self._waiting, range(self._left), strict=False)]
         self._left -= len(keys)

@@ -1,4 +1,4 @@
-"""Pure: timer queue with cheap postponement: a heartbeat pushes a deadline back in O(1)."""
+"""Pure: timer queue with cheap postponement: a heartbeat postpones a deadline in O(1)."""
 
 import heapq
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _FAR_S: Final = 1e12
 
 
 class TimerQueue:
-    """The earliest deadline of each key.
+    """The next deadline of each key.
 
     A deadline that moved back stays queued at its old time: its key is then looked at once for
     nothing, and set again. So a heartbeat costs a dictionary look-up instead of a queue operation.
@@ -25,7 +25,7 @@ class TimerQueue:
         self._queued: dict[str, float] = {}
 
     def set(self, key: str, when: float | None) -> None:
-        """Wake `key` at `when` or before; None is never."""
+        """Wake `key` at `when` or earlier; None means never."""
         if when is None:
             return
         queued = self._queued.get(key)
@@ -34,7 +34,7 @@ class TimerQueue:
             self._push((when, key))
 
     def earliest(self) -> float | None:
-        """Return when the next key is due."""
+        """Return when the next key may be due."""
         while self._order:
             slot = self._slots[self._order[0]]
             while slot:
@@ -46,7 +46,7 @@ class TimerQueue:
         return None
 
     def due(self, now: float, *, most: int) -> list[str]:
-        """Return the keys that are due; each is then set again or forgotten.
+        """Return the keys that are due; the caller must set or forget each of them.
 
         Of more than `most` the earliest go first, and the rest stay due: others want a turn too.
         """
@@ -58,7 +58,7 @@ class TimerQueue:
         return keys
 
     def follow(self, until: float, look: Callable[[str], float | None]) -> None:
-        """Queue those anew that moved back since, out of all slots that end before `until`.
+        """Queue postponed keys again, from all slots that end before `until`.
 
         So a detector that runs anyway is not woken for each of them.
         """
@@ -78,7 +78,7 @@ class TimerQueue:
             self._push(entry)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all deadlines."""
         self._slots.clear()
         self._order.clear()
         self._queued.clear()

@@ -1,4 +1,4 @@
-"""What health reads of the Kubernetes API, and the one thing that it may do there.
+"""What health reads from the Kubernetes API, and the only change it may make there.
 
 `watches` follows nodes, DaemonSets and the plugins' pods, from which `membership` derives which
 nodes should have which plugin. `queries` answers the detector's questions about a suspected plugin,

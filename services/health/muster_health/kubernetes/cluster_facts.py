@@ -1,4 +1,4 @@
-"""Pure: projects Kubernetes objects to the facts that the detector decides on."""
+"""Pure: reduces Kubernetes objects to the facts that the detector needs."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -27,13 +27,13 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 class _RawList(msgspec.Struct, frozen=True):
-    """A list whose items are decoded one by one, so that never all of them are in memory."""
+    """A list whose items are decoded one by one, to keep memory use low."""
 
     items: tuple[msgspec.Raw, ...] | None = None
 
 
 def is_ready(node: objects.Node) -> bool | None:
-    """Return whether a node reports Ready, None if it reports nothing.
+    """Return whether a node reports Ready; None if it reports no such condition.
 
     `Unknown`, which the control plane sets for a silent node, counts as not Ready.
     """
@@ -42,7 +42,7 @@ def is_ready(node: objects.Node) -> bool | None:
 
 
 def planned(node: objects.Node) -> tuple[facts.Planned, ...]:
-    """Return the signs that a node is about to lose its plugins on purpose."""
+    """Return the signs that a node is about to lose its plugins as planned."""
     signs = []
     if node.spec is not None and node.spec.unschedulable:
         signs.append(facts.Planned.UNSCHEDULABLE)
@@ -53,7 +53,7 @@ def planned(node: objects.Node) -> tuple[facts.Planned, ...]:
 
 
 def offers(node: objects.Node) -> dict[str, facts.Offer]:
-    """Return how much a node offers of each extended resource; an unreadable amount is 0."""
+    """Return the amount of each extended resource on a node; an unreadable amount counts as 0."""
     capacity, allocatable = node.capacity, node.allocatable
     names = sorted(filter(_is_extended, capacity.keys() | allocatable.keys()))[:_OFFERS_MAX]
     return {
@@ -83,12 +83,12 @@ def pod(shape: objects.Pod, *, current_revision: str) -> facts.Pod:
 
 
 def template_generation(daemonset: objects.DaemonSet) -> str:
-    """Return the generation of a DaemonSet's template; empty if it does not say."""
+    """Return the generation of a DaemonSet's template; empty if it is missing."""
     return daemonset.annotations.get(_GENERATION_ANNOTATION, "")
 
 
 def pods_requesting(pod_list: bytes, resources: Collection[str]) -> tuple[str, ...]:
-    """Return the pods that have not ended and request any of these: `namespace/name`, sorted.
+    """Return running or pending pods that request any of these, as sorted `namespace/name`.
 
     Raises what msgspec raises on bytes that are no list of pods.
     """
@@ -116,7 +116,7 @@ def _is_extended(resource: str) -> bool:
 
 
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:
-    """Return whether any container requests any of these; a sidecar is an init container.
+    """Return whether any container requests one of these; sidecars count as init containers.
 
     A limit alone is a request, too (core/v1 defaults.go, SetDefaults_Pod, 1.36).
     """

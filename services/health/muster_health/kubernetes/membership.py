@@ -1,4 +1,4 @@
-"""Pure: which nodes should have which plugin, since when, and what every node offers.
+"""Pure: which nodes should run which plugin and since when, and what every node offers.
 
 A plugin belongs on the nodes where the DaemonSet controller would put its pod, or on the nodes with
 configured labels. Fed by the watches; reports only what has changed since it was last asked. Ages
@@ -35,7 +35,7 @@ _HOST_NETWORK_TOLERATION: Final = objects.Toleration(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What is kept of a node; of its labels only those that matter here."""
+    """The parts of a node that are kept; only the labels that are needed here."""
 
     name: str
     created_at: float
@@ -47,7 +47,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """What is kept of a pod."""
+    """The parts of a pod that are kept."""
 
     uid: str
     name: str
@@ -69,7 +69,7 @@ class _Plugin:
     """Nodes to evaluate: a rollout changes a few of a hundred thousand each second."""
 
     def put(self, pod: Pod) -> None:
-        """Add a pod, or replace it."""
+        """Add or replace a pod."""
         was = self.pods.get(pod.uid)
         if was == pod:
             return
@@ -111,7 +111,7 @@ def should_run(
 
 
 def to_pod(shape: objects.Pod) -> Pod:
-    """Return what is kept of a pod."""
+    """Return the parts of a pod that are kept."""
     return Pod(
         uid=shape.metadata.uid,
         name=shape.metadata.name,
@@ -122,7 +122,7 @@ def to_pod(shape: objects.Pod) -> Pod:
 
 
 class Membership:
-    """Which nodes of one cluster should have which plugin."""
+    """Which nodes of one cluster should run which plugin."""
 
     def __init__(self, settings: config.Cluster) -> None:
         self._cause_labels = settings.cause_labels
@@ -142,7 +142,7 @@ class Membership:
         return frozenset(keys)
 
     def to_node(self, shape: objects.Node, *, now: float, age_s: float | None) -> Node:
-        """Return what is kept of a node."""
+        """Return the parts of a node that are kept."""
         keys = self.label_keys
         return Node(
             name=shape.metadata.name,
@@ -162,7 +162,7 @@ class Membership:
             self._put(node, now, is_first=is_first)
 
     def put_node(self, node: Node, now: float) -> None:
-        """Add a node, or replace it."""
+        """Add or replace a node."""
         self._put(node, now, is_first=False)
 
     def drop_node(self, name: str) -> None:
@@ -177,7 +177,7 @@ class Membership:
     def put_daemonset(
         self, name: str, shape: objects.DaemonSet | None, *, now: float, age_s: float | None
     ) -> None:
-        """Set a plugin's DaemonSet; None if there is none any more."""
+        """Set a plugin's DaemonSet; None if it no longer exists."""
         plugin = self._plugins[name]
         is_first = plugin.daemonset is None
         plugin.daemonset, plugin.created_at = shape, now - (age_s or 0.0)
@@ -194,7 +194,7 @@ class Membership:
             plugin.put(pod)
 
     def put_pod(self, name: str, pod: Pod) -> None:
-        """Add a plugin's pod, or replace it."""
+        """Add or replace a pod of a plugin."""
         self._plugins[name].put(pod)
 
     def drop_pod(self, name: str, pod: Pod) -> None:
@@ -206,7 +206,7 @@ class Membership:
         return tuple(pod.name for pod in self._plugins[name].pods_by_node.get(node, {}).values())
 
     def current_revision(self, name: str) -> str:
-        """Return the newest revision of a plugin's DaemonSet, empty if unknown.
+        """Return the newest revision of a plugin's DaemonSet; empty if unknown.
 
         While no pod has that revision yet, the result is a name that no revision can have.
         """
@@ -220,7 +220,7 @@ class Membership:
         return next(revisions, f"generation {generation}")
 
     def changes(self, now: float) -> list[signals.ExpectedNodes | signals.NodeOffers]:
-        """Return what has changed since this was last called."""
+        """Return all changes since the last call."""
         if not self._has_nodes:
             return []
         changes: list[signals.ExpectedNodes | signals.NodeOffers] = [
@@ -235,7 +235,7 @@ class Membership:
         return changes
 
     def _update(self, plugin: _Plugin, now: float) -> bool:
-        """Evaluate changed nodes; return whether the result changed.
+        """Evaluate changed nodes again; return whether the result changed.
 
         A node for which nothing changed keeps the same object, with the age that it had.
         """
@@ -264,7 +264,7 @@ class Membership:
             self._evaluate(plugin, node, now, is_first=is_first or was is None)
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Keep since when a node is expected: from its creation if so when first seen."""
+        """Record since when a node is expected: since its creation if so when first read."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)
@@ -300,7 +300,7 @@ def _is_expected(plugin: _Plugin, node: Node) -> bool:
 
 
 def _tolerates(toleration: objects.Toleration, taint: objects.Taint) -> bool:
-    """As component-helpers/scheduling/corev1 helpers.go does it (1.36)."""
+    """Return whether a pod tolerates a taint; as component-helpers/scheduling/corev1 (1.36)."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: answers questions about a suspected plugin, and deletes its pod.
+"""Adapter: the Kubernetes API: answers queries about a suspected plugin, and deletes its pod.
 
 A query GETs a node, its lease and the plugin's pods on it concurrently, within a time limit; the
 answer has what arrived in time and says what did not. Or it lists all pods on the node, to find
@@ -43,7 +43,7 @@ _QUERY_S: Final = prometheus_client.Histogram(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodLocation:
-    """Where a plugin's pods are: namespace, label selector, and its DaemonSet's newest revision.
+    """Where to find a plugin's pods: namespace, label selector and newest DaemonSet revision.
 
     `names` are those of its pods on the node, as far as they are known.
     """
@@ -56,7 +56,7 @@ class PodLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LeaseHistory:
-    """A version of a lease that we saw from `since` to `last`, and its predecessor until `before`.
+    """A lease version read from `since` to `last`; `before` is when its predecessor was last read.
 
     All on our clock.
     """
@@ -93,7 +93,7 @@ class ClusterQueries:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, query: signals.AskCluster) -> None:
-        """Start a query, without waiting; exactly one `ClusterAnswered` follows."""
+        """Start a query without waiting; exactly one `ClusterAnswered` follows."""
         self._start(self._answer(query))
 
     def remediate(
@@ -106,7 +106,7 @@ class ClusterQueries:
         self._start(self._delete(request, is_leader, dry_run=dry_run))
 
     async def close(self) -> None:
-        """Cancel everything that runs."""
+        """Cancel all running queries and deletions."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -171,7 +171,7 @@ class ClusterQueries:
     async def _get_pods(
         self, location: PodLocation | str, node: str, *, timeout_s: float
     ) -> Sequence[api.Answer]:
-        """Get the pods by name; list those on the node if no name is known, or one has gone."""
+        """Get the pods by name; list the node's pods if no name is known or one of them is gone."""
         if isinstance(location, str):
             return ()
         path = f"/api/v1/namespaces/{location.namespace}/pods"
@@ -192,7 +192,7 @@ class ClusterQueries:
         return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
 
     async def _list_pods(self, query: signals.AskCluster) -> facts.Facts | None:
-        """Return which pods request the query's resources; None without a readable answer."""
+        """Return the pods that request the query's resources; None if the answer is unreadable."""
         timeout_s = query.timeout_s * _ANSWER_SHARE
         parameters = {
             "fieldSelector": f"spec.nodeName={query.node}",
@@ -225,7 +225,7 @@ class ClusterQueries:
         return answer
 
     def _lease_age_s(self, node: str, answer: api.Answer) -> float | None:
-        """Return a lease's age by the API server's clock, bounded by what our own clock saw."""
+        """Return a lease's age by the API server's clock, within what our own clock allows."""
         if not answer.is_ok:
             return None
         try:
@@ -281,7 +281,7 @@ class ClusterQueries:
         )
 
     def _note_refusal(self, what: str, answer: api.Answer) -> None:
-        """Log a missing permission once, and keep it until it is granted."""
+        """Log a missing permission once, and remember it until it is granted."""
         if answer.status and not answer.is_forbidden:
             self.refusals.pop(what, None)
         elif answer.is_forbidden and what not in self.refusals:
@@ -303,7 +303,7 @@ _NO_SUCH_NODE: Final = _Status(kind="Status", reason="NotFound", details=_Detail
 
 
 class _PodList(msgspec.Struct, frozen=True):
-    """A list of pods has `items`, a single pod has not."""
+    """A list of pods (with `items`), or a single pod (without)."""
 
     items: tuple[objects.Pod, ...] | None = None
 
@@ -338,7 +338,7 @@ def _is_absent(answer: api.Answer) -> bool:
 
 
 def _says_no_such_node(answer: api.Answer) -> bool:
-    """Return whether the API itself says so: a proxy that cannot reach it answers 404, too."""
+    """Return whether the API server itself says so: a failing proxy may answer 404, too."""
     if _is_absent(answer):
         with contextlib.suppress(*api.UNREADABLE):
             return msgspec.json.decode(answer.body, type=_Status) == _NO_SUCH_NODE

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: follows all nodes, and each plugin's DaemonSet and pods.
+"""Adapter: the Kubernetes API: watches all nodes, and each plugin's DaemonSet and pods.
 
 Leases are not watched: they change every 10 s on each node, and are read when a node is suspected.
 """
@@ -36,7 +36,7 @@ _DaemonSets = watch.Reflector[objects.DaemonSet, objects.DaemonSet]
 
 
 class ClusterWatcher:
-    """Watches one cluster while `run` runs; `queries` answers questions. `put` gets all results."""
+    """Watches one cluster while `run` runs; `queries` runs queries; `put` gets all results."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ClusterWatcher:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What cannot be read or done, each with the reason; empty if everything works."""
+        """What cannot be read or done, each with its reason; empty if everything works."""
         problems = {
             "API": self._api_problem,
             "nodes": self._nodes.problem,
@@ -91,7 +91,7 @@ class ClusterWatcher:
         return {what: problem for what, problem in problems.items() if problem}
 
     async def run(self) -> None:
-        """Watch for ever; nodes are read once it is known which of their labels matter."""
+        """Watch forever; nodes are read once it is known which of their labels are needed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for plugin, reflector in self._daemonsets.items():
@@ -104,7 +104,7 @@ class ClusterWatcher:
             await self.queries.close()
 
     async def _check_api(self) -> None:
-        """Detect an API that hangs: a silent watch may also mean that nothing happens."""
+        """Detect an API that hangs: a quiet watch may also mean that nothing has changed."""
         timeout_s = min(_ANSWER_S, self._check_s)
         while True:
             await asyncio.sleep(self._check_s)
@@ -139,7 +139,7 @@ class ClusterWatcher:
         )
 
     async def _watch_pods(self, plugin: config.Plugin) -> None:
-        """Watch the pods that a plugin's DaemonSet selects; a new DaemonSet may select others."""
+        """Watch the pods that a plugin's DaemonSet selects; restart when the DaemonSet changes."""
         sink = watch.Sink(
             membership.to_pod,
             functools.partial(self._membership.replace_pods, plugin.plugin),

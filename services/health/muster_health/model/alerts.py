@@ -1,4 +1,4 @@
-"""Pure: alerts: severity, fingerprint and text for each kind.
+"""Pure: alerts: the severity, fingerprint and text of each kind.
 
 About a plugin itself there is one alert for each severity, whatever is wrong: a plugin that is
 down, and then its node as well, changes its alert and opens no second one.
@@ -31,7 +31,7 @@ _OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS})
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One alert as it is, or was last published; `told_at` is when it last changed."""
+    """One alert, as it is now or was last published; `told_at` is when it last changed."""
 
     kind: AlertKind
     summary: str
@@ -50,44 +50,44 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def severity(self) -> Severity:
-        """Return how soon a person is needed."""
+        """Return how urgently a person is needed."""
         return Severity.CRITICAL if self.grave else severity_of(self.kind)
 
     @property
     def key(self) -> Key:
-        """Return what distinguishes it from the plugin's other open alerts."""
+        """Return what distinguishes this alert from the plugin's other open alerts."""
         return slot_of(self.kind, grave=self.grave), self.resource
 
     def says_the_same(self, other: "Alert") -> bool:
-        """Return whether a person would read the same; evidence ages all the time."""
+        """Return whether two alerts read the same, apart from their evidence, which always ages."""
         return self.text == other.text
 
     @property
     def text(self) -> tuple[object, ...]:
-        """Return what a person reads of it, but the evidence."""
+        """Return the alert's text for people, without the evidence."""
         # what an earlier version published counted no pods
         many = self.devices_total, max(len(self.pods), self.pods_total)
         return self.kind, self.summary, self.devices, self.pods, many
 
     def naming(self, pods: Sequence[str], total: int) -> "Alert":
-        """Return it with the pods that it affects, the first of `total`."""
+        """Return the alert with the pods that it affects, the first of `total`."""
         return msgspec.structs.replace(self, pods=tuple(pods[:PODS_MAX]), pods_total=total)
 
     def becomes(self, other: "Alert", at: datetime) -> "Alert":
-        """Return it with the content of another, from then on."""
+        """Return the alert with the content of another, changed at this time."""
         return msgspec.structs.replace(
             other, starts_at=self.starts_at, told_at=at, change=self.change + 1
         )
 
     def resolved(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> "Alert":
-        """Return its last state; the evidence is now what ended it."""
+        """Return the alert as resolved, with evidence of why it ended."""
         return msgspec.structs.replace(
             self, ends_at=at, told_at=at, evidence=evidence, change=self.change + 1
         )
 
 
 def kind_of(verdict: Verdict) -> AlertKind | None:
-    """Return what a verdict alerts about; None needs nobody."""
+    """Return the kind of alert for a verdict; None if the verdict needs no alert."""
     match verdict:
         case Verdict.HEALTHY | Verdict.MAINTENANCE:
             return None
@@ -114,12 +114,12 @@ def is_of_devices(kind: AlertKind) -> bool:
 
 
 def is_of_fleet(kind: AlertKind) -> bool:
-    """Return whether an alert concerns no single plugin."""
+    """Return whether an alert is about the fleet, and not about a single plugin."""
     return kind in _OF_FLEET
 
 
 def severity_of(kind: AlertKind) -> Severity:
-    """Return how soon a person is needed: at once where pods get no device, or a broken one."""
+    """Return the severity: critical where pods get no device, or a broken one."""
     match kind:
         case (
             AlertKind.PLUGIN_DOWN
@@ -151,7 +151,7 @@ def severity_of(kind: AlertKind) -> Severity:
 
 
 def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
-    """Return an alert's slot: a plugin has one of its own for each severity."""
+    """Return an alert's slot: alerts about the plugin itself have one for each severity."""
     if kind in _OF_DEVICES or kind in _OF_FLEET or kind is AlertKind.CLOCK_SKEW:
         return kind.value
     return (Severity.CRITICAL if grave else severity_of(kind)).value
@@ -160,7 +160,7 @@ def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
 def fingerprint(
     node: str, plugin: str, kind: AlertKind, *, resource: str = "", grave: bool = False
 ) -> str:
-    """Return the fingerprint of an alert, which it has again when it comes back."""
+    """Return an alert's fingerprint, which stays the same when the alert fires again."""
     text = f"{node}|{plugin}|{slot_of(kind, grave=grave)}|{resource}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -168,7 +168,7 @@ def fingerprint(
 def changed(
     alert: Alert, *, node: str, plugin: str, runbook_url: str, leader: int
 ) -> vocabulary.AlertChanged:
-    """Return the event that an alert fires, changes or is resolved."""
+    """Return the event for an alert that fires, changes or is resolved."""
     return vocabulary.AlertChanged(
         node=node,
         at=alert.told_at,
@@ -196,7 +196,7 @@ def changed(
 
 
 def of_event(event: vocabulary.AlertChanged) -> Alert:
-    """Return the alert of an event."""
+    """Return the alert that an event describes."""
     return Alert(
         kind=event.kind,
         summary=event.summary,
@@ -214,12 +214,12 @@ def of_event(event: vocabulary.AlertChanged) -> Alert:
 
 
 def event_id(alert: vocabulary.AlertChanged) -> str:
-    """Return the id of an alert's change: repeated after a crash, it is recognized."""
+    """Return the id of an alert's change; NATS recognizes it if repeated after a crash."""
     return f"{alert.fingerprint}:{alert.starts_at.isoformat()}:{alert.change}:{alert.state}"
 
 
 def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str, ...]) -> str:
-    """Return in one line what is wrong with a plugin."""
+    """Return what is wrong with a plugin, in one line."""
     those = ", ".join(resources[:4]) + (", ..." if len(resources) > 4 else "")  # noqa: PLR2004  # one line
     template = _SUMMARY.get(kind, "{plugin} on {node}: {kind}")
     summary = template.format(plugin=plugin, node=node, kind=kind.replace("_", " "))
@@ -227,7 +227,7 @@ def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str,
 
 
 def advice_of(kind: AlertKind) -> str:
-    """Return in one line what to do first."""
+    """Return what to do first, in one line."""
     return _ADVICE.get(kind, "")
 
 

@@ -1,4 +1,4 @@
-"""Pure: the settings of the health service, with every default and bound."""
+"""Pure: the settings of the health service, with all defaults and limits."""
 
 import enum
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """When silence is suspicious, and what it takes to reach a verdict, or to recover from it."""
+    """When silence is suspicious, and what is needed for a verdict or a recovery."""
 
     suspicion_beats: Annotated[float, msgspec.Meta(gt=1, le=100)] = 2.5
     """Half an interval more than whole ones: with jitter, k heartbeats act like k - 1."""
@@ -76,7 +76,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of what is kept and published for one node, and for the fleet."""
+    """Limits on what is kept and published, for each node and for the fleet."""
 
     alerts_per_minute: Count = 60
     alerts_per_node_minute: Count = 10
@@ -88,7 +88,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemediationMode(enum.StrEnum):
-    """What health may do by itself."""
+    """What health may do to repair a plugin."""
 
     OFF = "off"
     DRY_RUN = "dry-run"
@@ -96,7 +96,7 @@ class RemediationMode(enum.StrEnum):
 
 
 class Remediation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether plugins that are confirmed to be stuck or not registered are restarted, how often."""
+    """Whether and how often plugins are restarted that are stuck or not registered."""
 
     mode: RemediationMode = RemediationMode.OFF
     per_hour: Count = 6
@@ -105,7 +105,7 @@ class Remediation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one plugin should run: where its DaemonSet wants it, or on nodes with these labels.
+    """Where one plugin should run: where its DaemonSet places it, or on nodes with these labels.
 
     `daemonset` is a name in `namespace`; without it nothing is known of the plugin's pods.
     """
@@ -116,7 +116,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
-        """Refuse settings that expect the plugin nowhere."""
+        """Refuse a plugin with no way to select its nodes."""
         if not self.daemonset and not self.nodes:
             raise ValueError(
                 "name the plugin's daemonset, or the labels of the nodes it belongs on"
@@ -124,7 +124,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the Kubernetes API is: this kubeconfig, or, without one, the cluster this runs in.
+    """How to reach the Kubernetes API: by this kubeconfig, or else as a pod in the cluster.
 
     Never a kubeconfig found by chance: on a laptop that could be somebody's real cluster.
     """
@@ -138,7 +138,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are asked about at once; each takes three requests, or a few more."""
 
     def __post_init__(self) -> None:
-        """Refuse a context without its file, and two settings for one plugin."""
+        """Refuse a context without a kubeconfig, and two settings for one plugin."""
         if self.context is not None and self.kubeconfig is None:
             raise ValueError("context: needs a kubeconfig")
         names = [plugin.plugin for plugin in self.plugins]
@@ -147,7 +147,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leading(msgspec.Struct, frozen=True, kw_only=True):
-    """Of several replicas one leads; how soon the next takes over when it is gone."""
+    """Leader election among replicas: how soon another takes over when the leader is gone."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 5
     renew_s: sections.Period = 1.5
@@ -156,13 +156,13 @@ class Leading(msgspec.Struct, frozen=True, kw_only=True):
     watchdog_s: sections.Period = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse a leadership that would be lost between two renewals."""
+        """Refuse a leadership that would expire between two renewals."""
         if self.renew_s + self.margin_s >= self.ttl_s:
             raise ValueError("ttl_s: must be more than renew_s and margin_s together")
 
 
 class OutOfBandAlarm(msgspec.Struct, frozen=True, kw_only=True):
-    """How people are notified without NATS: an Event on our pod, and a webhook."""
+    """How people are notified without NATS: by an Event on our pod, and by a webhook."""
 
     namespace: Annotated[str, msgspec.Meta(max_length=63)] = ""
     pod: Annotated[str, msgspec.Meta(max_length=253)] = ""
@@ -171,7 +171,7 @@ class OutOfBandAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """Where all inputs are recorded for `muster replay`; nowhere by default."""
+    """Where inputs are recorded for `muster replay`; by default they are not."""
 
     file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     mib_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
@@ -197,7 +197,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Context:
-    """What all plugins share with the fleet.
+    """What plugins share with the fleet.
 
     `leader` is the revision under which we lead; None while another replica does. `wall_zero` is
     UTC in seconds at second 0 of our monotonic clock. `is_our_clock_skewed` means that our clock

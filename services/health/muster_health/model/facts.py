@@ -1,4 +1,4 @@
-"""Pure: what the Kubernetes API answers about a node and a plugin; None is always unknown.
+"""Pure: what the Kubernetes API answers about a node and a plugin; None always means unknown.
 
 Ages are seconds at the moment of the answer, measured by an adapter that must not trust the node's
 clock: against the API server's `Date`, or since the adapter itself saw a value change.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class Planned(enum.StrEnum):
-    """What shows that a node is meant to lose its plugins for a while, or for good."""
+    """Signs that a node is about to lose its plugins as planned, for a while or for good."""
 
     UNSCHEDULABLE = "unschedulable"
     TO_BE_DELETED = "to_be_deleted"
@@ -19,7 +19,7 @@ class Planned(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod that runs the plugin; `name` is `namespace/name`, `waiting` why a container does not.
+    """A pod of the plugin: `name` is `namespace/name`, `waiting` why a container is not running.
 
     `revision` is its `controller-revision-hash`; `current` is its DaemonSet's newest one.
     """
@@ -36,18 +36,18 @@ class Pod:
 
     @property
     def runs(self) -> bool:
-        """Return whether its containers run: a crash loop leaves the phase at Running."""
+        """Return whether the containers run: in a crash loop the phase stays Running."""
         return self.phase == "Running" and not self.waiting
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether a rollout is going to replace it."""
+        """Return whether a rollout will replace the pod."""
         return bool(self.revision and self.current) and self.revision != self.current
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """How many of a resource the node has, and how many of those may be used."""
+    """How many of a resource a node has, and how many of these pods may use."""
 
     capacity: int
     allocatable: int
@@ -55,7 +55,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a few GETs answer about one node and the plugin's pods on it.
+    """The answers to a few GETs about one node and the plugin's pods on it.
 
     `exists` is False when the API server answered that there is no such node. `pods` is () when it
     answered that there is none. `holders` are the pods on the node (`namespace/name`, sorted) that
@@ -75,7 +75,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A node that should have the plugin, for `age_s` already.
+    """A node that should run the plugin, and has been expected to for `age_s`.
 
     `causes` are what it may fail in common with others, such as `zone=eu-1a`, `rack=7`; the
     DaemonSet's `revision` on it is one of these as well.

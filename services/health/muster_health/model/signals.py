@@ -1,4 +1,4 @@
-"""Pure: inputs and outputs of the detector. Their names are the kinds in a recording: they stay."""
+"""Pure: inputs and outputs of the detector. Recordings use their names, so these never change."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from muster_health.model import facts, snapshot
 
 
 class Note(enum.StrEnum):
-    """What is only counted."""
+    """Something that is only counted, in a metric."""
 
     SUSPECTED = "suspected"
     REFUTED = "refuted"
@@ -42,14 +42,14 @@ class HeartbeatArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatsArrived:
-    """Heartbeats of many plugins arrived at once, in this order."""
+    """Heartbeats of several plugins arrived at once, in this order."""
 
     heartbeats: Sequence[vocabulary.Heartbeat]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromPlugin:
-    """A plugin published an event; (`instance`, `sequence`) is its place among its sender's.
+    """A plugin published an event; (`instance`, `sequence`) is its place among the sender's events.
 
     `position` is its place in the stream, 0 where that is not to be stored.
     """
@@ -70,7 +70,7 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFailed:
-    """Probe `number` reached no subscriber, or (`subscribed`) was not answered."""
+    """Probe `number` reached no subscriber, or (`subscribed`) got no answer."""
 
     node: str
     plugin: str
@@ -80,7 +80,7 @@ class ProbeFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeInconclusive:
-    """Probe `number` proves nothing about the plugin: our own link failed, or it is unreadable."""
+    """Probe `number` proves nothing: our own link failed, or the answer is unreadable."""
 
     node: str
     plugin: str
@@ -89,26 +89,26 @@ class ProbeInconclusive:
 
 @dataclass(frozen=True, slots=True)
 class BusLost:
-    """Our own link is gone: from now on we know nothing."""
+    """Our own link to NATS is down: from now on nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusBack:
-    """Our own link is there (again); `at` is the time now."""
+    """Our own link to NATS is up (again); `at` is the current time."""
 
     at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What was stored of a plugin before we were restarted."""
+    """The state of a plugin that was saved before our restart."""
 
     state: snapshot.Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """A NATS server accepted a connection: (`server`, `client`) names it from first to last."""
+    """A NATS server accepted a connection, identified by (`server`, `client`) until it ends."""
 
     node: str
     plugin: str
@@ -118,7 +118,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """A NATS server closed a plugin's connection; `reason` is its own ("Client Closed", ...)."""
+    """A NATS server closed a plugin's connection and gives its `reason` ("Client Closed", ...)."""
 
     node: str
     plugin: str
@@ -151,7 +151,7 @@ class ClusterAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedNodes:
-    """The whole set of nodes that should have this plugin, whenever it changes, and at start.
+    """All nodes that should run this plugin; sent at the start and at every change.
 
     Of a node for which nothing has changed it has the same object as before, of that time's age.
     """
@@ -162,7 +162,7 @@ class ExpectedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOffers:
-    """What a node offers of the resources we know, whenever that changes, and at start.
+    """What a node offers of the resources we know; sent at the start and at every change.
 
     `offers` is None when the node is gone from the cluster.
     """
@@ -173,7 +173,7 @@ class NodeOffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """We lead under this revision of the lock, or (None) another replica does.
+    """We lead under this revision of the lock, or (None) another replica leads.
 
     Before a revision come the `Restored` of all that the former leader stored.
     """
@@ -183,7 +183,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockStalled:
-    """Our own process or host was suspended for so long, as was noticed beside the detector."""
+    """Our own process or host was suspended for so long, as measured outside the detector."""
 
     seconds: float
 
@@ -222,7 +222,7 @@ Input = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Probe the plugin, and feed back exactly one answer with this number."""
+    """Probe the plugin; exactly one answer with this number must follow."""
 
     node: str
     plugin: str
@@ -246,7 +246,7 @@ class AskCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Publish this, under an id that the same event always has. Only a leader does."""
+    """Publish this event, always under the same id. Only a leader does."""
 
     event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
     event_id: str
@@ -254,7 +254,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """Store this for the time after a restart; an empty value removes it. Only a leader does.
+    """Save this for the next start; an empty value removes it. Only a leader does.
 
     `revision` is the leader's: a store that can compare it must refuse a former leader's.
     """
@@ -266,7 +266,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Notify people without NATS that we are disconnected, or (not `firing`) no longer."""
+    """Notify people without NATS that we are disconnected, or (not `firing`) connected again."""
 
     firing: bool
     summary: str
@@ -275,7 +275,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remediate:
-    """Delete this pod of the plugin, if its uid still is this one; feed back `Remediated`.
+    """Delete this pod of the plugin if it still has this uid; one `Remediated` must follow.
 
     With `dry_run` only ask whether that would be allowed.
     """
@@ -290,7 +290,7 @@ class Remediate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
-    """Count this."""
+    """Count this note."""
 
     note: Note
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Pure: what is stored of one plugin across a restart, and its encoding.
+"""Pure: the saved state of one plugin, and its encoding.
 
 Stored when a verdict or an alert changes, first with what is pending, then without. So a crash in
 between publishes it again under the same event id, and never loses it. The names of the fields are
@@ -27,7 +27,7 @@ _INTERVAL_S: Final = 5.0
 
 
 class State(enum.StrEnum):
-    """Where a plugin stands between a suspicion and a verdict; the table is in `plugin`."""
+    """The state of a plugin between suspicion and verdict; `plugin` has the table of states."""
 
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
@@ -39,7 +39,7 @@ class State(enum.StrEnum):
 
 
 class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Devices with the same fault, stored."""
+    """Devices with the same fault, as saved."""
 
     kind: vocabulary.AlertKind
     resource: str
@@ -48,7 +48,7 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One plugin, stored. A suspicion is not stored: it arises again.
+    """The saved state of one plugin. Suspicions are not saved: they arise again.
 
     `position` is of the fleet (`node` is `vocabulary.FLEET`) alone: the last position in the stream
     of events whose event has been dealt with. `leader` is the revision of who wrote it.
@@ -91,12 +91,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def key_of(node: str, plugin: str) -> str:
-    """Return the key under which a plugin is stored."""
+    """Return the key under which a plugin's state is saved."""
     return f"{vocabulary.node_token(node)}.{plugin}"
 
 
 def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
-    """Return what can be known of each plugin where only its alerts were kept, oldest first.
+    """Return states rebuilt from alerts alone (oldest first), when everything else is lost.
 
     Nothing is known of how it stands; but what still fires must be ended once it is well.
     """
@@ -127,7 +127,7 @@ _DECODER = msgspec.json.Decoder(Snapshot)
 
 
 def encode(stored: Snapshot) -> bytes:
-    """Return it as JSON, no larger than NATS takes it.
+    """Return the state as JSON, no larger than NATS accepts.
 
     Of thousands of devices with long reasons of their own the reasons are cut, and then, of the
     list, the last devices left out: the next inventory names them again.
@@ -155,7 +155,7 @@ def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
 
 
 def decode(value: bytes) -> Snapshot:
-    """Return what was stored. Raises ValueError: another version's, or nothing of ours."""
+    """Return the saved state. Raises ValueError if it is unreadable or from another version."""
     try:
         stored = _DECODER.decode(value)
     except codec.UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""Pure: what the machine of one plugin takes in and decides, and the rule behind each verdict."""
+"""Pure: inputs and decisions of one plugin's machine, and the rule behind each verdict."""
 
 import enum
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from muster_health.model import facts, signals, snapshot
 
 
 class Rule(enum.StrEnum):
-    """Named after the evidence, not after the verdict."""
+    """The rule that led to a verdict, named after its evidence."""
 
     FIRST_SIGN_OF_LIFE = "first_sign_of_life"
     RECOVERED = "recovered"
@@ -56,12 +56,12 @@ PLANNED: Final[Mapping[Rule, str]] = {
 
 
 def rule_named(word: str) -> Rule | None:
-    """Return the rule of that name, if this version has it."""
+    """Return the rule of that name, if this version has one."""
     return Rule(word) if word in Rule.__members__.values() else None
 
 
 def may_be_pause(rule: Rule) -> bool:
-    """Return whether a plugin that only pauses looks so too: a busy node, a slow reconnect."""
+    """Return whether a plugin that is only pausing would look the same."""
     return rule in {
         Rule.NOT_BACK,
         Rule.NO_ANSWER,
@@ -82,7 +82,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The verdict that stands, as alerts need it.
+    """The current verdict, as alerts need it.
 
     `resources` are those that the verdict is about. `actual` is the diagnosis behind it, which
     differs where FLAPPING is reported. `failed_at` is when the plugin failed last.
@@ -98,22 +98,22 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class NotExpected:
-    """Event: nobody expects this plugin on its node any more."""
+    """Event: the plugin is no longer expected on its node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Event: many plugins are suspect at once; reach no verdict until `Resume`."""
+    """Event: many plugins are suspected at once; reach no verdict until `Resume`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Event: the mass failure is over; ask again."""
+    """Event: the mass failure is over; investigate again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconnected:
-    """Event: our own link was gone for `paused_s`; plugins have `window_s` more to reconnect."""
+    """Event: our own link was down for `paused_s`; plugins have `window_s` more to reconnect."""
 
     window_s: float
     paused_s: float
@@ -142,21 +142,21 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskPlugin:
-    """Probe the plugin, under this number."""
+    """Probe the plugin under this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskKubernetes:
-    """Ask the Kubernetes API about the node, under this number."""
+    """Query the Kubernetes API about the node under this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictReached:
-    """A new verdict, and why; `previous` is the one before."""
+    """A new verdict and the reason for it; `previous` is the verdict before."""
 
     verdict: Verdict
     previous: Verdict | None
@@ -167,7 +167,7 @@ class VerdictReached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictConfirmed:
-    """The verdict stands, for another reason than before, or for more resources."""
+    """The verdict stays, but for another reason or for more resources."""
 
     rule: Rule
     evidence: tuple[vocabulary.Evidence, ...]
@@ -176,19 +176,19 @@ class VerdictConfirmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnOverdue:
-    """A planned end lasts too long."""
+    """A plugin has not returned in time from a planned stop."""
 
     evidence: tuple[vocabulary.Evidence, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The deadline may be earlier, or something is to be published or stored."""
+    """The deadline may be earlier, or there is something to publish or save."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSkewChanged:
-    """The clock of the plugin's node differs from ours now, or no longer does."""
+    """The clock of the plugin's node has become, or is no longer, different from ours."""
 
 
 CHANGED: Final = Changed()

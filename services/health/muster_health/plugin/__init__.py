@@ -1,4 +1,4 @@
-"""One plugin on one node, from its heartbeats to its verdict and its alerts.
+"""Tracks one plugin on one node, from its heartbeats to its verdict and its alerts.
 
 `tracked_plugin` is the machine; it is made of `liveness`, `self_reported` (with `problems`),
 `verdict` (with `verdict_state`, `investigation` and `diagnosis`) and `device_counts`; `view`

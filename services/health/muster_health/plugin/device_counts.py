@@ -1,4 +1,4 @@
-"""Pure: device counts of one plugin: whether it has fewer devices than before, unintended.
+"""Pure: device counts of one plugin: detects devices that are missing unintentionally.
 
 This finds the failure that nothing else reports: the pod runs, its log is clean, and the node
 offers 0. A plugin that restarts knows nothing of the devices that its predecessor had; this does.
@@ -37,7 +37,7 @@ _PART: Final = "/mig-"
 
 
 class DeviceCounts:
-    """The devices of one plugin by resource: how many it `has`, and how many it should have."""
+    """Device counts by resource: how many the plugin `has`, and how many it should have."""
 
     __slots__ = (
         "_configuration",
@@ -69,23 +69,23 @@ class DeviceCounts:
 
     @property
     def configuration(self) -> str:
-        """Return the hash of the configuration under which there should be so many."""
+        """Return the hash of the configuration to which the expected counts belong."""
         return self._configuration
 
     def restore(
         self, had: Iterable[tuple[str, int]], configuration: str, published: Mapping[str, str]
     ) -> None:
-        """Go on where a former process stopped; what is in `published` was reported already."""
+        """Restore what a former process saved; `published` lists what was already reported."""
         self.had, self._configuration = _shared(tuple(had)), _same(configuration)
         self._since, self.short = dict.fromkeys(published, _LONG_AGO), dict(published)
         self._is_calm = False
 
     def lacks(self, resource: str) -> bool:
-        """Return whether there are fewer than there should be, for however short a time."""
+        """Return whether devices are missing, even if only for a moment."""
         return self.has.get(resource, 0) < self.had.get(resource, 0)
 
     def removed(self, resource: str, count: int, now: float) -> None:
-        """Record that the plugin saw devices leave, and lived on: they were unplugged."""
+        """Record that devices were unplugged: the plugin saw them leave while it kept running."""
         count_before = self.had.get(resource, 0)
         if not count_before:
             return
@@ -94,7 +94,7 @@ class DeviceCounts:
         self._removed_at, self._is_calm = now, False
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
-        """Record what a heartbeat counts; return whether `short` changed."""
+        """Record the counts in a heartbeat; return whether `short` changed."""
         if self._is_calm and self._is_as_before(heartbeat):
             return False
         if heartbeat.phase is vocabulary.Phase.DRAINING:
@@ -113,7 +113,7 @@ class DeviceCounts:
         return before != self.short
 
     def _is_as_before(self, heartbeat: vocabulary.Heartbeat) -> bool:
-        """Return whether a heartbeat counts what the one before did, as nearly all do."""
+        """Return whether a heartbeat has the same counts as the one before; nearly all do."""
         if heartbeat.config_hash != self._configuration or len(heartbeat.resources) != len(
             self.has
         ):
@@ -126,7 +126,7 @@ class DeviceCounts:
         return True
 
     def _is_reconfigured(self, configuration: str, healthy: Mapping[str, int], now: float) -> bool:
-        """Record the configuration in force; return whether it is too new to count by."""
+        """Record the current configuration; return whether it is too new to count devices by."""
         if configuration in {"", self._configuration}:
             self._newer = ""
             return False
@@ -179,7 +179,7 @@ class DeviceCounts:
 
 
 def _is_divided(gained: set[str], lost: set[str]) -> bool:
-    """Return whether GPUs were partitioned anew: their parts are resources of their own."""
+    """Return whether GPUs were repartitioned: their parts are separate resources."""
     if not any(_PART in name for name in gained | lost):
         return False
     domains = {name.partition("/")[0] for name in gained}
@@ -188,11 +188,11 @@ def _is_divided(gained: set[str], lost: set[str]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _shared(counted: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
-    """Return them by name; nodes that are alike share them."""
+    """Return the counts by name; nodes with equal counts share one copy."""
     return dict(counted)
 
 
 @functools.lru_cache(maxsize=64)
 def _same(configuration: str) -> str:
-    """Return one string for all nodes of one configuration."""
+    """Return one shared string for all nodes with the same configuration."""
     return configuration

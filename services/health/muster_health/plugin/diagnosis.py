@@ -1,4 +1,4 @@
-"""Pure: diagnosis of a silent plugin, once all questions are answered: a table of evidence.
+"""Pure: diagnosis of a silent plugin from a table of evidence, once all queries are answered.
 
 The first row that holds decides. "Quiet": for the whole timeout no heartbeat came and no connection
 ended, so that what Kubernetes knows of the pod is as new as that. "Well": the pod is Running and
@@ -57,7 +57,7 @@ _WHOSE = "without the Kubernetes API, a dead plugin cannot be distinguished from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """All that bears on a silence. `is_subscribed`: an unanswered probe reached a subscriber.
+    """All evidence about a silent plugin. `is_subscribed`: an unanswered probe had a subscriber.
 
     `cluster` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
     what the plugin last reported of its devices, by resource; `was_heard` is by us, or by a process
@@ -78,13 +78,13 @@ class Observations:
 
     @property
     def quiet_s(self) -> float:
-        """Return for how long nothing has happened: no heartbeat, and no connection that ended."""
+        """Return for how long there was neither a heartbeat nor a closed connection."""
         closed = self.connections.closed
         return self.silent_s if closed is None else min(self.silent_s, self.now - closed.at)
 
 
 def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagnosis | None:
-    """Return the diagnosis; None while some seconds more will show."""
+    """Return the diagnosis; None if waiting a few more seconds will show more."""
     decided = _decide(observed, settings)
     if decided is None:
         return None
@@ -106,7 +106,7 @@ def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagno
 
 
 def _connection(connections: liveness.Connections, now: float) -> list[vocabulary.Evidence]:
-    """Return what NATS reported of the plugin's connection, if it did."""
+    """Return what NATS reported about the plugin's connection, if anything."""
     if connections.closed is not None:
         closed = connections.closed
         text = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
@@ -175,7 +175,7 @@ def _is_early(observed: Observations, settings: config.Detection) -> bool:
 
 
 def _hung_up(observed: Observations, settings: config.Detection) -> bool:
-    """Return whether its own side closed a connection on which it sent heartbeats until then.
+    """Return whether the plugin's side closed a connection that carried heartbeats until then.
 
     One that was silent before may have been cut off, and have given its connection up since.
     """
@@ -211,7 +211,7 @@ def _of_plugin(observed: Observations, settings: config.Detection) -> tuple[Verd
 
 
 def _offers_all(observed: Observations) -> bool:
-    """Return whether the node offers what the plugin last had, as far as that is known."""
+    """Return whether the node offers all devices that the plugin last had, as far as known."""
     offers = observed.cluster.offers if observed.cluster is not None else None
     if offers is None:
         return True

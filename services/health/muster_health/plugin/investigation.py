@@ -1,4 +1,4 @@
-"""Pure: the questions about one plugin: one suspicion at a time, and when to review a lost plugin.
+"""Pure: investigation of one plugin: probes and queries for a suspicion, reviews of a lost plugin.
 
 Every answer bears the number of its question, so that a late one can do no harm. An answer that
 never comes (our own code gives one, and it is a bug if it does not) ends the suspicion undecided.
@@ -24,7 +24,7 @@ _ANSWER_LOST_S: Final = 10.0
 
 
 class Reason(enum.StrEnum):
-    """What a suspicion is about."""
+    """The reason for a suspicion."""
 
     SILENCE = "silence"
     DISCONNECT = "disconnect"
@@ -35,7 +35,7 @@ class Reason(enum.StrEnum):
 
 
 class Suspicion:
-    """One suspicion of one plugin: what was asked, what was answered, what is still awaited."""
+    """One suspicion: its probes and queries, their answers, and the answers still missing."""
 
     __slots__ = (
         "_asked_again",
@@ -94,7 +94,7 @@ class Suspicion:
         return True
 
     def is_cluster_due(self, now: float) -> bool:
-        """Return whether to ask Kubernetes now, once."""
+        """Return whether to query Kubernetes now; that is done once."""
         if self._next_ask_at is None or self._next_ask_at > now:
             return False
         self._next_ask_at = None
@@ -102,7 +102,7 @@ class Suspicion:
         return True
 
     def deadline(self) -> float:
-        """Return when to look at it again."""
+        """Return when to check this suspicion again."""
         waits = [self._give_up_at]
         if self._probe_at is not None:
             waits.append(self._probe_at)
@@ -114,28 +114,28 @@ class Suspicion:
         return min(waits)
 
     def answered(self, answer: facts.Facts | None) -> None:
-        """Record what Kubernetes answers; None is no answer."""
+        """Record an answer from Kubernetes; None means that none came."""
         self._cluster_awaited = False
         if answer is not None:
             self.facts = answer
 
     def is_complete(self, now: float) -> bool:
-        """Return whether it can be diagnosed: all have answered, or have had their time."""
+        """Return whether a diagnosis is possible: all answers came, or their time is over."""
         if self.is_subscribed is None or self._next_ask_at is not None:
             return False
         return not self._cluster_awaited or now >= self._cluster_due
 
     def is_hopeless(self, now: float) -> bool:
-        """Return whether an answer was lost."""
+        """Return whether an answer was lost and will never come."""
         return now >= self._give_up_at
 
     @property
     def has_waited(self) -> bool:
-        """Return whether Kubernetes was asked often enough to wait no longer."""
+        """Return whether Kubernetes was queried often enough to stop waiting."""
         return self._asked_again >= _ASK_AGAIN_MAX
 
     def ask_again(self, now: float) -> None:
-        """Ask Kubernetes again soon, which is about to know more: a lease is renewed, or not.
+        """Query Kubernetes again soon: by then the node has renewed its lease, or not.
 
         The plugin is probed again as well: it may be back, and its next heartbeat an interval away.
         Nobody waits for that answer; until it comes, the one before it stands.
@@ -146,7 +146,7 @@ class Suspicion:
 
 
 class Investigation:
-    """Opens suspicions, numbers questions, and knows which answers are still awaited."""
+    """Opens suspicions, numbers probes and queries, and tracks which answers are missing."""
 
     __slots__ = ("_number", "_review_s", "_settings", "has_cluster", "review_due", "suspicion")
 
@@ -161,11 +161,11 @@ class Investigation:
 
     @property
     def is_about_silence(self) -> bool:
-        """Return whether the plugin may be dead; so too while nothing is asked."""
+        """Return whether the plugin may be dead; also true while no suspicion is open."""
         return self.suspicion is None or self.suspicion.reason is not Reason.PROBLEM
 
     def open(self, reason: Reason, now: float) -> list[steps.Step]:
-        """Begin a suspicion; return what to ask at once."""
+        """Open a suspicion; return the probes and queries to send at once."""
         self._number += 1
         self.suspicion = Suspicion(
             reason, self._number, self._settings, now=now, has_cluster=self.has_cluster
@@ -173,11 +173,11 @@ class Investigation:
         return self.questions(self.suspicion, now)
 
     def deadline(self) -> float | None:
-        """Return when to look at the suspicion, or at the lost plugin, again."""
+        """Return when to check the suspicion, or review the lost plugin."""
         return self.review_due if self.suspicion is None else self.suspicion.deadline()
 
     def questions(self, suspicion: Suspicion, now: float) -> list[steps.Step]:
-        """Return what to ask now."""
+        """Return the probes and queries to send now."""
         questions: list[steps.Step] = []
         if suspicion.is_probe_due(now):
             questions.append(steps.AskPlugin(number=suspicion.number))
@@ -188,17 +188,17 @@ class Investigation:
         return questions
 
     def ask_kubernetes(self) -> steps.AskKubernetes:
-        """Return a question to Kubernetes, under a number of its own."""
+        """Return a query to Kubernetes with a new number."""
         self._number += 1
         return steps.AskKubernetes(number=self._number)
 
     def awaited(self, number: int) -> Suspicion | None:
-        """Return the suspicion that a probe's answer belongs to, if it still does."""
+        """Return the suspicion that is waiting for this probe's answer, if any."""
         suspicion = self.suspicion
         return suspicion if suspicion is not None and suspicion.number == number else None
 
     def answered(self, answer: facts.Facts | None, number: int) -> Suspicion | None:
-        """Record what Kubernetes answers; return the suspicion that it belongs to, if any."""
+        """Record an answer from Kubernetes; return the suspicion that it belongs to, if any."""
         suspicion = self.suspicion
         if suspicion is None or suspicion.cluster_number != number:
             return None
@@ -214,7 +214,7 @@ class Investigation:
         *,
         is_new: bool,
     ) -> steps.Diagnosis | None:
-        """Return the diagnosis, and plan the next review; None while answers are awaited.
+        """Return the diagnosis and plan the next review; None while answers are missing.
 
         `healthy` are the plugin's devices by resource; `is_new` means that it was not lost before.
         """
@@ -249,29 +249,29 @@ class Investigation:
         return reached
 
     def review(self, now: float) -> list[steps.Step]:
-        """Ask whether a plugin is still lost."""
+        """Check whether a plugin is still lost."""
         self.review_due = None
         return self.open(Reason.REVIEW, now)
 
     def review_soon(self, now: float) -> None:
-        """Ask soon whether a plugin is still lost, if nothing is asked already."""
+        """Check soon whether a plugin is still lost, unless a check is already running."""
         if self.suspicion is None:
             self.review_due = now + self._settings.restart_s
 
     def postpone(self, since: float) -> None:
-        """Drop a suspicion that decided nothing: review the plugin a while after `since`."""
+        """Drop an undecided suspicion, and review the plugin some time after `since`."""
         self.suspicion, self.review_due = None, since + self._review_s
 
     def refuted(self) -> Suspicion | None:
-        """Drop the suspicion: the plugin is alive; return it, if there was one."""
+        """Drop the suspicion, because the plugin is alive; return it, if there was one."""
         suspicion, self.suspicion = self.suspicion, None
         return suspicion
 
     def end(self) -> None:
-        """Plan no review any more."""
+        """Cancel the planned review."""
         self.review_due, self._review_s = None, self._settings.review_s
 
     def shift(self, seconds: float) -> None:
-        """Move the deadline by the time that our own process was suspended."""
+        """Postpone the deadline by the time for which our own process was suspended."""
         if self.review_due is not None:
             self.review_due += seconds

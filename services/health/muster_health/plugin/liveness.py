@@ -1,4 +1,4 @@
-"""Pure: signs of life of one plugin: its heartbeats in order, its silence, its connections.
+"""Pure: signs of life of one plugin: its heartbeats in order, its silence and its connections.
 
 Heartbeats are ordered by (instance, seq), and aged by the receiver's clock. A client that was cut
 off may send its backlog in one burst: these heartbeats are news of the past. They give themselves
@@ -46,7 +46,7 @@ _IN_SYNC_SHARE: Final = 0.5
 
 
 class Freshness(enum.StrEnum):
-    """How much a heartbeat proves."""
+    """How much a heartbeat proves about the plugin."""
 
     STALE = "stale"
     """Older than the last one."""
@@ -56,7 +56,7 @@ class Freshness(enum.StrEnum):
 
 
 class HeartbeatOrder:
-    """The order of one plugin's heartbeats. `stretch` is their mean pace in declared intervals."""
+    """The order of one plugin's heartbeats; `stretch` is their mean pace in declared intervals."""
 
     __slots__ = (
         "_arrived_at",
@@ -93,11 +93,11 @@ class HeartbeatOrder:
         self._uptime_s = 0.0
 
     def restore(self, instance: str, seq: int, interval_s: float) -> None:
-        """Go on where a former process stopped."""
+        """Restore what a former process saved."""
         self.instance, self.seq, self.interval_s = instance, seq, interval_s
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> Freshness:
-        """Return what the heartbeat proves; record it unless it is stale."""
+        """Return what the heartbeat proves; record the heartbeat unless it is stale."""
         quiet_s = None if self._arrived_at is None else now - self._arrived_at
         interval_s = max(heartbeat.interval_s, INTERVAL_MIN_S)
         if heartbeat.instance == self.instance:
@@ -118,7 +118,7 @@ class HeartbeatOrder:
         return Freshness.FRESH if self.is_fresh else Freshness.DOUBTFUL
 
     def two_instances(self, now: float) -> str:
-        """Return the evidence that two instances alternate; empty if they do not."""
+        """Return the evidence that two instances alternate; empty if only one is running."""
         is_over = now - self._retired_at > _ALTERNATION_INTERVALS * self.interval_s
         if self.alternations < _ALTERNATIONS_MIN or is_over:
             return ""
@@ -149,7 +149,7 @@ class HeartbeatOrder:
         return True
 
     def _is_fresh(self, heartbeat: vocabulary.Heartbeat, quiet_s: float, interval_s: float) -> bool:
-        """Update the pace; return whether it was read when it was made."""
+        """Update the pace; return whether the heartbeat was received soon after it was sent."""
         made_s = heartbeat.uptime_s - self._uptime_s
         if self._uptime_s and made_s > 0:
             each = made_s / (heartbeat.seq - self.seq) / interval_s
@@ -163,7 +163,7 @@ class HeartbeatOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A plugin's last connection was closed; `at` by our clock."""
+    """How a plugin's last connection was closed; `at` is by our clock."""
 
     at: float
     reason: str
@@ -171,12 +171,12 @@ class Closed:
 
     @property
     def by_server(self) -> bool:
-        """Return whether the server closed it: the process may still be there."""
+        """Return whether the server closed the connection: the process may still be running."""
         return any(word in self.reason.lower() for word in _CLOSED_BY_SERVER)
 
     @property
     def by_process(self) -> bool:
-        """Return whether the plugin's side closed it, as a kernel does for a process that ends.
+        """Return whether the plugin's side closed the connection, as when a process ends.
 
         Any other reason, such as Read Error, is also given where something on the way to NATS ended
         it, and the process lives.
@@ -196,17 +196,17 @@ class Connections:
 
     @property
     def is_open(self) -> bool:
-        """Return whether one is known to be open."""
+        """Return whether a connection is known to be open."""
         return bool(self._open)
 
     def opened(self, server: str, client: int) -> None:
-        """Record that a server accepted one."""
+        """Record that a server accepted a connection."""
         if (server, client) not in self._open:
             self._open = (*self._open, (server, client))[-_OPEN_MAX:]
         self.server, self.closed = server, None
 
     def ended(self, server: str, client: int, reason: str, now: float) -> bool:
-        """Record that a server lost one; return whether that leaves none that is known."""
+        """Record that a connection ended; return whether it was the last one known."""
         self._open = tuple(each for each in self._open if each != (server, client))
         if self._open:
             return False
@@ -215,16 +215,16 @@ class Connections:
         return True
 
     def has_ended_since(self, at: float) -> bool:
-        """Return whether the last one ended after that."""
+        """Return whether the last connection ended after this time."""
         return self.closed is not None and self.closed.at > at
 
     def forget(self) -> None:
-        """Forget all: we were disconnected ourselves for a while."""
+        """Forget all connections: we were disconnected ourselves for a while."""
         self._open, self.closed = (), None
 
 
 class ClockOffset:
-    """The clock of one node against ours, skewed or not `since` when; three heartbeats decide."""
+    """The offset of a node's clock from ours, and `since` when; decided by three heartbeats."""
 
     __slots__ = ("_heartbeats", "is_skewed", "seconds", "since")
 
@@ -235,11 +235,11 @@ class ClockOffset:
         self._heartbeats = 0
 
     def restore(self) -> None:
-        """Record that a former process reported it as skewed, and saw no end of it."""
+        """Record that a former process reported the clock as skewed, and has not resolved it."""
         self.is_skewed, self.since = True, -math.inf
 
     def observe(self, wall: float, ours: float, bound_s: float, *, now: float) -> bool:
-        """Compare when a heartbeat was made with our time; return whether `is_skewed` changed."""
+        """Compare when a heartbeat was sent with our time; return whether `is_skewed` changed."""
         if not wall:
             return False
         self.seconds = ours - wall
@@ -254,7 +254,7 @@ class ClockOffset:
         return True
 
     def text(self) -> str:
-        """Return it as evidence."""
+        """Return the offset as evidence."""
         side = "behind" if self.seconds > 0 else "ahead of"
         return f"its clock is {abs(self.seconds):.1f} s {side} health's"
 
@@ -300,7 +300,7 @@ class Liveness:
         self._context = context
 
     def restore(self, instance: str, seq: int, interval_s: float, *, now: float) -> None:
-        """Go on where a former process stopped."""
+        """Restore what a former process saved."""
         self.order.restore(instance, seq, interval_s)
         self.restart_wait(now)
 
@@ -312,7 +312,7 @@ class Liveness:
         return freshness
 
     def is_next_event(self, instance: str, sequence: int) -> bool:
-        """Record an event's place in order; return False if it is older than what is known.
+        """Record an event's place in order; return False if a newer one has arrived already.
 
         After a restart of ours, the server delivers again what we had not acknowledged, and later
         than what followed it.
@@ -330,54 +330,54 @@ class Liveness:
         self._window_s = 0.0
 
     def observe_clock(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
-        """Compare clocks; return whether the node's is skewed now, or no longer."""
+        """Compare the clocks; return whether `clock.is_skewed` changed."""
         if not self.order.is_fresh:
             return False
         ours = self._context.wall_zero + now
         return self.clock.observe(heartbeat.wall, ours, self._context.settings.skew_s, now=now)
 
     def expect(self, age_s: float, now: float) -> None:
-        """Record that the plugin should be there, for `age_s` already."""
+        """Record that the plugin is expected, and has been for `age_s`."""
         if not self.is_expected:
             self.is_expected = True
             self._expected_due = now + self._context.settings.missing_s - age_s
 
     def restart_wait(self, now: float, *, window_s: float = 0.0) -> None:
-        """Start the wait anew: nothing could be heard until now. `window_s` is added to it."""
+        """Restart the wait, because nothing could be received until now; add `window_s` to it."""
         self.silent_since, self._window_s = now, window_s
 
     def shift(self, seconds: float, now: float) -> None:
-        """Move the wait by the time that our own process was suspended."""
+        """Extend the wait by the time for which our own process was suspended."""
         self.silent_since = min(now, self.silent_since + seconds)
 
     def shift_expected(self, seconds: float) -> None:
-        """Move the time by which it is expected."""
+        """Shift the time since which the plugin is expected."""
         self._expected_due += seconds
 
     @property
     def was_heard(self) -> bool:
-        """Return whether there ever was a sign of life, for us or a process before us."""
+        """Return whether we or a former process ever received a sign of life."""
         return self.last_heard_at is not None or self.is_known
 
     @property
     def timeout_s(self) -> float:
-        """Return how long it may be silent."""
+        """Return how long the plugin may be silent."""
         return self._context.settings.suspicion_beats * self.order.interval_s
 
     @property
     def due(self) -> float | None:
-        """Return when its silence is suspicious; None if nobody expects it."""
+        """Return when the plugin's silence becomes suspicious; None if it is not expected."""
         due = self.silent_since + self.timeout_s + self._window_s
         if self.last_heard_at is not None or self.is_known:
             return due
         return max(due, self._expected_due) if self.is_expected else None
 
     def remaining_s(self, wait_s: float, waited_s: float) -> float:
-        """Return what is left of a wait that a former process began; time to be heard at least."""
+        """Return the rest of a wait that a former process began, but at least one timeout."""
         heard_s = self._context.settings.reconnect_s + self.timeout_s
         return min(wait_s, max(heard_s, wait_s - waited_s))
 
 
 def short_server(server: str) -> str:
-    """Return a server as people can tell it from others: of its id, a key, the first characters."""
+    """Return a short name for a server: the first characters of its id."""
     return server[:_SHORT_CHARS] if len(server) == _SERVER_ID_CHARS else server

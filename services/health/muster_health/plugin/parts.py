@@ -1,4 +1,4 @@
-"""Pure: the parts of one tracked plugin, and what is stored of them across a restart.
+"""Pure: the parts of one tracked plugin, and which of their state is saved.
 
 No part knows of this, nor of `tracked_plugin`, which adds what they do with events.
 """
@@ -29,7 +29,7 @@ _FORGOTTEN: Final = {
 
 
 class Removal:
-    """Of a plugin that is expected it is never due; one that is alive is never removed.
+    """When to drop a plugin from tracking: never while it is expected or alive.
 
     `was_dropped` means that it was expected here once; `has_no_pod`, that Kubernetes answered last
     that the node has no pod of it.
@@ -43,17 +43,17 @@ class Removal:
         self.has_no_pod = False
 
     def restart(self, state: State, now: float, *, is_expected: bool) -> None:
-        """Start the wait: another verdict was reached."""
+        """Restart the wait, because another verdict was reached."""
         self.due = now + wait_s(state) if _may_go(state, is_expected=is_expected) else None
 
     def next_due(self, state: State, *, is_expected: bool) -> float | None:
-        """Return when it is forgotten."""
+        """Return when the plugin is dropped from tracking."""
         return self.due if _may_go(state, is_expected=is_expected) else None
 
     def reason(
         self, state: State, rule: Rule | None, now: float, *, is_expected: bool, is_placed: bool
     ) -> str:
-        """Return why it is removed; empty if it is not.
+        """Return why this plugin is dropped from tracking, or '' to keep it.
 
         `is_placed` means that Kubernetes says where this plugin should be.
         """
@@ -69,7 +69,7 @@ class Removal:
 
 
 def wait_s(state: State) -> float:
-    """Return how long a plugin that nobody expects is kept."""
+    """Return how long to keep a plugin that is not expected."""
     return _DAY_S if state is State.MAINTENANCE else 7 * _DAY_S
 
 
@@ -78,7 +78,7 @@ def _may_go(state: State, *, is_expected: bool) -> bool:
 
 
 class Parts:
-    """One plugin on one node; `now` is the receiver's monotonic time in seconds."""
+    """The parts of one plugin on one node; `now` is the receiver's monotonic time in seconds."""
 
     __slots__ = (
         "alerting",
@@ -138,26 +138,26 @@ class Parts:
 
     @property
     def clock(self) -> liveness.ClockOffset:
-        """Return the clock of its node against ours."""
+        """Return the clock of the plugin's node, compared with ours."""
         return self.alive.clock
 
     @property
     def current_verdict(self) -> Verdict | None:
-        """Return the verdict that stands."""
+        """Return the current verdict."""
         return self.verdict.standing.verdict
 
     @property
     def rule(self) -> Rule | None:
-        """Return what decided it."""
+        """Return the rule behind the current verdict."""
         return self.verdict.standing.rule
 
     @property
     def is_suspended(self) -> bool:
-        """Return whether it gets no verdict, because many are suspect at once."""
+        """Return whether verdicts are suspended, because many plugins are suspected at once."""
         return self.verdict.is_suspended or self.reported.suspended
 
     def standing(self) -> steps.Standing:
-        """Return the verdict that stands."""
+        """Return the current verdict, with its reason."""
         stands = self.verdict.standing
         return steps.Standing(
             state=self.verdict.state,
@@ -169,7 +169,7 @@ class Parts:
         )
 
     def restore(self, before: snapshot.Snapshot, now: float) -> None:
-        """Take over what was published; and, if nothing is known yet, what was known."""
+        """Take over what was published, and the other saved state unless newer is known."""
         alive, machine = self.alive, self.verdict
         self.is_restored = True
         self.alerting.load(before)
@@ -207,7 +207,7 @@ class Parts:
         self.removal.due = now + alive.remaining_s(wait_s(machine.state), waited_s)
 
     def stored(self, leader: int) -> snapshot.Snapshot:
-        """Return what is stored of a self."""
+        """Return the state to save."""
         machine, alerting, order = self.verdict, self.alerting, self.alive.order
         return snapshot.Snapshot(
             node=self.node,

@@ -1,4 +1,4 @@
-"""Pure: problems that a heartbeat reports, the worst first.
+"""Pure: problems that a heartbeat reports, ordered by severity.
 
 | verdict      | what shows it                                             | for how long      |
 |--------------|-----------------------------------------------------------|-------------------|
@@ -40,7 +40,7 @@ _PROBE_OLD_INTERVALS: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A reported problem, and the verdict that follows if it lasts for `grace_s`."""
+    """A reported problem, and the verdict that follows if it lasts longer than `grace_s`."""
 
     verdict: Verdict
     rule: Rule
@@ -50,7 +50,7 @@ class Problem:
 
 
 def repair_s(settings: config.Detection, interval_s: float) -> float:
-    """Return how long a plugin may take to repair what it can repair itself."""
+    """Return how much time a plugin has to repair a problem itself."""
     return min(settings.trouble_beats * interval_s, settings.trouble_s)
 
 
@@ -63,7 +63,7 @@ def worst(
     two_instances: str = "",
     stretch: float = 1.0,
 ) -> Problem | None:
-    """Return the worst problem of a heartbeat, or None.
+    """Return the worst problem in a heartbeat, or None.
 
     `offers` is what the node offers, and `unchanged_s` for how long the plugin has had what it has;
     `two_instances` is the evidence that two alternate, `stretch` the pace of heartbeats.
@@ -80,12 +80,12 @@ def worst(
 
 
 def probe_max_age_s(heartbeat: vocabulary.Heartbeat) -> float:
-    """Return how old a self-probe may be: they are made every few seconds, whatever happens."""
+    """Return the maximum age of a self-probe; healthy plugins make one every few seconds."""
     return max(PROBE_MAX_AGE_S, _PROBE_OLD_INTERVALS * heartbeat.interval_s)
 
 
 def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Problem:
-    """Return the problem of a lost registration."""
+    """Return the problem for a lost registration."""
     detail = f": {event.detail}" if event.detail else ""
     text = f"{event.resource}: no longer registered with the kubelet ({event.reason}{detail})"
     return Problem(
@@ -100,7 +100,7 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Proble
 def offered(
     had: Mapping[str, int], offers: Mapping[str, facts.Offer], grace_s: float
 ) -> Problem | None:
-    """Return the problem that a node now offers something else than the plugin has."""
+    """Return the problem if a node offers other devices than the plugin has."""
     mismatches = list(_offered_otherwise(had, offers))
     return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, mismatches, grace_s)
 

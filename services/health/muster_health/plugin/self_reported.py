@@ -1,4 +1,4 @@
-"""Pure: what a plugin reports of itself: its devices, and since when it has had which problem.
+"""Pure: what a plugin reports about itself: its devices, its problem, and since when it has one.
 
 `problems` finds what is wrong in one heartbeat. This also depends on the heartbeats before: for how
 long the plugin has had its devices, and whether it is about to stop. A problem leads to a verdict
@@ -23,7 +23,7 @@ _NOTHING: Final[Mapping[str, int]] = {}
 
 
 class SelfReported:
-    """What one plugin reports. `due` is when to probe it, if no heartbeat comes before.
+    """What one plugin reports about itself. `due` is when to check its problem without a heartbeat.
 
     While it is `suspended` no problem is believed, however long it lasts: many have one at once.
     """
@@ -64,7 +64,7 @@ class SelfReported:
     def observe(
         self, heartbeat: vocabulary.Heartbeat, order: liveness.HeartbeatOrder, now: float
     ) -> problems.Problem | None:
-        """Record its devices; return the worst problem. While draining, lost streams are none."""
+        """Record the devices; return the worst problem, without lost streams while draining."""
         self._record_devices(heartbeat, now)
         is_draining = heartbeat.phase is vocabulary.Phase.DRAINING
         if (is_draining or self._draining_since is not None) and self._drains(heartbeat, now):
@@ -85,12 +85,12 @@ class SelfReported:
     def registration_lost(
         self, event: vocabulary.PluginDeregistered, interval_s: float, now: float
     ) -> None:
-        """Record that a registration was lost a moment ago."""
+        """Record that a registration was lost just now."""
         grace_s = problems.repair_s(self._settings, interval_s)
         self.has_lasted(problems.deregistered(event, grace_s), now)
 
     def offers_changed(self, interval_s: float, now: float) -> None:
-        """Compare what the node offers with the devices, if the plugin has not just changed."""
+        """Compare the node's offer with the plugin's devices, unless these have just changed."""
         if self.offers is None or now - self._unchanged_since < self._settings.mismatch_s:
             return
         grace_s = problems.repair_s(self._settings, interval_s)
@@ -99,7 +99,7 @@ class SelfReported:
             self.has_lasted(problem, now)
 
     def has_lasted(self, problem: problems.Problem, now: float) -> bool:
-        """Record a problem; return whether it has lasted for its grace period.
+        """Record a problem; return whether it has lasted longer than its grace period.
 
         A different problem with another grace period starts anew; with the same one it continues.
         """
@@ -114,29 +114,29 @@ class SelfReported:
         return self.due is None and not self.suspended
 
     def is_common(self, interval_s: float, now: float) -> bool:
-        """Return whether it has a problem that many may share, which is about to be believed."""
+        """Return whether there is a problem that others may share, and it is nearly due."""
         problem = self.problem
         if problem is None or problem.verdict not in _COMMON:
             return False
         return self.since + problem.grace_s - now <= self._settings.trouble_s + interval_s
 
     def may_recheck(self, now: float) -> bool:
-        """Return whether to ask Kubernetes now what the node offers.
+        """Return whether to query Kubernetes again for what the node offers.
 
         What a watch delivered last may be old, and the watch cannot know that.
         """
         return now >= self._recheck_not_before
 
     def rechecking(self, number: int, now: float) -> None:
-        """Record that Kubernetes is asked what the node offers now."""
+        """Record the number of the new query for what the node offers."""
         self._recheck_number, self._recheck_not_before = number, now + _RECHECK_S
 
     def is_recheck(self, number: int) -> bool:
-        """Return whether this is the number of that question."""
+        """Return whether this is the number of that query."""
         return number == self._recheck_number
 
     def rechecked(self, answer: facts.Facts | None, *, is_alive: bool) -> problems.Problem | None:
-        """Record what Kubernetes answers; return the problem, if the answer confirms it."""
+        """Record the answer from Kubernetes; return the problem if the answer confirms it."""
         self._recheck_number = None
         if answer is None or answer.offers is None:
             return None
@@ -150,15 +150,15 @@ class SelfReported:
         return confirmed
 
     def suspend(self) -> None:
-        """Believe no problem before `resume`."""
+        """Accept no problem before `resume`."""
         self.suspended, self.due = True, None
 
     def resume(self) -> None:
-        """Believe a problem again, when it is reported the next time."""
+        """Accept problems again, from the next report on."""
         self.suspended = False
 
     def shift(self, seconds: float) -> None:
-        """Move the deadline by the time that our own process was suspended."""
+        """Postpone the deadline by the time for which our own process was suspended."""
         if self.due is not None:
             self.since += seconds
             self.due += seconds
@@ -180,7 +180,7 @@ class SelfReported:
         self._unchanged_since = now
 
     def _drains(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
-        """Return whether it is about to stop; one that takes too long is not."""
+        """Return whether the plugin is about to stop; one that takes too long is not."""
         if heartbeat.phase is not vocabulary.Phase.DRAINING:
             self._draining_since = None
             return False
@@ -195,7 +195,7 @@ def is_well(
     offers: Mapping[str, facts.Offer] | None,
     settings: config.Detection,
 ) -> bool:
-    """Return in few steps whether `problems.worst` finds nothing; False means: look closely."""
+    """Return, by quick checks, whether `problems.worst` would find nothing; False: call it."""
     for resource in heartbeat.resources:
         if not resource.streams or not resource.probe_ok or resource.problem or resource.mismatch:
             return False
@@ -222,6 +222,6 @@ def _is_offered(heartbeat: vocabulary.Heartbeat, offers: Mapping[str, facts.Offe
 
 @functools.lru_cache(maxsize=1024)
 def _shared(counted: tuple[tuple[str, int], ...]) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Return resources and Healthy devices; nodes that are alike share them (0.5 KiB a node)."""
+    """Cache the counts; nodes with identical devices share one copy (0.5 KiB a node)."""
     healthy = dict(counted)
     return tuple(healthy), healthy

@@ -90,11 +90,11 @@ class TrackedPlugin(parts.Parts):
         return self._effects(steps_taken, now)
 
     def tick(self, now: float) -> list[steps.Effect]:
-        """Do what is due."""
+        """Do everything that is due."""
         return self._effects(self.verdict.tick(now), now)
 
     def next_deadline(self) -> float | None:
-        """Return when `tick`, or `publish`, is next needed."""
+        """Return when `tick` or `publish` must be called next."""
         due, look_due = self.verdict.next_deadline(), self.alerting.look_due
         if self.removal.due is not None:
             is_expected = self.alive.is_expected
@@ -108,54 +108,54 @@ class TrackedPlugin(parts.Parts):
 
     @property
     def is_alive(self) -> bool:
-        """Return whether heartbeats come."""
+        """Return whether heartbeats are arriving."""
         return self.verdict.state in {State.HEALTHY, State.ILL, State.RECOVERING}
 
     @property
     def is_silent(self) -> bool:
-        """Return whether it is suspected of silence, and nothing is decided."""
+        """Return whether the plugin is suspected because of silence, without a verdict so far."""
         return self.verdict.is_silent
 
     def is_suspect(self, now: float) -> bool:
-        """Return whether it is silent, or has a problem that many may share."""
+        """Return whether the plugin is silent, or has a problem that others may share."""
         if self.verdict.state is State.HEALTHY and self.reported.problem is None:
             return False
         return self.verdict.is_suspect(now)
 
     def common_causes(self) -> tuple[str, ...]:
-        """Return what it may fail in common with others."""
+        """Return possible common causes: what the plugin shares with others."""
         server = liveness.short_server(self.alive.connections.server)
         return (*self.causes, f"server={server}") if server else self.causes
 
     def ask_kubernetes(self) -> signals.AskCluster:
-        """Return a question to Kubernetes about the plugin's pods, beside all else."""
+        """Return a query to Kubernetes for the plugin's pods, apart from any investigation."""
         return self._question(self.verdict.investigation.ask_kubernetes().number)
 
     @property
     def reports_node(self) -> bool:
-        """Return whether its alert reports that the node is down."""
+        """Return whether this plugin's alert reports that the node is down."""
         return self.alerting.reports_node
 
     def inhibit(self, *, inhibited: bool) -> bool:
-        """Record whether another alert reports the node; return whether that is news."""
+        """Record whether another alert reports the node as down; return whether that changed."""
         is_news, self.alerting.inhibited = inhibited is not self.alerting.inhibited, inhibited
         return is_news
 
     def needs_restart(self, now: float) -> bool:
-        """Return whether its verdict stands, is published, and nothing is decided about it."""
+        """Return whether the verdict is published, and a restart has not been decided yet."""
         if self.restart_decided_for == self.alerting.since:
             return False
         return self.alerting.is_repairable(self.standing(), now)
 
     def restart_decided(self, leader: int, *, acted_at: datetime | None) -> signals.Store:
-        """Record, once for a verdict, that its pod is restarted; None is a refusal."""
+        """Record the decision about a restart, once per verdict; `acted_at` None means refused."""
         self.restart_decided_for = self.alerting.since
         if acted_at is not None:
             self.restarts = (*self.restarts, acted_at)[-snapshot.REMEDIES_MAX :]
         return self._store(leader)
 
     def removal_reason(self, now: float, *, is_placed: bool) -> str:
-        """Return why nobody expects it any more; empty if somebody does, or it is there.
+        """Return why the plugin is dropped from tracking, or '' to keep it.
 
         `is_placed` means that Kubernetes says where this plugin should be.
         """
@@ -165,21 +165,21 @@ class TrackedPlugin(parts.Parts):
         )
 
     def touch(self, now: float) -> None:
-        """Publish anew at that time, if anything is different."""
+        """Republish at that time if anything has changed."""
         self.alerting.touch(now)
 
     def reset_published(self) -> None:
-        """Forget what was published: it was dropped when we stopped leading."""
+        """Forget what was published: that was dropped because we stopped leading."""
         self.alerting.reset_published()
 
     # what is published
 
     def has_news(self, now: float) -> bool:
-        """Return whether `publish` is needed."""
+        """Return whether `publish` must be called."""
         return self.has_counts_to_store or self._is_publish_due(now)
 
     def may_wait(self, now: float) -> bool:
-        """Return whether nobody waits for the news: a first good verdict, or what is stored."""
+        """Return whether the changes are not urgent: a first good verdict, or state to save."""
         return self._is_new or not self._is_publish_due(now)
 
     def _is_publish_due(self, now: float) -> bool:
@@ -191,7 +191,7 @@ class TrackedPlugin(parts.Parts):
     def publish(
         self, now: float, at: datetime, may_open: alert_lifecycle.MayOpen
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
-        """Return what to do about the news, in order; and the alerts that must wait.
+        """Return the outputs for all changes, in order, and the alerts that must wait.
 
         While another replica leads nothing is published: a new leader looks at every plugin.
         """
@@ -211,7 +211,7 @@ class TrackedPlugin(parts.Parts):
         return [*self._publish_pending(leader), *questions], held
 
     def end(self, now: float, at: datetime, why: str) -> list[signals.Output]:
-        """Resolve all that is open, and remove what is stored."""
+        """Resolve all open alerts and remove the saved state."""
         leader = self.context.leader
         if leader is None:
             return []
@@ -221,12 +221,12 @@ class TrackedPlugin(parts.Parts):
         return [*events, signals.Store(key=self.key, value=b"", revision=leader)]
 
     def open_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """Return its open alerts as they were published."""
+        """Return the open alerts as they were published."""
         published = self.alerting.lifecycle.published.values()
         return tuple(self.alerting.event_of(alert, 0) for alert in published)
 
     def open_kinds(self) -> list[AlertKind]:
-        """Return the kinds of its open alerts."""
+        """Return the kinds of the open alerts."""
         return [alert.kind for alert in self.alerting.lifecycle.published.values()]
 
     # events
@@ -351,7 +351,7 @@ class TrackedPlugin(parts.Parts):
 
     @property
     def _is_new(self) -> bool:
-        """Return whether all there is to publish is that it is there, and healthy."""
+        """Return whether the only news is that the plugin exists and is healthy."""
         lifecycle = self.alerting.lifecycle
         return (
             self.alerting.published_verdict is None

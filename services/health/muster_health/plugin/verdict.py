@@ -1,4 +1,4 @@
-"""Pure: the transitions of one plugin from a suspicion to a verdict and back.
+"""Pure: how one plugin gets from a suspicion to a verdict, and back to healthy.
 
 The table is in the package's docstring. `tracked_plugin` hands every event to the method that is
 named after it. The verdict that is reported stands in `verdict_state`; what is asked meanwhile, in
@@ -21,18 +21,18 @@ _NOT_HEARD: Final = frozenset({State.SUSPECT, State.LOST, State.MAINTENANCE})
 
 
 class VerdictMachine(verdict_state.VerdictState):
-    """The transitions of one plugin. `now` is the receiver's monotonic time in seconds."""
+    """The verdict's state machine for one plugin. `now` is our monotonic time in seconds."""
 
     __slots__ = ()
 
     def replaced(self, former: str, now: float) -> bool:
-        """Count an instance whose predecessor announced no end; return whether it is too many."""
+        """Count a replaced instance that announced no stop; return whether there were too many."""
         if self.settled is not State.HEALTHY or former == self.planned.instance:
             return False
         return self.standing.replaced(now)
 
     def flapping(self, now: float) -> list[steps.Step]:
-        """Report FLAPPING: instances replace one another too often."""
+        """Report FLAPPING, because instances replace one another too often."""
         noted = self._end_suspicion(None)
         self.reported.clear()
         self.recovery.begin()
@@ -43,7 +43,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def sign_of_life(
         self, problem: problems.Problem | None, now: float, *, counts: bool
     ) -> list[steps.Step]:
-        """Handle a heartbeat, or the answer to a probe, with the worst problem that it reports.
+        """Handle a heartbeat or a probe's answer, with the worst problem in it.
 
         A good one `counts` towards a recovery.
         """
@@ -70,7 +70,7 @@ class VerdictMachine(verdict_state.VerdictState):
                 assert_never(self.state)
 
     def probe_failed(self, number: int, now: float, *, subscribed: bool) -> list[steps.Step]:
-        """Handle that nobody received a probe, or (`subscribed`) nobody answered it."""
+        """Handle a probe that reached no subscriber, or (`subscribed`) got no answer."""
         suspicion = self.investigation.awaited(number)
         if suspicion is None:
             return []
@@ -82,7 +82,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return self._diagnose(suspicion, now)
 
     def probe_inconclusive(self, number: int, now: float) -> list[steps.Step]:
-        """Handle that a probe proves nothing about the plugin; if another one did, that stands."""
+        """Handle a probe that proves nothing about the plugin; an earlier result stays valid."""
         suspicion = self.investigation.awaited(number)
         if suspicion is None:
             return []
@@ -100,7 +100,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def cluster_answered(
         self, answer: facts.Facts | None, number: int, now: float
     ) -> list[steps.Step]:
-        """Handle what Kubernetes answers; None is no answer."""
+        """Handle an answer from Kubernetes; None means that none came."""
         if self.reported.is_recheck(number):
             is_alive = self.state not in _NOT_HEARD
             problem = self.reported.rechecked(answer, is_alive=is_alive)
@@ -109,7 +109,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return [] if suspicion is None else self._diagnose(suspicion, now)
 
     def disconnected(self, now: float) -> list[steps.Step]:
-        """Handle that its last connection to NATS ended."""
+        """Handle the end of the plugin's last connection to NATS."""
         if self.alive.last_heard_at is None:
             return []
         if self.state in _ALIVE:
@@ -121,7 +121,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def stopping(
         self, event: vocabulary.PluginStopping, instance: str, now: float
     ) -> list[steps.Step]:
-        """Handle that the plugin stops as planned; of two that alternate one stays."""
+        """Handle a planned stop; if two instances alternate, the other one stays."""
         alternates = bool(self.alive.order.two_instances(now))
         stays = self.planned.instance in {"", instance} and alternates
         self.planned.instance = instance
@@ -132,7 +132,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return self._maintenance(Rule.GOODBYE, (why,), return_s, now)
 
     def suspend(self) -> None:
-        """Reach no verdict of silence or of a problem until `resume`."""
+        """Reach no verdict about silence or problems until `resume`."""
         if self.is_silent:
             self.investigation.suspicion, self.is_suspended = None, True
             return
@@ -141,7 +141,7 @@ class VerdictMachine(verdict_state.VerdictState):
         self.reported.suspend()
 
     def resume(self, now: float) -> list[steps.Step]:
-        """Ask again, if it still is silent; believe the problem that it reports next."""
+        """Investigate again if the plugin is still silent; accept the next problem it reports."""
         self.reported.resume()
         if not self.is_suspended:
             return []
@@ -154,7 +154,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return questions
 
     def reconnected(self, now: float, *, window_s: float = 0.0, paused_s: float = 0.0) -> None:
-        """Start every wait anew: until now nothing could be heard, which proves nothing."""
+        """Restart all timers: while disconnected we received nothing; silence proves nothing."""
         self.alive.restart_wait(now, window_s=window_s)
         if paused_s:
             self.alive.connections.forget()
@@ -163,7 +163,7 @@ class VerdictMachine(verdict_state.VerdictState):
         self._shift(paused_s)
 
     def clock_stalled(self, seconds: float, now: float) -> None:
-        """Extend every wait by the time that our own process was suspended."""
+        """Extend every wait by the time for which our own process was suspended."""
         self.alive.shift(seconds, now)
         if self.is_calm:
             self.alive.shift_expected(seconds)
@@ -175,7 +175,7 @@ class VerdictMachine(verdict_state.VerdictState):
     # time
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
+        """Return when `tick` must be called next."""
         if self.state is State.HEALTHY and self.reported.due is None:
             # nearly all
             return self.alive.due
@@ -189,7 +189,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return _earliest(self.alive.due, self.reported.due, self.recovery.due, settle_due)
 
     def tick(self, now: float) -> list[steps.Step]:
-        """Do what is due."""
+        """Do everything that is due."""
         if not _is_due(self.next_deadline(), now):
             return []
         suspicion, settle_due = self.investigation.suspicion, self.standing.settle_due
@@ -318,7 +318,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def _return(
         self, problem: problems.Problem | None, now: float, *, counts: bool
     ) -> list[steps.Step]:
-        """Come back from a bad verdict; a problem on the way back starts the recovery anew."""
+        """Return from a bad verdict; a problem during the recovery restarts it."""
         if self.state is not State.ILL or problem is None:
             if self.state is not State.RECOVERING:
                 self.recovery.begin()

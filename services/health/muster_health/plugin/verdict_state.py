@@ -1,4 +1,4 @@
-"""Pure: the state of one plugin between suspicion and verdict, and the verdict that is reported.
+"""Pure: the state of one plugin between suspicion and verdict, and its reported verdict.
 
 `verdict` adds the transitions. The verdict is reported by its own name, or as FLAPPING if the
 plugin failed too often. Only a different one gives a step: so nothing is reported twice, and what
@@ -21,7 +21,7 @@ _NO_FAILURE = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED}
 
 
 class StandingVerdict:
-    """The verdict that is reported; `actual` is the diagnosis behind it.
+    """The reported verdict; `actual` is the diagnosis behind it.
 
     `resources` are those that the verdict is about; `failed_at` is when the plugin failed last.
     """
@@ -49,7 +49,7 @@ class StandingVerdict:
         self._settings = settings
 
     def restore(self, before: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
-        """Go on where a former process stopped, whose verdict has stood for so long."""
+        """Restore the verdict of a former process, and for how long it has lasted."""
         self.verdict, self.rule = before.verdict, steps.rule_named(before.rule)
         self.resources, self.failed_at = before.accused or before.resources, now - waited_s
         self.damping.restore(before.falls, now)
@@ -62,7 +62,7 @@ class StandingVerdict:
         resources: tuple[str, ...],
         delay_s: float | None = None,
     ) -> list[steps.Step]:
-        """Set the verdict; return what to report, if it is news."""
+        """Set the verdict; return what to report, if anything has changed."""
         if verdict is self.verdict:
             if rule is self.rule or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
                 return []
@@ -81,7 +81,7 @@ class StandingVerdict:
     def confirm(
         self, rule: Rule, why: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
     ) -> steps.VerdictConfirmed:
-        """Keep the verdict, for another reason or for more resources."""
+        """Keep the verdict, but with another reason or more resources."""
         self.rule, self.resources = rule, resources
         return steps.VerdictConfirmed(rule=rule, evidence=why, resources=resources)
 
@@ -94,7 +94,7 @@ class StandingVerdict:
         is_failure: bool,
         resources: tuple[str, ...],
     ) -> list[steps.Step]:
-        """Set a bad verdict; return what to report, if FLAPPING does not cover it already.
+        """Set a bad verdict; return what to report, unless FLAPPING already covers it.
 
         `is_failure` means a new failure, and not what a failure turned out to be.
         """
@@ -112,33 +112,33 @@ class StandingVerdict:
         return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, delay_s)
 
     def settle(self) -> list[steps.Step]:
-        """Report by its own name what FLAPPING covered."""
+        """End FLAPPING: report the failure behind it under its own name."""
         actual, self.settle_due = self.actual, None
         if actual is None:
             return []
         return self.conclude(actual.verdict, actual.rule, actual.evidence, self.resources)
 
     def replaced(self, now: float) -> bool:
-        """Count an instance whose predecessor announced no end; return whether it is too many."""
+        """Count a replaced instance that announced no stop; return whether there were too many."""
         self.damping.failed(now)
         return self.damping.is_flapping(now)
 
     def flapping(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
-        """Set FLAPPING: instances replaced one another too often, none announcing its end."""
+        """Set FLAPPING: instances replaced one another too often without announcing a stop."""
         came = (evidence.of("heartbeat", "a new process each time"),)
         reported = self._flapping(now, came)
         return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, 0.0)
 
     def is_still(self, verdict: Verdict) -> bool:
-        """Return whether this is the diagnosis, by whatever name it is reported."""
+        """Return whether this is still the diagnosis, under whatever name it is reported."""
         return verdict is (self.verdict if self.actual is None else self.actual.verdict)
 
     def end(self) -> None:
-        """Drop the diagnosis: the plugin is healthy, or stopped as planned."""
+        """Drop the diagnosis, because the plugin is healthy or stopped as planned."""
         self.actual = self.settle_due = None
 
     def shift(self, seconds: float) -> None:
-        """Move the times by that for which nothing could be heard."""
+        """Shift the times by how long nothing could be received."""
         self.failed_at += seconds
         if self.settle_due is not None:
             self.settle_due += seconds
@@ -151,7 +151,7 @@ class StandingVerdict:
 
 
 class Recovery:
-    """Counts good heartbeats since a plugin came back; at `due` it counts as recovered anyway."""
+    """Counts good heartbeats after a plugin came back; at `due` it counts as recovered anyway."""
 
     __slots__ = ("_held_until", "_settings", "due", "good_heartbeats")
 
@@ -162,11 +162,11 @@ class Recovery:
         self._held_until = 0.0
 
     def begin(self) -> None:
-        """Start over: it is not back, or no longer."""
+        """Start over: the plugin is not back, or has failed again."""
         self.good_heartbeats, self.due = 0, None
 
     def good(self, now: float, *, counts: bool, hold_s: float) -> bool:
-        """Record a good heartbeat; return whether that is enough."""
+        """Record a good heartbeat; return whether there are enough of them."""
         self.good_heartbeats += counts
         if self.due is None:
             self._held_until = now + hold_s
@@ -174,14 +174,14 @@ class Recovery:
         return self.good_heartbeats >= self._settings.recover_beats and now >= self._held_until
 
     def shift(self, seconds: float) -> None:
-        """Move the times by that for which nothing could be heard."""
+        """Shift the times by how long nothing could be received."""
         if self.due is not None:
             self.due += seconds
             self._held_until += seconds
 
 
 class PlannedStop:
-    """A planned stop: by which `instance`, if one announced it, and when it is overdue."""
+    """A planned stop: which `instance` announced it, if any, and when it is overdue."""
 
     __slots__ = ("due", "instance", "return_s")
 
@@ -195,13 +195,13 @@ class PlannedStop:
         self.return_s, self.due = return_s, now + return_s
 
     def overdue(self, rule: Rule | None) -> steps.ReturnOverdue:
-        """Return, once, that the plugin is not back in time; `rule` is why it stopped."""
+        """Return, only once, that the plugin is overdue; `rule` is why it stopped."""
         self.due = None
         since = steps.PLANNED.get(rule or Rule.GOODBYE) or steps.PLANNED[Rule.GOODBYE]
         return steps.ReturnOverdue(evidence=(evidence.overdue(self.return_s, since),))
 
     def shift(self, seconds: float) -> None:
-        """Move the deadline by the time for which nothing could be heard."""
+        """Postpone the deadline by how long nothing could be received."""
         if self.due is not None:
             self.due += seconds
 
@@ -213,7 +213,7 @@ _NOT_LOST: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, St
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class VerdictState:
-    """State and verdict of one plugin.
+    """The state and the verdict of one plugin.
 
     It reads `alive` and `reported`, which the tracked plugin updates first.
     """
@@ -235,21 +235,21 @@ class VerdictState:
 
     @property
     def settled(self) -> State:
-        """The state without a suspicion that may be pending."""
+        """The state to return to when a pending suspicion is dropped."""
         return self.before if self.state is State.SUSPECT else self.state
 
     @property
     def is_calm(self) -> bool:
-        """Return whether it waits for nothing but the next heartbeat."""
+        """Return whether the plugin waits for nothing but the next heartbeat."""
         return self.state is State.HEALTHY and self.reported.problem is None
 
     @property
     def is_silent(self) -> bool:
-        """Return whether it is suspected of silence, and nothing is decided."""
+        """Return whether the plugin is suspected because of silence, without a verdict so far."""
         return self.state is State.SUSPECT and self.investigation.is_about_silence
 
     def is_suspect(self, now: float) -> bool:
-        """Return whether it is silent, or has a problem that many may share."""
+        """Return whether the plugin is silent, or has a problem that others may share."""
         if self.is_silent:
             return True
         is_common = self.reported.is_common(self.alive.order.interval_s, now)
@@ -258,7 +258,7 @@ class VerdictState:
     def restore(
         self, before: snapshot.Snapshot, now: float, *, waited_s: float, is_overdue: bool
     ) -> None:
-        """Go on where a former process stopped; `is_overdue` has been reported already.
+        """Restore what a former process saved; `is_overdue`: that was reported already.
 
         Its verdict stood for `waited_s`, as far as clocks of several machines can tell.
         """
@@ -275,14 +275,14 @@ class VerdictState:
 
     @property
     def may_have_problem(self) -> bool:
-        """Return whether a first problem would be news."""
+        """Return whether a first problem would change anything."""
         is_heard = self.state in {State.UNKNOWN, State.HEALTHY, State.RECOVERING}
         return is_heard and self.reported.problem is None
 
     def proves_nothing(
         self, heartbeat: vocabulary.Heartbeat, freshness: liveness.Freshness, now: float
     ) -> bool:
-        """Return whether a heartbeat is no sign of life: a last one, or out of a backlog."""
+        """Return whether a heartbeat proves nothing: the last one before a stop, or an old one."""
         if self.state is State.MAINTENANCE:
             is_last = heartbeat.phase is vocabulary.Phase.DRAINING
             return is_last or heartbeat.instance == self.planned.instance

@@ -1,4 +1,4 @@
-"""Pure: what `/state` shows of one plugin."""
+"""Pure: what `/state` shows about one plugin."""
 
 from datetime import datetime
 
@@ -11,7 +11,7 @@ from muster_health.plugin import tracked_plugin
 
 
 class Unhealthy(msgspec.Struct, frozen=True, kw_only=True):
-    """A device with something wrong, shown."""
+    """A faulty device, as shown."""
 
     kind: AlertKind
     resource: str
@@ -20,7 +20,7 @@ class Unhealthy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about one plugin, shown. Ages are seconds by our clock."""
+    """Everything known about one plugin, as shown; ages are seconds by our clock."""
 
     node: str
     plugin: str

@@ -1,4 +1,4 @@
-"""Records everything that health's detector takes in, and replays it under another policy.
+"""Records all inputs of health's detector, and replays them under another policy.
 
 `recorder` writes the recording beside the running detector, `recording` defines its format and
 reads it, `player` feeds it to a real detector on the recorded time, and `command` is `muster

@@ -1,4 +1,4 @@
-"""Pure: replays a recording under a policy: the real detector, on the recorded time.
+"""Pure: replays a recording under a policy, with the real detector and the recorded time.
 
 What plugins, the bus and the cluster did is fed in as it arrived. Where a recorded process ended,
 the detector ends, too; the next one begins with the state that the replayed policy would have
@@ -51,7 +51,7 @@ _Subject = tuple[str, str, type[Question], tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """A policy, as far as it is replayed."""
+    """The settings that a replay can change."""
 
     detection: config.Detection
     bounds: config.Bounds
@@ -59,7 +59,7 @@ class Policy:
 
 @dataclass(kw_only=True)
 class Result:
-    """What a policy made of a recording."""
+    """The outcome of a replay under one policy."""
 
     episodes: list[recording.Episode] = field(default_factory=list)
     questions: Counter[str] = field(default_factory=Counter)
@@ -68,7 +68,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The alerts of a recording under its own policy and under another one, from some time on.
+    """The alerts of a recording under its own policy and under another one, after a given time.
 
     `not_replayed` and `not_published` say where replaying the recorded policy differs from what
     happened; `questions` counts how those of the other policy were answered.
@@ -85,7 +85,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that comes `after_s` later, or never (None); `how` says how it was determined."""
+    """An answer that comes `after_s` later, or never (None); `how` says where it was taken from."""
 
     how: str
     after_s: float
@@ -100,7 +100,7 @@ class _RecordedQuestion:
 
 
 def play(recorded: recording.Recording, policy: Policy | None = None) -> Result:
-    """Return what a policy makes of a recording; by default each process has its recorded one."""
+    """Replay a recording under a policy; by default under the one that each process recorded."""
     return _Player(recorded, policy).run()
 
 
@@ -125,7 +125,7 @@ def compare(recorded: recording.Recording, other: Policy, shown_from: datetime) 
 
 
 class _Player:
-    """The recording's clock, the detector, and the answers that are under way."""
+    """The recording's clock, the detector, and the pending answers."""
 
     def __init__(self, recorded: recording.Recording, policy: Policy | None) -> None:
         self._recorded = recorded
@@ -147,7 +147,7 @@ class _Player:
         self._detector: detector.Detector | None = None
 
     def run(self) -> Result:
-        """Replay everything."""
+        """Replay the whole recording."""
         for at, entry in self._recorded.entries:
             if isinstance(entry, recording.Header):
                 if self._detector is None or entry.begins:
@@ -167,12 +167,12 @@ class _Player:
         return self._result
 
     def _end(self) -> None:
-        """Do what may have led to the last entry; what was due later, nobody did."""
+        """Process deadlines up to the last entry; the recorded process ran none after that."""
         if self._detector is not None:
             self._advance(self._detector, self._now + _LAST_S)
 
     def _begin(self, header: recording.Header, at: float) -> None:
-        """End the recorded process, and begin another one."""
+        """End one recorded process and begin the next."""
         self._to_restore = list(self._saved.values())
         self._answers.clear()
         policy = self._policy or Policy(detection=header.detection, bounds=header.bounds)
@@ -190,7 +190,7 @@ class _Player:
     def _restore_recorded(
         self, replayed: detector.Detector, restored: signals.Restored, at: float
     ) -> None:
-        """Restore state when the recorded process did.
+        """Restore state at the moment when the recorded process did.
 
         Where the replayed policy saved state itself, that is used instead of the recorded one.
         """
@@ -224,7 +224,7 @@ class _Player:
                 self._feed(replayed, answer, now)
 
     def _awake(self, now: float) -> float:
-        """Return when the recorded process next ran: while it stood still, it did nothing."""
+        """Return when the recorded process ran next: while suspended, it did nothing."""
         return next((end for begin, end in self._stalls if begin < now < end), now)
 
     def _feed(self, replayed: detector.Detector, event: signals.Input, now: float) -> None:
@@ -253,7 +253,7 @@ class _Player:
 
 
 class AnswerBook:
-    """Answers questions from everything that was recorded."""
+    """Answers probes and queries from everything that was recorded."""
 
     def __init__(self, entries: Iterable[tuple[float, recording.Entry]]) -> None:
         self._heartbeats: dict[tuple[str, str], list[tuple[float, vocabulary.Heartbeat]]]
@@ -286,7 +286,7 @@ class AnswerBook:
                     pass
 
     def reply(self, question: Question, now: float) -> Reply:
-        """Return how a question is answered."""
+        """Return how a probe or query is answered."""
         subject = _subject(question)
         recorded = min(
             self._questions.get(subject, ()),
@@ -354,7 +354,7 @@ def _nearest(answers: Sequence[tuple[float, Answer]], now: float) -> Answer | No
 
 
 def _while_disconnected(answer: Answer) -> Answer:
-    """Return what becomes of an answer while the detector is disconnected from the bus."""
+    """Return what happens to an answer that arrives while the detector is disconnected."""
     if not isinstance(answer, signals.ProbeFailed):
         return answer
     return signals.ProbeInconclusive(node=answer.node, plugin=answer.plugin, number=answer.number)

@@ -1,4 +1,4 @@
-"""Adapter: files: records a detector's inputs and alerts, in two files of bounded size; reads them.
+"""Adapter: files: records a detector's inputs and alerts in two files of limited size; reads them.
 
 When the newer file is full it becomes the older one, `FILE.1`. If it cannot be written, that is
 logged once and recording ends; the detector goes on.
@@ -19,7 +19,7 @@ _BUFFER_BYTES: Final = 64 * 1024
 
 
 class Recorder:
-    """A `muster.machine.Machine` around a detector; `close` it in the end."""
+    """A `muster.machine.Machine` around a detector; it must be closed with `close`."""
 
     def __init__(
         self, recorded: detector.Detector, settings: config.Settings, *, has_cluster: bool
@@ -36,34 +36,34 @@ class Recorder:
         begins later repeats them."""
 
     def receive(self, event: signals.Input, now: float) -> Sequence[signals.Output]:
-        """Record an input, and pass it to the detector."""
+        """Record an input and pass it to the detector."""
         self._write(event, now)
         outputs = self._recorded.receive(event, now)
         self._write_outputs(outputs, now)
         return outputs
 
     def tick(self, now: float) -> Sequence[signals.Output]:
-        """Let the detector do what is due."""
+        """Let the detector do everything that is due."""
         outputs = self._recorded.tick(now)
         self._write_outputs(outputs, now)
         return outputs
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
+        """Return when `tick` must be called next."""
         return self._recorded.next_deadline()
 
     def begin(self, now: float) -> None:
-        """Append to what a former process wrote. Raises OSError."""
+        """Open the file and continue after what a former process wrote. Raises OSError."""
         self._open(now, begins=True)
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write buffered entries and close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _write_outputs(self, outputs: Sequence[signals.Output], now: float) -> None:
-        """Record alerts and questions; they are on file before they are executed."""
+        """Write alerts and queries to the file before they are executed."""
         for output in outputs:
             match output:
                 case signals.Probe() | signals.AskCluster():
@@ -104,7 +104,7 @@ class Recorder:
             self._end(error)
 
     def _flush(self) -> None:
-        """Leave nothing in our buffer: the process may be killed."""
+        """Flush the buffer: the process may be killed at any time."""
         try:
             if self._file is not None:
                 self._file.flush()
@@ -133,7 +133,7 @@ class Recorder:
 
 
 def read(path: Path) -> recording.Recording:
-    """Return what was recorded in a file and the one before it. Raises UnreadableRecording."""
+    """Return the recording in a file and its predecessor. Raises UnreadableRecording."""
     older = Path(f"{path}.1")
     files = (older, path) if older.exists() else (path,)
     entries = [entry for file in files for entry in _entries(file)]

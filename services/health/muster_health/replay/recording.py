@@ -1,4 +1,4 @@
-"""Pure: a recording of the detector's inputs, questions and alerts: its format, and how it is read.
+"""Pure: a recording of the detector's inputs, queries and alerts: its format, and how to read it.
 
 Heartbeats are stored nowhere else, and without them nobody could say what another policy would have
 done. Each line is `{"t": seconds on the writer's clock, "k": kind, "v": entry}`. A header says
@@ -25,7 +25,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """Who recorded, under which policy. `at_zero` is UTC at second 0 of its clock.
+    """Which process recorded, under which policy; `at_zero` is UTC at second 0 of its clock.
 
     `begins` says that a process began; otherwise it goes on in another file. `sees` says whether it
     was connected to NATS then, `leads` whether it was the leader: a file may begin in the middle.
@@ -42,7 +42,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert that was published: a replay under the same policy must raise it, too."""
+    """An alert that was published; a replay under the same policy must raise it, too."""
 
     alert: vocabulary.AlertChanged
 
@@ -94,18 +94,18 @@ _EVENTS: Final = {event.TYPE: msgspec.json.Decoder(event) for event in vocabular
 
 
 class UnreadableRecording(ValueError):
-    """A line, or the whole, is no recording; the text says why."""
+    """A line or the whole file is not a valid recording; the text says why."""
 
 
 def key_of(state: snapshot.Snapshot) -> str:
-    """Return the key that a state is saved under."""
+    """Return the key under which a state is saved."""
     if state.node == vocabulary.FLEET:
         return fleet_alerts.KEY
     return snapshot.key_of(state.node, state.plugin)
 
 
 def encode(t: float, entry: Entry) -> Iterator[bytes]:
-    """Yield the lines for what was received at `t`; of many heartbeats each has its own line."""
+    """Yield the lines for an input received at `t`; each of several heartbeats has its own line."""
     match entry:
         case signals.HeartbeatsArrived(heartbeats=heartbeats):
             for heartbeat in heartbeats:
@@ -125,7 +125,7 @@ def encode(t: float, entry: Entry) -> Iterator[bytes]:
 
 
 def decode(line: bytes) -> tuple[float, Entry]:
-    """Return when a line was written, and its entry. Raises UnreadableRecording."""
+    """Return the time and the entry of a line. Raises UnreadableRecording."""
     try:
         fields = _LINE.decode(line)
         if fields.k == _REPORT:
@@ -159,7 +159,7 @@ def _encoded(t: float, kind: str, value: object) -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """One alert from its first publication to its end."""
+    """One alert, from its first publication to its end."""
 
     alert: vocabulary.AlertChanged
     fired_at: datetime
@@ -168,17 +168,17 @@ class Episode:
     """All kinds that it had."""
 
     def __post_init__(self) -> None:
-        """Begin with the first kind."""
+        """Set the first kind."""
         self.kinds |= {self.alert.kind}
 
     @property
     def subject(self) -> tuple[str, str, str]:
-        """What it is about."""
+        """What the alert is about."""
         return self.alert.node, self.alert.plugin, self.alert.resource
 
 
 class EpisodeTracker:
-    """Assembles episodes from alerts, in the order of their publication."""
+    """Builds episodes from alerts, in the order of their publication."""
 
     def __init__(self, zero: datetime) -> None:
         self.all: list[Episode] = []
@@ -186,7 +186,7 @@ class EpisodeTracker:
         self._open: dict[str, Episode] = {}
 
     def add(self, alert: vocabulary.AlertChanged, at: float) -> None:
-        """Add that an alert fires, changes or is resolved."""
+        """Add an alert that fires, changes or is resolved."""
         when = self._zero + timedelta(seconds=at)
         episode = self._open.get(alert.fingerprint)
         if (
@@ -215,7 +215,7 @@ class EpisodeTracker:
 
 @dataclass(kw_only=True)
 class Recording:
-    """A recording in memory: entries by time, in seconds from `zero`."""
+    """A recording in memory: entries by time, in seconds after `zero`."""
 
     zero: datetime
     entries: list[tuple[float, Entry]]
@@ -241,7 +241,7 @@ class Recording:
 
     @property
     def restored(self) -> list[Episode]:
-        """The alerts in saved state, each at its beginning; another process may have raised them.
+        """The alerts in saved state, at their beginning; another process may have raised them.
 
         Such an alert may since have changed its kind.
         """
@@ -259,7 +259,7 @@ class Recording:
 
     @property
     def times_not_leading(self) -> list[tuple[datetime, datetime]]:
-        """When the recording process was not the leader, and so published nothing."""
+        """The times when the recording process did not lead, and so published nothing."""
         times: list[tuple[datetime, datetime]] = []
         since: float | None = None
         for at, entry in self.entries:
@@ -281,7 +281,7 @@ class Recording:
 
 
 def read(lines: Iterable[tuple[float, Entry]]) -> Recording:
-    """Return a recording on one clock. Raises UnreadableRecording if it begins with no header.
+    """Return a recording with one clock. Raises UnreadableRecording if the header is missing.
 
     Each process counts by a clock of its own; UTC relates them.
     """
@@ -305,7 +305,7 @@ def read(lines: Iterable[tuple[float, Entry]]) -> Recording:
 def match(
     ours: Sequence[Episode], theirs: Sequence[Episode]
 ) -> tuple[list[tuple[Episode, Episode]], list[Episode], list[Episode]]:
-    """Return pairs about the same at about the same time, those only in ours, only in theirs."""
+    """Return matching pairs (close in time), and the unmatched on either side."""
     unmatched = list(theirs)
     both: list[tuple[Episode, Episode]] = []
     only_ours: list[Episode] = []
@@ -323,7 +323,7 @@ def match(
 def differences(
     recorded: Recording, replayed: Sequence[Episode]
 ) -> tuple[list[Episode], list[Episode]]:
-    """Return the alerts published but not replayed, and those replayed but not published.
+    """Return the alerts that were published but not replayed, and the reverse.
 
     The recording process did not publish what another leader had published and saved; and it cannot
     know of an alert that began and ended while it was not the leader.

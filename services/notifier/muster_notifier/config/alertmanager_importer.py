@@ -39,11 +39,11 @@ _GLOBAL: Final = (
 
 
 class Unreadable(ValueError):
-    """The file is no Alertmanager configuration; the text says why."""
+    """The file is not an Alertmanager configuration; the text says why."""
 
 
 class Importer:
-    """Imports one file; `left_out` has a line for everything left out, or not quite the same."""
+    """Imports one file; `left_out` lists every part left out or not quite the same."""
 
     def __init__(self, file: str) -> None:
         self.left_out: list[str] = []
@@ -83,7 +83,7 @@ class Importer:
         return settings
 
     def _receiver(self, receiver: "_Section", general: "_Section", index: int) -> Iterator[Tree]:
-        """Yield a receiver of ours for each integration."""
+        """Yield one of our receivers for each integration."""
         name = str(receiver.get("name", ""))
         base = _NAME.sub("-", name).strip("-_")[:50] or f"receiver-{index}"
         own: list[str] = []
@@ -144,7 +144,7 @@ class Importer:
 
 
 class _Section:
-    """A mapping of the file, and its path there; what is left out is added to `left_out`."""
+    """A mapping in the file, and its path; `left_out` collects what is not imported."""
 
     def __init__(self, value: object, path: str, file: str, left_out: list[str]) -> None:
         if not isinstance(value, Mapping):
@@ -169,7 +169,7 @@ class _Section:
         return list(self._values.items())
 
     def section(self, key: str) -> "_Section":
-        """Return a mapping within this one, empty if it is missing. Raises Unreadable."""
+        """Return a mapping inside this one; empty if it is missing. Raises Unreadable."""
         return _Section(self.get(key) or {}, self._at(key), self._file, self._left_out)
 
     def sections(self, key: str) -> "list[_Section]":
@@ -180,7 +180,7 @@ class _Section:
         ]
 
     def items(self, key: str) -> list[object]:
-        """Return a list, empty if it is missing. Raises Unreadable."""
+        """Return a list; empty if it is missing. Raises Unreadable."""
         value = self.get(key)
         if value is None:
             return []
@@ -189,12 +189,12 @@ class _Section:
         return list(value)
 
     def labels(self, key: str, known: Collection[str]) -> tuple[list[str], list[str]]:
-        """Return the known labels in a list, and the others."""
+        """Return the labels of a list that muster has, and the others."""
         names = [str(name) for name in self.items(key)]
         return [name for name in names if name in known], [n for n in names if n not in known]
 
     def secret(self, key: str) -> Tree | None:
-        """Return where a secret is: in a file of its own, or in this one."""
+        """Return where a secret is: in its own file, or inside this one."""
         if self.get(f"{key}_file"):
             return {"file": str(self.get(f"{key}_file"))}
         return {"file": self._file, "at": self._at(key)} if self.get(key) else None
@@ -204,7 +204,7 @@ class _Section:
         value = self.get(key)
         match = _DURATION.fullmatch(str(value))
         if match is None or not any(match.groups()):
-            raise Unreadable(f"{self._at(key)}: {value!r} is no duration such as 5m")
+            raise Unreadable(f"{self._at(key)}: {value!r} is not a duration such as 5m")
         return sum(int(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
 
     def leave_out_others(self, *known: str) -> None:
@@ -214,7 +214,7 @@ class _Section:
                 self.differ(key, _WHY.get(self._at(key), "not imported"))
 
     def differ(self, key: str, text: str) -> None:
-        """Report once what is left out, or not quite the same."""
+        """Report, once, what is left out or not quite the same."""
         line = f"{self._at(key)}: {text}"
         if line not in self._left_out:
             self._left_out.append(line)
@@ -338,7 +338,7 @@ def _inhibit_rule(rule: _Section) -> Tree | None:
 
 
 def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] | None:
-    """Return matchers, without those that every alert of muster meets; None if none can."""
+    """Return matchers, without those that match every alert; None if they can match none."""
     texts = [str(text) for text in section.items(key)]
     for old_key, operator in ((equal, "="), (regex, "=~")):
         for name, value in section.section(old_key).pairs():
@@ -356,7 +356,7 @@ def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] 
 
 
 def _parsed(texts: Sequence[str]) -> Sequence[matching.Matcher]:
-    """Return the matchers; invalid ones are refused elsewhere, with their path."""
+    """Return the parsed matchers; invalid ones are reported elsewhere, with their path."""
     try:
         return matching.parse_all(texts)
     except ValueError:
@@ -374,7 +374,7 @@ def _time_interval(named: _Section) -> Tree:
 
 
 def _range(value: object, *, is_year: bool) -> str:
-    """Return a range as it was written: YAML reads 1:12 as a number, of minutes."""
+    """Return a time range as written: YAML 1.1 reads 1:12 as a number of minutes."""
     if isinstance(value, int) and value >= _MINUTES and not is_year:
         return f"{value // _MINUTES}:{value % _MINUTES}"
     return str(value)

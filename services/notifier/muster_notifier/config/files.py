@@ -20,7 +20,7 @@ _MASKED_MIN: Final = 6
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:
-    """Return an Alertmanager's file as a tree of ours; what is left out is logged, once.
+    """Return an Alertmanager's file as our settings tree; what is left out is logged once.
 
     Raises BadSettings.
     """
@@ -31,7 +31,7 @@ def alertmanager(text: bytes, source: str) -> dict[str, Any]:
 
 
 def translate(text: bytes, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return an Alertmanager's file as a tree of ours, and a line for everything left out."""
+    """Return an Alertmanager's file as our settings tree, with a line for everything left out."""
     documents = settings.parse(text, source=source)
     importer = alertmanager_importer.Importer(str(Path(source).absolute()))
     try:
@@ -61,11 +61,11 @@ def _log(source: str, line: str) -> None:
 
 
 class NoSecret(Exception):
-    """A secret cannot be read; the text says where it should be, and never what it is."""
+    """A secret cannot be read; the text says where it should be, but never its value."""
 
 
 class SecretReader:
-    """Reads secrets, and hides those that it has read in texts."""
+    """Reads secrets, and masks those already read in any text."""
 
     def __init__(self) -> None:
         self._read: list[str] = []
@@ -77,7 +77,7 @@ class SecretReader:
         return value
 
     def mask(self, text: str) -> str:
-        """Return the text without the secrets; of a URL also without what follows its host."""
+        """Return the text with secrets masked; URLs keep only scheme and host."""
         paths = [value.partition("://")[2].partition("/")[2] for value in self._read]
         decoded = [urllib.parse.unquote(path) for path in paths]
         hidden = {value for value in (*self._read, *paths, *decoded) if len(value) >= _MASKED_MIN}

@@ -1,4 +1,4 @@
-"""Pure: the settings of receivers: one section for each way to reach somebody.
+"""Pure: the settings of receivers: one section for each kind.
 
 Secrets are never settings: a setting says in which file or variable a secret is.
 """
@@ -38,7 +38,7 @@ WAYS: Final = (
 
 
 class Reach(enum.StrEnum):
-    """How far into our own network requests may go; link-local addresses are never allowed.
+    """Which of our own networks requests may reach; link-local addresses are never allowed.
 
     Each includes the ones before it.
     """
@@ -49,7 +49,7 @@ class Reach(enum.StrEnum):
 
 
 class Secret(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a secret is: in a file, in a place inside a YAML file, or in a variable.
+    """Where to read a secret: from a file, a place inside a YAML file, or a variable.
 
     `at` is the path of keys in the file: `receivers.0.slack_configs.0.api_url`.
     """
@@ -59,7 +59,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse no place, and two places."""
+        """Refuse a secret with no source or with two."""
         if (self.file is None) == (self.env is None):
             raise ValueError("give exactly one of: file, env")
         if self.at is not None and self.file is None:
@@ -67,7 +67,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A URL; `url_from` where it holds a secret."""
+    """A URL; `url_from` if it contains a secret."""
 
     url: Url | None = None
     url_from: Secret | None = None
@@ -75,7 +75,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse no URL, and two URLs."""
+        """Refuse a missing URL, and two URLs."""
         if (self.url is None) == (self.url_from is None):
             raise ValueError("give exactly one of: url, url_from")
         if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
@@ -83,14 +83,14 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Format(enum.StrEnum):
-    """What a webhook's body is."""
+    """The format of a webhook's body."""
 
     CLOUDEVENTS = "cloudevents"
     ALERTMANAGER = "alertmanager"
 
 
 class Webhook(Address, frozen=True, kw_only=True):
-    """An HTTP receiver. With `secrets` (one, or two while one is replaced) bodies are signed."""
+    """An HTTP receiver. With `secrets` (two during a rotation) bodies are signed."""
 
     format: Format = Format.CLOUDEVENTS
     secrets: Annotated[tuple[Secret, ...], msgspec.Meta(max_length=2)] = ()
@@ -100,7 +100,7 @@ class Webhook(Address, frozen=True, kw_only=True):
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
-    """A channel: with a bot's token one message a group, edited in place; else a webhook."""
+    """A channel: with a bot token one message per group, edited in place; otherwise a webhook."""
 
     token_from: Secret | None = None
     channel: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -110,7 +110,7 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse settings with which nothing can be sent."""
+        """Refuse settings that are not enough for sending."""
         if (self.token_from is None) == (self.webhook_from is None):
             raise ValueError("give exactly one of: token_from, webhook_from")
         if self.token_from is not None and not self.channel:
@@ -127,7 +127,7 @@ class PagerDuty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tls(enum.StrEnum):
-    """How mail is encrypted: with STARTTLS, which must succeed, from the start, or not at all."""
+    """How mail is encrypted: by STARTTLS (required), from the start, or not at all."""
 
     STARTTLS = "starttls"
     IMPLICIT = "implicit"
@@ -135,7 +135,7 @@ class Tls(enum.StrEnum):
 
 
 class Email(msgspec.Struct, frozen=True, kw_only=True):
-    """Mail through a relay. The host may be in our own network: it is the operator's choice."""
+    """Mail through a relay, which may be in our own network: the operator chooses it."""
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 587
@@ -148,7 +148,7 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 20.0
 
     def __post_init__(self) -> None:
-        """Refuse half a login, an invalid address, and a password in clear text."""
+        """Refuse an incomplete login, an invalid address, and a password in clear text."""
         if bool(self.username) != (self.password_from is not None):
             raise ValueError("give both of: username, password_from; or none")
         for name, addresses in (("sender", (self.sender,)), ("to", self.to)):
@@ -162,17 +162,17 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Teams(Address, frozen=True, kw_only=True):
-    """A Microsoft Teams workflow that takes cards."""
+    """A Microsoft Teams workflow that accepts cards."""
 
 
 class Alertmanager(Address, frozen=True, kw_only=True):
-    """An Alertmanager, by its base address; it groups and routes by itself."""
+    """An Alertmanager, by its base address; it does its own grouping and routing."""
 
     bearer_from: Secret | None = None
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """The Kubernetes API; without `url` that of the cluster in which we run."""
+    """The Kubernetes API; without `url` that of the cluster we run in."""
 
     url: Url | None = None
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  # a path
@@ -181,7 +181,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubernetesEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """Kubernetes Events on the node, and on the pods if set."""
+    """Kubernetes Events on the node and, if enabled, on the pods."""
 
     pods: bool = True
     namespace: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = (
@@ -191,14 +191,14 @@ class KubernetesEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Apprise(msgspec.Struct, frozen=True, kw_only=True):
-    """One of Apprise's many services; needs the extra `apprise`."""
+    """Any service that Apprise supports; needs the extra `apprise`."""
 
     url_from: Secret
     timeout_s: sections.Period = 60.0
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that gets one JSON line for each notification."""
+    """A file to which each notification adds one JSON line."""
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
@@ -208,7 +208,7 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Templates(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts that replace the built-in ones; docs/notifier.md lists what `$name` may be.
+    """Texts that replace the built-in ones; docs/notifier.md lists the variables (`$name`).
 
     `alert` is filled in once for each alert; `text` has all of them as `$alerts`.
     """
@@ -219,7 +219,7 @@ class Templates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How often is sent to a receiver; without `rate_per_s` as often as its kind allows."""
+    """The sending rate of a receiver; without `rate_per_s` the default of its kind."""
 
     rate_per_s: Rate | None = None
     burst: Burst = 1
@@ -228,7 +228,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
-    """One receiver: a name, and exactly one way to reach it."""
+    """One receiver: its name, and exactly one kind of receiver."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
     webhook: Webhook | None = None
@@ -246,7 +246,7 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
     templates: Templates = Templates()
 
     def __post_init__(self) -> None:
-        """Refuse a receiver with no way to reach it, and one with two."""
+        """Refuse a receiver with no kind or with two."""
         set_ways = [way for way in WAYS if getattr(self, way) is not None]
         if len(set_ways) != 1:
             ways = ", ".join(WAYS)

@@ -1,4 +1,4 @@
-"""Pure: the notifier's settings, and the route tree, inhibition rules and mute times they make."""
+"""Pure: the notifier's settings, and the routes, inhibition rules and mute times they define."""
 
 import dataclasses
 from collections import Counter
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One route below the root; what it does not set, it inherits.
+    """One route below the root; it inherits what it does not set.
 
     `matchers` are Alertmanager's: `severity="critical"`. With `continue` the next siblings are
     tried as well.
@@ -50,7 +50,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
-    """While a source fires, targets with equal labels are muted."""
+    """While a source alert fires, target alerts with equal labels are muted."""
 
     name: str = ""
     source_matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -58,13 +58,13 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
     equal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse invalid matchers and unknown labels, which would be equal everywhere."""
+        """Refuse invalid matchers and unknown labels, which would always be equal."""
         routes.refuse_useless_matchers((*self.source_matchers, *self.target_matchers))
         routes.refuse_unknown_labels(self.equal, where="equal")
 
 
 class TimeRange(msgspec.Struct, frozen=True, kw_only=True):
-    """From a time of day until another, `09:00` to `17:00`.
+    """From one time of day to another, such as `09:00` to `17:00`.
 
     YAML takes 18:00 without quotes for a number, of minutes: the same is meant.
     """
@@ -74,7 +74,7 @@ class TimeRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """One time interval, in Alertmanager's terms; each part that is set must hold."""
+    """One time interval, in Alertmanager's format; a moment must match every part that is set."""
 
     times: tuple[TimeRange, ...] = ()
     weekdays: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class TimeInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
-    """The owners of a workload are notified of the devices that its pods use.
+    """Owners of a workload are notified about the devices that its pods use.
 
     The annotation, of the pod or of its namespace, names one of `receivers` (several with commas
     between). Others than those who run muster can write annotations, so an annotation chooses a
@@ -124,7 +124,7 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
-    """Health must tick, or an alert is raised; and we can ping an outside watcher."""
+    """Health must tick, or an alert is raised; optionally we ping an external monitor."""
 
     enabled: bool = True
     patience_s: sections.Period = 60.0
@@ -134,19 +134,19 @@ class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Acting(msgspec.Struct, frozen=True, kw_only=True):
-    """Of several notifiers one is leader; how soon the next takes over when it is gone."""
+    """Leader election among notifiers: how soon another takes over when the leader is gone."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 10
     renew_s: sections.Period = 2.5
 
     def __post_init__(self) -> None:
-        """Refuse a lock that would be lost between two renewals."""
+        """Refuse a lock that would expire between two renewals."""
         if 2 * self.renew_s > self.ttl_s:
             raise ValueError("ttl_s: must be at least twice renew_s")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. The keys from `group_by` to `routes` are the root of the route tree.
+    """All settings. The keys from `group_by` to `routes` form the root of the route tree.
 
     Grouped by node and kind: what one person repairs in one way is one message (eight GPUs of a
     node), and another kind of alert on that node is sent after `group_wait_s`, not after
@@ -180,7 +180,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What precedes `<kind>.md` in the alerts that the notifier raises itself."""
 
     def __post_init__(self) -> None:
-        """Refuse duplicate names, unknown names, and a notifier without receivers."""
+        """Refuse duplicate or unknown names, and a notifier without receivers."""
         if not 1 <= len(self.receivers) <= RECEIVERS_MAX:
             count = len(self.receivers)
             raise ValueError(f"receivers: {count} are given, 1 to {RECEIVERS_MAX} are expected")
@@ -222,7 +222,7 @@ def _refuse_unknown(what: str, used: tuple[str, ...], names: list[str]) -> None:
 
 
 def route_tree(settings: Settings) -> routes.Route:
-    """Return the route tree; a route has everything it inherits."""
+    """Return the route tree, in which each route has its inherited settings."""
     for_owners = set(settings.owners.receivers)
     everybody = tuple(r.name for r in settings.receivers if r.name not in for_owners)
     top = routes.Route(
@@ -242,7 +242,7 @@ def route_tree(settings: Settings) -> routes.Route:
 
 
 def owners_route(settings: Settings) -> routes.Route | None:
-    """Return the route to the owners of workloads, or None if nobody may be named."""
+    """Return the route to owners of workloads, or None if they may not name any receiver."""
     if not settings.owners.receivers:
         return None
     return routes.Route(
@@ -255,7 +255,7 @@ def owners_route(settings: Settings) -> routes.Route | None:
 
 
 def ungrouped_receivers(settings: Settings) -> frozenset[str]:
-    """Return the receivers that get each alert by itself.
+    """Return the receivers that get every alert separately.
 
     An Alertmanager groups by itself, and an Event is about one object: of a group of thousands they
     would only get the first alerts.
@@ -275,7 +275,7 @@ def acknowledging_receivers(settings: Settings) -> frozenset[str]:
 
 
 def initial_muting(settings: Settings) -> muting.Muting:
-    """Return what mutes alerts, without silences, which are not settings."""
+    """Return all mutes from the settings; silences are not settings."""
     rules = [
         muting.Rule(
             name=rule.name or f"inhibit_rules[{index}]",
@@ -298,7 +298,7 @@ def _with_children(parent: routes.Route, settings: tuple[Route, ...]) -> routes.
 
 
 def _child(parent: routes.Route, settings: Route) -> routes.Route:
-    """Return a route; mute times are not inherited, as in Alertmanager."""
+    """Return a child route; as in Alertmanager, mute times are not inherited."""
     matchers = matching.parse_all(settings.matchers)
     above = parent.timing
     timing = routes.Timing(

@@ -1,4 +1,4 @@
-"""Pure: dead letters: what could not be delivered, one subject for each notification.
+"""Pure: dead letters: notifications that could not be delivered, each with its own subject.
 
 The same notification that fails again replaces its former dead letter (`Nats-Rollup`), so that a
 receiver that is unavailable for days leaves one for each notification. A dead letter that is
@@ -35,7 +35,7 @@ def as_of_now(
     fires: AbstractSet[str],
     notified: Collection[str],
 ) -> notifications.Notification | None:
-    """Return what to send instead of a dead letter; None if the receiver knows that already.
+    """Return the message to send instead of a dead letter; None if the receiver is up to date.
 
     `fires` are its alerts that fire now, `notified` those that fire by its last notification.
     """
@@ -89,19 +89,19 @@ def dead_letter(
 
 
 def unreadable(receiver: str, body: bytes, error: str) -> Message:
-    """Return the dead letter of what was in the outbox and cannot be read."""
+    """Return a dead letter for an unreadable message in the outbox."""
     name = hashlib.sha256(body).hexdigest()[:32]
     headers = {"Muster-Receiver": receiver, "Muster-Error": _plain(error)}
     return f"muster.dlq.notification.{receiver}.unreadable.{name}", body, name, headers
 
 
 def is_about_dead(where: str) -> bool:
-    """Return whether a dead letter only says that there are dead letters."""
+    """Return whether a dead letter only reports that there are dead letters."""
     return where.split(".")[4:5] == [_ABOUT_DEAD]
 
 
 def subject(notification: notifications.Notification) -> str:
-    """Return the subject under which a dead letter is kept."""
+    """Return the subject under which a dead letter is stored."""
     kinds = {alert.kind for alert in (*notification.firing, *notification.resolved)}
     group = notifications.token(notification.group)
     if kinds == {vocabulary.AlertKind.DEAD_LETTERS}:
@@ -110,6 +110,6 @@ def subject(notification: notifications.Notification) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text as a header can hold it."""
+    """Return a text with only the characters that a header allows."""
     shown = message.line(text, _SHOWN_MAX)
     return shown.encode("ascii", "backslashreplace").decode()

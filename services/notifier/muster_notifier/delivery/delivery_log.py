@@ -1,4 +1,4 @@
-"""Adapter: what became of each notification, in log, metrics and events, under the same names."""
+"""Adapter: reports the result of each notification in log, metrics and events, with equal names."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ class _About(TypedDict):
 
 
 class DeliveryLog:
-    """The deliveries of one receiver; `publish` publishes an event once for each id."""
+    """Reports the deliveries of one receiver; `publish` publishes each event only once per id."""
 
     def __init__(
         self, name: str, publish: Callable[[vocabulary.Event, str], Awaitable[object]]
@@ -53,7 +53,7 @@ class DeliveryLog:
         _ATTEMPTS.labels(self._name, result.kind, result.outcome).inc()
 
     def log_availability(self, result: results.Result | None) -> None:
-        """Log once when a receiver begins to fail, and once when it works again."""
+        """Log once when a receiver starts to fail, and once when it works again."""
         if result is not None and not self._is_unavailable:
             logs.logger().warning(
                 "receiver_unavailable",
@@ -73,7 +73,7 @@ class DeliveryLog:
         attempts: int,
         number: int,
     ) -> None:
-        """Report that it was taken; `number` distinguishes replays."""
+        """Report that the receiver accepted it; `number` distinguishes replays."""
         at = datetime.now(UTC)
         _SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
         _NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
@@ -93,7 +93,7 @@ class DeliveryLog:
         attempts: int,
         at: datetime,
     ) -> None:
-        """Report that it was not delivered, and is a dead letter."""
+        """Report that a notification failed, and is now a dead letter."""
         _NOTIFICATIONS.labels(self._name, notification.reason, f"failed_{result.outcome}").inc()
         logs.logger().error(
             "not_delivered",

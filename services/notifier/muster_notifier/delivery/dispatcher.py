@@ -1,4 +1,4 @@
-"""Adapter: runs all receivers, each with its queue, from one outbox and one ledger."""
+"""Adapter: runs all receivers, each with its own queue, from a shared outbox and ledger."""
 
 import asyncio
 import functools
@@ -23,7 +23,7 @@ UNREADABLE = prometheus_client.Counter(
 
 
 class Dispatcher:
-    """All receivers; `report` is called with what became of each notification."""
+    """Runs all receivers; `report` is called with the result of each notification."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Dispatcher:
         may_act: Callable[[], Awaitable[None]],
         firing: Callable[[Iterable[str]], frozenset[str]],
     ) -> None:
-        """Raise CannotStart if a receiver cannot be used. `may_act` returns once we are leader."""
+        """Raise CannotStart if a receiver is unusable. `may_act` returns once we are the leader."""
         self._settings = settings
         self._bus = connected
         self._report = report
@@ -52,23 +52,23 @@ class Dispatcher:
         return [each.name for each in self._workers.values() if each.queue.is_failing()]
 
     def paused_s(self, now: float) -> dict[str, float]:
-        """Return for how long queues are paused, of those that are."""
+        """Return the paused queues, and for how long each is paused."""
         paused = {each.name: round(each.queue.paused_s(now), 1) for each in self._workers.values()}
         return {name: seconds for name, seconds in paused.items() if seconds}
 
     def enqueue(self, notification: notifications.Notification) -> None:
-        """Enqueue a notification to send; never waits."""
+        """Enqueue a notification for sending; never waits."""
         self._workers[notification.receiver].enqueue(notification)
 
     async def work(self) -> None:
-        """Send what is enqueued, and what is in the outbox; for ever."""
+        """Send enqueued notifications and those in the outbox, forever."""
         async with asyncio.TaskGroup() as tasks:
             for name, worker_ in self._workers.items():
                 tasks.create_task(worker_.work())
                 tasks.create_task(runtime.drive(worker_.queue, self._inboxes[name], worker_.act))
 
     async def restore(self) -> list[notifications.LedgerEntry]:
-        """Return the ledger; an entry that cannot be read costs one repeat, and is logged."""
+        """Return the ledger; an unreadable entry is logged and may cause one repeated message."""
         entries = []
         for key, value in (await storage.read_all(self._bus.link, streams.LEDGER)).items():
             try:
@@ -83,7 +83,7 @@ class Dispatcher:
         return entries
 
     async def pending(self) -> list[notifications.Notification]:
-        """Return what is in the outbox; what has no receiver any more becomes a dead letter."""
+        """Return the notifications in the outbox; those without a receiver become dead letters."""
         pending = []
         messages = await storage.waiting_messages(self._bus.link, streams.OUTBOX, "muster.outbox.>")
         for subject, body, headers, _ in messages:

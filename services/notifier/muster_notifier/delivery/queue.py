@@ -1,4 +1,4 @@
-"""Pure: the delivery queue of one receiver: what is sent next, when, and when it is given up.
+"""Pure: the delivery queue of one receiver: what is sent next, when, and when to give up.
 
 | a delivery | what happens | then |
 |---|---|---|
@@ -38,7 +38,7 @@ _SLOW_PER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message of the outbox; `number` is its own, also among its repeats."""
+    """One message of the outbox; each repeat has its own `number`."""
 
     number: int
     notification: notifications.Notification
@@ -53,7 +53,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempted:
-    """What an attempt came to; `chance` is random, from 0 to 1, for the jitter."""
+    """The result of an attempt; `chance` is random, from 0 to 1, for the jitter."""
 
     delivery: Delivery
     result: results.Result
@@ -62,7 +62,7 @@ class Attempted:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this, for the nth time."""
+    """Send this delivery; `attempt` counts from 1."""
 
     delivery: Delivery
     attempt: int
@@ -70,7 +70,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The receiver took it."""
+    """The receiver accepted the delivery."""
 
     delivery: Delivery
     attempts: int
@@ -79,7 +79,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """It failed for the first time, and will be retried."""
+    """The first attempt failed; the delivery will be retried."""
 
     delivery: Delivery
     result: results.Result
@@ -94,7 +94,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """It was refused, or retried for too long."""
+    """The delivery was refused, or retried for too long."""
 
     delivery: Delivery
     attempts: int
@@ -117,7 +117,7 @@ class _Slot:
 
 
 class DeliveryQueue:
-    """The queue of one receiver; see the module."""
+    """The delivery queue of one receiver; see the module."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class DeliveryQueue:
         self._paused_until = 0.0
 
     def receive(self, event: Input, now: float) -> Sequence[Output]:
-        """Add a delivery, or note what an attempt came to."""
+        """Add a delivery, or process the result of an attempt."""
         match event:
             case Delivery():
                 return self._add(event, now)
@@ -151,11 +151,11 @@ class DeliveryQueue:
                 return self._on_result(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Send what is due."""
+        """Send all deliveries that are due."""
         return self._send_due(now)
 
     def next_deadline(self) -> float | None:
-        """Return when something can be sent."""
+        """Return when the next delivery can be sent."""
         slot = self._first()
         if slot is None or self._sending >= self._sending_max():
             return None
@@ -163,11 +163,11 @@ class DeliveryQueue:
 
     @property
     def waiting(self) -> int:
-        """How many deliveries are in the queue."""
+        """The number of deliveries in the queue."""
         return len(self._slots) + sum(slot.next is not None for slot in self._slots.values())
 
     def paused_s(self, now: float) -> float:
-        """Return for how long the queue is paused, because the receiver asked for it or failed."""
+        """Return how long the queue is paused, after failures or at the receiver's request."""
         return max(0.0, self._paused_until - now)
 
     def is_failing(self) -> bool:
@@ -210,7 +210,7 @@ class DeliveryQueue:
         return [out, *self._send_due(now)]
 
     def _take_tokens(self, more_requests: int, now: float) -> None:
-        """Take a token for every request beyond the first, also if there is none.
+        """Take a rate-limit token for every request beyond the first, even if none is left.
 
         At a slow rate the next message counts from the result of this one: what is sent a second
         apart arrives less than a second apart if the first was slow.
@@ -243,7 +243,7 @@ class DeliveryQueue:
         return [Postponed(delivery, result)] if slot.attempts == 1 else []
 
     def _end(self, slot: _Slot, now: float) -> None:
-        """Continue with the delivery that waits behind, or drop the slot."""
+        """Continue with the next delivery in this slot, or remove the slot."""
         name = slot.delivery.slot
         if slot.next is None:
             del self._slots[name]
@@ -261,7 +261,7 @@ class DeliveryQueue:
         heapq.heappush(self._due, (at, self._count, name))
 
     def _first(self) -> _Slot | None:
-        """Return the slot that is due first; outdated entries of the heap are dropped."""
+        """Return the slot that is due first, after dropping outdated heap entries."""
         while self._due:
             at, _, name = self._due[0]
             slot = self._slots.get(name)

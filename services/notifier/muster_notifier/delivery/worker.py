@@ -1,4 +1,4 @@
-"""Adapter: runs one receiver: takes its notifications from the outbox, and sends them.
+"""Adapter: runs one receiver: takes its notifications from the outbox and sends them.
 
 What the receiver took is in the ledger before it leaves the outbox: a crash in between costs one
 repeat, under the same `Idempotency-Key`, and never a loss. What it refused, or did not take for too
@@ -34,7 +34,7 @@ class Job(Protocol):
 
     @property
     def number(self) -> int:
-        """Its place in the stream."""
+        """The message's position in the stream."""
 
     @property
     def body(self) -> bytes:
@@ -42,15 +42,15 @@ class Job(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Its headers."""
+        """The message's headers."""
 
     @property
     def done(self) -> Callable[[], Awaitable[None]]:
-        """Remove it from the outbox."""
+        """Remove the message from the outbox."""
 
     @property
     def hold(self) -> Callable[[], Awaitable[None]]:
-        """Keep it from being handed out again."""
+        """Keep the message from being delivered to us again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Dependencies:
 
 
 class ReceiverWorker:
-    """One receiver with a queue, a consumer and a rate of its own: it delays no other."""
+    """One receiver with its own queue, consumer and rate, so that it does not delay others."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ReceiverWorker:
         enqueue_input: Callable[[queue.Input], Awaitable[None]],
         report: Callable[[grouping.Outcome], Awaitable[None]],
     ) -> None:
-        """`enqueue_input` feeds the queue; `report` is called with what became of notifications."""
+        """`enqueue_input` feeds the queue; `report` is called with each notification's result."""
         self.name = name
         self.queue = queue
         self._send = send
@@ -104,23 +104,23 @@ class ReceiverWorker:
         _QUEUED.labels(name).set_function(lambda: self.queue.waiting)
 
     def restore(self, entry: notifications.LedgerEntry) -> None:
-        """Note the ledger's entry about a group."""
+        """Restore the ledger's entry about a group."""
         self._entries[entry.group] = entry
 
     def enqueue(self, notification: notifications.Notification) -> None:
-        """Enqueue a notification to send; never waits."""
+        """Enqueue a notification for sending; never waits."""
         self._outgoing[notification.group] = notification
         self._has_outgoing.set()
 
     async def work(self) -> None:
-        """Write notifications to the outbox, and deliver what is in it; for ever."""
+        """Write notifications to the outbox, and deliver those in it, forever."""
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._write_outbox())
             self._tasks.create_task(self._read_outbox())
             self._tasks.create_task(self._extend_holds())
 
     async def act(self, output: queue.Output) -> None:
-        """Execute an output of the queue."""
+        """Carry out an output of the queue."""
         match output:
             case queue.Send():
                 assert self._tasks is not None, f"{self.name} has not been started"
@@ -198,7 +198,7 @@ class ReceiverWorker:
                 await job.hold()
 
     async def _deliver_uninterrupted(self, sending: queue.Send) -> None:
-        """Deliver; when we are stopped, an attempt in flight has a moment to be answered."""
+        """Deliver; when we are stopped, a running attempt gets a moment to finish."""
         delivering = asyncio.ensure_future(self._deliver(sending))
         try:
             await asyncio.shield(delivering)
@@ -228,7 +228,7 @@ class ReceiverWorker:
         await self._enqueue(queue.Attempted(delivery=delivery, result=result, chance=chance))
 
     def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
-        """Return what is to be sent: of a replayed dead letter what is true by now.
+        """Return what to send now: for a replayed dead letter, the current state.
 
         If it still fires and the receiver does not know, it counts like any other notification: it
         goes into the ledger, and so the receiver will be notified of its end.
@@ -250,7 +250,7 @@ class ReceiverWorker:
     async def _attempt(
         self, notification: notifications.Notification, data: Mapping[str, str]
     ) -> results.Result:
-        """Send once. A bug of ours costs this notification, and not the whole process."""
+        """Send once. A bug of ours fails this notification, but not the whole process."""
         try:
             return await self._send(notification, data)
         except Exception as error:  # noqa: BLE001  # it would end the restarted process too
@@ -268,7 +268,7 @@ class ReceiverWorker:
         *,
         attempts: int,
     ) -> None:
-        """Record the delivery in the ledger, before it leaves the outbox."""
+        """Record the delivery in the ledger before it is removed from the outbox."""
         notification = delivery.notification
         # a process that was suspended meanwhile must not overwrite what its successor wrote
         await self._dependencies.may_act()
@@ -299,6 +299,6 @@ class ReceiverWorker:
             await job.done()
 
     def _is_untracked(self, delivery: queue.Delivery) -> bool:
-        """Return whether it is a replay or a test, which neither ledger nor groups record."""
+        """Return whether this is a replay or a test, which ledger and groups do not record."""
         is_again = delivery.is_replay and delivery.number not in self._counted
         return is_again or delivery.notification.is_test

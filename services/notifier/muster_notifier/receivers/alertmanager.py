@@ -22,7 +22,7 @@ class _Postable(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def alerts(notification: notifications.Notification, *, lifetime: timedelta) -> bytes:
-    """Return the body."""
+    """Return the request's body."""
     until = (notification.at + lifetime).isoformat()
     postable = []
     for alert in (*notification.firing, *notification.resolved):
@@ -40,7 +40,7 @@ def alerts(notification: notifications.Notification, *, lifetime: timedelta) -> 
 
 
 class Push:
-    """One Alertmanager, by its base address."""
+    """Pushes to one Alertmanager, by its base address."""
 
     def __init__(self, to: endpoint.Endpoint, *, bearer: str, lifetime: timedelta) -> None:
         self._endpoint = to

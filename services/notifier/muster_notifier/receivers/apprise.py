@@ -1,4 +1,4 @@
-"""Adapter: Apprise: all other services, at least once and without precise back-off.
+"""Adapter: Apprise: many other services; messages may repeat, and back-off is imprecise.
 
 Apprise reports whether it worked and not why: every failure counts as temporary. It blocks and
 sleeps, so it runs in a thread of its own.
@@ -17,12 +17,12 @@ from muster_notifier.routing import notifications
 
 
 class Apprise:
-    """One URL of Apprise."""
+    """Sends to one Apprise URL."""
 
     def __init__(
         self, url: str, *, timeout_s: float, templates: receiver_settings.Templates
     ) -> None:
-        """Raise ValueError if Apprise is not installed, or does not know the URL."""
+        """Raise ValueError if Apprise is not installed or does not support the URL."""
         try:
             apprise: Any = importlib.import_module("apprise")
         except ImportError:

@@ -1,4 +1,4 @@
-"""Adapter: e-mail through a relay: one SMTP connection for each mail.
+"""Adapter: e-mail through a relay, with one SMTP connection for each mail.
 
 The subject names state and group; mails of one group are one thread.
 """
@@ -51,7 +51,7 @@ _Refusal = aiosmtplib.SMTPResponseException
 
 
 class Email:
-    """One relay and the recipients behind it."""
+    """Sends mail through one relay to its recipients."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Email:
         password: str,
         templates: receiver_settings.Templates,
     ) -> None:
-        """Raise ValueError if the file of certificates cannot be used."""
+        """Raise ValueError if the certificate file cannot be used."""
         self._settings = settings
         self._password = password
         self._templates = templates
@@ -78,7 +78,7 @@ class Email:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Send one mail to all recipients; those that the relay refuses are named.
+        """Send one mail to all recipients; the result names those that the relay refused.
 
         Those that it may accept later (greylisting refuses every first attempt) are tried again,
         without the others.
@@ -99,7 +99,7 @@ class Email:
         return self._accepted(notification.id, refused)
 
     async def _connect(self) -> socket.socket:
-        """Return a socket to the first address that answers; a slow look-up delays nobody else."""
+        """Return a socket to the first address that answers; slow look-ups delay no other mail."""
         look_up = functools.partial(
             socket.getaddrinfo, self._settings.host, self._settings.port, type=socket.SOCK_STREAM
         )
@@ -119,7 +119,7 @@ class Email:
         )
 
     def _accepted(self, notification_id: str, refused: Mapping[str, _Refusal]) -> results.Result:
-        """Return the result of a mail that was accepted for some recipients, or for all."""
+        """Return the result of a mail that was accepted for some or all recipients."""
         later = tuple(to for to, why in refused.items() if why.code // 100 == _TEMPORARY)
         never = sorted(set(refused) - set(later))
         if never:
@@ -141,7 +141,7 @@ class Email:
 
 
 class _Attempt:
-    """One attempt to deliver a mail; `is_sent` says that the relay was given all of it."""
+    """One attempt to deliver a mail; `is_sent`: the relay has received all of it."""
 
     def __init__(
         self, settings: receiver_settings.Email, tls: ssl.SSLContext | None, password: str
@@ -156,7 +156,7 @@ class _Attempt:
     async def deliver(
         self, mail: bytes, recipients: Sequence[str], connected: socket.socket
     ) -> dict[str, _Refusal]:
-        """Deliver a mail; return the recipients that were refused, if not all were.
+        """Deliver a mail; return the refused recipients, if any recipient was accepted.
 
         Raises SMTPException, OSError and ValueError.
         """
@@ -213,7 +213,7 @@ class _Attempt:
                 await self._smtp.quit(timeout=_QUIT_S)
 
     def abort(self) -> None:
-        """Close the connection, also if the relay does not read."""
+        """Close the connection, even if the relay does not read."""
         if isinstance(self._transport, asyncio.WriteTransport):
             self._transport.abort()
 
@@ -225,7 +225,7 @@ def encode_mail(
     sender: str,
     to: tuple[str, ...],
 ) -> bytes:
-    """Return the mail as it is sent; a repeat has the same Message-ID."""
+    """Return the mail to send; a repeat has the same Message-ID."""
     domain = sender.rpartition("@")[2].rstrip(">") or "muster"
     thread = f"<group-{notifications.token(notification.group)}@{domain}>"
     mail = messages.EmailMessage(policy=_POLICY)
@@ -259,7 +259,7 @@ def _text(refusal: _Refusal) -> str:
 
 
 def _reason(error: Exception) -> Exception:
-    """Return an error of aiosmtplib in terms of the standard library."""
+    """Return an aiosmtplib error as the matching error of the standard library."""
     match error:
         case aiosmtplib.SMTPTimeoutError():
             return TimeoutError(str(error))
@@ -271,5 +271,5 @@ def _reason(error: Exception) -> Exception:
 
 
 def _bare(name: str) -> str:
-    """Return the address in a name such as `muster <muster@example.com>`, on one line."""
+    """Return the address inside a text such as `muster <muster@example.com>`, on one line."""
     return "".join(utils.parseaddr(name)[1].split())

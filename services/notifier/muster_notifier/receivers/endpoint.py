@@ -1,4 +1,4 @@
-"""Adapter: the URL of a receiver: requests to it, guarded against forged ones (SSRF).
+"""Adapter: sends requests to a receiver's URL, protected against request forgery (SSRF).
 
 Link-local addresses (cloud metadata among them), multicast, reserved and unspecified ones are never
 allowed. Private networks and this machine are allowed where the settings say so.
@@ -25,7 +25,7 @@ RECORDED: Final = contextvars.ContextVar[list[str] | None]("RECORDED", default=N
 
 
 class Endpoint:
-    """One URL; `reach` says how far into our own network it may lead."""
+    """One URL; `reach` limits which of our own networks it may lead to."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Endpoint:
         reach: receiver_settings.Reach,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Raise ValueError if this is no URL of HTTP."""
+        """Raise ValueError if this is not an HTTP URL."""
         self._http = http.Endpoint(
             url,
             timeout_s=timeout_s,
@@ -79,7 +79,7 @@ class Endpoint:
     async def post_json(
         self, body: bytes, *, below: str = "", headers: Mapping[str, str] | None = None
     ) -> results.Result:
-        """Post JSON and return what it came to, with what a refusal says."""
+        """Post JSON and return the result, including the text of a refusal."""
         response = await self.request(
             "POST",
             below=below,
@@ -97,7 +97,7 @@ class Endpoint:
 
 
 def record(request: str) -> None:
-    """Add a request to `RECORDED`, if that is wanted."""
+    """Add a request to `RECORDED`, if recording is on."""
     requests = RECORDED.get()
     if requests is not None:
         requests.append(request)
@@ -106,7 +106,7 @@ def record(request: str) -> None:
 def unanswered(
     error: Exception, *, where: str, timeout_s: float, protocol: str, is_sent: bool
 ) -> results.Result:
-    """Return what it means that a request got no answer; all of this is temporary.
+    """Return the result of a request that got no answer; all of these are temporary.
 
     `is_sent` says that all of the request had been sent by then.
     """
@@ -141,7 +141,7 @@ _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
 def address_refusal(addresses: Sequence[str], reach: receiver_settings.Reach) -> str | None:
-    """Return why none of a host's addresses may be connected to, or None if all may."""
+    """Return why no address of a host may be connected to, or None if all may."""
     for text in addresses:
         problem = _address_refusal(text, reach)
         if problem is not None:

@@ -1,4 +1,4 @@
-"""Adapter: makes what sends to a receiver from the receiver's settings."""
+"""Adapter: builds the sender for a receiver from its settings."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -32,12 +32,12 @@ _EVENTS_PER_S: Final = 5.0
 
 
 class Unusable(Exception):
-    """A receiver's settings cannot be used; the text says why."""
+    """A receiver's settings cannot be used; the text says why not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """What sends to a receiver, how often it may by default, and problems of its templates.
+    """The function that sends to a receiver, its default rate, and problems of its templates.
 
     `mask` removes its secrets from a text. With `shows_repeats` the receiver cannot drop a repeat,
     so that messages are sent one at a time: a crash then repeats one of them at most.
@@ -51,7 +51,7 @@ class Sender:
 
 
 def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sender:
-    """Return what sends to a receiver. Raises Unusable."""
+    """Return the sender for a receiver. Raises Unusable."""
     own, shared = receiver.templates, settings.templates
     templates = receiver_settings.Templates(
         title=own.title or shared.title,
@@ -69,7 +69,7 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
 
 
 def _masking(send: results.Send, mask: Callable[[str], str]) -> results.Send:
-    """Return it without secrets in its results: some servers repeat what they were sent."""
+    """Return the sender with secrets masked in its results: some servers repeat the request."""
 
     async def masked(
         notification: notifications.Notification, data: Mapping[str, str]
@@ -81,7 +81,7 @@ def _masking(send: results.Send, mask: Callable[[str], str]) -> results.Send:
 
 
 def make_endpoint(address: receiver_settings.Address) -> endpoint.Endpoint:
-    """Return the endpoint of an address. Raises NoSecret and ValueError."""
+    """Return the endpoint for an address. Raises NoSecret and ValueError."""
     return _endpoint(address, files.SecretReader())
 
 
@@ -172,6 +172,6 @@ def _slack(
 
 
 def _alert_lifetime(settings: schema.Settings) -> timedelta:
-    """Return for how long an alert fires without being pushed again: two reminders."""
+    """Return how long an alert fires without a new push: two reminder intervals."""
     longest = max(r.timing.repeat_interval_s for r in schema.route_tree(settings).walk())
     return timedelta(seconds=2 * longest)

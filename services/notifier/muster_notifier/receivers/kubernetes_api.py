@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: writes Events, and finds whom owners of workloads want notified.
+"""Adapter: the Kubernetes API: writes Events, and reads which receivers owners of workloads name.
 
 The name of an Event follows from the notification, so that a repeat finds it there already.
 Kubernetes forgets Events after about an hour: they are a view, and not the record.
@@ -49,7 +49,7 @@ _TOKEN_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One Event, the namespace it goes to, and the pod it is about, if it is."""
+    """One Event, its namespace, and the pod it is about, if any."""
 
     namespace: str
     body: Json
@@ -57,7 +57,7 @@ class Event:
 
 
 def events(notification: notifications.Notification, *, namespace: str, pods: bool) -> list[Event]:
-    """Return the Events; the first alerts, and of each the first pods, have one."""
+    """Return the Events: for the first alerts, and the first pods of each."""
     made: list[Event] = []
     alerts = (*notification.firing, *notification.notified_resolved)
     for alert in alerts[:_ALERTS_MAX]:
@@ -70,14 +70,14 @@ def events(notification: notifications.Notification, *, namespace: str, pods: bo
 
 
 def with_uid(body: Json, uid: str) -> Json:
-    """Return an Event that names its object's uid, if there is one."""
+    """Return an Event with the uid of its object, if known."""
     about = body["regarding"]
     assert isinstance(about, dict), "made here"
     return {**body, "regarding": {**about, "uid": uid}} if uid else body
 
 
 def pod_of(text: str) -> tuple[str, str] | None:
-    """Return namespace and name of a pod; None for an invalid name, which may come from the bus.
+    """Return namespace and name of a pod; None if invalid: names from the bus are untrusted.
 
     Only a name may become part of a path.
     """
@@ -138,7 +138,7 @@ def _note(head: str, alert: vocabulary.AlertChanged) -> str:
 
 
 class NoKubernetes(Exception):
-    """There is no Kubernetes API; the text says what was tried."""
+    """The Kubernetes API is not configured; the text says what was tried."""
 
 
 class LookupFailed(Exception):
@@ -155,16 +155,16 @@ class _Object(msgspec.Struct, frozen=True):
 
 
 class KubernetesApi:
-    """One cluster's API."""
+    """A client of one cluster's Kubernetes API."""
 
     def __init__(self, settings: receiver_settings.Kubernetes) -> None:
-        """Raise NoCluster if there is none."""
+        """Raise NoKubernetes if the API is not configured."""
         url, tls = settings.url, None
         if url is None:
             host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
             port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
             if not host:
-                raise NoKubernetes("kubernetes: this is no pod, and kubernetes.url is not set")
+                raise NoKubernetes("kubernetes: not in a pod, and kubernetes.url is not set")
             url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
         if url.startswith("https://") and Path(settings.ca_file).exists():
             try:
@@ -190,11 +190,11 @@ class KubernetesApi:
         return await self._endpoint.request(method, below=path, headers=headers, body=encoded)
 
     async def annotations(self, path: str) -> Mapping[str, str]:
-        """Return an object's annotations; none if it is gone. Raises LookupFailed."""
+        """Return an object's annotations; empty if it no longer exists. Raises LookupFailed."""
         return (await self._metadata(path)).annotations or {}
 
     async def uid(self, path: str) -> str:
-        """Return an object's uid; empty if it is gone, or cannot be known."""
+        """Return an object's uid; empty if it no longer exists or cannot be read."""
         try:
             return (await self._metadata(path)).uid
         except LookupFailed:
@@ -223,7 +223,7 @@ class KubernetesApi:
 
 
 class KubernetesEvents:
-    """The receiver that is Kubernetes Events."""
+    """The receiver that writes Kubernetes Events."""
 
     def __init__(
         self, cluster: KubernetesApi, settings: receiver_settings.KubernetesEvents, *, pace_s: float
@@ -236,7 +236,7 @@ class KubernetesEvents:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Write the Events; one that exists already, or whose namespace is gone, counts as done."""
+        """Write the Events; success also if one exists already or its namespace is gone."""
         made = events(notification, namespace=self._settings.namespace, pods=self._settings.pods)
         return await self._write(made)
 
@@ -276,7 +276,7 @@ _PENDING = prometheus_client.Gauge(
 
 
 class Owners:
-    """Looks owners up in the background; `report` gets the alerts with their owners."""
+    """Looks up owners in the background; passes the alerts with their owners to `report`."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class Owners:
         report: Callable[[alert_index.OwnedAlert], Awaitable[None]],
         retry_s: float = 1.0,
     ) -> None:
-        """`retry_s` is how soon Kubernetes is asked again after the first failure."""
+        """`retry_s` is the delay before Kubernetes is asked again after a first failure."""
         self._api = api
         self._annotation = annotation
         self._receivers = frozenset(receivers)
@@ -302,7 +302,7 @@ class Owners:
         _PENDING.set_function(lambda: len(self._pending))
 
     def look_up(self, event: codec.CloudEvent) -> None:
-        """Look the owners of an alert's pods up; never waits."""
+        """Look up the owners of an alert's pods; never waits."""
         alert = event.data
         assert isinstance(alert, vocabulary.AlertChanged), "only alerts have pods"
         self._pending.pop(alert.fingerprint, None)
@@ -311,7 +311,7 @@ class Owners:
             self._has_pending.set()
 
     async def run(self) -> None:
-        """Look up all that is pending; for ever."""
+        """Run all pending look-ups, forever."""
         failures = 0
         while True:
             await self._has_pending.wait()
@@ -336,7 +336,7 @@ class Owners:
                 await self._report(alert_index.OwnedAlert(event, owners))
 
     async def owners_of(self, pods: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return the receivers that owners of these pods (`namespace/name`) named, and which pods.
+        """Return the receivers that the owners named, each with its pods (`namespace/name`).
 
         Raises LookupFailed.
         """

@@ -1,4 +1,4 @@
-"""Adapter: receivers on this machine: a file of JSON lines, and the notifier's own log."""
+"""Adapter: local receivers: a file of JSON lines, and the notifier's own log."""
 
 import asyncio
 import errno
@@ -19,7 +19,7 @@ _WRITE_S: Final = 10.0
 
 
 class File:
-    """One file."""
+    """Writes to one file."""
 
     def __init__(self, path: str, templates: receiver_settings.Templates) -> None:
         self._path = Path(path)
@@ -29,7 +29,7 @@ class File:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Append one line: the CloudEvent that a webhook gets."""
+        """Append one line: the same CloudEvent that a webhook gets."""
         text = message.compose(notification, self._templates)
         body = webhook.encode_body(notification, text, format_=receiver_settings.Format.CLOUDEVENTS)
         try:
@@ -66,7 +66,7 @@ class File:
 
 
 class Console:
-    """The log."""
+    """Writes to the notifier's log."""
 
     def __init__(self, templates: receiver_settings.Templates) -> None:
         self._templates = templates

@@ -1,4 +1,4 @@
-"""Adapter: PagerDuty, Events API v2: one incident for each group.
+"""Adapter: PagerDuty, Events API v2: one incident per group.
 
 Triggers with one `dedup_key` are one incident, so a repeat does no harm. What somebody silenced is
 acknowledged: PagerDuty escalates it no further.
@@ -90,7 +90,7 @@ def _event(
 
 
 class Service:
-    """One integration of one service."""
+    """One integration of a PagerDuty service."""
 
     def __init__(
         self, to: endpoint.Endpoint, *, routing_key: str, templates: receiver_settings.Templates

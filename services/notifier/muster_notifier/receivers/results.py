@@ -1,4 +1,4 @@
-"""Pure: what one attempt to send came to: taken, to be tried again, or refused for good."""
+"""Pure: the result of one attempt to send: accepted, to be retried, or refused for good."""
 
 import dataclasses
 import enum
@@ -27,7 +27,7 @@ class Kind(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """Everything that an attempt can come to, by its name in log, metric and event."""
+    """Every possible outcome of an attempt, by its name in log, metric and event."""
 
     TAKEN = "taken"
     RATE_LIMITED = "rate_limited"
@@ -79,7 +79,7 @@ _CLASSES: Final = {2: Outcome.TAKEN, 3: Outcome.MOVED, 5: Outcome.UNWELL}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one attempt to send came to, and after how long the receiver asked to be retried.
+    """The result of one attempt to send; `retry_after_s` is the delay that the receiver requested.
 
     `data` is needed to send more about the same group, such as the message to edit. `is_unknown`
     says that all of the message was sent, and that it is unknown whether it was taken. `requests`
@@ -95,7 +95,7 @@ class Result:
 
     @property
     def kind(self) -> Kind:
-        """Whether it was taken, may be taken later, or never will be."""
+        """Return whether the message was accepted, may be accepted later, or never will be."""
         if self.outcome is Outcome.TAKEN:
             return Kind.TAKEN
         return Kind.REFUSED if self.outcome in _REFUSED else Kind.TEMPORARY
@@ -106,7 +106,7 @@ Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[Resul
 
 
 def of_status(status: int, headers: Mapping[str, str]) -> Result:
-    """Return what an HTTP status means; `headers` have lower-case names.
+    """Return the result for an HTTP status; `headers` have lower-case names.
 
     Redirects are not followed: a webhook that moves must be configured anew, or an attacker who
     controls one could make us post anywhere. Of the new location only the host is reported: the
@@ -123,7 +123,7 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
 
 
 def delay_s(attempts: int, result: Result, *, chance: float) -> float:
-    """Return how long to wait after so many attempts; `chance` is random, from 0 to 1.
+    """Return the delay after this many attempts; `chance` is random, from 0 to 1.
 
     Full jitter below a bound that doubles, and no less than the receiver asked for.
     """
@@ -131,7 +131,7 @@ def delay_s(attempts: int, result: Result, *, chance: float) -> float:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Read Retry-After (RFC 9110 section 10.2.3): seconds, or a date by the sender's own clock."""
+    """Return the delay in Retry-After (RFC 9110 section 10.2.3): seconds, or until a date."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
         return min(_RETRY_AFTER_MAX_S, float(text[:9]))

@@ -1,4 +1,4 @@
-"""Adapter: Slack: one root message for each group, edited in place, and a thread of changes.
+"""Adapter: Slack: one root message per group, edited in place, and a thread of changes.
 
 With an incoming webhook instead of a bot's token every change is a message of its own. Limits are
 Slack's (docs.slack.dev, Block Kit): 150 characters a header, 3,000 a section.
@@ -49,7 +49,7 @@ _OK: Final = 200
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A response of Slack's API."""
+    """A response from Slack's API."""
 
     ok: bool = False
     error: str = ""
@@ -58,7 +58,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def message_content(notification: notifications.Notification, words: message.Message) -> Json:
-    """Return the message, for the API and for incoming webhooks."""
+    """Return the message content, for the API and for incoming webhooks."""
     _, _, rest = words.text.partition("\n")
     blocks: list[Json] = [
         {
@@ -78,14 +78,14 @@ def message_content(notification: notifications.Notification, words: message.Mes
 
 
 def colour(notification: notifications.Notification) -> str:
-    """Return the colour of the most urgent alert that fires, or of resolved."""
+    """Return the colour of the most urgent firing alert, or of resolved."""
     firing = [alert.severity for alert in notification.firing]
     order = tuple(vocabulary.Severity)
     return _COLOURS[min(firing, key=order.index)] if firing else _RESOLVED
 
 
 def change_line(notification: notifications.Notification, text: message.Message) -> str:
-    """Return the line in the thread that says what changed."""
+    """Return the line about a change, for the thread."""
     reasons = {
         vocabulary.NotificationReason.FIRST: "firing",
         vocabulary.NotificationReason.NEW_ALERTS: "more alerts firing",
@@ -98,7 +98,7 @@ def change_line(notification: notifications.Notification, text: message.Message)
 
 
 def read(body: bytes) -> Reply:
-    """Return the API's response; an error if it is none."""
+    """Return the API's response; an error if the body is not one."""
     try:
         return msgspec.json.decode(body, type=Reply)
     except codec.UNREADABLE:
@@ -111,7 +111,7 @@ def is_gone(reply: Reply) -> bool:
 
 
 def result_of(reply: Reply) -> results.Result:
-    """Return what a response means."""
+    """Return the result for a response."""
     if reply.ok:
         return results.Result(results.Outcome.TAKEN, "ok")
     outcome = _ERRORS.get(reply.error, results.Outcome.REJECTED)
@@ -123,7 +123,7 @@ def _escaped(text: str) -> str:
 
 
 class Channel:
-    """One channel, by a bot's token."""
+    """Sends to one channel with a bot token."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Channel:
     async def send(
         self, notification: notifications.Notification, data: Mapping[str, str]
     ) -> results.Result:
-        """Post the group's message, or edit it and post in its thread what changed."""
+        """Post the group's message, or edit it and post the change in its thread."""
         text = message.compose(notification, self._templates)
         content = message_content(notification, text)
         if "ts" not in data:
@@ -194,7 +194,7 @@ class Channel:
 
 
 class Incoming:
-    """One channel, by an incoming webhook; it cannot edit."""
+    """Sends to one channel by an incoming webhook, which cannot edit messages."""
 
     def __init__(self, to: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
         self._endpoint = to

@@ -1,4 +1,4 @@
-"""Adapter: Microsoft Teams: an adaptive card to a workflow.
+"""Adapter: Microsoft Teams: sends an adaptive card to a workflow.
 
 Teams accepts 28 KB (learn.microsoft.com, format of connector cards and cards).
 """
@@ -67,7 +67,7 @@ def _message(notification: notifications.Notification, title: str, lines: list[s
 
 
 class Workflow:
-    """One workflow's URL."""
+    """Sends to the URL of one workflow."""
 
     def __init__(self, to: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
         self._endpoint = to

@@ -1,4 +1,4 @@
-"""Adapter: webhooks: one POST for each notification, signed if there are secrets.
+"""Adapter: webhooks: one POST per notification, signed if secrets are set.
 
 The body is a CloudEvent, or version 4 of Alertmanager's webhook. It stays below `BODY_BYTES_MAX`;
 what was left out is counted. Signatures follow Standard Webhooks 1.0.0: HMAC-SHA256 over id, time
@@ -35,7 +35,7 @@ _KEY_BYTES: Final = (24, 64)
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The CloudEvent's data; `alerts` are as on the bus, firing ones first."""
+    """The CloudEvent's data; `alerts` are as on the bus, firing alerts first."""
 
     version: Literal["1"] = "1"
     status: vocabulary.AlertState
@@ -74,7 +74,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Version4(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """prometheus/alertmanager notify/webhook/webhook.go, Message."""
+    """A message in Alertmanager's format: prometheus/alertmanager notify/webhook/webhook.go."""
 
     version: Literal["4"] = "4"
     group_key: str
@@ -95,7 +95,7 @@ def encode_body(
     format_: receiver_settings.Format,
     alerts_max: int = 0,
 ) -> bytes:
-    """Return the body, with as many alerts as fit, and at most `alerts_max` (0: any number)."""
+    """Return the body with as many alerts as fit, at most `alerts_max` (0: no limit)."""
     alerts = (*notification.firing, *notification.notified_resolved)[: alerts_max or None]
     make = _version4 if format_ is receiver_settings.Format.ALERTMANAGER else _cloud_event
 
@@ -106,7 +106,7 @@ def encode_body(
 
 
 def encode_fitting(encode: Callable[[int], bytes], count: int, bytes_max: int) -> bytes:
-    """Return `encode` of the largest count that fits, halving it from `count`."""
+    """Return `encode` of the largest count that fits, found by halving `count`."""
     while True:
         encoded = encode(count)
         if len(encoded) <= bytes_max or count == 0:
@@ -204,7 +204,7 @@ def signing_key(secret: str) -> bytes:
 
 
 def signature_headers(keys: Sequence[bytes], *, key: str, at_s: int, body: bytes) -> dict[str, str]:
-    """Return the three headers; `at_s` are Unix seconds of this attempt, `key` of all attempts."""
+    """Return the three headers; `at_s` is Unix time; all attempts share `key`."""
     signed = f"{key}.{at_s}.".encode() + body
     signatures = [base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)) for secret in keys]
     return {
@@ -237,7 +237,7 @@ class Webhook:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Post one message and return what became of it.
+        """Post one message and return the result.
 
         A timeout leaves unknown whether it arrived: it is tried again under the same
         `Idempotency-Key` and `webhook-id`, by which a receiver can drop the repeat.

@@ -1,4 +1,4 @@
-"""Pure: the alert index: which groups an alert belongs to, and which it has left.
+"""Pure: the alert index: to which groups an alert belongs, and which ones it has left.
 
 The newest event about a fingerprint counts. An alert whose labels change leaves the groups that it
 no longer belongs to: there it is resolved, as it last was. A resolved alert is resolved in every
@@ -26,7 +26,7 @@ _NO_OWNERS: Final[Owners] = {}
 
 @dataclass(frozen=True, slots=True)
 class OwnedAlert:
-    """An alert whose pods have owners: the receivers that they named, each with its pods."""
+    """An alert whose pods have owners, with the receivers they named and each one's pods."""
 
     event: codec.CloudEvent
     owners: Mapping[str, tuple[str, ...]]
@@ -34,7 +34,7 @@ class OwnedAlert:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An alert in one group, and the labels that name the group."""
+    """One alert in one group, and the labels that form the group's name."""
 
     key: groups.Key
     route: routes.Route
@@ -50,7 +50,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class AlertIndex:
-    """The newest event of every alert; see the module."""
+    """The latest event of every alert; see the module."""
 
     def __init__(
         self, root: routes.Route, owners: routes.Route | None, ungrouped: Collection[str]
@@ -70,10 +70,10 @@ class AlertIndex:
             self._by_key[owners.key] = owners
 
     def update(self, received: codec.CloudEvent | OwnedAlert) -> list[Placement] | None:
-        """Add an alert and return the groups it concerns; None if a newer event is known."""
+        """Add an alert and return the groups it concerns; None if a newer event has arrived."""
         event = received.event if isinstance(received, OwnedAlert) else received
         alert = event.data
-        assert isinstance(alert, vocabulary.AlertChanged), f"{event.type} is no alert"
+        assert isinstance(alert, vocabulary.AlertChanged), f"{event.type} is not an alert"
         entry = self._entries.get(alert.fingerprint)
         if entry is not None and event.precedes(entry.event):
             return None
@@ -102,7 +102,7 @@ class AlertIndex:
         return placements
 
     def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
-        """Return those alerts that fire, of these."""
+        """Return those of these alerts that fire."""
         entries = ((name, self._entries.get(name)) for name in fingerprints)
         fires = vocabulary.AlertState.FIRING
         return frozenset(name for name, entry in entries if entry and entry.alert.state is fires)
@@ -120,7 +120,7 @@ class AlertIndex:
         labels: Mapping[str, str],
         owners: Owners,
     ) -> Placement:
-        """Return the alert as this receiver may see it: an owner sees no pods of others."""
+        """Return the alert for this receiver: an owner does not see the pods of others."""
         receiver = key[0]
         if route is self._owners and receiver in owners:
             own = owners[receiver]
@@ -177,7 +177,7 @@ class AlertIndex:
             del self._entries[next(iter(self._entries))]
 
     def _with_shared_strings(self, alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
-        """Return the alert with shared strings: a storm is thousands of nearly equal alerts."""
+        """Return the alert with shared strings, because thousands of alerts may be nearly equal."""
         return msgspec.structs.replace(
             alert,
             plugin=self._intern(alert.plugin),

@@ -1,4 +1,4 @@
-"""Pure: whether a receiver is notified of a group now, and why: Alertmanager's table.
+"""Pure: decides whether a receiver is notified of a group now, by Alertmanager's rules.
 
 | # | condition | answer |
 |---|---|---|
@@ -30,7 +30,7 @@ def reason_to_notify(
     repeat_interval_s: float,
     now: float,
 ) -> vocabulary.NotificationReason | None:
-    """Return why the receiver must be notified of the group now, or None."""
+    """Return why the receiver must be notified of the group now, or None if it need not be."""
     if notified is None:
         return vocabulary.NotificationReason.FIRST if firing else None
     if not firing <= notified.firing:
@@ -49,7 +49,7 @@ def reason_to_notify(
 
 
 def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
-    """Return whether somebody has silenced all that fires, and the receiver does not know it yet.
+    """Return whether all firing alerts are silenced, and the receiver was not notified of that yet.
 
     This matters where the table above has no answer: silenced alerts are left out of it.
     """
@@ -76,7 +76,7 @@ class NotificationBuilder:
     def build(
         self, group: groups.Group, *, at: datetime, now: float
     ) -> notifications.Notification | None:
-        """Return what the receiver must be notified of, if anything; `at` is the time at `now`.
+        """Return the notification for a receiver, if one is due; `at` is the time at `now`.
 
         Resolved alerts that need no notification are dropped from the group.
         """
@@ -118,7 +118,7 @@ class NotificationBuilder:
     def _unmuted(
         self, group: groups.Group, at: datetime
     ) -> tuple[list[vocabulary.AlertChanged], list[vocabulary.AlertChanged]]:
-        """Return the alerts that fire and those resolved, without the muted ones; note these."""
+        """Return the firing and the resolved alerts that are not muted; record the muted ones."""
         group.muted = {}
         firing: list[vocabulary.AlertChanged] = []
         resolved: list[vocabulary.AlertChanged] = []

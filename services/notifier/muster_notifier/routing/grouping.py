@@ -1,4 +1,4 @@
-"""Pure: the grouping machine: alerts become groups, and groups become notifications.
+"""Pure: the grouping machine: sorts alerts into groups, and turns groups into notifications.
 
 Each receiver has its own groups, independent of the others. A group is flushed `group_wait_s` after
 its first alert and then every `group_interval_s` while it lives; each flush leaves out what is
@@ -25,14 +25,14 @@ from muster_notifier.routing import alert_index, decision, groups, muting, notif
 
 @dataclass(frozen=True, slots=True)
 class ClockRead:
-    """The time of day."""
+    """The current time of day was read."""
 
     at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver took a notification, and the ledger says so."""
+    """The receiver accepted a notification, and the ledger has recorded it."""
 
     notification: notifications.Notification
 
@@ -46,7 +46,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The receiver refused a notification, or failed for too long; it is a dead letter."""
+    """The receiver refused a notification, or failed for too long; it is now a dead letter."""
 
     notification: notifications.Notification
 
@@ -56,7 +56,7 @@ Input = codec.CloudEvent | alert_index.OwnedAlert | muting.SilenceChanged | Cloc
 
 
 class Grouping:
-    """Turns alerts, and what became of notifications, into notifications; see the module."""
+    """Turns alerts and the results of notifications into notifications; see the module."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Grouping:
         *,
         now: float,
     ) -> None:
-        """Continue where an earlier process stopped: the ledger, the outbox, the present alerts.
+        """Restore the state from the ledger, the outbox and the current alerts.
 
         For an entry with nothing firing `decision` says the same as for none (rows 1 to 3).
         """
@@ -120,14 +120,14 @@ class Grouping:
             self._on_alert(alert, now, is_new=False)
 
     def receive(self, event: Input, now: float) -> Sequence[notifications.Notification]:
-        """Process an alert, what mutes alerts, or what became of a notification."""
+        """Process an alert, a change of what mutes alerts, or the result of a notification."""
         match event:
             case alert_index.OwnedAlert() | codec.CloudEvent(data=vocabulary.AlertChanged()):
                 self._on_alert(event, now, is_new=True)
             case codec.CloudEvent(data=vocabulary.VerdictChanged() as verdict):
                 self._muting.observe_verdict(verdict)
             case codec.CloudEvent():
-                raise AssertionError(f"{event.type} is no alert")
+                raise AssertionError(f"{event.type} is not an alert")
             case muting.SilenceChanged():
                 self._muting.observe_silence(event)
             case ClockRead(at):
@@ -150,11 +150,11 @@ class Grouping:
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when the next group is flushed."""
+        """Return when the next group must be flushed."""
         return self._timers.next()
 
     def oldest_waiting_s(self, receiver: str, now: float) -> float:
-        """Return for how long the receiver has kept its oldest notification waiting."""
+        """Return how long the receiver's oldest notification has been waiting."""
         since = self._limits.waiting_since(receiver)
         since += [
             self._clock.monotonic(group.in_flight.at, now)
@@ -164,17 +164,17 @@ class Grouping:
         return max((now - at for at in since), default=0.0)
 
     def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
-        """Return those alerts that fire, of these."""
+        """Return those of these alerts that fire."""
         return self._index.firing(fingerprints)
 
     def view(self, now: float) -> list[groups.View]:
-        """Return every group as it stands."""
+        """Return all groups as `/state` shows them."""
         return [group.view(now) for group in self._groups.values()]
 
     def _on_alert(
         self, received: codec.CloudEvent | alert_index.OwnedAlert, now: float, *, is_new: bool
     ) -> None:
-        """Put an alert into its groups, and resolve it in those that it has left."""
+        """Put an alert into its groups, and resolve it in groups that it has left."""
         placements = self._index.update(received)
         if placements is None:
             return
@@ -188,7 +188,7 @@ class Grouping:
     def _resolved_elsewhere(
         self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
     ) -> list[alert_index.Placement]:
-        """Return the groups a resolved alert was in before our start, and is not routed to now."""
+        """Return the earlier groups of a resolved alert that it is no longer routed to."""
         if alert.state is vocabulary.AlertState.FIRING:
             return []
         here = {placement.key for placement in present}
@@ -229,7 +229,7 @@ class Grouping:
             self._timers.set(group, min(group.flush_at, now + timing.resolve_wait_s))
 
     def _restore_in_flight(self, notification: notifications.Notification, now: float) -> None:
-        """Note that a notification is in the outbox: its outcome will be reported."""
+        """Record that a notification is in the outbox and its result will be reported."""
         route = self._index.route_of(notification.group)
         key = notification.receiver, notification.group
         if route is None or key[0] not in self._receivers or key in self._groups:
@@ -299,7 +299,7 @@ class Grouping:
         return [*out, *self._notify_waiting(notification.receiver, now)]
 
     def _enqueue(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Queue a flushed group; while its last notification is in flight, behind that one."""
+        """Queue a flushed group; wait while its last notification is still in flight."""
         if group.in_flight is None:
             self._limits.enqueue(group.key, now)
             return []
@@ -307,7 +307,7 @@ class Grouping:
         return self._replace(group, now) if group.is_postponed else []
 
     def _replace(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Return what replaces a notification that is retried, if that is no longer true."""
+        """Return an updated notification if the one being retried is outdated."""
         old = group.in_flight
         assert old is not None, "only what is in flight is replaced"
         new = self._builder.build(group, at=self._clock.at(now), now=now)
@@ -343,7 +343,7 @@ class Grouping:
 
 
 def _flush_after(flushed_at: float, came_at: float, timing: routes.Timing) -> float:
-    """Return the first flush after `came_at` of a group that was flushed at `flushed_at`."""
+    """Return the first flush after `came_at` for a group that was flushed at `flushed_at`."""
     interval_s = timing.group_interval_s
     return flushed_at + interval_s * max(1, math.ceil((came_at - flushed_at) / interval_s))
 

@@ -1,4 +1,4 @@
-"""Pure: one group of alerts for one receiver, when it is flushed, and when it may be sent."""
+"""Pure: one group of alerts for one receiver, when to flush it, and when it may be sent."""
 
 import heapq
 from collections import Counter
@@ -51,7 +51,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """The alerts of a group, the notification in flight, and the last one that was delivered.
+    """The alerts of a group, its notification in flight, and its last delivered one.
 
     A resolved alert stays until the receiver was notified of it, or need not be. `is_overdue` says
     that a flush came while a notification was in flight, `is_postponed` that this one is being
@@ -72,21 +72,21 @@ class Group:
     muted: dict[str, muting.Muted] = field(default_factory=dict)
 
     def firing(self) -> list[vocabulary.AlertChanged]:
-        """Return the alerts that fire."""
+        """Return the firing alerts."""
         return self._in_state(vocabulary.AlertState.FIRING)
 
     def resolved(self) -> list[vocabulary.AlertChanged]:
-        """Return the alerts that are resolved."""
+        """Return the resolved alerts."""
         return self._in_state(vocabulary.AlertState.RESOLVED)
 
     def was_notified_of(self, fingerprint: str) -> bool:
-        """Return whether a notification said that this alert fires; one in flight counts."""
+        """Return whether a notification, even one in flight, said that this alert fires."""
         if self.in_flight is not None and fingerprint in self.in_flight.firing_ids:
             return True
         return self.notified is not None and fingerprint in self.notified.firing
 
     def record_delivery(self, notification: notifications.Notification, *, at: float) -> None:
-        """Note that a notification was delivered; the alerts that it resolved are dropped."""
+        """Record that a notification was delivered; drop the alerts that it resolved."""
         self.notified = None
         self.last_id = notification.id
         if notification.firing_ids:
@@ -110,7 +110,7 @@ class Group:
                 del self.alerts[alert.fingerprint]
 
     def view(self, now: float) -> View:
-        """Return the group as it stands."""
+        """Return the group as `/state` shows it."""
         return View(
             receiver=self.key[0],
             group=self.key[1],
@@ -127,7 +127,7 @@ class Group:
 
 
 class RestoredGroups:
-    """What receivers were notified of in groups that have no alerts here.
+    """The last notifications about groups that have no alerts here so far.
 
     These are groups of before this process started, and groups that are empty again.
     """
@@ -138,17 +138,17 @@ class RestoredGroups:
         self._resolved: dict[Key, str] = {}
 
     def restore(self, key: Key, notified: Notified) -> None:
-        """Add a group in which something fires, as the ledger has it."""
+        """Add a group that has firing alerts according to the ledger."""
         self._notified[key] = notified
         for name in notified.firing:
             self._by_alert.setdefault(name, set()).add(key)
 
     def put(self, key: Key, notified: Notified) -> None:
-        """Add a group that is empty again."""
+        """Add a group that has become empty again."""
         self._notified[key] = notified
 
     def end(self, key: Key, last_id: str) -> None:
-        """Add the id of the last notification about a group in which nothing fires any more.
+        """Record the id of the last notification about a group that has no firing alerts any more.
 
         The same alert may fire again: that is another notification, which follows this one.
         """
@@ -158,26 +158,26 @@ class RestoredGroups:
             del self._resolved[next(iter(self._resolved))]
 
     def last_id_of(self, key: Key) -> str:
-        """Return the id of the last notification about a group, or empty."""
+        """Return the id of the last notification about a group; empty if there is none."""
         notified = self._notified.get(key)
         return notified.id if notified else self._resolved.get(key, "")
 
     def get(self, key: Key) -> Notified | None:
-        """Return the last notification about a group, if something fired in it."""
+        """Return the last notification about a group that has firing alerts, if any."""
         return self._notified.get(key)
 
     def drop(self, key: Key) -> None:
-        """Forget a group: it has alerts again, and keeps this itself."""
+        """Forget a group: it has alerts again and keeps this record itself."""
         self._notified.pop(key, None)
         self._resolved.pop(key, None)
 
     def notified_of(self, fingerprint: str) -> list[Key]:
-        """Return the groups in which an alert fired, by the ledger at the start."""
+        """Return the groups in which an alert was firing according to the ledger at the start."""
         return sorted(self._by_alert.get(fingerprint, ()))
 
 
 class WallClock:
-    """The time of day at any moment, from the last reading of the clock."""
+    """The time of day at any moment, derived from the latest clock reading."""
 
     def __init__(self, at: datetime, now: float) -> None:
         """`at` is the time of day at `now`, in monotonic seconds."""
@@ -192,19 +192,19 @@ class WallClock:
         return self._at + timedelta(seconds=now - self._now)
 
     def monotonic(self, at: datetime, now: float) -> float:
-        """Return a time of day in monotonic seconds, as the clock stands at `now`."""
+        """Return a time of day as monotonic seconds, by the current clock reading."""
         return now - (self.at(now) - at).total_seconds()
 
 
 class Timers:
-    """When each group is flushed; `find` returns the group of a key, or None."""
+    """When to flush each group; `find` returns the group with a key, or None."""
 
     def __init__(self, find: Callable[[Key], Group | None]) -> None:
         self._find = find
         self._heap: list[tuple[float, Key]] = []
 
     def set(self, group: Group, at: float) -> None:
-        """Flush a group at this time instead of its former one."""
+        """Flush a group at this time, and not at the time set before."""
         if group.flush_at != at:
             group.flush_at = at
             heapq.heappush(self._heap, (at, group.key))
@@ -220,7 +220,7 @@ class Timers:
         return None
 
     def pop(self, now: float) -> Group | None:
-        """Return the group that is due, if one is."""
+        """Return a group that is due, if any."""
         at = self.next()
         if at is None or at > now:
             return None
@@ -229,7 +229,7 @@ class Timers:
 
 
 class InflightLimits:
-    """The groups that wait for their receivers, in the order in which they were flushed."""
+    """Groups that wait for their receivers, in the order of their flushes."""
 
     def __init__(self, receivers: Iterable[str]) -> None:
         self._in_flight: Counter[str] = Counter()
@@ -237,11 +237,11 @@ class InflightLimits:
         self._waiting: dict[str, dict[Key, float]] = {name: {} for name in receivers}
 
     def enqueue(self, key: Key, now: float) -> None:
-        """Queue a group, if it is not queued already."""
+        """Queue a group unless it is queued already."""
         self._waiting[key[0]].setdefault(key, now)
 
     def next(self, receiver: str) -> Key | None:
-        """Return the next group and remove it from the queue; None if none may be sent now."""
+        """Remove and return the next group; None if none may be sent now."""
         waiting = self._waiting[receiver]
         is_busy = (
             self._in_flight[receiver] >= IN_FLIGHT_MAX
@@ -254,19 +254,19 @@ class InflightLimits:
         return key
 
     def begin(self, receiver: str) -> None:
-        """Count a notification that is in flight."""
+        """Count a notification as in flight."""
         self._in_flight[receiver] += 1
         self._outstanding[receiver] += 1
 
     def postpone(self, receiver: str) -> None:
-        """Count a notification no longer as in flight: it is being retried."""
+        """Stop counting a notification as in flight, because it is being retried."""
         self._in_flight[receiver] -= 1
 
     def end(self, receiver: str, *, was_postponed: bool) -> None:
-        """Count a notification no longer: it is delivered or given up."""
+        """Stop counting a notification: it was delivered or given up."""
         self._in_flight[receiver] -= not was_postponed
         self._outstanding[receiver] -= 1
 
     def waiting_since(self, receiver: str) -> list[float]:
-        """Return since when each group of a receiver has been queued."""
+        """Return since when each of a receiver's groups has been queued."""
         return list(self._waiting[receiver].values())

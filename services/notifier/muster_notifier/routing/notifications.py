@@ -1,4 +1,4 @@
-"""Pure: one notification about one group of alerts to one receiver, before it has a text.
+"""Pure: one notification about one group of alerts to one receiver, before its text is written.
 
 The outbox holds it as JSON: as many alerts as fit, and the fingerprints of all of them. The ledger
 has an entry for the last one of each receiver and group.
@@ -22,11 +22,11 @@ _EVIDENCE_MAX: Final = 10
 
 
 class MalformedNotification(ValueError):
-    """A message in the outbox that is no notification."""
+    """A message in the outbox is not a valid notification."""
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a group at the moment at which it is decided to notify a receiver.
+    """The state of a group at the moment when a receiver is to be notified.
 
     `id` is derived from the content, so that a receiver can drop a repeat after a crash. `firing`
     and `resolved` are the most urgent alerts of those whose fingerprints are in `firing_ids` and
@@ -54,34 +54,34 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node(self) -> str:
-        """The node it is about, or the fleet."""
+        """The node of the alerts, or the fleet."""
         return self.labels.get("node", vocabulary.FLEET)
 
     @property
     def state(self) -> vocabulary.AlertState:
-        """Whether anything still fires."""
+        """Return whether any alert still fires."""
         return vocabulary.AlertState.FIRING if self.firing_ids else vocabulary.AlertState.RESOLVED
 
     @property
     def is_ledger_only(self) -> bool:
-        """Whether nothing is sent, and only the ledger notes that all is resolved."""
+        """Return whether nothing is sent, and only the ledger records that all is resolved."""
         return not self.firing_ids and not self.send_resolved
 
     @property
     def notified_resolved(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """The resolved alerts that the receiver is notified of."""
+        """The resolved alerts in this notification."""
         return self.resolved if self.send_resolved else ()
 
     @property
     def notified_total(self) -> int:
-        """How many alerts the receiver is notified of, shown or counted."""
+        """The number of alerts in this notification, shown or only counted."""
         return len(self.firing_ids) + (len(self.resolved_ids) if self.send_resolved else 0)
 
 
 def most_urgent_first(
     alerts: Sequence[vocabulary.AlertChanged],
 ) -> tuple[vocabulary.AlertChanged, ...]:
-    """Return the alerts in the order people read them; the same alerts, always the same order."""
+    """Return the alerts in reading order, always the same for the same alerts."""
     return tuple(
         sorted(alerts, key=lambda a: (_URGENCY.index(a.severity), a.node, a.devices, a.fingerprint))
     )
@@ -100,7 +100,7 @@ def create(  # noqa: PLR0913  # what a notification is made of, each by its name
     at: datetime,
     why: str = "",
 ) -> Notification:
-    """Return a notification. `after` is the id of the receiver's last one, or empty.
+    """Return a notification. `after` is the id of the receiver's previous one, or empty.
 
     A notifier that crashed between sending and recording decides the same again and gives it the
     same id; a reminder follows another notification, so it gets another id.
@@ -135,17 +135,17 @@ def create(  # noqa: PLR0913  # what a notification is made of, each by its name
 
 
 def _affected(alert: vocabulary.AlertChanged) -> int:
-    """Return how many pods an alert is about, of which it names the first."""
+    """Return how many pods an alert affects; it names only the first."""
     return max(len(alert.pods), alert.pods_total)
 
 
 def shortened(notification: Notification) -> Notification:
-    """Return it with at most `ALERTS_MAX` alerts, each with the first of its pods."""
+    """Return the notification with at most `ALERTS_MAX` alerts, each with the first of its pods."""
     return _with_at_most(notification, ALERTS_MAX)
 
 
 def token(group: str) -> str:
-    """Return a group's name as it can be part of a subject or a bucket's key."""
+    """Return a group's name in a form that subjects and bucket keys allow."""
     return hashlib.sha256(group.encode()).hexdigest()[:16]
 
 
@@ -192,11 +192,11 @@ def _brief(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
 
 
 class MalformedEntry(ValueError):
-    """A stored value that is no ledger entry."""
+    """A stored value is not a valid ledger entry."""
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The last notification of a receiver about a group; alerts by fingerprint.
+    """The last notification to a receiver about a group; alerts by fingerprint.
 
     `at` is when it was decided, so that a group's timers go on from there after a restart. `data`
     is needed to send more about the same group, such as the message to edit.
@@ -219,7 +219,7 @@ def entry_of(
     attempts: int,
     data: Mapping[str, str] | None = None,
 ) -> LedgerEntry:
-    """Return the entry that says `notification` was delivered."""
+    """Return the ledger entry for a delivered `notification`."""
     return LedgerEntry(
         receiver=notification.receiver,
         group=notification.group,
@@ -234,7 +234,7 @@ def entry_of(
 
 
 def ledger_key(receiver: str, group: str) -> str:
-    """Return the bucket's key: a group's name has characters that a key may not have."""
+    """Return the key in the bucket: a group's name has characters that keys do not allow."""
     return f"{receiver}.{token(group)}"
 
 

@@ -1,4 +1,4 @@
-"""Pure: the route tree: which receivers are notified of an alert, how it is grouped, and when.
+"""Pure: the route tree: which receivers get an alert, how it is grouped, and when it is sent.
 
 As in Alertmanager (dispatch/route.go): an alert goes down to the deepest routes that match; after a
 child that matches, its later siblings are tried only if it says `continue`; where no child matches,
@@ -19,7 +19,7 @@ LABEL_NAMES: Final = matching.LABELS
 
 
 def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
-    """Return the labels that are not empty; `alertname` says the same as `kind`.
+    """Return all labels that are not empty; `alertname` equals `kind`.
 
     `device` is there where an alert is about exactly one.
     """
@@ -36,7 +36,7 @@ def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
 
 
 def select_labels(labels: Mapping[str, str], group_by: Collection[str]) -> dict[str, str]:
-    """Return the labels that name an alert's group."""
+    """Return the labels that form the name of an alert's group."""
     if ALL_LABELS in group_by:
         return dict(labels)
     return {name: labels[name] for name in sorted(group_by) if name in labels}
@@ -53,7 +53,7 @@ def refuse_unknown_labels(names: Collection[str], *, where: str = "group_by") ->
 
 
 def refuse_useless_matchers(texts: Iterable[str]) -> None:
-    """Raise ValueError for invalid matchers, and for those that hold for every alert or none."""
+    """Raise ValueError for invalid matchers, and for those that match every alert or none."""
     for text in texts:
         for matcher in matching.parse(text):
             if why := matching.doubt(matcher):
@@ -67,7 +67,7 @@ def format_labels(labels: Mapping[str, str]) -> str:
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """Return the labels that `format_labels` wrote."""
+    """Return the labels in a text that `format_labels` wrote."""
     return {} if text == "{}" else {matcher.name: matcher.value for matcher in matching.parse(text)}
 
 
@@ -77,7 +77,7 @@ def _escaped(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Alertmanager's three times, and one of ours.
+    """Alertmanager's three intervals, and one of our own.
 
     With `resolve_wait_s` the receiver is notified after this time that all alerts of a group are
     resolved, instead of after a whole `group_interval_s`.
@@ -91,7 +91,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One node of the tree, with everything it inherited."""
+    """One node of the tree, with its inherited settings."""
 
     key: str
     receivers: tuple[str, ...]
@@ -106,7 +106,7 @@ class Route:
     """Why these receivers are notified, where that is not obvious."""
 
     def find(self, labels: Mapping[str, str]) -> list["Route"]:
-        """Return the routes for an alert with these labels; none if this does not match."""
+        """Return the routes for an alert with these labels; none if this route does not match."""
         if not matching.all_hold(self.matchers, labels):
             return []
         matching_routes: list[Route] = []
@@ -118,12 +118,12 @@ class Route:
         return matching_routes or [self]
 
     def walk(self) -> Iterator["Route"]:
-        """Yield this route and all below it."""
+        """Yield this route and all routes below it."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def key_of(parent: str, matchers: tuple[matching.Matcher, ...]) -> str:
-    """Return a route's name as Alertmanager writes it: `{}/{severity="critical"}`."""
+    """Return a route's name in Alertmanager's format: `{}/{severity="critical"}`."""
     return f"{parent}/{{{','.join(sorted(map(str, matchers)))}}}"

@@ -1,4 +1,4 @@
-"""What the notifier observes by itself, also when nobody else can.
+"""Alerts that the notifier raises itself, because nobody else can.
 
 `watchdog` notices that health is silent, `monitor` raises the notifier's own alerts.
 """

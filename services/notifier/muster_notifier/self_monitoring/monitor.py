@@ -1,4 +1,4 @@
-"""Adapter: the alerts that the notifier raises itself, and its ping to an outside watcher.
+"""Adapter: the alerts that the notifier raises itself, and its ping to an external monitor.
 
 It raises an alert when health is silent and while there are dead letters, and pings a URL, if one
 is configured, as long as the notifier works.
@@ -32,7 +32,7 @@ _PINGS = prometheus_client.Counter(
 
 
 class OwnAlerts:
-    """Makes alerts of our own, as they would come from the bus."""
+    """Creates our own alerts, in the same form as those from the bus."""
 
     def __init__(self, *, instance: str, runbook_url: str) -> None:
         self._instance = instance
@@ -43,14 +43,14 @@ class OwnAlerts:
     def firing(
         self, kind: vocabulary.AlertKind, *, summary: str, observed: str, at: datetime
     ) -> codec.CloudEvent:
-        """Return an alert that fires, since it first did."""
+        """Return a firing alert, dated from when it first fired."""
         self._since.setdefault(kind, at)
         return self._event(kind, summary=summary, observed=observed, at=at, ends_at=None)
 
     def resolved(
         self, kind: vocabulary.AlertKind, *, summary: str, observed: str, at: datetime
     ) -> codec.CloudEvent:
-        """Return its end; also after a restart, when only the ledger knows that it fired."""
+        """Return the resolved alert; after a restart only the ledger knows that it fired."""
         event = self._event(kind, summary=summary, observed=observed, at=at, ends_at=at)
         self._since.pop(kind, None)
         return event
@@ -93,7 +93,7 @@ class OwnAlerts:
 
 
 class Monitor:
-    """Raises our own alerts; `emit` gets them."""
+    """Raises our own alerts and passes them to `emit`."""
 
     def __init__(
         self, alerts: OwnAlerts, emit: Callable[[codec.CloudEvent], Awaitable[None]]
@@ -102,7 +102,7 @@ class Monitor:
         self._emit = emit
 
     async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
-        """Raise an alert while there are dead letters, those about this alert aside; for ever."""
+        """Raise an alert while there are dead letters (other than about this alert), forever."""
         kind = vocabulary.AlertKind.DEAD_LETTERS
         while True:
             dead = await subjects()
@@ -119,7 +119,7 @@ class Monitor:
             await asyncio.sleep(_COUNT_S)
 
     async def on_watchdog(self, output: watchdog.Output) -> None:
-        """Raise an alert when health is silent, and resolve it when health is back."""
+        """Raise an alert when health is silent, and resolve it when health ticks again."""
         kind, at = vocabulary.AlertKind.HEALTH_SILENT, datetime.now(UTC)
         match output:
             case watchdog.Silent(seconds=seconds, holder=holder):
@@ -131,7 +131,7 @@ class Monitor:
         await self._emit(event)
 
     def health_recovered(self, observed: str) -> codec.CloudEvent:
-        """Return the end of health's silence; it notifies nobody who was not notified of that."""
+        """Return the resolved alert about health's silence, for those notified of it."""
         return self._alerts.resolved(
             vocabulary.AlertKind.HEALTH_SILENT,
             summary="the health service is back",
@@ -141,7 +141,7 @@ class Monitor:
 
 
 async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
-    """Ping a URL every `interval_s` while we work; its owner notices when the pings stop."""
+    """Ping a URL every `interval_s` while we work; its service notices when the pings stop."""
     was_taken = True
     while True:
         if alive():

@@ -1,4 +1,4 @@
-"""Pure: the watchdog over health: when its ticks stop, plugins are not monitored.
+"""Pure: the watchdog over health: if its ticks stop, plugins are not monitored.
 
 | state    | input                               | next      | output    |
 |----------|-------------------------------------|-----------|-----------|
@@ -28,17 +28,17 @@ _LATE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BusLost:
-    """Our own connection is lost: that no ticks come means nothing now."""
+    """Our own connection is down, so missing ticks prove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class BusRestored:
-    """Our own connection works (again)."""
+    """Our own connection is up (again)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent:
-    """No tick for `seconds`; `holder` was the last leader, empty if none ticked."""
+    """No tick for `seconds`; `holder` was the last leader, empty if none has ticked."""
 
     seconds: float
     holder: str
@@ -57,7 +57,7 @@ Output = Silent | Recovered
 
 
 class Watchdog:
-    """See the module. `patience_s` is how long health may take to appear after our start."""
+    """The watchdog. `patience_s` is how long health may take to appear after our start."""
 
     def __init__(self, *, patience_s: float) -> None:
         self.term = 0
@@ -71,7 +71,7 @@ class Watchdog:
         self._deadline: float | None = None
 
     def receive(self, event: Input, now: float) -> Sequence[Output]:
-        """Process a tick, or a change of our connection."""
+        """Process a tick or a change of our connection."""
         match event:
             case BusLost():
                 self._deadline = None
@@ -86,7 +86,7 @@ class Watchdog:
                 return self._tick(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Report silence when the wait is over; if we were late ourselves, wait once more."""
+        """Report silence when the wait is over; if we were late ourselves, wait again."""
         if self._deadline is None or now < self._deadline:
             return ()
         if now > self._deadline + _LATE_S:
@@ -99,11 +99,11 @@ class Watchdog:
         return (Silent(seconds=self._silence_s(now), holder=self._holder),)
 
     def next_deadline(self) -> float | None:
-        """Return when silence is long enough."""
+        """Return when the silence will have lasted too long."""
         return self._deadline
 
     def is_stale(self, term: int) -> bool:
-        """Return whether this is the term of a former leader."""
+        """Return whether a tick comes from a former leader."""
         return term < self.term and not self.is_silent and self._is_certain
 
     def _tick(self, event: vocabulary.WatchdogTicked, now: float) -> Sequence[Output]:
