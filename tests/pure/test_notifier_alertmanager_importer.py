@@ -281,7 +281,7 @@ def test_times_and_ranges_may_stand_without_quotes(tmp_path: Path) -> None:
         ),
         (
             "{route: {receiver: a, group_wait: soon}, receivers: [{name: a}]}",
-            "route.group_wait: 'soon' is no duration such as 5m",
+            "route.group_wait: 'soon' is not a duration such as 5m",
         ),
     ],
 )

@@ -911,7 +911,7 @@ def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         ),
         (
             {"kubernetes": {}},
-            "receiver r: kubernetes: this is no pod, and kubernetes.url is not set",
+            "receiver r: kubernetes: not in a pod, and kubernetes.url is not set",
         ),
     ],
 )

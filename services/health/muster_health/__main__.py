@@ -39,7 +39,7 @@ _POST_S: Final = 5.0
 
 
 def main() -> int:
-    """Run the health service; return the exit code."""
+    """Run the health service and return its exit code."""
     return entry.main("health", config.Settings, serve)
 
 
@@ -93,7 +93,9 @@ async def serve(settings: config.Settings) -> None:
         )
         logs.logger().info("listening", http=address)
         if kubernetes is None:
-            logs.logger().info("no_cluster", reason="not in a pod, and no kubeconfig is set")
+            logs.logger().info(
+                "kubernetes_not_configured", reason="not in a pod, and no kubeconfig is set"
+            )
         await runtime.run(
             runtime.drive(driven, inbox, outgoing.execute),
             election.failed(),
@@ -144,7 +146,7 @@ def _bus(settings: config.Settings) -> bus.Bus:
 
 
 async def _kubernetes(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> api.Api | None:
-    """Return the Kubernetes API, or None where there is none. Raises CannotStart."""
+    """Return the Kubernetes API, or None if none is configured. Raises CannotStart."""
     if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
     try:
@@ -161,7 +163,7 @@ def _recorded(
     *,
     has_cluster: bool,
 ) -> recorder.Recorder:
-    """Return the detector with all its inputs recorded. Raises CannotStart."""
+    """Return a detector that records all its inputs. Raises CannotStart."""
     recording = recorder.Recorder(watched, settings, has_cluster=has_cluster)
     try:
         recording.begin(asyncio.get_running_loop().time())
@@ -180,7 +182,7 @@ def _election(connected: bus.Bus, settings: config.Leading, name: str) -> lock.L
 
 
 class _State:
-    """The service's state for people: /state."""
+    """The state of the service that `/state` shows."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class _State:
         self._cluster = cluster
 
     def show(self) -> probes.Answer:
-        """Return it as JSON."""
+        """Return the state as JSON."""
         now = asyncio.get_running_loop().time()
         state = {
             "plugins": [view.of(plugin, now) for plugin in self._watched.plugins()],

@@ -1,4 +1,4 @@
-"""Adapter: the process: alerts come in, groups form, people are notified, the ledger remembers.
+"""Adapter: the process: receives alerts, groups them, notifies people and keeps the ledger.
 
 On start the ledger, the outbox, the silences and the present alerts are read, so that a restart
 neither loses nor repeats a notification.
@@ -40,7 +40,7 @@ _STALE_ALERTS = prometheus_client.Counter(
 
 
 def main() -> int:
-    """Run the notifier; return its exit code."""
+    """Run the notifier and return its exit code."""
     return entry.run(
         "notifier",
         schema.Settings,
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _checked(settings: schema.Settings) -> schema.Settings:
-    """Return the settings if every receiver can be made with them. Raises CannotStart."""
+    """Return the settings if every receiver can be built from them. Raises CannotStart."""
     for receiver in settings.receivers:
         try:
             sender = factory.make(receiver, settings)
@@ -121,7 +121,7 @@ class _Notifier:
             _WAITING.labels(name).set_function(functools.partial(self._waiting_s, name))
 
     def problem(self) -> str | None:
-        """Return why the notifier is not ready, or None; a candidate for leader is ready."""
+        """Return why the notifier is not ready, or None; a standby is ready."""
         if not self._bus.link.is_connected:
             return "NATS is disconnected"
         if not self.election.is_leader:
@@ -134,7 +134,7 @@ class _Notifier:
         return self.election.is_leader and self.problem() is None
 
     def state(self) -> probes.Answer:
-        """Return every group as it stands, the silences, and the receivers that fail."""
+        """Return all groups, the silences, and the failing receivers."""
         state = {
             "acts": self.election.is_leader,
             "groups": self._machine.view(self._clock()),
@@ -146,7 +146,7 @@ class _Notifier:
         return 200, "application/json", msgspec.json.encode(state)
 
     async def run(self) -> None:
-        """Wait until we are leader, restore the state, then notify for ever."""
+        """Wait until we are the leader, restore the state, then notify people forever."""
         await self.election.wait_until_leader()
         follower = storage.follow(self._bus.link, streams.SILENCES)
         async for change in follower:
@@ -187,7 +187,7 @@ class _Notifier:
             for event in alerts:
                 self._owners.look_up(event)
         logs.logger().info(
-            "restored", entries=len(entries), pending=len(pending), alerts=len(alerts)
+            "state_restored", entries=len(entries), pending=len(pending), alerts=len(alerts)
         )
 
     async def _enqueue(self, event: grouping.Input) -> None:

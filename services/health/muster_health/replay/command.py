@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster replay`, which alerts another policy would have raised."""
+"""Adapter: the command `muster replay`: shows which alerts another policy would have raised."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ app = cyclopts.App(name="replay")
 
 
 class _Unusable(ValueError):
-    """An option cannot be used; the text says why."""
+    """An option cannot be used; the text says why not."""
 
 
 @app.default
@@ -131,6 +131,9 @@ def _episode(episode: "recording.Episode") -> dict[str, object]:
     }
 
 
+_ANSWERED: Final = {"as recorded": "answered from the recording"}
+
+
 def _text(report: Mapping[str, Any]) -> Iterator[str]:
     span, alerts, other = report["recording"], report["alerts"], report["policy"]
     yield f"recorded from {span['from'][:19]} to {span['to'][:19]} UTC, {span['entries']} entries"
@@ -158,8 +161,10 @@ def _text(report: Mapping[str, Any]) -> Iterator[str]:
         yield _line("~", alert, f"{abs(seconds):g} s {direction} with {other}")
     same = len(report["both"]) - len(moved)
     yield f"{same} {'alert is' if same == 1 else 'alerts are'} the same with both"
-    answered = ", ".join(f"{count} {how}" for how, count in sorted(report["questions"].items()))
-    yield f"questions of {other}, and how they were answered: {answered or 'none'}"
+    answered = ", ".join(
+        f"{count} {_ANSWERED.get(how, how)}" for how, count in sorted(report["questions"].items())
+    )
+    yield f"probes and queries under {other}: {answered or 'none'}"
 
 
 def _line(sign: str, alert: Mapping[str, str], remark: str) -> str:

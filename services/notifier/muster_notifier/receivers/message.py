@@ -1,4 +1,4 @@
-"""Pure: the text of a notification: lines that people can act on.
+"""Pure: the text of a notification: short lines that say what to do.
 
 Every message says what is wrong in one line, where, since when, how sure that is and why, which
 pods hold it, what to do, and one command to look closer. Whatever alerts carry, a line stays a
@@ -38,7 +38,7 @@ NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The text for people; `problem` says which template could not be used."""
+    """The text for people; `problem` describes a template that could not be used."""
 
     key: str
     title: str
@@ -67,7 +67,7 @@ def compose(
 
 
 def title(notification: notifications.Notification) -> str:
-    """Return what is wrong, or no longer wrong, in one line."""
+    """Return in one line what is wrong, or what is resolved."""
     count, ended = len(notification.firing_ids), notification.notified_total
     ended -= count
     counts = [f"{count} firing"] if count else []
@@ -85,7 +85,7 @@ def title(notification: notifications.Notification) -> str:
 
 
 def line(text: str, longest: int = LINE_MAX) -> str:
-    """Return the text on one line: alerts carry whatever drivers and kubelets write."""
+    """Return the text on one line: alerts contain texts of drivers and kubelets."""
     indent = text[: len(text) - len(text.lstrip(" "))]
     shown = indent + " ".join(
         "".join(character if character.isprintable() else " " for character in text).split()
@@ -94,33 +94,33 @@ def line(text: str, longest: int = LINE_MAX) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """Return the text, without its end if it is too long."""
+    """Return the text, cut if it is too long."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def node_name(name: str) -> str:
-    """Return a node's name for people."""
+    """Return a node's name as shown to people."""
     return "the fleet" if name == vocabulary.FLEET else name
 
 
 def format_time(at: datetime) -> str:
-    """Return a time for people."""
+    """Return a time as shown to people."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def runbooks(notification: notifications.Notification) -> list[str]:
-    """Return the runbooks of the alerts that fire."""
+    """Return the runbooks of the firing alerts."""
     return sorted({alert.runbook for alert in notification.firing if alert.runbook})
 
 
 def look_closer(notification: notifications.Notification) -> str:
-    """Return the command that shows more, empty if there is none."""
+    """Return the command that shows more details; empty if there is none."""
     nodes = sorted({alert.node for alert in notification.firing} - {vocabulary.FLEET})
     return f"muster why {nodes[0]}" if nodes else ""
 
 
 def problems_of(templates: receiver_settings.Templates) -> list[str]:
-    """Return what is wrong with templates: unknown names, a dollar sign without a name."""
+    """Return the problems of templates: unknown variables, a dollar sign without a name."""
     all_problems = []
     for name, text, names in (
         ("title", templates.title, NAMES),
@@ -165,7 +165,7 @@ def _lines(notification: notifications.Notification, alerts: str) -> list[str]:
 def alert_lines(
     notification: notifications.Notification, alert: vocabulary.AlertChanged
 ) -> list[str]:
-    """Return the lines about one alert."""
+    """Return the lines that describe one alert."""
     where = " ".join((node_name(alert.node), alert.plugin, alert.resource, devices(alert))).split()
     fires = alert.state is vocabulary.AlertState.FIRING
     span = f"since {format_time(alert.starts_at)}"
@@ -176,7 +176,8 @@ def alert_lines(
         line(f"  where: {' '.join(where)}, {span}"),
     ]
     if fires and alert.evidence:
-        lines.append(line(f"  confirmed by: {sources(alert.evidence)}"))
+        if not notification.is_test:
+            lines.append(line(f"  confirmed by: {sources(alert.evidence)}"))
         lines += [line(f"  {evidence.source}: {evidence.observed}") for evidence in alert.evidence]
     if alert.pods:
         lines.append(line(f"  pods that use it: {pods(notification, alert)}"))
@@ -186,7 +187,7 @@ def alert_lines(
 
 
 def sources(evidence: Sequence[vocabulary.Evidence]) -> str:
-    """Return which independent sources confirm it; what health adds itself is not another one."""
+    """Return the independent sources that confirm an alert; health itself does not count."""
     names = sorted({item.source for item in evidence})
     names = [source for source in names if source != "health"] or names
     if len(names) == 1:
@@ -195,7 +196,7 @@ def sources(evidence: Sequence[vocabulary.Evidence]) -> str:
 
 
 def devices(alert: vocabulary.AlertChanged) -> str:
-    """Return the devices, the first of them if there are many."""
+    """Return the device names, only the first if there are many."""
     more = alert.devices_total - len(alert.devices)
     if not alert.devices:
         return f"{more} of them" if more > 0 else ""
@@ -203,7 +204,7 @@ def devices(alert: vocabulary.AlertChanged) -> str:
 
 
 def pods(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> str:
-    """Return the pods, the first of them if there are many."""
+    """Return the pod names, only the first if there are many."""
     shown = alert.pods[:_LINE_PODS_MAX]
     more = notification.pods_of.get(alert.fingerprint, len(alert.pods)) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
@@ -255,7 +256,7 @@ def _alert_facts(
 def _filled(
     name: str, template: str | None, facts: Mapping[str, str], problems: list[str]
 ) -> str | None:
-    """Return a template with its names filled in; None if there is none, or it cannot be used."""
+    """Return a template with its variables filled in; None if it is missing or unusable."""
     if template is None:
         return None
     try:

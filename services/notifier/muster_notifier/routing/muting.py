@@ -1,4 +1,4 @@
-"""Pure: what mutes an alert now: inhibition, silences, maintenance, mute times.
+"""Pure: decides what mutes an alert now: inhibition, silences, maintenance or mute times.
 
 Inhibition: an alert that fires mutes others that only follow from it. A rule has matchers for the
 source, matchers for the target, and labels in which both must be equal; a label that neither has is
@@ -36,7 +36,7 @@ _MATCHING_MAX: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """One interval; an empty part always holds. Days of a month below 0 count from its end."""
+    """One interval; an empty part always matches. Days of a month below 0 count from its end."""
 
     times: tuple[Range, ...] = ()
     weekdays: tuple[Range, ...] = ()
@@ -46,7 +46,7 @@ class Interval:
     zone: tzinfo = UTC
 
     def contains(self, at: datetime) -> bool:
-        """Return whether it contains this moment."""
+        """Return whether the interval contains this moment."""
         here = at.astimezone(self.zone)
         minute = here.hour * 60 + here.minute
         return (
@@ -99,7 +99,7 @@ def _within(ranges: Sequence[Range], number: int) -> bool:
 def _times(first: str, end: str) -> Range:
     for text in (first, end):
         if not _CLOCK.fullmatch(text):
-            raise ValueError(f"times: {text!r} is no time of day such as 09:30")
+            raise ValueError(f"times: {text!r} is not a time of day such as 09:30")
     ranges = _minutes(first), _minutes(end)
     if ranges[0] >= ranges[1]:
         raise ValueError(f"times: {first} is not before {end}; use two ranges across midnight")
@@ -115,7 +115,7 @@ def _days(text: str) -> Range:
     ranges = _range("days_of_month", text, int, ordered=False)
     for day in ranges:
         if day == 0 or abs(day) > _DAYS_MAX:
-            raise ValueError(f"days_of_month: {day} is no day of a month")
+            raise ValueError(f"days_of_month: {day} is not a day of a month")
     if (ranges[0] < 0) == (ranges[1] < 0) and ranges[0] > ranges[1]:
         raise ValueError(f"days_of_month: {text!r} ends before it begins")
     if ranges[0] < 0 < ranges[1]:
@@ -128,7 +128,7 @@ def _range(name: str, text: str, read: Callable[[str], int], *, ordered: bool = 
     try:
         numbers = read(first), read(last if colon else first)
     except (ValueError, IndexError):
-        raise ValueError(f"{name}: {text!r} is none of these, nor a range of two") from None
+        raise ValueError(f"{name}: {text!r} is neither valid nor a valid range") from None
     if ordered and numbers[0] > numbers[1]:
         raise ValueError(f"{name}: {text!r} ends before it begins")
     return numbers
@@ -166,14 +166,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Inhibited:
-    """Which alert inhibits, by which rule."""
+    """Which alert inhibits another, and by which rule."""
 
     fingerprint: str
     rule: str
 
 
 class Inhibition:
-    """The alerts that fire and are the source of a rule."""
+    """The firing alerts that are sources of inhibition rules."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = tuple(rules)
@@ -182,7 +182,7 @@ class Inhibition:
         self._labels: dict[str, Mapping[str, str]] = {}
 
     def add_firing(self, fingerprint: str, labels: Mapping[str, str]) -> None:
-        """Add an alert that fires, or fires with other labels than before."""
+        """Add an alert that fires, or one that now fires with other labels."""
         if self._labels.get(fingerprint) == labels:
             return
         self.remove(fingerprint)
@@ -208,7 +208,7 @@ class Inhibition:
                 sources.pop(values, None)
 
     def inhibited_by(self, labels: Mapping[str, str]) -> Inhibited | None:
-        """Return what inhibits an alert with these labels, if anything does."""
+        """Return the alert that inhibits an alert with these labels, if any."""
         for rule, sources in zip(self._rules, self._sources, strict=True):
             if not matching.all_hold(rule.target, labels):
                 continue
@@ -224,7 +224,7 @@ def _values(rule: Rule, labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class Cause(enum.StrEnum):
-    """Why nobody is notified of an alert, or a whole group, now."""
+    """Why nobody is notified of an alert or a whole group now."""
 
     INHIBITED = "inhibited"
     SILENCED = "silenced"
@@ -238,7 +238,7 @@ BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
 
 
 class Muted(msgspec.Struct, frozen=True):
-    """Why, and by what: a fingerprint and a rule, a silence, a plugin, a time interval."""
+    """The cause, and what it is: a fingerprint and rule, a silence, a plugin or an interval."""
 
     cause: Cause
     by: str
@@ -268,14 +268,14 @@ class Muting:
         self._maintained: set[tuple[str, str]] = set()
 
     def observe_alert(self, alert: vocabulary.AlertChanged, labels: Mapping[str, str]) -> None:
-        """Note an alert: while it fires, it may inhibit others."""
+        """Record an alert: while it fires, it may inhibit others."""
         if alert.state is vocabulary.AlertState.FIRING:
             self._inhibition.add_firing(alert.fingerprint, labels)
         else:
             self._inhibition.remove(alert.fingerprint)
 
     def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> None:
-        """Note a verdict: maintenance of a plugin mutes its alerts."""
+        """Record a verdict: during maintenance a plugin's alerts are muted."""
         plugin = verdict.node, verdict.plugin
         if verdict.verdict is vocabulary.Verdict.MAINTENANCE:
             self._maintained.add(plugin)
@@ -283,7 +283,7 @@ class Muting:
             self._maintained.discard(plugin)
 
     def observe_silence(self, change: SilenceChanged) -> None:
-        """Note a silence."""
+        """Record a silence."""
         self._matching.clear()
         if change.silence is None:
             self._silences.pop(change.id, None)
@@ -319,7 +319,7 @@ class Muting:
         return [silence for silence, _ in self._silences.values() if silence.is_active(at)]
 
     def _silences_for(self, labels: Mapping[str, str]) -> Sequence[matching.Silence]:
-        """Return the silences that match, whenever they last; the same labels come often."""
+        """Return the silences that match, active or not; cached, as labels often repeat."""
         if not self._silences:
             # without silences a storm must not fill the cache
             return ()
