@@ -19,7 +19,8 @@ DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _QUEUE_MAX: Final = 1_000
 _HISTORY_MAX: Final = 10_000
 _QUIET_S: Final = 0.5
-_REACH_S: Final = 3.0
+REACH_S: Final = 3.0
+"""For how long NATS may not answer before a command that does not wait for it gives up."""
 
 
 async def events(
@@ -61,7 +62,7 @@ async def events(
             by_stream.setdefault(stream, []).append(subject)
         following = [asyncio.create_task(keep(s, f)) for s, f in by_stream.items()]
         try:
-            await _reach(connected, target, timeout_s=None if follow else _REACH_S)
+            await reach(connected, target, timeout_s=None if follow else REACH_S)
             for event in await _history(queue, following) if start else []:
                 if fnmatch.fnmatchcase(event.node, node):
                     yield event
@@ -76,7 +77,7 @@ async def events(
                 await asyncio.gather(*following, return_exceptions=True)
 
 
-async def _reach(connected: bus.Bus, target: str, *, timeout_s: float | None) -> None:
+async def reach(connected: bus.Bus, target: str, *, timeout_s: float | None = REACH_S) -> None:
     """Wait until NATS is reached. Raises ConnectionError when that takes too long."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -54,7 +54,8 @@ def missing(*extras: str) -> str | None:
     absent = [e for e in extras if not all(_is_there(m) for m in _NEEDS.get(e, ()))]
     if not absent:
         return None
-    return f"not installed: pip install 'muster-k8s[{','.join(absent)}]'"
+    names = ",".join(absent)
+    return f"not installed: pip install 'muster-k8s[{names}]' (or '.[{names}]' in the source tree)"
 
 
 def _run(command: str, extra: str, module: str) -> int:

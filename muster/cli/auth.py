@@ -172,17 +172,17 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
 
     def make() -> list[str]:
         if key not in keyfiles.CHANGEABLE:
-            raise ValueError(f"{key!r} is none of {', '.join(keyfiles.CHANGEABLE)}")
+            raise ValueError(f"{key!r}: must be one of {', '.join(keyfiles.CHANGEABLE)}")
         if drop:
             files = keyfiles.drop(keys, key, at=time.time())
-            then = f"Once NATS has it, what the old key of {key} signed is refused:\n"
+            then = f"Once NATS has loaded it, what the old {key} key signed is refused:\n"
             return [_written(keys, files), then, *_dropped(str(keys))]
         files = keyfiles.rotate(keys, key, at=time.time())
         option = "" if keys == _KEYS else f" --keys {shlex.quote(str(keys))}"
         by_hand = [f"\nThen {_BY_HAND[key]}."] if key in _BY_HAND else []
         return [
             _written(keys, files),
-            f"Both keys of {key} are valid, once NATS has it:\n",
+            f"Both {key} keys are valid once NATS has loaded the new accounts.conf:\n",
             *_again(str(keys), key=key),
             *by_hand,
             f"\nAt last: muster auth rotate {key} --drop{option}",
@@ -255,7 +255,7 @@ def _kept_secret(text: str, out: Path | None) -> list[str]:
     if out is None:
         return [text]
     if out.exists() and not out.is_file():
-        raise ValueError(f"--out: {out} is no file")
+        raise ValueError(f"--out: {out} is not a file")
     keyfiles.write(out, text)
     return []
 

@@ -145,5 +145,5 @@ def _name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if not _HOST.fullmatch(host):
-            raise ValueError(f"--host: {host!r} is no name or address of a host") from None
+            raise ValueError(f"--host: {host!r} is not a name or address of a host") from None
         return x509.DNSName(host)

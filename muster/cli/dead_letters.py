@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import cyclopts
+from cyclopts import Parameter
 
 from muster.cli import events, output
 from muster.nats import bus, storage, streams
@@ -15,6 +16,7 @@ app = cyclopts.App(name="dlq", help="List what could not be delivered, and send 
 _SUBJECTS: Final = "muster.dlq.>"
 _NOTIFICATION: Final = "muster.dlq.notification."
 _ID_SHOWN: Final = 12
+_Id = Annotated[str, Parameter(name="LETTER-ID")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def list_dead_letters(*, json: output.Json = False, url: events.Url = None) -> i
 
 
 @app.command
-def show(letter_id: str, *, json: output.Json = False, url: events.Url = None) -> int:
+def show(letter_id: _Id, /, *, json: output.Json = False, url: events.Url = None) -> int:
     """Print one dead letter in full.
 
     Parameters
@@ -66,7 +68,7 @@ def show(letter_id: str, *, json: output.Json = False, url: events.Url = None) -
 
 
 @app.command
-def replay(letter_id: str, *, url: events.Url = None) -> int:
+def replay(letter_id: _Id, /, *, url: events.Url = None) -> int:
     """Put dead letters back into the outbox.
 
     Parameters
@@ -144,6 +146,8 @@ async def _replay(letter_id: str, url: str | None) -> int:
             )
             where = f"back in the outbox of {letter.receiver}"
             print(f"{letter.id}: {where if is_new else f'{where} already'}")
+    if not letters and letter_id == "all":
+        return output.fail("dlq", "there are no undelivered notifications")
     if not letters:
         return output.fail("dlq", f"there is no undelivered notification {letter_id}")
     return 0

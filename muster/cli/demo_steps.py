@@ -90,7 +90,7 @@ class Steps:
         ]
 
     async def detect(self, node: str, harm: Callable[[], Awaitable[None]], verdict: Verdict) -> str:
-        """Do harm; the right verdict and its notification must follow."""
+        """Inject a fault; expect the right verdict and its notification."""
         since = asyncio.get_running_loop().time()
         await harm()
         at, change = await self._recorder.first(

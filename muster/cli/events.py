@@ -1,12 +1,14 @@
 """Adapter: NATS for the commands: `muster events`, and how the others connect and subscribe."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Annotated, Final, TypeVar
 
 import cyclopts
+import structlog
 from cyclopts import Parameter
 
 from muster import client, codec, vocabulary
@@ -59,7 +61,8 @@ def print_events(
         return output.fail("events", f"--since: {error}")
     events = client.events(type, node=node, since=start, url=url, follow=follow)
     try:
-        asyncio.run(runtime.run(_print(events, as_json=json)))
+        with outages_hidden("events" if follow else None):
+            asyncio.run(runtime.run(_print(events, as_json=json)))
     except ValueError as error:
         return output.fail("events", str(error))
     except ConnectionError as error:
@@ -75,16 +78,51 @@ def run_within(command: str, work: Coroutine[object, object, int]) -> int:
             return await work
 
     try:
-        return asyncio.run(limited())
+        with outages_hidden():
+            return asyncio.run(limited())
     except TimeoutError:
-        return output.fail(command, "NATS does not answer", code=1)
+        return output.fail(command, f"NATS has not answered for {_TIMEOUT_S:g} s", code=1)
+    except ConnectionError as error:
+        return output.fail(command, str(error), code=1)
 
 
-def connect(command: str, url: str | None) -> bus.Bus:
-    """Return a connection; by default to this machine's NATS."""
-    return bus.Bus(
-        url or client.DEFAULT_URL, producer=f"clients/{command}", name=command, owner=True
+@asynccontextmanager
+async def connect(command: str, url: str | None) -> AsyncIterator[bus.Bus]:
+    """Connect, by default to this machine's NATS. Raises ConnectionError if it does not answer."""
+    target = url or client.DEFAULT_URL
+    async with bus.Bus(
+        target, producer=f"clients/{command}", name=command, owner=True
+    ) as connected:
+        await client.reach(connected, target)
+        yield connected
+
+
+@contextmanager
+def outages_hidden(waiting: str | None = None) -> Iterator[None]:
+    """Leave lost connections out of what is logged: commands report them themselves.
+
+    `waiting` is a command that waits for ever: it says so in a sentence.
+    """
+
+    def hide(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if entry["event"] != "bus_disconnected":
+            return entry
+        if waiting:
+            output.warn(waiting, f"NATS at {entry['url']} does not answer; waiting for it")
+        raise structlog.DropEvent
+
+    before = structlog.get_config() if structlog.is_configured() else None
+    structlog.configure(
+        processors=[hide, structlog.processors.KeyValueRenderer(key_order=["event"])],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=lambda *_: logging.getLogger("muster"),
     )
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+        if before is not None:
+            structlog.configure(**before)
 
 
 class Recorder:

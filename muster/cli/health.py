@@ -8,6 +8,7 @@ import re
 import tempfile
 import urllib.parse
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -87,23 +88,31 @@ def show_node(
     node
         Its name.
     since
-        From when on changes are shown: `15m`, `2h`, `7d` ago, or a time.
+        Show changes since: `15m`, `2h`, `7d` ago, or a time.
 
     """
-    source, state, events, problems = None, None, None, list[str]()
+    source, state, now, events, problems = None, None, None, None, list[str]()
     try:
         try:
             source, nats_url, state = fetch(health)
+            now = datetime.now(UTC)
             url = url or nats_url
         except ConnectionError as error:
             problems.append(str(error))
         try:
-            events = asyncio.run(_past_events(node, since=since, url=url))
+            events = _past_events(node, since=since, url=url)
         except ConnectionError as error:
             problems.append(str(error))
     except ValueError as error:
         return output.fail("why", str(error))
-    view = why.NodeView(node=node, source=source, state=state, events=events, since=since)
+    view = why.NodeView(
+        node=node,
+        source=source,
+        state=state,
+        events=events,
+        since=since,
+        now=now,
+    )
     for problem in problems:
         output.warn("why", problem)
     unknown = why.unknown_node(view)
@@ -133,10 +142,15 @@ def fetch(address: str | None) -> tuple[str, str | None, status.State]:
     raise ConnectionError(problem)
 
 
-async def _past_events(node: str, *, since: str, url: str | None) -> list[codec.CloudEvent]:
+def _past_events(node: str, *, since: str, url: str | None) -> list[codec.CloudEvent]:
     vocabulary.node_token(node)
-    events = client.events(node=node, since=texts.since(since), url=url, follow=False)
-    return [event async for event in events]
+    past = client.events(node=node, since=texts.since(since), url=url, follow=False)
+
+    async def read() -> list[codec.CloudEvent]:
+        return [event async for event in past]
+
+    with events.outages_hidden():
+        return asyncio.run(read())
 
 
 def _checked(address: str) -> str:
@@ -148,7 +162,7 @@ def _checked(address: str) -> str:
     except ValueError:
         good = False
     if not good or not re.fullmatch(r"[!-~]+", url):
-        raise ValueError(f"{address!r} is no address of health, such as http://127.0.0.1:8080")
+        raise ValueError(f"{address!r} is not an address of health, such as http://127.0.0.1:8080")
     return url
 
 

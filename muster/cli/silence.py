@@ -2,10 +2,11 @@
 
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Annotated, Final
 
 import cyclopts
 import msgspec
+from cyclopts import Parameter
 
 from muster import commands, matching
 from muster.cli import events, output, texts
@@ -87,7 +88,9 @@ def list_silences(
 
 
 @app.command
-def expire(silence_id: str, *, url: events.Url = None) -> int:
+def expire(
+    silence_id: Annotated[str, Parameter(name="SILENCE-ID")], /, *, url: events.Url = None
+) -> int:
     """End a silence now.
 
     Parameters

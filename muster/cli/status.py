@@ -179,6 +179,8 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
         rows = [("NODE", "PLUGIN", "VERDICT", "SINCE", "DEVICES", "ALERTS")]
         rows += [_row(plugin) for plugin in shown[:most]]
         text += ["", *texts.aligned(rows), *_more(len(shown) + 1 - len(rows))]
+    elif state.plugins and all(p.verdict == vocabulary.Verdict.HEALTHY for p in state.plugins):
+        text += ["", f"all {len(state.plugins)} plugins are HEALTHY; --all lists them"]
     reported = [(p.node, p.plugin, problem) for p in shown for problem in p.problems]
     if reported:
         problems = [("NODE", "PLUGIN", "PROBLEM"), *reported[:most]]

@@ -1,6 +1,7 @@
 """Pure: what is known about one node: its state now by the health service, and its last events."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -28,6 +29,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     events: Sequence[codec.CloudEvent] | None
     since: str
     """The start of the events, as the user wrote it."""
+    now: datetime | None = None
+    """When health answered."""
 
     @property
     def plugins(self) -> list[status.Plugin]:
@@ -95,19 +98,20 @@ def lines(view: NodeView) -> list[str]:
         if not view.plugins:
             text += ["", f"{texts.plain(view.node)}: health has no plugin of this node now"]
         for plugin in view.plugins:
-            text += ["", *_plugin(plugin)]
+            text += ["", *_plugin(plugin, view.now)]
     if view.pods:
         text += ["", "pods (some may have ended)"]
         text += [f"  {texts.plain(pod)}: {texts.plain(reason)}" for pod, reason in view.pods]
     if view.events is not None:
-        text += ["", f"last changes (since {texts.plain(view.since)})"]
+        start = "last" if isinstance(texts.since(view.since), timedelta) else "since"
+        text += ["", f"last changes ({start} {texts.plain(view.since)})"]
         text += [f"  {status.at(event.time)}  {_change(event)}" for event in view.changes]
         text += [] if view.changes else ["  none"]
         text += [_CUT] if view.is_cut else []
     return text[1:] if text[:1] == [""] else text
 
 
-def _plugin(plugin: status.Plugin) -> Iterable[str]:
+def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
     verdict = plugin.verdict or status.UNKNOWN
     rule = f" ({plugin.rule})" if plugin.rule else ""
     since = status.at(plugin.since)
@@ -115,8 +119,9 @@ def _plugin(plugin: status.Plugin) -> Iterable[str]:
     yield f"  heartbeat  {_heartbeat(plugin)}"
     if plugin.is_suspended:
         yield "  suspended  many plugins went silent together: no verdict until that is over"
+    dated = _evidence_time(plugin, now)
     for evidence in plugin.evidence:
-        yield f"  evidence   {texts.plain(f'{evidence.source}: {evidence.observed}')}"
+        yield f"  evidence   {dated}{texts.plain(f'{evidence.source}: {evidence.observed}')}"
     for name in sorted({*plugin.resources, *plugin.devices}):
         yield f"  devices    {texts.plain(name)}: {plugin.devices.get(name, 'not reported')}"
     for problem in plugin.problems:
@@ -151,6 +156,15 @@ def _heartbeat(plugin: status.Plugin) -> str:
         skew = f"; its clock is {abs(plugin.clock_skew_s):.1f} s {side} health's"
     age = f"{plugin.beat_age_s:.1f} s ago, due every {plugin.interval_s:g} s"
     return f"{age}; state {texts.plain(plugin.state)}{skew}"
+
+
+def _evidence_time(plugin: status.Plugin, now: datetime | None) -> str:
+    """Return when the evidence was true, if there were heartbeats since the verdict."""
+    if plugin.since is None or now is None or plugin.beat_age_s is None:
+        return ""
+    if plugin.since >= now - timedelta(seconds=plugin.beat_age_s):
+        return ""
+    return f"at {plugin.since.astimezone():%H:%M:%S}: "
 
 
 def _change(event: codec.CloudEvent) -> str:

@@ -74,7 +74,11 @@ def test_with_the_extra_cli_alone_a_command_shows_its_help_or_names_its_extra(
     done = start("cli", site, tmp_path, "", name, "--help")
     extras = registry.COMMANDS[name].extras
     if extras:
-        problem = f"muster {name}: not installed: pip install 'muster-k8s[{','.join(extras)}]'\n"
+        names = ",".join(extras)
+        problem = (
+            f"muster {name}: not installed: pip install 'muster-k8s[{names}]' "
+            f"(or '.[{names}]' in the source tree)\n"
+        )
         assert (done.returncode, done.stdout, done.stderr) == (1, "", problem)
     else:
         assert (done.returncode, done.stderr) == (0, "")

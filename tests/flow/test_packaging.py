@@ -105,8 +105,11 @@ print(commands.muster(), commands.plugin())
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "1 1\n"
     assert done.stderr.splitlines() == [
-        "muster: not installed: pip install 'muster-k8s[cli]'",
-        "muster-plugin: not installed: pip install 'muster-k8s[plugin]'",
+        "muster: not installed: pip install 'muster-k8s[cli]' (or '.[cli]' in the source tree)",
+        (
+            "muster-plugin: not installed: pip install 'muster-k8s[plugin]' "
+            "(or '.[plugin]' in the source tree)"
+        ),
     ]
 
 

@@ -42,13 +42,41 @@ def past_events(count: int) -> list[codec.CloudEvent]:
     ]
 
 
-def test_a_healthy_fleet_is_four_lines() -> None:
+def test_a_healthy_fleet_is_counted_and_not_listed() -> None:
     assert status.lines(state(plugin("a"), plugin("b")), source="here", everything=False) == [
         "health    here",
         "plugins   2 on 2 nodes: 2 HEALTHY",
         "suspects  0 silent, 0 mass failures",
         "alerts    0 firing",
+        "",
+        "all 2 plugins are HEALTHY; --all lists them",
     ]
+    resting = state(plugin("a"), plugin("b", "MAINTENANCE"))
+    assert status.lines(resting, source="here", everything=False)[-1] == "alerts    0 firing"
+
+
+def test_evidence_older_than_the_newest_heartbeat_has_its_time() -> None:
+    def shown(beat_age_s: float | None) -> str:
+        evidence = [{"source": "heartbeat", "observed": "alive"}]
+        since = AT.isoformat()
+        fleet = state(plugin("a", since=since, evidence=evidence, beat_age_s=beat_age_s))
+        now = AT + timedelta(seconds=60)
+        view = why.NodeView(node="a", source="x", state=fleet, events=None, since="1d", now=now)
+        (line,) = [line for line in why.lines(view) if line.startswith("  evidence")]
+        return line
+
+    at = f"{AT.astimezone():%H:%M:%S}"
+    assert shown(1.0) == f"  evidence   at {at}: heartbeat: alive"
+    assert shown(60.0) == shown(61.0) == shown(None) == "  evidence   heartbeat: alive"
+
+
+def test_changes_are_shown_for_a_last_period_or_since_a_time() -> None:
+    def title(since: str) -> str:
+        view = why.NodeView(node="a", source=None, state=None, events=[], since=since)
+        return why.lines(view)[0]
+
+    assert title("15m") == "last changes (last 15m)"
+    assert title("2026-01-02T03:04:05Z") == "last changes (since 2026-01-02T03:04:05Z)"
 
 
 def test_plugins_with_problems_are_listed_first_and_healthy_ones_on_request() -> None:
@@ -188,7 +216,7 @@ def test_a_removed_node_still_has_its_last_changes() -> None:
         "",
         "a: health has no plugin of this node now",
         "",
-        "last changes (since 1d)",
+        "last changes (last 1d)",
     ]
     assert why.lines(view)[5].endswith("  plugin.stopping plugin=p reason=signal")
 

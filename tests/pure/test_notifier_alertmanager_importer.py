@@ -9,6 +9,10 @@ from muster.service import settings
 from muster_notifier.config import files, receiver_settings, schema
 from muster_notifier.routing import muting
 
+REACH = (
+    "imported with reach: loopback, as Alertmanager may send anywhere; for a public address remove "
+    "it, which refuses private addresses and this machine"
+)
 FILE = """
 global:
   resolve_timeout: 5m
@@ -119,13 +123,12 @@ def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: 
             name="pager-2",
             pagerduty=receiver_settings.PagerDuty(
                 routing_key_from=receiver_settings.Secret(file="/run/secrets/pagerduty"),
-                reach=loopback,
             ),
         ),
         receiver_settings.Receiver(
             name="slack",
             send_resolved=False,
-            slack=receiver_settings.Slack(webhook_from=inside["slack"], reach=loopback),
+            slack=receiver_settings.Slack(webhook_from=inside["slack"]),
         ),
         receiver_settings.Receiver(
             name="slack-2", teams=receiver_settings.Teams(url_from=inside["teams"], reach=loopback)
@@ -139,6 +142,41 @@ def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: 
         "slack": "https://hooks.slack.com/services/T/B/secret",
         "teams": "https://teams.example/x",
     }
+
+
+@pytest.mark.parametrize(
+    ("more", "reach"),
+    [
+        ("slack_configs: [{api_url: 'https://hooks.slack.com/services/T'}]", None),
+        ("slack_configs: [{api_url: 'https://hooks.slack-gov.com/services/T'}]", None),
+        ("slack_configs: [{api_url: 'http://127.0.0.1:9/hook'}]", "slack_configs.0.api_url"),
+        (
+            "slack_configs: [{api_url: 'https://slack.com.evil.example/T'}]",
+            "slack_configs.0.api_url",
+        ),
+        ("slack_configs: [{api_url_file: /run/secrets/slack}]", "slack_configs.0.api_url"),
+        ("pagerduty_configs: [{routing_key: k}]", None),
+        ("pagerduty_configs: [{routing_key: k, url: 'https://events.eu.pagerduty.com/v2'}]", None),
+        (
+            "pagerduty_configs: [{routing_key: k, url: 'http://10.0.0.1/'}]",
+            "pagerduty_configs.0.url",
+        ),
+        ("pagerduty_configs: [{routing_key: k, url: 'http://[/'}]", "pagerduty_configs.0.url"),
+        ("webhook_configs: [{url_file: /run/secrets/url}]", "webhook_configs.0.url"),
+    ],
+)
+def test_only_what_may_be_private_reaches_private_addresses_and_that_is_reported(
+    more: str, reach: str | None
+) -> None:
+    text = (
+        "global: {slack_api_url: 'https://hooks.slack.com/services/general'}\n"
+        f"route: {{receiver: a}}\nreceivers: [{{name: a, {more}}}]\n"
+    )
+    tree, left_out = files.translate(text.encode(), "alertmanager.yml")
+    (receiver,) = tree["receivers"]
+    (way,) = [value for value in receiver.values() if isinstance(value, dict)]
+    assert way.get("reach") == (reach and "loopback")
+    assert left_out == ([f"receivers.0.{reach}: {REACH}"] if reach else [])
 
 
 def test_its_routes_become_ours(tmp_path: Path) -> None:
@@ -202,6 +240,7 @@ def test_what_is_not_imported_is_reported(tmp_path: Path) -> None:
     )
     assert load(more, tmp_path)[1] == [
         "receivers.0.email_configs.0.html: not imported",
+        f"receivers.1.webhook_configs.0.url: {REACH}",
         "receivers.1.webhook_configs.0.http_config.proxy_url: not imported",
         "receivers.1.opsgenie_configs: not imported",
         "receivers.2: nothing of it is imported: alerts routed there notify nobody",
@@ -210,6 +249,7 @@ def test_what_is_not_imported_is_reported(tmp_path: Path) -> None:
             "receivers.4.slack_configs.0.channel: not imported: an incoming webhook has a channel"
             " of its own"
         ),
+        f"receivers.4.msteamsv2_configs.0.webhook_url: {REACH}",
         "route.group_by: no alert of muster has a label cluster",
         'route.routes.1.matchers: team="ml": no alert has a label team: not imported',
         "inhibit_rules.0.equal: no alert of muster has cluster: left out",

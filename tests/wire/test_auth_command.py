@@ -225,7 +225,7 @@ def test_a_file_of_credentials_is_readable_by_its_owner_only(tmp_path: Path, ran
         (("node", "node-a", "--valid", "99y"), "at most 10y"),
         (("reader", "--name", "two words"), "letters, digits, '-' and '_'"),
         (("reader", "--name", ""), "--name: empty"),
-        (("rotate", "operator"), "'operator' is none of answer, node, reader"),
+        (("rotate", "operator"), "'operator': must be one of answer, node, reader"),
         (("local-ca", "/proc/nowhere"), "/proc/nowhere"),
         (("local-ca", "x", "--host", "ä ö"), "--host"),
         (("init", ""), "name a directory of its own"),

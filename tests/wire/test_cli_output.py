@@ -1,4 +1,4 @@
-"""Where a command's output cannot go: a pipe that was closed, a disk that is full."""
+"""What a command prints where its output, its arguments or NATS are not as they should be."""
 
 import importlib
 import os
@@ -92,6 +92,17 @@ def test_the_list_of_commands_says_what_each_command_says_itself(name: str) -> N
     [
         (("status", "--foo"), "muster status: Unknown option: --foo.\n"),
         (("why",), 'muster why: Command "why" parameter NODE requires an argument.\n'),
+        (
+            ("silence", "expire"),
+            (
+                'muster silence expire: Command "silence expire" parameter SILENCE-ID requires an '
+                "argument.\n"
+            ),
+        ),
+        (
+            ("dlq", "show"),
+            'muster dlq show: Command "dlq show" parameter LETTER-ID requires an argument.\n',
+        ),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(
@@ -160,3 +171,31 @@ def test_a_service_command_whose_output_cannot_be_written_ends_without_a_traceba
     assert "Traceback" not in capsys.readouterr().err
     assert run(full_disk(), command, monkeypatch) == 1
     assert capsys.readouterr().err.endswith(FULL)
+
+
+NOWHERE = "nats://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("silence", "list"), ("dlq", "list"), ("events", "--no-follow")],
+    ids=" ".join,
+)
+def test_without_nats_a_command_says_where_it_looked(
+    arguments: tuple[str, ...],
+) -> None:
+    command = (sys.executable, "-m", "muster.cli", *arguments, "--url", NOWHERE)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    problem = f"muster {arguments[0]}: NATS at {NOWHERE} has not answered for 3 s\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", problem)
+
+
+def test_a_command_that_waits_for_nats_says_so() -> None:
+    command = (sys.executable, "-m", "muster.cli", "events", "--url", NOWHERE)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.terminate()
+        rest = process.stderr.read()
+    waiting = f"muster events: NATS at {NOWHERE} does not answer; waiting for it\n"
+    assert (line, rest) == (waiting, "")

@@ -669,7 +669,7 @@ def test_text_has_a_line_for_each_finding_and_then_what_fixes_it(here: Cluster) 
         "  # GPU002",
         f"  {mended} --node a --context muster --kubeconfig {here.kubeconfig}",
     ]
-    assert lines[-1] == f"{here.api.url}: 1 error (1 nodes, 1 gpuNodes)"
+    assert lines[-1] == f"{here.api.url}: 1 error (1 node, 1 GPU node)"
 
 
 def test_every_printed_command_runs_and_the_cluster_is_fine_in_the_end(

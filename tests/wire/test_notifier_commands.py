@@ -225,5 +225,7 @@ def test_dead_letters_are_listed_shown_and_replayed(tmp_path: pathlib.Path) -> N
                 assert info.state.messages == 1
             code, _, errors = await muster(url, "dlq", "replay", "4567")
             assert (code, errors) == (2, "muster dlq: there is no undelivered notification 4567\n")
+            code, _, errors = await muster(url, "dlq", "replay", "all")
+            assert (code, errors) == (2, "muster dlq: there are no undelivered notifications\n")
 
     asyncio.run(story())

@@ -137,8 +137,9 @@ _ANSWERED: Final = {"as recorded": "answered from the recording"}
 def _text(report: Mapping[str, Any]) -> Iterator[str]:
     span, alerts, other = report["recording"], report["alerts"], report["policy"]
     yield f"recorded from {span['from'][:19]} to {span['to'][:19]} UTC, {span['entries']} entries"
+    noun = "alert" if alerts["told"] == 1 else "alerts"
     yield (
-        f"{alerts['told']} alerts published; replayed, the recorded policy raises "
+        f"{alerts['told']} {noun} published; replayed, the recorded policy raises "
         f"{alerts['recorded_policy']}, and {other} {alerts['other_policy']}"
     )
     if not report["faithful"]:

@@ -2,7 +2,7 @@
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from xml.sax import saxutils
 
 import msgspec
@@ -12,6 +12,17 @@ from muster_labeler.check.findings import Finding, Id, Report, Severity
 from muster_labeler.naming import node_labels
 
 _LINES_MAX = 20
+_NOUNS = {
+    "error": ("error", "errors"),
+    "warn": ("warning", "warnings"),
+    "suggest": ("suggestion", "suggestions"),
+    "info": ("remark", "remarks"),
+    "unknown": ("unknown", "unknown"),
+    "nodes": ("node", "nodes"),
+    "gpuNodes": ("GPU node", "GPU nodes"),
+    "fusePods": ("FUSE pod", "FUSE pods"),
+}
+"""How counts are called in text, one and several; in JSON the keys are what they are."""
 _FAILING = frozenset({Severity.ERROR, Severity.WARN})
 
 
@@ -55,13 +66,20 @@ def _text(report: Report) -> Iterable[str]:
         for command, ids in commands.items():
             yield f"  # {', '.join(ids)}"
             yield findings.plain(f"  {command}")
-    summary = ", ".join(
-        f"{count} {severity}" for severity, count in report.summary.items() if count
-    )
-    checked = ", ".join(f"{count} {what}" for what, count in report.checked.items())
+    summary = _counts(report.summary)
+    checked = _counts(report.checked, with_zero=True)
     if report.findings:
         yield ""
     yield f"{report.cluster}: {summary or 'nothing found'} ({checked})"
+
+
+def _counts(counts: Mapping[str, int], *, with_zero: bool = False) -> str:
+    """Return counts in plain words."""
+    return ", ".join(
+        f"{count} {_NOUNS[what][count != 1]}"
+        for what, count in counts.items()
+        if count or with_zero
+    )
 
 
 def _commands(findings: Iterable[Finding]) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     # the commands import it when they are called
     from muster.kubernetes import api as kubernetes_api
 
-Flag = Annotated[bool, Parameter(negative="")]
+Flag = output.Flag
 
 _DURATION: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
@@ -56,7 +56,10 @@ class ClusterOptions:
 
     context: str | None = None
     kubeconfig: str | None = None
-    timeout: Annotated[float, Parameter(converter=_seconds)] = 20.0
+    timeout: Annotated[
+        float,
+        Parameter(converter=_seconds, metavar="DURATION", show_default="{:g}s".format),
+    ] = 20.0
     aliases: Path | None = None
     muster_namespace: str = "muster"
 
@@ -78,7 +81,7 @@ class WriteOptions:
 
     """
 
-    node: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    node: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
     yes: Flag = False
     rate: float = 100.0
     json: output.Json = False
@@ -152,7 +155,7 @@ def seconds(text: str) -> float:
     match = _DURATION.fullmatch(text)
     value = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
     if value <= 0:
-        raise ValueError(f"{text!r} is no duration such as 20s")
+        raise ValueError(f"{text!r} is not a duration such as 20s")
     return value
 
 

@@ -22,6 +22,14 @@ _WHY: Final = {
     "global.resolve_timeout": "not needed: health reports itself when an alert is resolved",
     "templates": "not imported: docs/notifier.md describes templates of muster",
 }
+_PUBLIC: Final = re.compile(
+    r"https://[a-z0-9.-]+\.(?:(?:slack|slack-gov|pagerduty|webhook\.office|logic\.azure"
+    r"|api\.powerplatform)\.com)(?:/.*)?"
+)
+_REACH_WHY: Final = (
+    "imported with reach: loopback, as Alertmanager may send anywhere; for a public address remove "
+    "it, which refuses private addresses and this machine"
+)
 _NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _SMTP_PORT: Final = 25
 _SMTPS_PORT: Final = 465
@@ -227,7 +235,7 @@ def _webhook(section: _Section, _: _Section) -> Tree | None:
     url = section.secret("url")
     if url is None:
         return None
-    settings: Tree = {"url_from": url, "format": "alertmanager", "reach": "loopback"}
+    settings: Tree = {"url_from": url, "format": "alertmanager", **_reach(section, "url")}
     if section.get("max_alerts"):
         settings["max_alerts"] = section.get("max_alerts")
     if section.get("timeout"):
@@ -254,7 +262,9 @@ def _slack(section: _Section, general: _Section) -> Tree | None:
     if url is None:
         section.differ("", "not imported: no api_url")
         return None
-    return {"slack": {"webhook_from": url, "reach": "loopback"}}
+    written = section if section.secret("api_url") else general
+    key = "api_url" if section.secret("api_url") else "slack_api_url"
+    return {"slack": {"webhook_from": url, **_reach(section, "api_url", written.get(key))}}
 
 
 def _pagerduty(section: _Section, general: _Section) -> Tree | None:
@@ -264,8 +274,10 @@ def _pagerduty(section: _Section, general: _Section) -> Tree | None:
         section.differ("", "not imported: no routing_key (Events API v1 is not supported)")
         return None
     url = section.get("url") or general.get("pagerduty_url")
-    settings: Tree = {"routing_key_from": key, "reach": "loopback"}
-    return {"pagerduty": settings | ({"url": str(url)} if url else {})}
+    settings: Tree = {"routing_key_from": key}
+    if url:
+        settings |= {"url": str(url), **_reach(section, "url", url)}
+    return {"pagerduty": settings}
 
 
 def _email(section: _Section, general: _Section) -> Tree | None:
@@ -304,7 +316,15 @@ def _email(section: _Section, general: _Section) -> Tree | None:
 def _teams(section: _Section, _: _Section) -> Tree | None:
     url = section.secret("webhook_url")
     section.leave_out_others("webhook_url", "webhook_url_file", "send_resolved")
-    return None if url is None else {"teams": {"url_from": url, "reach": "loopback"}}
+    return {"teams": {"url_from": url, **_reach(section, "webhook_url")}} if url else None
+
+
+def _reach(section: _Section, key: str, url: object = None) -> Tree:
+    """Return how far a URL may lead: as far as Alertmanager lets it, except to a public host."""
+    if _PUBLIC.fullmatch(str(url or section.get(key))):
+        return {}
+    section.differ(key, _REACH_WHY)
+    return {"reach": "loopback"}
 
 
 _WAYS: Final[Mapping[str, Callable[[_Section, _Section], Tree | None]]] = {
