@@ -20,7 +20,7 @@ __all__ = ["CloudEvent", "MalformedEvent", "__version__", "events"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the SDK when it is first used: a plugin registers before it ever needs NATS."""
+    """Import the SDK when it is first used, as a plugin registers before it needs NATS."""
     if name in {"CloudEvent", "MalformedEvent"}:
         from muster import codec  # noqa: PLC0415  # the point of this function
 

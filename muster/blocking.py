@@ -26,7 +26,7 @@ class Serial:
         return self._last is not None and not self._last.done()
 
     async def run(self, call: Callable[[], Result], *, timeout_s: float | None = None) -> Result:
-        """Return what `call` returns. Raises what it raises, or TimeoutError.
+        """Return the result of `call`. Raises its exceptions, or TimeoutError.
 
         A caller that stops waiting leaves the call running; the next one begins after it.
         """
@@ -48,7 +48,7 @@ class Latest(Generic[Result]):
         self._serial = Serial()
 
     async def refresh(self, call: Callable[[], Result], *, timeout_s: float) -> Result:
-        """Return what `call` returns, or the result before it if it does not return in time.
+        """Return the result of `call`, or the previous result if it does not return in time.
 
         A call that is known to hang is not waited for again.
         """

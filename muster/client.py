@@ -31,7 +31,7 @@ async def events(
     url: str | None = None,
     follow: bool = True,
 ) -> AsyncGenerator[codec.CloudEvent, None]:
-    """Yield every event whose type and node match two shell patterns, for ever.
+    """Yield every event whose type and node match two shell patterns, until closed.
 
     `since` is where to start: a time, or that long ago; by default now. Past events come in the
     order of their times, up to 10,000 of them; with `follow` False nothing comes after them. `url`
@@ -90,7 +90,7 @@ async def reach(connected: bus.Bus, target: str, *, timeout_s: float | None = RE
 async def _history(
     queue: asyncio.Queue[codec.CloudEvent], following: list[asyncio.Task[None]]
 ) -> list[codec.CloudEvent]:
-    """Return the events that come until there is a short pause, in the order of their times."""
+    """Return the events that arrive before the first short pause, ordered by time."""
     past: list[codec.CloudEvent] = []
     with contextlib.suppress(TimeoutError):
         while len(past) < _HISTORY_MAX:
@@ -102,7 +102,7 @@ async def _history(
 async def _next(
     queue: asyncio.Queue[codec.CloudEvent], following: list[asyncio.Task[None]]
 ) -> codec.CloudEvent:
-    """Return the next event, or raise what ended one of the followers."""
+    """Return the next event, or raise the error that ended a subscription."""
     getting = asyncio.ensure_future(queue.get())
     try:
         await asyncio.wait([getting, *following], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Pure: encodes and decodes events and heartbeats; MalformedEvent says why bytes are neither.
+"""Pure: encodes and decodes events and heartbeats; MalformedEvent says why a message is invalid.
 
 Events travel as CloudEvents 1.0 in structured JSON mode, so that any tool can read them; heartbeats
 as compact JSON. The sender is known by the subject, not by the payload: permissions bind a sender
@@ -65,11 +65,11 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def node(self) -> str:
-        """The node this event is about."""
+        """The node that this event is about."""
         return self.data.node
 
     def precedes(self, other: "CloudEvent") -> bool:
-        """Return whether this fact is older than `other`: a redelivered message comes late.
+        """Return whether this event is older than `other`, as redelivered messages arrive late.
 
         One producer numbers its own events, also when their stream was lost and created again;
         between producers the stream's order decides.
@@ -79,7 +79,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.position < other.position
 
     def __str__(self) -> str:
-        """One readable line."""
+        """Return the event as one readable line."""
         names = [f for f in self.data.__struct_fields__ if f not in {"node", "at"}]
         facts = {name: msgspec.to_builtins(getattr(self.data, name)) for name in names}
         shown = " ".join(f"{name}={_short(value)}" for name, value in facts.items() if value)
@@ -134,7 +134,7 @@ def encode(
 
 
 def dump(event: CloudEvent) -> bytes:
-    """Return an event as CloudEvents 1.0 JSON; an event from `decode` is written as it was."""
+    """Return an event as CloudEvents 1.0 JSON; one from `decode` is written unchanged."""
     return msgspec.json.encode(
         _Envelope(
             specversion="1.0",
@@ -197,7 +197,7 @@ def encode_heartbeat(heartbeat: vocabulary.Heartbeat) -> bytes:
 
 
 def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabulary.Heartbeat:
-    """Return the heartbeat; with `subject`, only if it came on its sender's own.
+    """Return the heartbeat; with `subject`, only if that is its sender's own subject.
 
     Raises MalformedEvent.
     """

@@ -88,7 +88,7 @@ def _is_there(module: str) -> bool:
 
 
 def user_name() -> str:
-    """Return the user's name; in a container, which may have no names, the number."""
+    """Return the user's name, or the user id where it has no name, as in containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""Adapter: HTTP out: one request a connection, within a time, to addresses that may be checked.
+"""Adapter: an HTTP client: one request per connection, with a time limit and checked addresses.
 
 A host is looked up once for each request. All its addresses are passed to `check`, and the
 connection goes to one of these, whatever the name server answers later (DNS rebinding). An address
@@ -43,7 +43,7 @@ class ForbiddenAddress(Exception):
 
 
 class Unanswered(OSError):
-    """There is no answer. `reason` is the error behind it, in terms of the standard library.
+    """No answer came. `reason` is the cause, as an exception of the standard library.
 
     That is a TimeoutError, an OSError (`socket.gaierror`, `ssl.SSLError`, ConnectionError, ...),
     an EOFError when the connection was closed, or a ValueError when the answer is not HTTP.
@@ -57,7 +57,7 @@ class Unanswered(OSError):
 
 
 class Read(enum.Enum):
-    """What is read of an answer's body: all, that of a refusal, or none, as it may never end."""
+    """How much of a body is read: all, only that of a refusal, or nothing if it never ends."""
 
     BODY = enum.auto()
     REFUSAL = enum.auto()
@@ -85,7 +85,7 @@ class Endpoint:
         check: Check | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Raise ValueError if this is no URL of HTTP."""
+        """Raise ValueError if this is not an HTTP URL."""
         split = urllib.parse.urlsplit(url)
         if split.scheme not in {"http", "https"} or not split.hostname:
             raise ValueError("a URL such as https://host/path is expected")
@@ -168,7 +168,7 @@ class Endpoint:
 
 
 class _Resolver(aiohttp.abc.AbstractResolver):
-    """Gives the connector the addresses that were checked last, and no others.
+    """Resolves the host to the addresses that were checked last, and no others.
 
     A name server that does not answer costs one thread, and delays no other endpoint.
     """
@@ -181,7 +181,7 @@ class _Resolver(aiohttp.abc.AbstractResolver):
         self._addresses: list[str] = []
 
     async def refresh(self) -> None:
-        """Look the host up, and check all its addresses. Raises OSError and ForbiddenAddress."""
+        """Resolve the host and check all its addresses. Raises OSError and ForbiddenAddress."""
         addresses = await self._look_up()
         refusal = self._check(addresses) if self._check is not None else None
         if refusal is not None:
@@ -220,11 +220,11 @@ class _Resolver(aiohttp.abc.AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Keep everything: the resolver outlives the session of one request."""
+        """Close nothing, as the resolver outlives the session of one request."""
 
 
 class _Content(aiohttp.payload.BytesPayload):
-    """A request's body that notes when all of it has been written, and where to."""
+    """A request body that records when it was completely written, and to which transport."""
 
     is_sent = False
     _transport: asyncio.Transport | None = None
@@ -238,7 +238,7 @@ class _Content(aiohttp.payload.BytesPayload):
         self.is_sent = True
 
     def abort(self) -> None:
-        """Close the connection, also if the server does not read: it would stay open."""
+        """Abort the connection, which would stay open if the server does not read."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -260,7 +260,7 @@ def _is_short_address(host: str) -> bool:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return the one context of all endpoints: each would hold all certificates of the machine."""
+    """Return the TLS context that all endpoints share, as each would hold all certificates."""
     return ssl.create_default_context()
 
 
@@ -282,13 +282,13 @@ async def _beginning(content: aiohttp.StreamReader) -> bytes:
 
 
 def _address_text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """Return the text of an address, which before Python 3.13 differs for mapped addresses."""
+    """Return an address as text, the same for mapped addresses on every Python version."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(address) if mapped is None else f"::ffff:{mapped}"
 
 
 def _reason(error: Exception) -> Exception:
-    """Return an error of aiohttp in terms of the standard library."""
+    """Convert an error of aiohttp to one of the standard library."""
     match error:
         case aiohttp.ClientConnectorCertificateError():
             return error.certificate_error

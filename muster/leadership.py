@@ -1,4 +1,4 @@
-"""Adapter: leader election as services see it, by a NATS lock or a Kubernetes Lease, and its clock.
+"""Adapter: the interface of leader election, by a NATS lock or a Kubernetes Lease, and its clock.
 
 Only one of several replicas may act. The right to act is a *term*: a number that grows with every
 change of leader (fencing token). It can end merely because time passes, so it is checked before
@@ -16,7 +16,7 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """Who leads, empty if nobody knows; and our term, None if we do not lead."""
+    """The leader, empty if unknown; and our term, None if we do not lead."""
 
     leader: str
     term: int | None
@@ -27,14 +27,14 @@ OnChange = Callable[[Leadership, Leadership], None]
 
 
 class Election(Protocol):
-    """One candidate. An async context manager: entering it begins to run, leaving it resigns."""
+    """One candidate: an async context manager that starts its candidacy, and resigns at exit."""
 
     @property
     def current(self) -> Leadership:
-        """The last state that was reported; whether we may still act, only `term` says."""
+        """The last reported state; only `term` says whether we may still act."""
 
     async def __aenter__(self) -> Self:
-        """Begin to run for leader; never waits."""
+        """Start the candidacy, without waiting."""
 
     async def __aexit__(self, *_: object) -> None:
         """Resign, so that the next leader can take over at once."""
@@ -46,13 +46,13 @@ class Election(Protocol):
         """Return whether we may act right now, and have led in this term without a break."""
 
     def problem(self) -> str | None:
-        """Return why nobody knows who leads, once that lasts too long; otherwise None."""
+        """Return why the leader has been unknown for too long; otherwise None."""
 
     def terms(self) -> AsyncIterator[int | None]:
         """Yield our present term, None if we do not lead, then every change."""
 
     async def failed(self) -> None:
-        """Never return; raise what ended the candidacy by mistake, if anything does."""
+        """Wait for ever; raise the error if the candidacy ends unexpectedly."""
 
 
 def now() -> float:

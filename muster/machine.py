@@ -15,10 +15,10 @@ class Machine(Protocol[In_contra, Out_co]):
     """A state machine that `drive` can drive."""
 
     def receive(self, event: In_contra, now: float) -> Sequence[Out_co]:
-        """Handle one input; return the actions it leads to, in order."""
+        """Handle one input; return the resulting actions, in order."""
 
     def tick(self, now: float) -> Sequence[Out_co]:
-        """Do what is due at `now`; afterwards `next_deadline` lies after `now`."""
+        """Perform what is due at `now`; afterwards `next_deadline` is later than `now`."""
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed, or None if only an input can change anything."""
@@ -29,7 +29,7 @@ Out = TypeVar("Out")
 
 
 class MachineRunner(NamedTuple, Generic[In, Out]):
-    """`send` gives the machine an input; `drive` runs it for ever, and has its outputs acted on."""
+    """Runs a machine: `send` gives it an input; `drive` runs it and executes its actions."""
 
     send: Callable[[In], None]
     drive: Callable[

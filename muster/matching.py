@@ -1,4 +1,4 @@
-"""Pure: label matchers in Alertmanager's syntax, and the silences that are made of them.
+"""Pure: label matchers in Alertmanager's syntax, and silences, which consist of them.
 
 A matcher reads `severity="critical"` or `node=~"gpu-.*"`; a missing label is empty. Regular
 expressions match whole values, as in Alertmanager (prometheus/alertmanager pkg/labels/matcher.go),
@@ -51,7 +51,7 @@ class Matcher:
     pattern: "re2._Regexp | None" = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        """Return it in Alertmanager's syntax."""
+        """Return the matcher in Alertmanager's syntax."""
         value = self.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'{self.name}{self.operator}"{value}"'
 
@@ -122,7 +122,7 @@ def parse(text: str) -> tuple[Matcher, ...]:
 
 
 def parse_all(texts: Iterable[str]) -> tuple[Matcher, ...]:
-    """Return the matchers in several texts; all of them must hold."""
+    """Return the matchers in several texts, all of which must match."""
     return tuple(parsed for text in texts for parsed in parse(text))
 
 
@@ -164,7 +164,7 @@ class MalformedSilence(ValueError):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """While it is active, nobody is notified of alerts whose labels meet every matcher."""
+    """A silence: while it is active, nobody is notified of alerts that meet every matcher."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
     matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]
@@ -174,7 +174,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     comment: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
 
     def __post_init__(self) -> None:
-        """Refuse a silence that could match nothing, or everything."""
+        """Refuse a silence that would match nothing or everything."""
         for name, at in (("starts_at", self.starts_at), ("ends_at", self.ends_at)):
             if at.tzinfo is None:
                 raise ValueError(f"{name}: a time without a time zone")
@@ -186,11 +186,11 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("matchers: these match everything; ask for at least one label")
 
     def is_active(self, at: datetime) -> bool:
-        """Return whether it silences alerts at this time."""
+        """Return whether the silence is active at this time."""
         return self.starts_at <= at < self.ends_at
 
     def expired(self, at: datetime) -> "Silence":
-        """Return a copy that ends at this time, if it has not ended before."""
+        """Return a copy that ends at this time, or earlier if it has already ended."""
         ends_at = min(self.ends_at, max(at, self.starts_at))
         return msgspec.structs.replace(self, ends_at=ends_at)
 

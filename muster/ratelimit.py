@@ -12,7 +12,7 @@ Key = TypeVar("Key")
 
 
 class TokenBucket:
-    """Holds `burst` tokens at most, full at first, and gains `per_s` every second."""
+    """A token bucket: starts full with `burst` tokens, and gains `per_s` every second."""
 
     __slots__ = ("_burst", "_left", "_per_s", "_tokens", "_updated_at")
 
@@ -24,35 +24,35 @@ class TokenBucket:
         self._updated_at = now
 
     def has_token(self, now: float) -> bool:
-        """Return whether there is a token to take."""
+        """Return whether a token is available."""
         self._fill(now)
         return self._tokens >= 1.0
 
     def is_full(self, now: float) -> bool:
-        """Return whether it is as if it had never been used."""
+        """Return whether the bucket is full."""
         self._fill(now)
         return self._tokens >= self._burst
 
     def try_take(self, now: float) -> bool:
-        """Take a token if there is one, and return whether there was."""
+        """Take a token if one is available; return whether it was."""
         if not self.has_token(now):
             return False
         self.take(now)
         return True
 
     def take(self, now: float, *, count: int = 1) -> None:
-        """Take tokens, also those that it does not have yet: the next ones come later then."""
+        """Take tokens, even future ones, which delays the next."""
         self._fill(now)
         self._tokens -= count
         self._left = self._tokens
 
     def refill_from(self, now: float) -> None:
-        """Discard what was gained since tokens were last taken, and gain again from now on."""
+        """Discard the tokens gained since the last were taken; gain again from now on."""
         self._fill(now)
         self._tokens = min(self._tokens, self._left)
 
     def ready_at(self, now: float) -> float:
-        """Return when there is a token: now or later."""
+        """Return when the next token is available: now or later."""
         if self.has_token(now):
             return now
         return now + (1.0 - self._tokens) / self._per_s
@@ -79,7 +79,7 @@ class KeyedBuckets(Generic[Key]):
         """Least recently used first."""
 
     def try_take(self, key: Key, now: float) -> bool:
-        """Take a token of this key if there is one, and return whether there was."""
+        """Take a token of this key if one is available; return whether it was."""
         bucket = self._buckets.pop(key, None)
         if bucket is None:
             bucket = TokenBucket(per_s=self._per_s, burst=self._burst, now=now)

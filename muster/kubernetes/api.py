@@ -75,7 +75,7 @@ class _List(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The API's answer; status 0 means that there was none, and `body` says why.
+    """The API's answer; status 0 means no answer, and `body` says why.
 
     `date` is the time on its clock, `wait_s` how long it asks us to wait (Retry-After).
     """
@@ -93,7 +93,7 @@ class Answer:
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether we lack the permission."""
+        """Whether the request failed because we lack the permission."""
         return self.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
     @property
@@ -130,7 +130,7 @@ async def find(
     attempts: int | None = None,
     timeout_s: float = _CREDENTIALS_S,
 ) -> "Api":
-    """Return the API of a kubeconfig, else of the cluster this runs in. Raises NoCluster."""
+    """Return the API of a kubeconfig, else of the surrounding cluster. Raises NoCluster."""
     from muster.kubernetes import client  # noqa: PLC0415  # see above
 
     try:
@@ -157,7 +157,7 @@ class Api:
         self.context = where.context
 
     def now(self) -> datetime | None:
-        """Return the time on the API server's clock, within a second; None if unknown."""
+        """Return the API server's time to within a second; None if unknown."""
         if self._server_time is None:
             return None
         date, at = self._server_time
@@ -181,7 +181,7 @@ class Api:
         attempts: int | None = None,
         body_bytes_max: int = _BODY_BYTES_MAX,
     ) -> Answer:
-        """Return the API's answer; repeat the request while there is time and it may succeed.
+        """Send a request; repeat it while there is time and it may succeed; return the answer.
 
         A body of more than `body_bytes_max` is an error.
         """
@@ -244,7 +244,7 @@ class Api:
     async def watch(
         self, path: str, query: Mapping[str, str], *, idle_s: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a watch until it ends. Raises Refused, and what `LOST` names.
+        """Yield the lines of a watch until it ends. Raises Refused and the exceptions in `LOST`.
 
         A watch without a line for `idle_s`, not even a bookmark, is lost: TimeoutError.
         """
@@ -318,7 +318,7 @@ class Api:
 
 
 async def _body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Return a whole body. Raises ConnectionError for one that is too large."""
+    """Read a whole body. Raises ConnectionError if it is too large."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk

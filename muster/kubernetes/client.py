@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes client library: finds a cluster and our credentials, and nothing more."""
+"""Adapter: the Kubernetes client library: only finds a cluster and our credentials."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ class NoCluster(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """How to reach an API; `context` is the one of the kubeconfig, if it was one."""
+    """How to reach an API; `context` names the kubeconfig's context, if one is used."""
 
     configuration: Configuration
     context: str | None = None
@@ -49,7 +49,7 @@ class Where:
 
 
 async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float) -> Where:
-    """Return how to reach the API of a kubeconfig, else of the cluster this runs in.
+    """Return how to reach the API of a kubeconfig, else of the surrounding cluster.
 
     Like kubectl: of several files those that exist, and the first `current-context` in them. A
     program that provides credentials may take `timeout_s`. Raises NoCluster.
@@ -84,7 +84,7 @@ async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float
 
 @contextlib.contextmanager
 def _captured_errors() -> Iterator[list[str]]:
-    """Yield what the library only logs: that it could not get credentials."""
+    """Collect the credential errors that the library only logs."""
     errors: list[str] = []
 
     class Capture(logging.Handler):
@@ -100,7 +100,7 @@ def _captured_errors() -> Iterator[list[str]]:
 
 
 def _files(paths: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Return the files that exist with the context that each names. Raises OSError.
+    """Return the kubeconfig files that exist, each with its current context. Raises OSError.
 
     The library prints a warning for a missing file, and lets the last named context win.
     """

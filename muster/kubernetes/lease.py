@@ -47,7 +47,7 @@ class Lease:
     ) -> None:
         self.identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
         self.current = leadership.Leadership(leader="", term=None)
-        """The last state that was reported; whether we may still act, only `term` says."""
+        """The last reported state; only `term` says whether we may still act."""
         self._api = api
         self._path = f"{_NAMESPACES}/{namespace}/leases"
         self._name = name
@@ -64,12 +64,12 @@ class Lease:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to ask for the Lease."""
+        """Start trying to take the Lease."""
         self._task = asyncio.create_task(self._keep())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Release it, so that the next replica can have it at once."""
+        """Release the Lease, so that the next replica can take it at once."""
         assert self._task is not None, "left without being entered"
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -99,7 +99,7 @@ class Lease:
                     await self._changed.wait()
 
     async def failed(self) -> None:
-        """Raise what ended our asking, if anything does: then nobody would renew the Lease."""
+        """Raise the error that ended our renewals, as nobody would renew the Lease any more."""
         assert self._task is not None, "awaited before being entered"
         await asyncio.wait([self._task])
         self._task.result()
@@ -136,7 +136,7 @@ class Lease:
             self._until = asked_at + self._duration_s * (1 - _MARGIN)
 
     async def _claim(self, lease: objects.Lease | None, timeout_s: float) -> int | None:
-        """Write ourselves into the Lease as it was read; return our term, None if that failed."""
+        """Write ourselves as holder of the Lease just read; return our term, None on failure."""
         transitions = (lease.spec.lease_transitions or 0) if lease and lease.spec else 0
         is_renewal = lease is not None and lease.holder == self.identity and self.term() is not None
         term = transitions if is_renewal else transitions + 1

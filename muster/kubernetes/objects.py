@@ -1,4 +1,4 @@
-"""Pure: the objects of the Kubernetes API, as far as muster reads them.
+"""Pure: the objects and fields of the Kubernetes API that muster reads.
 
 Every field may be absent or null, every other field is skipped while decoding, and times stay text
 until somebody asks for them: one odd value must not cost the object. Properties give what is absent
@@ -17,23 +17,23 @@ _NOTHING: Final[Labels] = {}
 
 
 class Object(msgspec.Struct, frozen=True, rename="camel"):
-    """Camel case, as the API writes it."""
+    """Base of all objects; field names are in camel case in JSON, as the API writes them."""
 
 
 class ManagedFields(Object, frozen=True):
-    """Which manager owns which fields, and since when."""
+    """Which fields a manager owns, and since when."""
 
     manager: str = ""
     time: str | None = None
     fields_v1: msgspec.Raw = msgspec.field(name="fieldsV1", default=msgspec.Raw(b"null"))
 
     def owns(self, field: str) -> bool:
-        """Return whether a field of this name is among them, wherever it stands."""
+        """Return whether a field of this name, at any depth, is among the owned fields."""
         return f'"f:{field}"'.encode() in bytes(self.fields_v1)
 
 
 class Metadata(Object, frozen=True):
-    """What every object has; times are the API server's."""
+    """The metadata of an object; times are the API server's."""
 
     name: str = ""
     namespace: str = ""
@@ -47,33 +47,33 @@ class Metadata(Object, frozen=True):
 
     @property
     def created_at(self) -> datetime | None:
-        """Return when it was created."""
+        """Return when the object was created."""
         return parse_time(self.creation_timestamp)
 
     @property
     def is_being_deleted(self) -> bool:
-        """Return whether somebody has deleted it and it only waits for its finalizers."""
+        """Return whether the object was deleted and only waits for its finalizers."""
         return self.deletion_timestamp is not None
 
 
 class HasMetadata(Object, frozen=True):
-    """Anything with metadata."""
+    """Any object, reduced to its metadata."""
 
     metadata: Metadata = Metadata()
 
     @property
     def labels(self) -> Labels:
-        """Return its labels."""
+        """Return the object's labels."""
         return self.metadata.labels or _NOTHING
 
     @property
     def annotations(self) -> Labels:
-        """Return its annotations."""
+        """Return the object's annotations."""
         return self.metadata.annotations or _NOTHING
 
 
 class Condition(Object, frozen=True):
-    """Of a node or a pod; `status` is True, False or Unknown."""
+    """A condition of a node or a pod; `status` is True, False or Unknown."""
 
     type: str = ""
     status: str = ""
@@ -91,27 +91,27 @@ class Requirement(Object, frozen=True):
 
 
 class LabelSelector(Object, frozen=True):
-    """Everything in it must hold."""
+    """A label selector; all its requirements must match."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[Requirement, ...] | None = None
 
 
 class NodeSelectorTerm(Object, frozen=True):
-    """Everything in it must hold; of several terms, one."""
+    """All requirements of a term must match; any one term is enough."""
 
     match_expressions: tuple[Requirement, ...] | None = None
     match_fields: tuple[Requirement, ...] | None = None
 
 
 class NodeSelector(Object, frozen=True):
-    """Several terms, of which one must hold."""
+    """A node selector; one matching term is enough."""
 
     node_selector_terms: tuple[NodeSelectorTerm, ...] | None = None
 
 
 class NodeAffinity(Object, frozen=True):
-    """Which nodes a pod may be scheduled to."""
+    """The node affinity of a pod: which nodes it may be scheduled to."""
 
     required: NodeSelector | None = msgspec.field(
         name="requiredDuringSchedulingIgnoredDuringExecution", default=None
@@ -119,13 +119,13 @@ class NodeAffinity(Object, frozen=True):
 
 
 class Affinity(Object, frozen=True):
-    """Of these only the nodes'."""
+    """The affinity of a pod, of which only the node affinity is read."""
 
     node_affinity: NodeAffinity | None = None
 
 
 class Taint(Object, frozen=True):
-    """Keeps pods off a node that do not tolerate it."""
+    """A taint, which keeps pods that do not tolerate it off a node."""
 
     key: str = ""
     value: str = ""
@@ -133,7 +133,7 @@ class Taint(Object, frozen=True):
 
 
 class Toleration(Object, frozen=True):
-    """What a pod tolerates; an empty key or effect is any."""
+    """A toleration; an empty key or effect matches any taint."""
 
     key: str = ""
     operator: str = ""
@@ -142,7 +142,7 @@ class Toleration(Object, frozen=True):
 
 
 class NodeSpec(Object, frozen=True):
-    """What others say about a node."""
+    """The specification of a node: provider id, taints, and whether it is cordoned."""
 
     provider_id: str = msgspec.field(name="providerID", default="")
     unschedulable: bool = False
@@ -150,13 +150,13 @@ class NodeSpec(Object, frozen=True):
 
 
 class NodeInfo(Object, frozen=True):
-    """What runs on a node."""
+    """The software of a node, of which only the container runtime is read."""
 
     container_runtime_version: str = ""
 
 
 class NodeStatus(Object, frozen=True):
-    """What the kubelet reports."""
+    """The status that the kubelet reports."""
 
     capacity: dict[str, str | int] | None = None
     allocatable: dict[str, str | int] | None = None
@@ -172,12 +172,12 @@ class Node(HasMetadata, frozen=True):
 
     @property
     def taints(self) -> tuple[Taint, ...]:
-        """Return its taints."""
+        """Return the node's taints."""
         return (self.spec.taints if self.spec else None) or ()
 
     @property
     def capacity(self) -> Mapping[str, str | int]:
-        """Return its resources, as quantities."""
+        """Return the node's resources, as quantities."""
         return (self.status.capacity if self.status else None) or {}
 
     @property
@@ -187,19 +187,19 @@ class Node(HasMetadata, frozen=True):
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """Return its conditions."""
+        """Return the conditions, empty without a status."""
         return (self.status.conditions if self.status else None) or ()
 
 
 class ResourceRequirements(Object, frozen=True):
-    """What a container asks for."""
+    """The resources that a container requests."""
 
     requests: dict[str, str | int] | None = None
     limits: dict[str, str | int] | None = None
 
 
 class EnvVar(Object, frozen=True):
-    """A variable of a container's environment."""
+    """An environment variable of a container."""
 
     name: str = ""
     value: str = ""
@@ -217,7 +217,7 @@ class Container(Object, frozen=True):
 
 
 class PodSpec(Object, frozen=True):
-    """What a pod is to be, also in a template."""
+    """The specification of a pod, also in a pod template."""
 
     node_name: str = ""
     node_selector: dict[str, str] | None = None
@@ -229,7 +229,7 @@ class PodSpec(Object, frozen=True):
 
 
 class ContainerStateDetail(Object, frozen=True):
-    """Why a container waits, since when it runs, or how it ended."""
+    """Details of one container state: why it waits, since when it runs, or how it ended."""
 
     reason: str = ""
     message: str = ""
@@ -237,7 +237,7 @@ class ContainerStateDetail(Object, frozen=True):
 
 
 class ContainerState(Object, frozen=True):
-    """One of the three."""
+    """The state of a container: waiting, running or terminated."""
 
     waiting: ContainerStateDetail | None = None
     running: ContainerStateDetail | None = None
@@ -245,7 +245,7 @@ class ContainerState(Object, frozen=True):
 
 
 class ContainerStatus(Object, frozen=True):
-    """How a container is doing."""
+    """The status of a container."""
 
     name: str = ""
     ready: bool = False
@@ -255,7 +255,7 @@ class ContainerStatus(Object, frozen=True):
 
 
 class PodStatus(Object, frozen=True):
-    """What the kubelet reports."""
+    """The status that the kubelet reports."""
 
     phase: str = ""
     start_time: str | None = None
@@ -272,33 +272,33 @@ class Pod(HasMetadata, frozen=True):
 
     @property
     def node_name(self) -> str:
-        """Return the node that it is bound to, empty if it is to none."""
+        """Return the node that the pod is bound to; empty if it is not bound."""
         return self.spec.node_name if self.spec else ""
 
     @property
     def phase(self) -> str:
-        """Return its phase."""
+        """Return the pod's phase."""
         return self.status.phase if self.status else ""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """Return its conditions."""
+        """Return the conditions, empty without a status."""
         return (self.status.conditions if self.status else None) or ()
 
     @property
     def container_statuses(self) -> tuple[ContainerStatus, ...]:
-        """Return how its containers are doing, without init containers."""
+        """Return the statuses of the pod's containers, without init containers."""
         return (self.status.container_statuses if self.status else None) or ()
 
 
 class PodTemplate(HasMetadata, frozen=True):
-    """What the pods of a workload look like."""
+    """The template of a workload's pods."""
 
     spec: PodSpec | None = None
 
 
 class WorkloadSpec(Object, frozen=True):
-    """Of a DaemonSet or a Deployment."""
+    """The specification of a DaemonSet or a Deployment."""
 
     selector: LabelSelector | None = None
     template: PodTemplate | None = None
@@ -311,7 +311,7 @@ class Workload(HasMetadata, frozen=True):
 
     @property
     def pod_spec(self) -> PodSpec:
-        """Return what its pods are to be."""
+        """Return the specification of the workload's pods."""
         template = self.spec.template if self.spec else None
         return (template.spec if template else None) or PodSpec()
 
@@ -321,7 +321,7 @@ Deployment = Workload
 
 
 class ConfigMap(HasMetadata, frozen=True):
-    """A ConfigMap; without data it is any object of which only the metadata matters."""
+    """A ConfigMap; without data it stands for any object whose metadata is all that matters."""
 
     data: dict[str, str] | None = None
 
@@ -357,12 +357,12 @@ class Lease(HasMetadata, frozen=True):
 
     @property
     def holder(self) -> str:
-        """Return who holds it, empty if nobody does."""
+        """Return the holder of the Lease; empty without one."""
         return (self.spec.holder_identity if self.spec else None) or ""
 
     @property
     def renewed_at(self) -> datetime | None:
-        """Return when it was last renewed, by the API server's clock wherever that is known.
+        """Return when the Lease was last renewed, by the API server's clock where known.
 
         `renewTime` is by the holder's clock, which may be wrong. Beside it the API server keeps
         when that field last changed (apimachinery util/managedfields, managedfieldsupdater).
@@ -374,12 +374,12 @@ class Lease(HasMetadata, frozen=True):
 
 
 def condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """Return the condition of a type, such as `Ready`; None without one."""
+    """Return the condition of this type, such as `Ready`; None without one."""
     return next((entry for entry in conditions if entry.type == kind), None)
 
 
 def is_true(conditions: Iterable[Condition], kind: str) -> bool:
-    """Return whether a condition is there, and True."""
+    """Return whether a condition exists and is True."""
     entry = condition(conditions, kind)
     return entry is not None and entry.status == "True"
 

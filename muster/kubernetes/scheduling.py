@@ -1,4 +1,4 @@
-"""Pure: what a pod may get, and where: label selectors, node affinity, quantities, ResourceSlices.
+"""Pure: scheduling: label selectors, node affinity, quantities and ResourceSlices.
 
 Source: apimachinery pkg/labels/selector.go and component-helpers/scheduling/corev1 nodeaffinity
 (1.36); apimachinery pkg/api/resource, quantity.go and suffix.go: a quantity is written `8`, `500m`,
@@ -14,7 +14,7 @@ from muster.kubernetes import objects
 
 
 def matches(selector: objects.LabelSelector, labels: Mapping[str, str]) -> bool:
-    """Return whether everything that a selector requires holds; an empty one selects everything."""
+    """Return whether labels match all of a selector's requirements; an empty one matches all."""
     return (selector.match_labels or {}).items() <= labels.items() and all(
         holds(requirement, labels) for requirement in selector.match_expressions or ()
     )
@@ -65,7 +65,7 @@ def node_label_keys(spec: objects.PodSpec) -> frozenset[str]:
 
 
 def holds(requirement: objects.Requirement, labels: Mapping[str, str]) -> bool:
-    """Return whether one requirement holds; one with an unknown operator never does."""
+    """Return whether one requirement matches; one with an unknown operator never does."""
     value, values = labels.get(requirement.key), requirement.values or ()
     results = {
         "In": value in values,
@@ -79,7 +79,7 @@ def holds(requirement: objects.Requirement, labels: Mapping[str, str]) -> bool:
 
 
 def _difference(value: str | None, values: tuple[str, ...]) -> int:
-    """Compare two whole numbers; what is no number counts as equal, so that nothing holds."""
+    """Compare two whole numbers; others count as equal, so neither Gt nor Lt matches."""
     try:
         return int(value or "") - int(values[0])
     except (ValueError, IndexError):
@@ -104,7 +104,7 @@ class DeviceAttribute(objects.Object, frozen=True):
 
 
 class DeviceCapacity(objects.Object, frozen=True):
-    """A quantity."""
+    """The capacity of a DRA device, a quantity."""
 
     value: str = ""
 
@@ -134,7 +134,7 @@ class ResourceSlice(objects.HasMetadata, frozen=True):
 
 
 def parse_quantity(text: str | int) -> Fraction | None:
-    """Return the exact value of a quantity; None if this is none.
+    """Return the exact value of a quantity; None if the text is not a quantity.
 
     JSON may have a bare number where the API writes text.
     """
@@ -148,11 +148,11 @@ def parse_quantity(text: str | int) -> Fraction | None:
 
 
 def whole_quantity(text: str | int) -> int | None:
-    """Return a quantity without its fraction, so `2500m` is 2; None if this is none."""
+    """Return a quantity without its fraction (`2500m` is 2); None if the text is not one."""
     value = parse_quantity(text)
     return None if value is None else int(value)
 
 
 def quantity_count(text: str | int) -> int:
-    """Return how many whole things a quantity is, such as devices; 0 for what is no such number."""
+    """Return a quantity as a count, such as of devices; 0 if it is not a valid count."""
     return max(0, whole_quantity(text) or 0)

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: lists all objects of one kind once and watches them from there on.
+"""Adapter: the Kubernetes API: lists all objects of one kind, then watches them for changes.
 
 A watch that ends is resumed at its resource version; only if that has expired (410) everything is
 listed again. An object that cannot be read is counted and left out.
@@ -48,7 +48,7 @@ class _WatchEvent(msgspec.Struct, frozen=True):
 
 
 class _Common(msgspec.Struct, frozen=True):
-    """What every object has, and an error as well."""
+    """The fields that every object has, errors included."""
 
     metadata: _Metadata = _Metadata()
     code: int = 0
@@ -73,7 +73,7 @@ class Sink(Generic[Shape, Kept]):
 
 
 class Reflector(Generic[Shape, Kept]):
-    """Keeps a sink up to date for ever; `run` it."""
+    """Keeps a sink up to date with one kind of object while `run` runs."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Reflector(Generic[Shape, Kept]):
         self._retry = runtime.Retry(_BACKOFF)
 
     async def run(self) -> None:
-        """List, watch, and start over, for ever."""
+        """List, watch, and start over, until cancelled."""
         while True:
             try:
                 if not self._version:
@@ -196,7 +196,7 @@ class Reflector(Generic[Shape, Kept]):
             logs.logger().info("kubernetes_api_available", path=self._path)
 
     async def _wait(self, answer: api.Answer) -> None:
-        """Log a problem once, and wait; longest where we lack the permission."""
+        """Log a problem once and wait, longest if we lack the permission."""
         if not self.problem:
             error = answer.problem
             logs.logger().warning("kubernetes_api_unavailable", path=self._path, error=error)

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: what the stand-ins share: listen, answer in JSON, log, stop on a signal."""
+"""Adapter: HTTP helpers of the stand-ins: listen, answer in JSON, log, stop on a signal."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""Pure: what runs on a laptop: three simulated nodes, and the settings of everything on them.
+"""Pure: the layout of the laptop stack: three simulated nodes, and all programs' settings.
 
 One node offers this machine's own `/dev/fuse` besides simulated GPUs; the others GPUs only.
 Heartbeats come every second and `group_wait` is half a second, so that a fault is reported in
@@ -42,7 +42,7 @@ NODES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One Python program to run: its name here, its module and its arguments."""
+    """A Python program to run: its name, module and arguments."""
 
     name: str
     module: str
@@ -111,7 +111,7 @@ def plugin_settings(
 
 
 def health_settings(*, nats: str, kubeconfig: str) -> Settings:
-    """Return the settings of health; `patience_s` is 0, as silence here is always a fault."""
+    """Return the settings of health; `patience_s` is 0, as silence is always a fault here."""
     return {
         "bus": {"url": nats},
         "detection": {"patience_s": 0},

@@ -148,7 +148,7 @@ class NatsServer:
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End the server orderly."""
+        """Stop the server cleanly."""
         await self._end(signal.SIGTERM)
 
     def freeze(self) -> None:

@@ -1,4 +1,4 @@
-"""Adapter: processes: starts Python programs that log JSON lines, and ends them without leftovers.
+"""Adapter: processes: starts Python programs that log JSON lines, and stops them completely.
 
 A program is up when it prints its `listening` line. It is killed when this process ends, however
 that happens (Linux: PR_SET_PDEATHSIG).
@@ -30,7 +30,7 @@ class ProgramFailed(Exception):
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return what a child runs before exec so that it cannot outlive us; None where impossible."""
+    """Return the function that ties a child's life to ours; None where the system cannot."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
@@ -137,7 +137,7 @@ class Process:
         await self._ended()
 
     async def end(self) -> None:
-        """End the process orderly; by force if it takes more than 5 s."""
+        """End the process cleanly; kill it if that takes more than 5 s."""
         if self._process is None:
             return
         self.signal(signal.SIGTERM)

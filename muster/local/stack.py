@@ -1,4 +1,4 @@
-"""Adapter: processes: starts all of muster on this machine, and ends it without a trace.
+"""Adapter: processes: starts all of muster on this machine, and removes it completely.
 
 NATS, a Kubernetes API, a webhook receiver, three nodes with a kubelet and a plugin each, and the
 three central services; all real processes. The sockets, settings and logs are in one directory.
@@ -49,7 +49,7 @@ class Stack:
         self._restarters: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Start everything. Raises ProgramFailed or NatsUnavailable, after ending what ran."""
+        """Start everything. On ProgramFailed or NatsUnavailable, end what ran and raise it."""
         # short, because a socket's path may have 107 bytes
         self.directory = Path(tempfile.mkdtemp(prefix="muster-"))
         try:

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: a webhook receiver that keeps what it was sent, and fails on request.
+"""Adapter: HTTP: a webhook receiver that keeps its requests, and fails when asked to.
 
 A POST to any path is kept; GET /received returns those kept; POST /behave makes the next answers
 slow or bad.
@@ -114,7 +114,7 @@ class WebhookReceiver:
         await self._open.aclose()
 
     def behave(self, behaviour: Behaviour) -> None:
-        """Answer the next POSTs like this, instead of as requested before."""
+        """Answer the next POSTs with this behaviour, which replaces the previous one."""
         self._behaviour = behaviour
 
     def received(self, since: int = 0) -> list[Received]:
@@ -124,7 +124,7 @@ class WebhookReceiver:
     async def wait_for(
         self, matches: Callable[[Sequence[Received]], bool], *, timeout_s: float
     ) -> list[Received]:
-        """Return all that are kept as soon as they match. Raises TimeoutError."""
+        """Wait until the kept POSTs match, and return them. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(lambda: matches(self.received()))
             return self.received()
@@ -179,7 +179,7 @@ def _as_json(received: Received) -> dict[str, object]:
 
 
 def _clean(header: str) -> str:
-    """Return the header without bytes that are no UTF-8; aiohttp makes surrogates of them."""
+    """Return the header without invalid UTF-8, which aiohttp turns into surrogates."""
     return header.encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""The bus: publishing and consuming over NATS and JetStream, through every outage.
+"""The bus: publishes and consumes over NATS and JetStream, and recovers from outages.
 
 `bus` publishes events and sends heartbeats and requests; `consumers` reads events and heartbeats,
 `storage` has buckets and work queues; `lock` elects a leader. Below them `jetstream` creates the

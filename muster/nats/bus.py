@@ -29,7 +29,7 @@ _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting fo
 
 
 class NobodyAnswered(Exception):
-    """A request was not answered; `subscribed` is whether anybody may have received it."""
+    """A request was not answered; `subscribed` says whether anybody may have received it."""
 
     def __init__(self, subject: str, *, subscribed: bool) -> None:
         super().__init__(f"{subject}: {'no answer in time' if subscribed else 'no subscriber'}")
@@ -91,7 +91,7 @@ class Bus:
         await self.link.__aexit__()
 
     def enqueue(self, event: vocabulary.Event, *, event_id: str | None = None) -> None:
-        """Publish an event soon and in order; never waits, never raises.
+        """Queue an event to be published in order; never waits, never raises.
 
         During an outage the newest `QUEUE_MAX` events are kept.
         """
@@ -117,7 +117,7 @@ class Bus:
         event_id: str | None = None,
         is_leader: Callable[[], bool] | None = None,
     ) -> bool:
-        """Publish an event and return when its stream has it, however long that takes.
+        """Publish an event and wait, without a time limit, until its stream has stored it.
 
         Give `event_id` where the fact has an identity of its own, so that a restarted producer
         repeats it under the same one. `is_leader` is called before every attempt; once it returns
@@ -138,7 +138,7 @@ class Bus:
     async def heartbeats(
         self, handler: Callable[[vocabulary.Heartbeat], Awaitable[None]], *, node: str = "*"
     ) -> None:
-        """Call `handler` with every valid heartbeat, from now on; count the others."""
+        """Call `handler` with every valid heartbeat from now on; count invalid ones."""
 
         async def receive(message: connection.Message) -> None:
             try:
@@ -186,7 +186,7 @@ class Bus:
         return answer.data
 
     async def is_reachable(self, *, timeout_s: float) -> bool:
-        """Return whether the server answers now: otherwise a silent peer proves nothing.
+        """Return whether the server answers now; if not, the silence of a peer proves nothing.
 
         A request instead of a ping: nats-py's read loop fails on the pong of a ping that was
         abandoned (2.16, `_process_pong`).
@@ -216,7 +216,7 @@ class Bus:
             self._idle.set()
 
     async def _sweep(self) -> None:
-        """Create what was lost and remove what was abandoned, periodically, for ever."""
+        """Periodically recreate lost streams and remove abandoned consumers, until cancelled."""
         while True:
             client = await self.link.client()
             try:

@@ -1,4 +1,4 @@
-"""Adapter: nats-py's private insides: all that muster knows about them, and no other module does.
+"""Adapter: nats-py: the only module that relies on the library's private parts.
 
 Written against the nats-py that `KNOWN` names; pyproject.toml allows no other minor version, and
 tests/pure/test_bounds.py fails when either moves. Before raising them, read again in nats-py:
@@ -34,12 +34,12 @@ class Parser(parser.Parser):
         client._ps = self  # noqa: SLF001
 
     def has_unread(self) -> bool:
-        """Return whether more has arrived than nats-py reads at once; it will read that next."""
+        """Return whether more data has arrived than nats-py reads at once."""
         reader = getattr(self._client._transport, "_io_reader", None)  # noqa: SLF001
         return bool(getattr(reader, "_buffer", b""))
 
     async def pause_reading(self, pause_s: float) -> None:
-        """Leave what arrives in the socket: a transport that is not read wakes nobody."""
+        """Stop reading the socket, so that arriving data does not wake the process."""
         writer = getattr(self._client._transport, "_io_writer", None)  # noqa: SLF001
         if pause_s > 0 and writer is not None:
             writer.transport.pause_reading()
@@ -60,7 +60,7 @@ def ignore_tls_eof() -> None:
 
 
 async def connect(client: Client, servers: list[str], **options: Any) -> None:
-    """Connect a client. Raises one of LOST, whatever answers at these addresses."""
+    """Connect a client. Raises one of LOST, even if something other than NATS answers."""
     try:
         await client.connect(servers, **options)
     except LOST:
@@ -75,7 +75,7 @@ async def connect(client: Client, servers: list[str], **options: Any) -> None:
 
 
 async def close(client: Client) -> None:
-    """Close a client so that nothing of it remains, whatever goes wrong on the way."""
+    """Close a client completely, whatever goes wrong on the way."""
     client._error_cb = ignore_error  # noqa: SLF001
     if not await _try_to_close(client):
         # nats-py calls itself closed and stops half-way where what was left to send cannot be sent
@@ -89,7 +89,7 @@ async def close(client: Client) -> None:
 
 
 def abort(client: Client) -> None:
-    """Give up the socket; closing it would wait for as long as the other side likes."""
+    """Abort the socket, as closing it could wait for the other side without limit."""
     writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001
     if writer is not None:
         writer.transport.abort()
@@ -100,7 +100,7 @@ async def ignore_error(_: Exception) -> None:
 
 
 async def _try_to_close(client: Client) -> bool:
-    """Close a client within a bound; return whether there is nothing left to try."""
+    """Close a client within a time limit; return whether that is finished."""
     try:
         async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             await client.close()

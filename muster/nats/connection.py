@@ -59,7 +59,7 @@ _CERTIFICATE_ENDS: Final = prometheus_client.Gauge(
 
 
 class Connection:
-    """A connection that is open or will be; entering the context never waits for the server.
+    """A connection that is or will be open; entering the context never waits for the server.
 
     `url` is one address, or several of a cluster separated by commas.
 
@@ -115,7 +115,7 @@ class Connection:
         return self._connected and self._client.is_connected
 
     def problem(self) -> str | None:
-        """Return why events may be missed at present, or None."""
+        """Return why events may currently be missed, or None."""
         if not self.is_connected:
             return "not connected to NATS"
         return next(iter(self.unread.values()), None)
@@ -192,7 +192,7 @@ class Connection:
             await retry.wait()
 
     async def _until_given_up(self, closed: asyncio.Event) -> None:
-        """Return when our client is closed, or disconnected for so long that we dial ourselves.
+        """Wait until our client is closed, or disconnected for so long that we must reconnect.
 
         On an error that it does not expect, nats-py's reconnection task ends and no callback is
         called (client.py, _attempt_reconnect, _close; 2.16).
@@ -253,7 +253,7 @@ class Connection:
         await self._use(client)
 
     async def _subscribe_missing(self) -> None:
-        """Subscribe what our client has not: all at first, later what was added in an outage."""
+        """Subscribe whatever our client has not subscribed yet, such as after an outage."""
         while self._subscribed < len(self._subscriptions):
             subject, handler = self._subscriptions[self._subscribed]
             self._subscribed += 1
@@ -321,7 +321,7 @@ async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> 
 
 
 def _record_certificate(client: nats.aio.client.Client) -> None:
-    """Record when the server's certificate expires: from then on nobody could connect."""
+    """Record when the server's certificate expires, after which nobody could connect."""
     end = compat.certificate_end(client)
     if end is None:
         _CERTIFICATE_ENDS.set(0)

@@ -1,4 +1,4 @@
-"""Adapter: NATS: reads a whole fleet: validated events out of a stream, and batches of heartbeats.
+"""Adapter: NATS: reads validated events from streams, and a fleet's heartbeats in batches.
 
 Events come across every outage. Malformed messages are counted; a durable consumer moves them to
 the dead letters with a reason.
@@ -41,7 +41,7 @@ async def consume(
     filters: Sequence[str],
     ack_wait_s: float = _ACK_WAIT_S,
 ) -> AsyncIterator[runtime.Delivery[codec.CloudEvent]]:
-    """Yield every event from the position of this durable consumer, for ever.
+    """Yield every event from the position of this durable consumer, until closed.
 
     A malformed message is moved to the dead letters and not yielded. An event that is not
     acknowledged within `ack_wait_s` comes again.
@@ -198,7 +198,7 @@ class HeartbeatStream:
         await self.link.__aexit__()
 
     async def follow(self, handler: HeartbeatHandler) -> None:
-        """Call `handler` with the valid heartbeats of each batch, from now on; count the others.
+        """Call `handler` with the valid heartbeats of each batch; count invalid ones.
 
         The next batch waits until it returns.
         """
@@ -224,7 +224,7 @@ class HeartbeatStream:
 
 
 class _BatchParser(compat.Parser):
-    """Takes the messages out of what a client reads; the rest is left to nats-py's parser."""
+    """Extracts the messages from a client's input; nats-py's parser handles the rest."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _BatchParser(compat.Parser):
         self._messages: list[tuple[bytes, bytes]] = []
 
     async def parse(self, data: bytes = b"") -> None:
-        """Handle what was read; return when it is time to read again."""
+        """Handle the bytes that were read; return when it is time to read again."""
         messages, others, self._rest = split_messages(self._rest + data)
         self._messages += messages
         self._received += len(messages)
@@ -259,7 +259,7 @@ class _BatchParser(compat.Parser):
             await self._pause()
 
     async def _pause(self) -> None:
-        """Leave what arrives next in the socket, unless the last read was long ago."""
+        """Pause reading, unless the last read was long ago."""
         clock = asyncio.get_running_loop().time
         batch_s = _BATCH_S if self._received < _MANY else _LONG_BATCH_S
         await self.pause_reading(self._read_at + batch_s - clock())
@@ -297,4 +297,4 @@ def split_messages(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[bytes],
 
 
 async def _ignore(_: connection.Message) -> None:
-    """Never called: our parser takes all messages."""
+    """Ignore a message; never called, as our parser takes all messages."""

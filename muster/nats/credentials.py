@@ -1,4 +1,4 @@
-"""Adapter: the environment: how we authenticate to NATS, and which certificates we trust.
+"""Adapter: the environment: credentials for NATS, and the certificates that we trust.
 
 A user and password are part of the address. `NATS_CREDS` is a .creds file, `NATS_TOKEN_FILE` a file
 with a token: both are read again for each connection, so that a renewed one is used. `NATS_CA` has
@@ -29,7 +29,7 @@ class Unusable(OSError):
 
 
 class Options(TypedDict, total=False):
-    """Options of nats-py besides the address."""
+    """The options of nats-py other than the address."""
 
     inbox_prefix: str
     user_jwt_cb: Callable[[], bytes]
@@ -95,7 +95,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _user(token: str) -> str:
-    """Return the user that the gate derives from a token; only for the name of our inboxes."""
+    """Return the user that the gate derives from a token; needed only to name our inboxes."""
     try:
         bound = msgspec.json.decode(jws.split(token).claims, type=_Claims).bound
         return permissions.plugin_user(vocabulary.node_token(bound.node.name))

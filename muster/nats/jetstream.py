@@ -101,7 +101,7 @@ async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: in
 
 
 async def sweep_consumers(client: Client) -> int:
-    """Remove ephemeral consumers that would long outlive their users; return how many.
+    """Remove ephemeral consumers that would outlive their users by long; return how many.
 
     nats-server allows 1,000 for each stream, whoever created them (2.15). Raises what nats-py
     raises.
@@ -140,7 +140,7 @@ _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 100
 """Of a MiB each at most: nats-py drops what comes while 128 MiB wait in a subscription."""
 _FAILURES_LOGGED: Final = 5
-"""So many attempts fail in a row before it is logged."""
+"""Log after this many consecutive failures."""
 _FINAL_REFUSALS: Final = (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError)
 _NO_MESSAGE: Final = 10037
 """nats-server's JSNoMessageFoundErr."""
@@ -157,7 +157,7 @@ class ConsumerLost(Exception):
 
 
 class Stored(enum.StrEnum):
-    """What became of a message that was to be stored."""
+    """The outcome of storing a message."""
 
     NEW = "new"
     REPEATED = "repeated"
@@ -189,7 +189,7 @@ class ReadRetry:
         await self._retry.wait()
 
     def reset(self) -> None:
-        """Note that NATS serves the stream."""
+        """Record that NATS serves the stream again."""
         self._retry.reset()
         if self._link.unread.pop(self, None) is not None:
             logs.logger().info("stream_readable", stream=self._stream)
@@ -207,7 +207,7 @@ async def pull(
     until_empty: bool = False,
     served: Callable[[], None] = _nothing,
 ) -> AsyncGenerator[connection.Message, None]:
-    """Yield the messages of one consumer as they come; with `until_empty`, only what is stored now.
+    """Yield a consumer's messages as they arrive; with `until_empty`, only those stored now.
 
     Our own loop over pull requests: nats-py's `fetch` collects a batch before it returns the first.
     `served` is called with every answer of the server, also when there is no message. Raises
@@ -243,7 +243,7 @@ async def pull(
 
 
 async def ack(message: connection.Message) -> None:
-    """Acknowledge; if the server is away the message comes again, with the same id."""
+    """Acknowledge a message; without the server it is redelivered with the same id."""
     with contextlib.suppress(*connection.LOST):
         await message.ack()
 
@@ -257,7 +257,7 @@ async def store(
     is_leader: Callable[[], bool] | None = None,
     is_queue: bool = False,
 ) -> Stored:
-    """Publish until the stream has the message, however long that takes.
+    """Publish a message, without a time limit, until the stream has stored it.
 
     `is_leader` is called before every attempt; once it returns False, nothing more is attempted.
     With `is_queue` a refusal is temporary (a work queue that is full has space later), and a
@@ -374,7 +374,7 @@ async def _is_on_subject(client: Client, ack: api.PubAck, subject: str) -> bool:
 
 
 async def _must_have_more(client: Client, stream: str, consumer: str) -> None:
-    """Raise ConsumerLost if the server has sent everything: what has not arrived never will."""
+    """Raise ConsumerLost if the server has sent everything, as nothing more will arrive."""
     info = await client.jetstream().consumer_info(stream, consumer)
     runtime.end_if_cancelled()
     if not info.num_pending:

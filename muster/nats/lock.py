@@ -1,4 +1,4 @@
-"""Adapter: a lock in NATS: elects one of several processes, which knows for how long it may act.
+"""Adapter: a lock in NATS that elects one of several processes and limits how long it may act.
 
 The lock is a key that expires unless it is renewed, and only the process that wrote it last can
 renew it. Time is counted from before the request that renewed it, so that we stop acting before the
@@ -35,7 +35,7 @@ _LIFE: Final = uuid.uuid4().hex
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that claims a lock, described so that its successor recognizes that it is gone.
+    """A process that claims a lock, described so that a successor can see that it is gone.
 
     `name` is of this process and no other, so that a claim whose answer was lost is recognized as
     ours. `space` is the PID namespace in which `pid` means something; empty if unknown. `life`
@@ -49,11 +49,11 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     life: str = ""
 
     def __str__(self) -> str:
-        """Return who it is, for people."""
+        """Return the holder as text for people."""
         return f"{self.name} ({self.host}, process {self.pid})"
 
     def is_gone(self) -> bool:
-        """Return whether it ran where we run, and has ended; False if that cannot be known."""
+        """Return whether the process ran on this machine and has ended; False if unknown."""
         us = this_process("")
         if not self.space or (self.host, self.space) != (us.host, us.space) or self.pid <= 0:
             return False
@@ -87,7 +87,7 @@ def decode_holder(value: bytes) -> Holder | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
-    """The key that is the lock."""
+    """The key in a NATS bucket that serves as the lock."""
 
     link: connection.Connection
     bucket: streams.Bucket
@@ -116,7 +116,7 @@ class Key:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a claim lasts, how often it is renewed, how long before its end we stop acting."""
+    """How long a claim lasts, how often it is renewed, and how early before its end we stop."""
 
     ttl_s: int
     renew_s: float
@@ -133,7 +133,7 @@ class Lock:
         self, key: Key, *, us: Holder, timing: Timing, on_change: leadership.OnChange
     ) -> None:
         self.current = leadership.Leadership(leader="", term=None)
-        """The last state that was reported; whether we may still act, only `term` says."""
+        """The last reported state; only `term` says whether we may still act."""
         self._key = key
         self._name = str(us)
         self._us = msgspec.json.encode(us)
@@ -153,12 +153,12 @@ class Lock:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to ask for the lock."""
+        """Start trying to take the lock."""
         self._task = asyncio.create_task(self._keep())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Release it, so that the next process can have it at once."""
+        """Release the lock, so that the next process can take it at once."""
         assert self._task is not None, "left without being entered"
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -184,7 +184,7 @@ class Lock:
         return self.term() == term
 
     def problem(self) -> str | None:
-        """Return why nobody knows who holds the lock, once that lasts longer than a claim."""
+        """Return why the lock's holder has been unknown for longer than a claim lasts."""
         unanswered_s = leadership.now() - self._answered_at
         if unanswered_s <= self._timing.ttl_s:
             return None
@@ -201,7 +201,7 @@ class Lock:
                     await self._changed.wait()
 
     async def failed(self) -> None:
-        """Raise what ended our asking, if anything does: then nobody would renew the lock."""
+        """Raise the error that ended our renewals, as nobody would renew the lock any more."""
         assert self._task is not None, "awaited before being entered"
         await asyncio.wait([self._task])
         self._task.result()

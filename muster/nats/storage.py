@@ -1,4 +1,4 @@
-"""Adapter: NATS: what services store: values in buckets, and messages in work queues.
+"""Adapter: NATS: NATS storage of the services: values in buckets, and messages in work queues.
 
 Values in a key-value bucket are stored, claimed for a time, and watched. A message in a work queue
 stays until the work it asks for is done: it is put under a subject of its own, and a newer one on
@@ -33,7 +33,7 @@ async def put(
     *,
     is_leader: Callable[[], bool] | None = None,
 ) -> bool:
-    """Write a value, however long that takes; an empty one deletes the key.
+    """Write a value, without a time limit; an empty one deletes the key.
 
     Returns False if `is_leader` returned False before that; see `Bus.publish`.
     """

@@ -54,7 +54,7 @@ def run(
     resolve: Callable[[Settings], object] | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Do what `main` does for a service that reloads its settings, or reads other `formats`.
+    """Run a service like `main`, but one that reloads its settings or reads other `formats`.
 
     `resolve` returns what `--check` prints, where that depends on more than the settings; it may
     raise CannotStart.

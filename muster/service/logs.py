@@ -17,7 +17,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Stdout:
-    """Standard output, written without a buffer: a slow reader cannot make lines pile up."""
+    """Unbuffered standard output, so that lines cannot pile up behind a slow reader."""
 
     lost = 0
 
@@ -25,7 +25,7 @@ class _Stdout:
         self._descriptor = sys.stdout.fileno()
 
     def msg(self, line: bytes) -> None:
-        """Write a line; if the reader is gone the line is lost, not the service."""
+        """Write a line; if the reader is gone, lose the line and go on."""
         rest = line + b"\n"
         try:
             while rest:

@@ -21,10 +21,10 @@ _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: 
 
 
 class _LostLines(registry.Collector):
-    """Exports the count of `logs`, which must not load this library before a plugin registers."""
+    """Exports the number of lost log lines, as `logs` must not import the metrics library."""
 
     def collect(self) -> Iterator[core.Metric]:
-        """Read the count."""
+        """Collect the number of lost log lines."""
         yield core.CounterMetricFamily(
             "muster_log_lines_lost",
             "Log lines that could not be written to stdout.",
@@ -36,12 +36,12 @@ prometheus_client.REGISTRY.register(_LostLines())
 
 
 def always() -> str | None:
-    """Return no problem."""
+    """Report no problem: the check of a probe that always passes."""
     return None
 
 
 def check(problem: Callable[[], str | None]) -> Route:
-    """Make a probe of a check: 200 while it returns None, otherwise 503 with the problem."""
+    """Turn a check into a probe: 200 while it returns None, otherwise 503 with the problem."""
 
     def answer() -> Answer:
         reason = problem()

@@ -25,14 +25,14 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[In]):
-    """One input of a machine; `ack` is called when everything it led to is done."""
+    """One input of a machine; `ack` is called when all resulting actions are done."""
 
     event: In
     ack: Callable[[], Awaitable[None]] = _nothing
 
 
 def end_if_cancelled() -> None:
-    """Raise CancelledError if this task was cancelled, and the cancellation got lost.
+    """Raise CancelledError if this task was cancelled and the exception was lost.
 
     asyncio.wait_for, under which nats-py and grpc.aio wait, drops until Python 3.12 a cancellation
     that comes together with what it waited for: the task would go on for ever. Call this after each
@@ -66,7 +66,7 @@ async def drive(
     inbox: asyncio.Queue[Delivery[In]],
     act: Callable[[Out], Awaitable[None]],
 ) -> None:
-    """Feed a machine from its inbox, wake it at its deadlines, act on what it returns.
+    """Give a machine its inputs, wake it at its deadlines, and execute its actions.
 
     An overdue deadline goes before the inbox, so that a busy inbox cannot starve a timer. An input
     is acknowledged after the actions it led to, so that a crash in between repeats it. Whatever an

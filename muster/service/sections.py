@@ -14,7 +14,7 @@ _URLS = re.compile(rf"{_URL}(,{_URL})*")
 
 
 class LogLevel(enum.StrEnum):
-    """The least severe log lines that a service writes."""
+    """The lowest level of log lines that a service writes."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -34,7 +34,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
     url: str = "nats://127.0.0.1:4222"
 
     def __post_init__(self) -> None:
-        """Refuse an address that nats-py would dial for ever."""
+        """Refuse an address that nats-py would dial without end."""
         if not _URLS.fullmatch(self.url):
             raise ValueError(f"url: {self.url!r} is not an address such as nats://host:4222")
 
@@ -56,6 +56,6 @@ class Http(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is logged."""
+    """The settings for logging."""
 
     level: LogLevel = LogLevel.INFO

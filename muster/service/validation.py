@@ -54,10 +54,10 @@ Demand = Callable[[], Iterable[str]]
 
 @runtime_checkable
 class Demanding(Protocol):
-    """A shape with conditions across its fields."""
+    """A type with conditions across its fields."""
 
     def demands(self) -> Iterable[Demand]:
-        """Yield each demand."""
+        """Yield each condition."""
 
 
 class Refused(ValueError):
@@ -75,33 +75,33 @@ class Problem(typing.NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Return both as one line."""
+        """Return path and problem as one line."""
         return f"{self.path}: {self.text}" if self.path else self.text
 
 
 def read(shape: type[msgspec.Struct], tree: Mapping[Any, Any], problems: list[Problem]) -> Any:
-    """Return a `shape`, or None after adding every problem of the tree."""
+    """Return the tree as a `shape`, or None after adding all its problems."""
     return _section(shape, tree, "", problems)
 
 
 def refuse(shape: Demanding) -> None:
-    """Raise Refused with every problem of the demands, if there are any."""
+    """Raise Refused with all problems of the conditions, if there are any."""
     problems = [problem for demand in shape.demands() for problem in demand()]
     if problems:
         raise Refused(problems)
 
 
 def whole(items: Iterable[Item | None]) -> Iterator[tuple[int, Item]]:
-    """Yield the items with their index, without those that are invalid."""
+    """Yield the valid items with their index."""
     return ((at, item) for at, item in enumerate(items) if item is not None)
 
 
 class _InvalidField(AttributeError):
-    """A demand needs a field that is invalid."""
+    """A condition needs a field that is invalid."""
 
 
 class _Partial:
-    """A shape with some invalid fields; the others have their values."""
+    """An object with some invalid fields; the others have their values."""
 
     def __init__(
         self, shape: type[msgspec.Struct], values: Mapping[str, Any], invalid: Collection[str]
@@ -159,7 +159,7 @@ def _section(
 def _refused(
     shape: type[msgspec.Struct], values: Mapping[str, Any], invalid: Collection[str], path: str
 ) -> list[Problem]:
-    """Return the problems of each demand that can be checked."""
+    """Return the problems of each condition that can be checked."""
     if not issubclass(shape, Demanding):
         return []
     fields = msgspec.structs.fields(shape)
@@ -184,7 +184,7 @@ def _defaults(fields: Iterable[msgspec.structs.FieldInfo]) -> dict[str, Any]:
 
 
 def _placed(path: str, text: str, fields: Iterable[msgspec.structs.FieldInfo]) -> Problem:
-    """Join the key with which a text begins, if it does, to the path."""
+    """Move the key at the start of a problem's text, if there is one, to the path."""
     begins = _KEY.match(text)
     at, colon, problem = text.partition(": ")
     if colon and begins and begins[0] in {field.encode_name for field in fields}:
@@ -245,7 +245,7 @@ def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
 
 
 def _translated(kind: Any, value: Any, path: str, error: str) -> Problem:
-    """Return in our words what msgspec reports."""
+    """Translate an error of msgspec into our words."""
     place = _AT.search(error)
     error = error[: place.start()] if place else error
     for index, name in _STEP.findall(place["at"]) if place else ():
@@ -258,7 +258,7 @@ def _translated(kind: Any, value: Any, path: str, error: str) -> Problem:
 
 
 def _shown(value: Any, path: str) -> Any:
-    """Return a value as it may be shown: people write secrets where a reference belongs."""
+    """Return a value safe to show, as people write secrets where a reference belongs."""
     if isinstance(value, str) and _SECRET.search(path.rpartition(".")[2]):
         return "(not shown)"
     if isinstance(value, str) and "://" in value:

@@ -1,4 +1,4 @@
-"""Every fact that crosses the bus, and its subject; the closed set is `EVENTS`.
+"""All events on the bus and their subjects; `EVENTS` is the complete set.
 
 `facts` has what all share (names, subjects, node and time), `plugin` what a plugin publishes,
 `conclusions` what the central services publish. Plugins publish on `muster.heartbeat` and

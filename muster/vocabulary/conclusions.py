@@ -56,7 +56,7 @@ class AlertKind(enum.StrEnum):
 
 
 class Severity(enum.StrEnum):
-    """How soon a person is needed."""
+    """How urgently a person is needed."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -73,7 +73,7 @@ class Remedy(enum.StrEnum):
 
 
 class AlertState(enum.StrEnum):
-    """Alertmanager's two words."""
+    """The state of an alert, in Alertmanager's two words."""
 
     FIRING = "firing"
     RESOLVED = "resolved"
@@ -94,7 +94,7 @@ class NotificationReason(enum.StrEnum):
 
 
 class LabelEvent(facts.Event, frozen=True, kw_only=True):
-    """A fact about one node's labels."""
+    """An event about one node's labels."""
 
     labels: Mapping[str, str]
     reason: facts.Text
@@ -183,7 +183,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
     leader: facts.Count = 0
 
     def __post_init__(self) -> None:
-        """Refuse times without a time zone as well."""
+        """Also refuse times without a time zone."""
         super().__post_init__()
         facts.check_time("starts_at", self.starts_at)
         if self.ends_at is not None:
@@ -215,7 +215,7 @@ class NotificationEvent(facts.Event, frozen=True, kw_only=True):
 
 
 class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
-    """The receiver accepted it."""
+    """The receiver accepted the notification."""
 
     TYPE = "notification.delivered"
     SUBJECT = "muster.notification.{node}.{receiver}.notification.delivered"

@@ -1,4 +1,4 @@
-"""Pure: what every fact on the bus has in common: names, subjects, node and time.
+"""Pure: the common parts of all events on the bus: names, subjects, node and time.
 
 Subjects read `muster.<kind>.<node>.<rest>`: the node is always the third token, so that a
 permission for one node is `muster.<kind>.<node>.>`. Node names are DNS subdomains and contain
@@ -37,14 +37,14 @@ _TOKEN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,127}")
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Unknown fields are ignored: a newer sender may say more than an older receiver knows.
+    """Base of all messages. Unknown fields are ignored, as a newer sender may add some.
 
     None can be part of a cycle, so that the garbage collector need not look at thousands of them.
     """
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """One observation behind a verdict: who saw it, and what, in words a person understands."""
+    """One observation behind a verdict: its source, and what was observed, in plain words."""
 
     source: Name
     observed: Text
@@ -66,7 +66,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """The NATS subject this fact is published on."""
+        """The NATS subject that this event is published on."""
         return fill_subject(self.SUBJECT, self)
 
 

@@ -10,14 +10,14 @@ from muster.vocabulary import facts
 
 
 class Health(enum.StrEnum):
-    """The kubelet's two words, spelled so (kubelet devicemanager: only `Healthy` is healthy)."""
+    """The kubelet's two health values, in its spelling; only `Healthy` counts as healthy."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
 
 
 class Condition(enum.StrEnum):
-    """What may be true of a Healthy device: it works, but degraded; or it cannot be monitored."""
+    """A condition of a Healthy device: it is degraded, or it cannot be monitored."""
 
     DEGRADED = "degraded"
     UNMONITORED = "unmonitored"
@@ -300,7 +300,7 @@ class ConfigurationRefused(PluginEvent, frozen=True, kw_only=True):
 
 
 class ProblemChanged(PluginEvent, frozen=True, kw_only=True):
-    """A problem with the configured devices began or ended that is no fault of a device."""
+    """A problem with the configured devices, other than a device fault, began or ended."""
 
     TYPE = "problem.changed"
     SUBJECT = "muster.event.{node}.{plugin}.problem.changed"
@@ -309,7 +309,7 @@ class ProblemChanged(PluginEvent, frozen=True, kw_only=True):
 
 
 class Phase(enum.StrEnum):
-    """Where in its life cycle a plugin is."""
+    """The phase of a plugin's life cycle."""
 
     STARTING = "starting"
     SERVING = "serving"

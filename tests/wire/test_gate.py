@@ -162,7 +162,7 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
         await bus_subjects.until(lambda: world.cluster.asked > asked + 1)
         assert not await is_refused(world, nats_with_gate.token())
         file.write_bytes(good)
-        await bus_subjects.until(lambda: bool(world.logged("signing_usable")))
+        await bus_subjects.until(lambda: bool(world.logged("signing_key_readable_again")))
         assert len(world.logged("signing_unusable")) == 1
 
     received: asyncio.Queue[connection.Message] = asyncio.Queue()

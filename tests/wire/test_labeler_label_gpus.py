@@ -82,7 +82,7 @@ def test_where_there_is_no_terminal_nobody_is_asked_and_nothing_written(
     with pathlib.Path("/dev/null").open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         code, _, errors = here.run("label-gpus", "--apply")
-    assert (code, errors) == (2, "muster label-gpus: 1 nodes: stdin is no terminal; use --yes\n")
+    assert (code, errors) == (2, "muster label-gpus: 1 nodes: stdin is not a terminal; use --yes\n")
     assert KEY not in here.labels("a")
 
 
@@ -238,7 +238,7 @@ def test_an_alias_that_people_reviewed_is_certain(here: Cluster, tmp_path: pathl
     assert here.labels("a")[KEY] == "t400"
     file.write_text("NVIDIA-T400-4GB: T400!\n")
     code, _, errors = here.run("label-gpus", "--aliases", str(file))
-    assert (code, errors.endswith("'NVIDIA-T400-4GB': 'T400!' is no accelerator name\n")) == (
+    assert (code, errors.endswith("'NVIDIA-T400-4GB': 'T400!' is not an accelerator name\n")) == (
         2,
         True,
     )
@@ -403,7 +403,7 @@ def test_what_was_not_written_makes_it_end_non_zero(here: Cluster, reason: refus
 
 def test_a_cluster_without_gpus_is_no_error(here: Cluster) -> None:
     here.put(node(gpus=None))
-    assert here.run("label-gpus", "--apply", "--yes")[:2] == (0, "no GPU node\n")
+    assert here.run("label-gpus", "--apply", "--yes")[:2] == (0, "the cluster has no GPU nodes\n")
 
 
 @pytest.mark.parametrize(

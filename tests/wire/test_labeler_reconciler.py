@@ -373,7 +373,7 @@ def test_a_restored_permission_is_noticed_and_a_contested_label_is_left_alone(
         assert logged == [["patch nodes"]]
         made.api.grant("limited", "patch", "nodes")
         await made.labelled(**{"node-a": "l4"})
-        while made.log().count("label_contested") == 0:
+        while made.log().count("label_overwritten_repeatedly") == 0:
             await made.merge("node-a", {KEY: None})
             await asyncio.sleep(0.02)
         applied = [reason for reason in await reasons() if reason == "LabelsApplied"]
@@ -382,7 +382,7 @@ def test_a_restored_permission_is_noticed_and_a_contested_label_is_left_alone(
         async with aiohttp.ClientSession() as session, session.get(f"{http}/state") as answer:
             reason = (await answer.json())["nodes"]["node-a"]["reason"]
         assert reason == "written 10 times within a minute: somebody else keeps changing it"
-        assert made.log().count("label_contested") == 1
+        assert made.log().count("label_overwritten_repeatedly") == 1
 
     play(story, tmp_path)
 

@@ -1,4 +1,4 @@
-"""A stand-in for the kubelet: it behaves as kubelet 1.36 does, and has no containers.
+"""A stand-in for the kubelet that behaves like kubelet 1.36, but runs no containers.
 
 `server` is the kubelet; `device_manager` and `rules` decide; `plugins`, `pods`, `podresources` and
 `node_status` are its sides to device plugins, pods, podresources clients and the Kubernetes API;

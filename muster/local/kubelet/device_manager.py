@@ -1,4 +1,4 @@
-"""Pure: the kubelet's device manager, as version 1.36.2 behaves, surprises included.
+"""Pure: the kubelet's device manager, with all the surprising behaviour of version 1.36.2.
 
 It has three maps: the client of each resource name (the last registration), the endpoint (can it
 still be called), and the lists (what it advertised). The kubelet keeps them separate, with effects
@@ -22,7 +22,7 @@ UNHEALTHY = "Unhealthy"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plugin answered to GetDevicePluginOptions."""
+    """A plugin's answer to GetDevicePluginOptions."""
 
     pre_start_required: bool = False
     preferred_allocation: bool = False
@@ -45,7 +45,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers for a resource; nothing after a kubelet restart (`client` is None)."""
+    """The plugin behind a resource; `client` is None after a kubelet restart."""
 
     client: Client | None
     options: Options
@@ -70,7 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request can be served from: ids of the pod's own init containers, and free ones."""
+    """The ids that can serve a request: those of the pod's init containers, and free ones."""
 
     request: Request
     reused: frozenset[str]
@@ -98,7 +98,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What survives a kubelet restart, with the key names of the kubelet's own file."""
+    """The state that survives a kubelet restart, with the keys of the kubelet's own file."""
 
     grants: tuple[Grant, ...] = msgspec.field(name="PodDeviceEntries", default=())
     healthy: dict[str, tuple[str, ...]] = msgspec.field(
@@ -107,7 +107,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node status update writes; `removed` resources are set to 0 in it, once."""
+    """The content of one node status update; `removed` resources are set to 0, once."""
 
     capacity: dict[str, int]
     allocatable: dict[str, int]
@@ -150,7 +150,7 @@ class DeviceManager:
         return manager
 
     def checkpoint(self) -> Checkpoint:
-        """Return what `restored` needs after a restart."""
+        """Return the state that `restored` needs after a restart."""
         return Checkpoint(
             grants=tuple(self._grants.values()),
             healthy={
@@ -335,7 +335,7 @@ class DeviceManager:
         return grant
 
     def abandon(self, resource: str) -> None:
-        """Free what `take` reserved, because the plugin's answer was no good."""
+        """Free the ids that `take` reserved, because the plugin's answer was invalid."""
         self._reserved.pop(resource, None)
 
     def release(self, pod: str) -> None:

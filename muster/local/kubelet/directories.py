@@ -71,7 +71,7 @@ def write_checkpoint(directory: pathlib.Path, checkpoint: device_manager.Checkpo
 
 
 def read_checkpoint(directory: pathlib.Path) -> device_manager.Checkpoint:
-    """Read what an earlier kubelet left. Raises UsageError."""
+    """Read the checkpoint of an earlier kubelet. Raises UsageError."""
     path = directory / CHECKPOINT
     try:
         return msgspec.json.decode(path.read_bytes(), type=device_manager.Checkpoint)

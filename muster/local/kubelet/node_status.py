@@ -31,7 +31,7 @@ _CONFLICT = 409
 
 
 class ApiUnavailable(Exception):
-    """The API gave no answer, or not the expected one; try again later."""
+    """The API gave no answer, or an unexpected one; try again later."""
 
 
 class Gone(Exception):
@@ -111,7 +111,7 @@ class Api:
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine has besides devices, in the API's notation."""
+    """A machine's resources other than devices, in the API's notation."""
 
     cpu: str
     memory: str

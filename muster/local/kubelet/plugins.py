@@ -37,15 +37,15 @@ _Stamp = tuple[int, int]
 
 
 class NotConnected(Exception):
-    """Why a plugin that registered could not be taken in, in the kubelet's words."""
+    """Why the kubelet cannot connect to a registered plugin, in the kubelet's words."""
 
 
 class _RpcFailed(Exception):
-    """A call to a plugin failed; the text is what Go prints for it."""
+    """A call to a plugin failed; the text is the error as Go prints it."""
 
 
 class Plugins:
-    """The connections to all plugins of one life of a kubelet.
+    """The connections to all plugins during one kubelet run.
 
     `changed` is called after every message and every end of a stream.
     """
@@ -101,7 +101,7 @@ class Plugins:
         return True
 
     async def close(self) -> None:
-        """Drop every connection without a word, as a kubelet does that dies."""
+        """Drop every connection without notice, as a kubelet that is killed does."""
         streams = [*self._streams.values()]
         for stream in streams:
             stream.cancel()
@@ -113,7 +113,7 @@ class Plugins:
     async def allocate(
         self, request: device_manager.Request, *, reusable: Collection[str] = frozenset()
     ) -> device_manager.Grant | None:
-        """Get a container its devices; None if it has them. AllocationError if it fails.
+        """Allocate devices for a container; None if it has them. Raises AllocationError.
 
         Without time limit, as in the kubelet: a plugin that hangs, hangs every pod of the node.
         """
@@ -214,7 +214,7 @@ class Plugins:
 
 
 class Registration:
-    """The registration service of one life; `connect(resource, socket)` dials the plugin."""
+    """The registration service of one kubelet run; `connect` dials a plugin's socket."""
 
     def __init__(
         self,

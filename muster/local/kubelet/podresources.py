@@ -17,7 +17,7 @@ _TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
 
 
 class PodResources:
-    """Answers from the state of one life of the kubelet; `pods` are by uid."""
+    """Answers from the state of one kubelet run; `pods` are by uid."""
 
     def __init__(self, manager: device_manager.DeviceManager, pods: Mapping[str, pods.Pod]) -> None:
         self._manager = manager

@@ -117,7 +117,7 @@ def is_local(uid: str) -> bool:
 
 
 def restored_pods(grants: Iterable[device_manager.Grant]) -> dict[str, Pod]:
-    """Return the pods of grants from a checkpoint; the API has the rest later."""
+    """Return the pods of a checkpoint's grants; the API supplies their details later."""
     containers: dict[str, dict[str, Container]] = {}
     for grant in grants:
         container = Container(name=grant.container, limits={})

@@ -18,7 +18,7 @@ _SUFFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def refusal(version: str, resource_name: str) -> str | None:
-    """Return why the kubelet refuses this Register call; None if it goes on to dial.
+    """Return why the kubelet refuses this Register call; None if it continues with dialling.
 
     Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register.
     """
@@ -33,7 +33,7 @@ def refusal(version: str, resource_name: str) -> str | None:
 
 
 def watcher_refusal(resource_name: str, versions: list[str]) -> str | None:
-    """Return why the plugin watcher refuses a plugin; None if it goes on to dial.
+    """Return why the plugin watcher refuses a plugin; None if it continues with dialling.
 
     Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, ValidatePlugin.
     """
@@ -79,11 +79,11 @@ def quantity(count: int) -> str:
 
 
 def count(text: str) -> int:
-    """Read what `quantity` writes; ValueError for anything else, fractions included."""
+    """Parse a text that `quantity` wrote. Raises ValueError for others and for fractions."""
     suffix = text[-1:] if text[-1:] in _SUFFIXES[1:] else ""
     digits = text.removesuffix(suffix)
     if not (digits.isascii() and digits.isdigit()):
-        raise ValueError(f"{text!r} is no whole quantity such as 2 or 5k")
+        raise ValueError(f"{text!r} is not a whole quantity such as 2 or 5k")
     return int(digits) * int(1000 ** _SUFFIXES.index(suffix))
 
 

@@ -64,7 +64,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocated(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container got of one resource."""
+    """The devices that one container got of one resource."""
 
     container: str
     resource: str
@@ -168,7 +168,7 @@ class Kubelet:
         self._accepts = accepts
 
     def miscount(self, resource: str, by: int) -> None:
-        """Advertise so many more of a resource than there are, as a kubelet with a bug would."""
+        """Report so many more devices of a resource than exist, like a kubelet with a bug."""
         self._miscounts[resource] = by
 
     async def drop_stream(self, resource: str) -> bool:
@@ -176,7 +176,7 @@ class Kubelet:
         return await self._plugins.drop(resource)
 
     async def restart(self) -> None:
-        """Do what `systemctl restart kubelet` does; pods keep their devices."""
+        """Restart as `systemctl restart kubelet` does; pods keep their devices."""
         async with self._is_restarting:
             await self._life.aclose()
             self._restarts += 1

@@ -1,4 +1,4 @@
-"""Pure: the rights of users at the API stand-in: everything except what was denied.
+"""Pure: permissions of users of the API stand-in: everything except what was denied.
 
 A user is a bearer token; no token is the administrator. The texts are those of the real API server
 (apiserver `pkg/endpoints/handlers/responsewriters/errors.go`, `pkg/authorization`).
@@ -14,7 +14,7 @@ _VERBS: Mapping[str, str] = {"POST": "create", "PUT": "update", "PATCH": "patch"
 
 
 class Users:
-    """The valid tokens, and what each was denied: verb and plural, `*` for any."""
+    """The valid tokens, and each one's denied rights: verb and plural, `*` for any."""
 
     def __init__(self) -> None:
         self._denied: dict[str, set[tuple[str, str]]] = {}
@@ -37,7 +37,7 @@ class Users:
             raise refusals.RequestError(refusals.Reason.UNAUTHORIZED, "Unauthorized")
 
     def refuse_forbidden(self, token: str, verb: str, place: resources.Place) -> None:
-        """Raise 403 for what was denied."""
+        """Raise 403 for a denied right."""
         if self._may(token, verb, place.resource.plural):
             return
         where = f' in the namespace "{place.namespace}"' if place.namespace else ""
@@ -60,7 +60,7 @@ class Users:
 
 
 def verb(method: str, place: resources.Place, *, is_watch: bool) -> str:
-    """Return what a request does, as RBAC calls it."""
+    """Return the RBAC verb of a request."""
     if method == "GET":
         return "get" if place.name else "watch" if is_watch else "list"
     if method == "DELETE":

@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much the store holds."""
+    """How many objects and changes the store holds."""
 
     objects_max: int = 20_000
     object_bytes_max: int = 1_572_864
@@ -38,7 +38,7 @@ class Limits:
 
 
 class WatchType(enum.StrEnum):
-    """What happened to an object."""
+    """The kind of change that a watch event reports."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -75,7 +75,7 @@ class _Change:
 
 
 class Store:
-    """All objects. `version` is where the counter begins, `more` are further namespaces.
+    """Holds all objects. The counter starts at `version`; `more` are extra namespaces.
 
     Methods raise `RequestError` only.
     """
@@ -184,13 +184,13 @@ class Store:
         return page
 
     def initial(self, selection: Selection) -> list[trees.Tree]:
-        """Return what exists as the ADDED events that a watch begins with."""
+        """Return the existing objects as the ADDED events that begin a watch."""
         bucket = self._buckets[selection.place.resource.bucket]
         accepted = [bucket[key] for key in sorted(bucket) if selection.accepts(bucket[key])]
         return [_event(WatchType.ADDED, selection.place.resource, stored) for stored in accepted]
 
     def since(self, selection: Selection, version: int) -> list[trees.Tree]:
-        """Return the watch events after `version`; 410 if the log does not have it (any more).
+        """Return the watch events after `version`; 410 if the log does not reach back so far.
 
         An object that begins or ceases to be selected is ADDED or DELETED.
         """

@@ -1,4 +1,4 @@
-"""Pure: server-side apply: who owns a field, who may change it, what is removed with its owner.
+"""Pure: server-side apply: who owns a field, who may change it, and when it is removed.
 
 A field is the path of a leaf, in the notation of `FieldsV1` (`f:labels`, `k:{"type":"Ready"}`), as
 in structured-merge-diff `fieldpath/serialize-pe.go`. Items of lists with a merge key are owned one
@@ -22,7 +22,7 @@ _SYSTEM = ("name", "generateName", "namespace", "uid", "resourceVersion", "creat
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Writer:
-    """Who writes, and how: each combination has fields of its own."""
+    """A manager and its kind of write; each combination owns fields of its own."""
 
     manager: str
     applies: bool
@@ -182,12 +182,12 @@ def _dotted(path: Path) -> str:
 
 
 def _removal_order(path: Path) -> tuple[int, bool]:
-    """Return a sort key that puts the inside of an item before the item."""
+    """Return a sort key that puts the contents of a list item before the item."""
     return -len(path), path[-1] == "."
 
 
 def _without(tree: trees.Tree, path: Path) -> trees.Tree:
-    """Return `tree` without the field, and without objects that this leaves empty."""
+    """Return `tree` without the field and without objects that become empty."""
     step, rest = path[0][2:], path[1:]
     child = tree.get(step)
     if not rest:

@@ -1,4 +1,4 @@
-"""Pure: how the Kubernetes API refuses: one exception, which clients get as a `Status` object.
+"""Pure: refusals of the Kubernetes API: an exception that clients receive as a `Status`.
 
 Reasons and codes are those of apimachinery `pkg/apis/meta/v1/types.go` and `pkg/api/errors`.
 """

@@ -217,7 +217,7 @@ RESOURCES = (
 
 
 def find(group: str, version: str, plural: str) -> Resource:
-    """Return the resource that a path names."""
+    """Return the resource that a path addresses."""
     for resource in RESOURCES:
         if (resource.group, resource.version, resource.plural) == (group, version, plural):
             return resource
@@ -226,7 +226,7 @@ def find(group: str, version: str, plural: str) -> Resource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a path names: all objects of a resource, those of a namespace, one, a part of one."""
+    """The target of a path: a collection, a namespace's collection, an object or its part."""
 
     resource: Resource
     namespace: str = ""
@@ -244,7 +244,7 @@ class Place:
 
 
 def place(segments: Sequence[str]) -> Place:
-    """Return what a path of (decoded) segments names."""
+    """Return the target of a path of (decoded) segments."""
     match segments:
         case ["api", version, *rest] if rest:
             group = ""

@@ -14,7 +14,7 @@ from muster.local.kubernetes import refusals
 
 
 class Operator(enum.StrEnum):
-    """What a requirement demands of a key."""
+    """The operator of a selector's requirement."""
 
     IN = "in"
     NOT_IN = "notin"
@@ -59,7 +59,7 @@ class Requirement:
 
 @dataclasses.dataclass(frozen=True)
 class Selector:
-    """All terms together; without terms it accepts everything."""
+    """A selector, all of whose terms must match; without terms it accepts everything."""
 
     requirements: tuple[Requirement, ...] = ()
 

@@ -42,7 +42,7 @@ _PLAIN = {"/readyz": "ok", "/healthz": "ok", "/livez": "ok"}
 
 @contextlib.contextmanager
 def auditing(path: pathlib.Path) -> Iterator[typedefs.Middleware]:
-    """Give a middleware that writes an audit log: a line of JSON for each request to change.
+    """Return a middleware that logs each modifying request as a line of JSON.
 
     The lines have those fields of an `audit.k8s.io/v1` Event by which requests can be counted
     (level Metadata, stage RequestReceived).
@@ -83,7 +83,7 @@ def decode_patch(body: bytes, media_type: str) -> tuple[trees.Json, writes.Patch
 
 
 def _from_yaml(body: bytes) -> trees.Json:
-    """Decode YAML (or JSON) with no types but JSON's."""
+    """Decode YAML (or JSON) with JSON's types only."""
     with contextlib.suppress(orjson.JSONDecodeError):
         value: trees.Json = orjson.loads(body)
         trees.refuse_depth(value)
@@ -187,7 +187,7 @@ class KubernetesApi:
         self._watches.end()
 
     def allow(self, path: str) -> None:
-        """End what `refuse` began."""
+        """Undo `refuse`."""
         del self._refused[path]
 
     def deny(self, token: str, verb: str, plural: str) -> None:

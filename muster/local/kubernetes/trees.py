@@ -110,7 +110,7 @@ def without(tree: Tree, *names: str) -> Tree:
 
 
 def without_nulls(value: Json) -> Json:
-    """Return the tree without null members: decoding into a Go type drops them, too."""
+    """Return the tree without null members, which decoding into a Go type drops as well."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -128,7 +128,7 @@ def same(left: Json, right: Json) -> bool:
 
 
 def kind(value: Json) -> str:
-    """Return JSON's own word for the type of `value`."""
+    """Return the JSON name of the type of `value`."""
     match value:
         case None:
             return "null"

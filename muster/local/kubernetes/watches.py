@@ -1,4 +1,4 @@
-"""Adapter: HTTP: watches: long answers with each change, bookmarks, and `410 Expired`.
+"""Adapter: HTTP watches: long-running answers with each change, bookmarks, and `410 Expired`.
 
 A watch has a version, not a queue: it reads the store's log from there on. One that falls behind by
 more than the log gets 410 and must list again, as with the real API server.
@@ -44,7 +44,7 @@ class Watches:
         self.wake()
 
     async def serve(self, request: web.Request, selection: objects.Selection) -> web.StreamResponse:
-        """Answer a request with a watch, until its timeout, or until server or client end."""
+        """Answer a request with a watch, until its timeout or until either side ends it."""
         version = number(request, "resourceVersion")
         timeout_s = number(request, "timeoutSeconds") or DEFAULT_TIMEOUT_S
         bookmarks = request.query.get("allowWatchBookmarks") in {"true", "1"}
@@ -97,7 +97,7 @@ class Watches:
 
 
 class _Watch:
-    """One watch's place in the log."""
+    """The position of one watch in the log."""
 
     def __init__(
         self, store: objects.Store, selection: objects.Selection, *, bookmarks: bool

@@ -1,4 +1,4 @@
-"""Pure: what an object becomes by a create, an update, a patch or an apply.
+"""Pure: the result of a create, an update, a patch or an apply on an object.
 
 The main resource and `/status` are kept apart as the API server's strategies do: the main resource
 never changes the status, `/status` changes the status and the metadata (the kubelet relies on it:
@@ -33,7 +33,7 @@ class PatchFormat(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Write:
-    """A write without its object: where, by whom, and what the adapter makes up."""
+    """The circumstances of a write: target, writer, and the values that the adapter creates."""
 
     place: resources.Place
     manager: str
@@ -54,12 +54,12 @@ class Write:
 
 
 def created(body: trees.Json, write: Write) -> trees.Tree:
-    """Return the new object, as it is stored but for its version."""
+    """Return the new object as it is stored, except for its version."""
     return _created(_object(body, write.place), write, named=None)
 
 
 def updated(old: trees.Tree, body: trees.Json, write: Write) -> trees.Tree:
-    """Return what `old` becomes when it is replaced by `body`; 409 if `body` is out of date."""
+    """Return `old` replaced by `body`; 409 if `body` is out of date."""
     resource = write.place.resource
     new = _object(body, write.place)
     if not resource.updates_unconditionally and not _version(new):
@@ -74,7 +74,7 @@ def updated(old: trees.Tree, body: trees.Json, write: Write) -> trees.Tree:
 def patched(
     old: trees.Tree, patch: trees.Json, patch_format: PatchFormat, write: Write
 ) -> trees.Tree:
-    """Return what `old` becomes by the patch; 409 if the patch names another version."""
+    """Return `old` with the patch applied; 409 if the patch names another version."""
     shown = write.place.resource.view(old)
     match patch_format:
         case PatchFormat.JSON:
@@ -112,7 +112,7 @@ def _applied(old: trees.Tree, wanted: trees.Tree, write: Write) -> trees.Tree:
 
 
 def _wanted(patch: trees.Json, write: Write) -> trees.Tree:
-    """Return what an apply names, less what it may not touch."""
+    """Return the fields of an apply, without those that it may not change."""
     if isinstance(patch, dict) and trees.value_at(patch, "metadata", "managedFields"):
         raise refusals.bad_request("metadata.managedFields must be nil")
     wanted = _object(patch, write.place)

@@ -1,4 +1,4 @@
-"""Pure: writes the rights of `permissions` for a nats-server that trusts keys instead of passwords.
+"""Pure: writes `permissions` for a nats-server that trusts keys instead of passwords.
 
 An operator signs the accounts, an account names the keys that may sign its users. Each role has a
 signing key of its own with a scope: its holder can create users of that role and no others, and the
@@ -46,7 +46,7 @@ CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.ADMIN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """The keys of the accounts: the four that sign, and the public keys that accounts name."""
+    """The keys of the accounts: four signing keys, and the public keys that accounts name."""
 
     operator: nkeys.Key
     system: nkeys.Key
@@ -85,7 +85,7 @@ def gate_user(public: str) -> Claims:
 
 
 def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
-    """Return accounts.conf for nats-server; there is no secret in it.
+    """Return accounts.conf for nats-server; it contains no secrets.
 
     `sentinel` is the public key of a user without rights: a client with a token and no credentials
     is taken for it until the gate has answered.
@@ -186,7 +186,7 @@ def _service(subject: str) -> Claims:
 
 
 def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
-    """Return an import of what an account shares, below `muster.nats` if `to` is given."""
+    """Return an import of subjects that an account exports, mapped to `to` if that is set."""
     whole = {**shared, "account": account.public}
     return whole | {"local_subject": f"muster.nats.{to}"} if to else whole
 

@@ -33,7 +33,7 @@ def to_base64(raw: bytes) -> str:
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes. Raises ValueError for any other form than that of `to_base64`."""
+    """Decode base64url. Raises ValueError for text that `to_base64` would not produce."""
     try:
         raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), b"-_", validate=True)
     except (binascii.Error, UnicodeEncodeError):

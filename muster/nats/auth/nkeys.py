@@ -29,7 +29,7 @@ _KEY_CHARS_MAX: Final = 64
 
 
 class Kind(enum.IntEnum):
-    """What a key is for; the text of a public key begins with a letter for it."""
+    """The kind of a key, which the first letter of its public key shows."""
 
     ACCOUNT = 0
     SERVER = 13 << 3
@@ -38,11 +38,11 @@ class Kind(enum.IntEnum):
 
 
 class BadKey(ValueError):
-    """A text that is not a key of the required kind; it is not repeated, it may be a secret."""
+    """The text is not a key of the required kind; it is not shown, as it may be secret."""
 
 
 class Key:
-    """A pair of keys of one kind, from its 32 secret bytes."""
+    """A key pair of one kind, derived from 32 secret bytes."""
 
     def __init__(self, kind: Kind, secret: bytes) -> None:
         self.kind = kind
@@ -53,7 +53,7 @@ class Key:
 
     @classmethod
     def from_seed(cls, seed: str, kind: Kind) -> Self:
-        """Return the pair of a seed (`SA...`, `SU...`). Raises BadKey."""
+        """Return the key pair of a seed (`SA...`, `SU...`). Raises BadKey."""
         raw = _bytes(seed.strip())
         if len(raw) != 2 + SECRET_BYTES or raw[:2] != _seed_prefix(kind):
             raise BadKey(f"not the seed of a key of kind {kind.name.lower()}")
@@ -127,7 +127,7 @@ _JWT_CHARS_MAX: Final = 64 * 1024
 
 
 class BadToken(ValueError):
-    """Not a token of NATS, or not signed by its issuer."""
+    """The text is not a NATS token, or its issuer did not sign it."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ _FILE: Final = """\
 {jwt}
 ------END NATS USER JWT------
 
-Keep this file to yourself: whoever has it is you.
+Keep this file secret: anyone who holds it can act as you.
 
 -----BEGIN USER NKEY SEED-----
 {seed}
@@ -187,7 +187,7 @@ Keep this file to yourself: whoever has it is you.
 
 
 class BadCredentials(ValueError):
-    """Not a .creds file; the text says what is missing."""
+    """The text is not a .creds file; the message says what is missing."""
 
 
 class _User(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Everything that a user may do; denied subjects are exceptions from the allowed ones."""
+    """The rights of a user; denied subjects are exceptions to the allowed ones."""
 
     user: str
     publish: tuple[str, ...]
@@ -41,7 +41,7 @@ class Grant:
 
 
 def inbox(user: str) -> str:
-    """Return the prefix of the inboxes of a user: a token of its own behind `_INBOX`."""
+    """Return the inbox prefix of a user: `_INBOX` and a token of its own."""
     return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', user)}" if user else "_INBOX"
 
 
@@ -155,7 +155,7 @@ def reader(name: str) -> Grant:
 
 
 def admin() -> Grant:
-    """Return the rights of an administrator: everything in muster's account but one thing.
+    """Return the rights of an administrator: everything in muster's account, with one exception.
 
     A subscriber to a plugin's requests would be taken for the plugin: a dead plugin would be called
     slow, because NATS no longer reported that there is no responder.
@@ -208,7 +208,7 @@ def _durable(stream: streams.Stream, name: str) -> tuple[str, ...]:
 
 
 def _reads(stream: str) -> tuple[str, ...]:
-    """Return what reading a stream with an ephemeral consumer needs; the server names those."""
+    """Return the rights to read a stream with an ephemeral consumer, which the server names."""
     return (
         f"$JS.API.STREAM.INFO.{stream}",
         f"$JS.API.STREAM.MSG.GET.{stream}",
@@ -218,7 +218,7 @@ def _reads(stream: str) -> tuple[str, ...]:
 
 
 def _of_others(stream: streams.Stream, own: str) -> tuple[str, ...]:
-    """Return what would take messages from other services' durable consumers."""
+    """Return the subjects that would take messages from other services' durable consumers."""
     return tuple(
         f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}" for name in DURABLES if name != own
     )
@@ -229,7 +229,7 @@ def _writes(bucket: streams.Bucket) -> tuple[str, ...]:
 
 
 def _holds(lock: streams.Bucket) -> tuple[str, ...]:
-    """Return what claiming and releasing a lock needs."""
+    """Return the rights to claim and release a lock."""
     stream = f"KV_{lock.name}"
     return (
         *_writes(lock),
@@ -239,7 +239,7 @@ def _holds(lock: streams.Bucket) -> tuple[str, ...]:
 
 
 def _keeps_streams() -> tuple[str, ...]:
-    """Return what creating, changing and cleaning streams needs; not what removing them needs.
+    """Return the rights to create, change and clean streams, but not to remove them.
 
     Only one role has this: the configuration of a stream decides what it accepts and for how long.
     """

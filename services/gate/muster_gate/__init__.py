@@ -1,4 +1,4 @@
-"""The gate: nats-server asks it who may connect, and it binds each plugin to its node.
+"""The gate answers nats-server's question who may connect, and binds each plugin to its node.
 
 `callout` answers; `tokens` verifies a projected service account token by the cluster's public keys,
 which `cluster_keys` fetches; `config` has the settings.

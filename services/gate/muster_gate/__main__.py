@@ -96,7 +96,7 @@ class Gate:
             ANSWERS.labels(Reason.LATE.value).inc()
 
     async def answer(self) -> None:
-        """Answer requests, for ever; one with an unknown key waits until keys have been fetched."""
+        """Answer requests until cancelled; one with an unknown key waits for the next key fetch."""
         clock = asyncio.get_running_loop().time
         while True:
             since, request = await self._requests.get()
@@ -117,7 +117,7 @@ class Gate:
             await asyncio.sleep(0)
 
     async def refresh(self) -> None:
-        """Refresh the cluster's keys and our own, for ever."""
+        """Refresh the cluster's keys and our own until cancelled."""
         while True:
             await self.fetch()
             await asyncio.sleep(self._settings.keys.refresh_s)
@@ -193,7 +193,7 @@ class Gate:
                 await request.respond(decision.answer)
 
     def _log_denial(self, denied: callout.Denied) -> None:
-        """Log a denial; of further ones for the same reason within a short time only the number."""
+        """Log a denial; further ones for the same reason shortly afterwards are only counted."""
         now = asyncio.get_running_loop().time()
         next_at, suppressed = self._log_intervals.get(denied.reason, (now, 0))
         if now < next_at:
@@ -218,13 +218,13 @@ class Gate:
             self._is_signing_unusable = True
         else:
             if self._is_signing_unusable:
-                logs.logger().info("signing_usable")
+                logs.logger().info("signing_key_readable_again")
             self._is_signing_unusable = False
         SIGNING.set(not self._is_signing_unusable)
 
 
 def read_signing(file: str) -> callout.Signing:
-    """Return what answers are signed with. Raises CannotStart."""
+    """Return the keys that sign answers. Raises CannotStart."""
     try:
         return callout.read_signing(Path(file).read_bytes())
     except OSError as error:

@@ -51,7 +51,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthRequest:
-    """Who wants to connect."""
+    """A request to connect, as nats-server passes it on."""
 
     server: str
     user: str
@@ -64,7 +64,7 @@ class AuthRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signing:
-    """What answers are signed with, and the accounts that they are for."""
+    """The keys that sign answers, and the accounts that the answers are for."""
 
     answer: nkeys.Key
     node: nkeys.Key
@@ -94,7 +94,7 @@ class Denied:
 
 
 class Authorizer:
-    """Decides with the cluster's keys and our own, which the adapter renews; limits rates."""
+    """Decides about requests by the cluster's keys and our own, and limits their rate."""
 
     def __init__(self, settings: config.Settings, signing: Signing) -> None:
         self.ring: tokens.Keyring | None = None
@@ -158,7 +158,7 @@ def read_signing(document: bytes) -> Signing:
 
 
 def read_request(payload: bytes) -> AuthRequest:
-    """Return what a server asks. Raises Refused, which cannot be answered."""
+    """Return the request of a server. Raises Refused if the request cannot be answered."""
     try:
         claims = nkeys.decode_jwt(payload.decode("ascii"), _Claims, nkeys.Kind.SERVER)
         nkeys.check(claims.nats.user_nkey, nkeys.Kind.USER)
@@ -177,7 +177,7 @@ def read_request(payload: bytes) -> AuthRequest:
 
 
 def is_named_for(name: str, node: str) -> bool:
-    """Return whether a connection is not named like a plugin of another node: `<plugin> <node>`.
+    """Return whether the node in a connection's name, `<plugin> <node>`, is this node.
 
     Health concludes from these names whose connection ended.
     """
@@ -201,7 +201,7 @@ def allow(request: AuthRequest, bearer: tokens.Bearer, keys: Signing, *, at: flo
 
 
 def deny(request: AuthRequest, reason: Reason, keys: Signing, *, at: float) -> bytes:
-    """Return the answer that denies a connection; nats-server logs the reason only."""
+    """Return the answer that denies a connection; only nats-server's log shows the reason."""
     return _answer(request, {"error": f"muster-gate: {reason}"}, keys, at=at)
 
 

@@ -11,7 +11,7 @@ File = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tokens are accepted: those of one service account, for this audience."""
+    """Which tokens are accepted: those of one service account, issued for this audience."""
 
     issuer: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     """As the cluster writes it; by default what the API server itself says."""
@@ -38,13 +38,13 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """How long the API server may be unavailable before nobody is admitted any more."""
 
     def __post_init__(self) -> None:
-        """Reject an age that a single failed fetch would exceed."""
+        """Reject a maximum age of the keys that a single failed fetch would exceed."""
         if self.age_max_s < 2 * self.refresh_s:
             raise ValueError("age_max_s: less than two times refresh_s")
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How often the plugins of one node may connect: at once, and then per minute."""
+    """How often the plugins of one node may connect: a burst, and then a rate per minute."""
 
     burst: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 20
     per_minute: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 12.0

@@ -41,18 +41,18 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
 
 
 class BadKeys(ValueError):
-    """This is no key set, or has no key that we can use."""
+    """The text is not a key set, or has no key that we can use."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """One key and the one algorithm that it is for."""
+    """A public key, and the one algorithm that it may be used with."""
 
     algorithm: str
     check: Check
 
     def is_signed(self, signed: bytes, signature: bytes) -> bool:
-        """Return whether the owner of this key made this signature."""
+        """Return whether this key's owner made this signature."""
         try:
             self.check(signed, signature)
         except (exceptions.InvalidSignature, ValueError):
@@ -62,7 +62,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyring:
-    """The keys by their ids, whose they are, and when they were fetched, in UTC."""
+    """The keys by id, their issuer, and when they were fetched, in UTC."""
 
     issuer: str
     keys: Mapping[str, Sequence[PublicKey]]
@@ -159,7 +159,7 @@ def _integer(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearer:
-    """Whose token it is."""
+    """The pod and node that a token was issued to."""
 
     node: str
     """As in subjects, not the node's name: `a.b` is `a_b`."""
@@ -181,7 +181,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """What `kubernetes.io` holds (pkg/serviceaccount/claims.go; the node since 1.30)."""
+    """The claim `kubernetes.io` (pkg/serviceaccount/claims.go; with the node since 1.30)."""
 
     namespace: str = ""
     serviceaccount: _Named = _Named()
@@ -207,7 +207,7 @@ def verify(
     ring: Keyring | None,
     at: float,
 ) -> Bearer:
-    """Return whose token this is; `at` is UTC. Raises Refused."""
+    """Verify a token; return its bearer. `at` is UTC. Raises Refused."""
     parts, header = _parts(token)
     if ring is None or at - ring.fetched_at > keys.age_max_s:
         raise Refused(Reason.NO_KEYS)
@@ -308,7 +308,7 @@ class Reason(enum.StrEnum):
 
 
 class Refused(Exception):
-    """A connection is denied; `subject` is whom the token names, if that was verified."""
+    """A connection is denied; `subject` is the verified subject of the token, if any."""
 
     def __init__(self, reason: Reason, *, subject: str = "") -> None:
         super().__init__(reason.value)

@@ -164,7 +164,7 @@ def _bus(settings: config.Settings, connected: bus.Bus) -> reconciler.Bus:
 
 
 async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEvent]:
-    """Yield the newest event of each subject, one by one: ten thousand at once cost 90 MiB.
+    """Yield the newest event of each subject one at a time: ten thousand at once take 90 MiB.
 
     Starts over when the connection breaks; duplicates do no harm.
     """

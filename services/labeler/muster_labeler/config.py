@@ -24,7 +24,7 @@ class Mode(enum.StrEnum):
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the API is: this kubeconfig, or, without one, the cluster this process runs in.
+    """Where the API is: a kubeconfig, or, without one, the cluster this process runs in.
 
     Never the user's own kubeconfig: on a laptop that may be a real cluster. `namespace` has the
     Lease and the inventory for the commands. `events` are Kubernetes Events.
@@ -38,7 +38,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What `apply` may write: which sets of labels, on which nodes, for which reasons, how fast.
+    """What `apply` may write: which label sets, on which nodes, for which reasons, how fast.
 
     `partial` allows to label some GPU nodes while others cannot be: SkyPilot then sees only those.
     """
@@ -54,7 +54,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of several replicas acts: a Lease of this name, renewed three times in `lasts_s`."""
+    """The Lease that decides which replica acts; it is renewed three times in `lasts_s`."""
 
     enabled: bool = True
     name: str = "muster-labeler"
@@ -82,12 +82,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retry_s: Retry = 10.0
 
     def __post_init__(self) -> None:
-        """Reject names that are no label values, and a context without a kubeconfig."""
+        """Reject names that are not label values, and a context without a kubeconfig."""
         for product, name in self.aliases.items():
             if not accelerators.is_name(name):
                 raise ValueError(
-                    f"aliases: {product!r}: {name!r} is no accelerator name: lower case, at most "
-                    "63 letters, digits, '-', '_', '.', no separator at an end"
+                    f"aliases: {product!r}: {name!r} is not an accelerator name: lower case, at "
+                    "most 63 letters, digits, '-', '_', '.', no separator at an end"
                 )
         if self.kubernetes.context is not None and self.kubernetes.kubeconfig is None:
             raise ValueError("kubernetes.context: names a context of no kubeconfig")

@@ -30,7 +30,7 @@ _FUSE: Final = re.compile(r"[-a-z0-9.]+/fuse([-_.][-A-Za-z0-9_.]*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node: its labels and who owns them, its resources, how it runs.
+    """A node: its labels and their owners, its resources, and its runtime.
 
     `owners` are the field managers of each label that names a model; `our_labels` are all labels
     that we own, `labelled_from` the source and the product of the newest one. `ready_since` is None
@@ -55,13 +55,13 @@ class Node:
 
     @property
     def accelerators(self) -> frozenset[str]:
-        """Return its accelerator resources, whatever their count."""
+        """Return the node's accelerator resources, whatever their count."""
         names = self.capacity.keys() | self.allocatable.keys()
         return frozenset(name for name in names if _ACCELERATORS.fullmatch(name))
 
     @property
     def fuse(self) -> dict[str, int]:
-        """Return its fuse resources, and how many of each are allocatable."""
+        """Return the node's fuse resources, and how many of each are allocatable."""
         names = self.capacity.keys() | self.allocatable.keys()
         return {name: self.allocatable.get(name, 0) for name in sorted(names) if is_fuse(name)}
 
@@ -72,16 +72,16 @@ class Node:
 
     @property
     def has_partitions(self) -> bool:
-        """Return whether it offers parts of GPUs (MIG, strategy mixed)."""
+        """Return whether the node offers parts of GPUs (MIG strategy `mixed`)."""
         return any(count and name.startswith(_PARTS) for name, count in self.capacity.items())
 
     @property
     def is_virtual(self) -> bool:
-        """Return whether GPU feature discovery says that its GPUs are virtual."""
+        """Return whether GPU feature discovery reports that the node's GPUs are virtual."""
         return self.labels.get(VGPU_LABEL) == "true"
 
     def is_ours_alone(self, key: str) -> bool:
-        """Return whether we own a label, and nobody else does."""
+        """Return whether muster is the only owner of a label."""
         return key in self.our_labels and self.owners.get(key) == (FIELD_MANAGER,)
 
     @property
@@ -110,7 +110,7 @@ class Pod:
 
     @property
     def is_annotated(self) -> bool:
-        """Return whether it requests fuse by annotation."""
+        """Return whether the pod requests fuse by annotation."""
         return any(
             (key == FUSE_ANNOTATION or key.startswith(f"{FUSE_ANNOTATION}.container."))
             and value == "true"
@@ -120,7 +120,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesEvent:
-    """A Kubernetes Event: about what, why, and its text."""
+    """A Kubernetes Event: its object, reason and text."""
 
     kind: str
     namespace: str
@@ -142,7 +142,7 @@ class ResourceSlice:
 
 @dataclass(frozen=True, slots=True)
 class NodeSink:
-    """Receives nodes: all at once, one that is new or changed, one that is gone."""
+    """Receives all nodes at once, and then each node that is new, changed or gone."""
 
     replace: Callable[[list[Node]], None]
     put: Callable[[Node], None]

@@ -97,7 +97,7 @@ def _resolved(chosen: config_settings.Settings) -> object:
 
 
 def _node(chosen: config_settings.Settings) -> node_door.Node:
-    """Return the node, not scanned yet. Raises CannotServe."""
+    """Create the node, whose devices are not scanned yet. Raises CannotServe."""
     name = preflight.node_name(chosen.node)
     preflight.check(chosen)
     try:
@@ -148,7 +148,7 @@ def _new_runner() -> machine.MachineRunner[In, Out]:
 def _gpus(
     chosen: config_settings.Settings, configuration: document.NodeConfiguration, node: str
 ) -> evaluation.GpuEvaluator | None:
-    """Return the source of the node's GPUs and their health rules; None if none are configured."""
+    """Return the source of the node's GPUs with their health rules; None without GPUs."""
     if configuration.gpus is None:
         return None
     health = configuration.gpus.health

@@ -135,7 +135,7 @@ class BusReporter:
             )
         )
         if connected.link.is_connected and not await connected.flush(_STOP_FLUSH_S):
-            logs.logger().warning("plugin_stopping_not_delivered")
+            logs.logger().warning("stop_announcement_not_delivered")
 
     def _heartbeat(self, connected: bus.Bus) -> vocabulary.Heartbeat:
         process = heartbeats.ProcessStatus(

@@ -1,4 +1,4 @@
-"""Adapter: import tricks that keep the plugin small; all of them are here, and nowhere else.
+"""Adapter: all the import tricks that keep the plugin's memory small.
 
 The plugin runs on every node, so its memory counts: what its packages would load and never use is
 kept out. Resident memory after the registration, with the bus imported, is 64.4 MiB without these
@@ -29,7 +29,7 @@ _HTTP: Final = ("http.server", "ssl", "urllib.request", "wsgiref", "wsgiref.simp
 
 
 class _Empty(types.ModuleType):
-    """A module in which every name is an empty class: enough to derive from, not to use."""
+    """A stand-in module in which every name is an empty class to derive from."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -42,7 +42,7 @@ class _Empty(types.ModuleType):
 
 
 class _Lazy(types.ModuleType):
-    """A module that is loaded when an attribute is used that it does not have yet."""
+    """A module that is loaded when a missing attribute of it is first used."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
@@ -79,7 +79,7 @@ def _prepare() -> None:
 
 
 def _make_lazy(name: str, *classes: str) -> None:
-    """Have a module loaded when it is used, not when it is imported; it has empty `classes`."""
+    """Load a module when it is first used; until then it has empty `classes`."""
     if name in sys.modules:
         return
     package = name.rpartition(".")[0]
@@ -97,7 +97,7 @@ def _make_lazy(name: str, *classes: str) -> None:
 
 @contextlib.contextmanager
 def _replaced(stand_ins: Mapping[str, types.ModuleType | None]) -> Iterator[None]:
-    """Import these modules as their stand-ins; None is a module that is not installed."""
+    """Import stand-ins for these modules; None stands for a module that is not installed."""
     before = {name: sys.modules[name] for name in stand_ins if name in sys.modules}
     replaced = [n for n in stand_ins if n not in before or isinstance(before[n], _Lazy)]
     for name in replaced:

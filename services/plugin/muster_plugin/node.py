@@ -129,7 +129,7 @@ class Node:
         return self._gpus is not None
 
     def stuck(self, now: float) -> str | None:
-        """Return which periodic check has not been done for too long, or None."""
+        """Return the periodic check that has not been done for too long, or None."""
         for kind in (_SOCKETS, _DEVICES):
             age_s = now - self._checked_at.get(kind, now)
             if age_s > _STUCK_S:
@@ -137,7 +137,7 @@ class Node:
         return None
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> vocabulary.InventoryReported:
-        """Return the whole inventory as an event; what does not fit becomes a problem."""
+        """Return the whole inventory as an event; report what does not fit as a problem."""
         event, problem = self.inventory.snapshot(at, bytes_max=bytes_max)
         if problem != self._snapshot_problem:
             self._snapshot_problem = problem
@@ -147,7 +147,7 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Return which host paths are gone, in words, after advertising that; empty if none is."""
+        """Advertise which host paths are gone and return them as text; empty without any."""
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""
@@ -157,7 +157,7 @@ class Node:
         return f"{', '.join(gone)}: no such file or directory"
 
     async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
-        """Return those of these host paths that exist."""
+        """Return which of these host paths exist."""
         return await self._host_paths.present(paths)
 
     def on_listing_changed(
@@ -168,12 +168,12 @@ class Node:
         self.event_log.record_registration(resource, change, endpoint)
 
     def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Publish an allocation; the kubelet reports the pod of it later."""
+        """Publish an allocation, whose pod the kubelet reports later."""
         self.event_log.record_allocation(resource, device_ids)
         self._pods.poll_soon()
 
     def on_list_sent(self) -> None:
-        """Check soon whether the kubelet lists what it was sent."""
+        """Schedule a check whether the kubelet lists what it was sent."""
         self._pods.poll_soon()
 
     def on_lock_acquired(self, resource: str) -> None:
@@ -188,7 +188,7 @@ class Node:
     # Tasks
 
     def tasks(self, acquire: Acquire | None = None) -> tuple[Coroutine[object, object, None], ...]:
-        """Return everything that runs as long as the process.
+        """Return all tasks that run as long as the process.
 
         No resource is served before `acquire` has returned, which waits until no other plugin
         serves it.
@@ -205,7 +205,7 @@ class Node:
         )
 
     async def scan_devices(self) -> None:
-        """Scan the device nodes; publish what changed, to the kubelet first."""
+        """Scan the device nodes; publish changes, to the kubelet first."""
         async with self._scan_lock:
             self._planner.devices = await self._scanner.plan(
                 self._planner.resources, current_names=self.inventory.matched_devices

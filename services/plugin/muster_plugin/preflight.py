@@ -52,7 +52,7 @@ def boot() -> str:
 
 
 def check(chosen: settings.Settings) -> None:
-    """Check now what would otherwise end the process after the registration. Raises CannotServe."""
+    """Check early what would otherwise end the process after registration. Raises CannotServe."""
     problem = socket_directory.problem(Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY)
     if problem:
         raise CannotServe(f"kubelet.directory: {problem}")
@@ -69,7 +69,7 @@ def check(chosen: settings.Settings) -> None:
 
 
 def resources_max() -> int:
-    """Raise the limit of open files; return how many resources it is enough for."""
+    """Raise the open-file limit; return how many resources it is enough for."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
@@ -107,7 +107,7 @@ async def acquire_resources(
 def _other_owner(
     resources: Iterable[str], folders: Sequence[Path], locks: socket_directory.ResourceLocks
 ) -> str:
-    """Return which resource another plugin serves, and which plugin; empty if none does.
+    """Return a resource that another plugin serves, and that plugin; empty without one.
 
     Two plugins that start together lock in the same order, so one of them gets everything.
     """

@@ -67,7 +67,7 @@ class Reloader:
         self._read_requested.set()
 
     async def _may_have_changed(self) -> bool:
-        """Return whether a file differs from when it was read; other files may change beside it."""
+        """Return whether a file may differ from when it was read; its neighbours may change."""
         files = [self._file, *([self._policy] if self._policy else [])]
         before, self._stamps = self._stamps, ()
         with contextlib.suppress(TimeoutError):
@@ -102,7 +102,7 @@ class Reloader:
         await self._node.configure(configuration, config_hash=config_hash, restart=restart)
 
     async def _reload_gpu_policy(self, configuration: document.NodeConfiguration) -> None:
-        """Apply the health rules of GPUs in the files. Raises ValueError or TimeoutError."""
+        """Apply the GPU health rules of the files. Raises ValueError or TimeoutError."""
         if configuration.gpus is not None and self._node.watches_gpus:
             health = configuration.gpus.health
             policy = await self._files.run(
@@ -112,7 +112,7 @@ class Reloader:
 
 
 def _stamp(file: Path) -> _Stamp | None:
-    """Return what changes when a file is written or replaced; None if it is gone."""
+    """Return a stamp that changes when a file is written or replaced; None if it is gone."""
     try:
         status = file.stat()
     except OSError:
@@ -121,5 +121,5 @@ def _stamp(file: Path) -> _Stamp | None:
 
 
 def _watched_directories(file: Path) -> set[Path]:
-    """Return the directories to watch: a mounted ConfigMap changes by a link beside the file."""
+    """Return the directories to watch; a mounted ConfigMap changes by a link beside the file."""
     return {file.parent, Path(os.path.realpath(file)).parent}

@@ -32,7 +32,7 @@ _GKE_CONTEXT: Final = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")
 
 
 def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
-    """Return the findings about autoscalers and fuse; a check of `only` one node has few."""
+    """Return the findings about autoscalers and fuse; with `only`, those about one node."""
     nodes = [node for node in world.nodes or () if only in {None, node.name}]
     pending = [p for p in world.pods or () if p.phase == "Pending" and not p.node and p.requests]
     result: list[Finding] = [*_node_local(world.slices, commands)]
@@ -88,7 +88,7 @@ def _not_triggered(
 def _templates(
     world: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
 ) -> Iterable[Finding]:
-    """Report what templates need, where an autoscaler would have to know the resource."""
+    """Report node group templates that lack a resource which the autoscaler has to know."""
     in_use = _resources(world)
     if not in_use or (world.autoscaler is None and world.karpenter is None):
         return
@@ -163,7 +163,7 @@ def _is_fuse(slice_: model.ResourceSlice) -> bool:
 
 
 def _stale_status(world: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Report an autoscaler whose loop fails: there is no event, and its health check passes."""
+    """Report an autoscaler whose loop fails, which neither an event nor its health check shows."""
     autoscaler = world.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
         return
@@ -204,7 +204,7 @@ class _TemplateSetting:
 def _template_settings(
     nodes: Iterable[model.Node], resource: str, commands: Commands, *, groups: Sequence[str] = ()
 ) -> list[_TemplateSetting]:
-    """Return the setting for each node group, from nodes and from what an autoscaler names."""
+    """Return the setting for each node group, from nodes and from the autoscaler's own list."""
     settings: set[_TemplateSetting] = set()
     platforms = set()
     for node in nodes:
@@ -220,7 +220,7 @@ def _template_settings(
 
 
 def _overlay(resource: str, commands: Commands) -> _TemplateSetting:
-    """Return Karpenter's NodeOverlay: it adds the resource to every instance type."""
+    """Return the Karpenter NodeOverlay that adds the resource to every instance type."""
     document = (
         '{"apiVersion":"karpenter.sh/v1alpha1","kind":"NodeOverlay","metadata":{"name":"fuse"},'
         '"spec":{"requirements":[{"key":"karpenter.sh/nodepool","operator":"Exists"}],'
@@ -233,7 +233,7 @@ def _overlay(resource: str, commands: Commands) -> _TemplateSetting:
 
 
 def _cluster_api(group: str, resource: str) -> _TemplateSetting:
-    """Return where Cluster API reads other resources: annotations cannot name them."""
+    """Return where Cluster API reads resources that annotations cannot name."""
     setting = f"status.capacity of the infrastructure template: {resource}: {_SLOTS}"
     return _TemplateSetting("cluster-api", group, setting, "")
 

@@ -54,7 +54,7 @@ class _Overlay(msgspec.Struct, frozen=True):
 
 
 class ClusterReader:
-    """Reads a cluster once, within `timeout_s` in all; `unread` is what it could not read."""
+    """Reads a cluster once, within `timeout_s`; `unread` lists what could not be read."""
 
     def __init__(self, api: api.Api, *, timeout_s: float, progress: Callable[[str], None]) -> None:
         self.unread: list[findings.Unread] = []
@@ -113,7 +113,7 @@ class ClusterReader:
         return None if metadata is None else {entry.name: entry.labels or {} for entry in metadata}
 
     async def slices(self) -> list[model.ResourceSlice]:
-        """Return DRA's devices; none without DRA or without permission."""
+        """Return the devices that DRA lists; none without DRA or without permission."""
         unread_before = len(self.unread)
         for path in _SLICES:
             slices = await self._all(
@@ -124,7 +124,7 @@ class ClusterReader:
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
-        """Return what agents reported, from the labeler's ConfigMap; nothing without one."""
+        """Return what plugins reported, from the labeler's ConfigMap; nothing without one."""
         path = f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
         answer = await self._api.request("GET", path, timeout_s=self._left_s())
         if not answer.is_ok:
@@ -142,7 +142,7 @@ class ClusterReader:
     async def autoscalers(
         self,
     ) -> tuple[findings.ClusterAutoscaler | None, findings.Karpenter | None]:
-        """Return the autoscalers that run here, as far as they are visible."""
+        """Return the autoscalers of this cluster that we can see."""
         permission = AUTOSCALER[-1]
         deployments = await self._all(
             _DEPLOYMENTS,
@@ -188,7 +188,7 @@ class ClusterReader:
         query: Mapping[str, str] | None = None,
         is_optional: bool = False,
     ) -> list[Kept] | None:
-        """Return all objects of a kind; None if they cannot be read, which is noted."""
+        """Return all objects of a kind; None, with a note in `unread`, if they cannot be read."""
         if permission in self._missing:
             return None
         decoder = msgspec.json.Decoder(shape)
@@ -268,7 +268,7 @@ def _gates(deployment: objects.Deployment) -> str:
 
 
 def _status(body: bytes) -> tuple[str, datetime | None]:
-    """Return the autoscaler's status and its time, from the annotation or the text."""
+    """Return the autoscaler's status and when it was written, from the annotation or the text."""
     try:
         config_map = msgspec.json.decode(body, type=objects.ConfigMap)
     except api.UNREADABLE:

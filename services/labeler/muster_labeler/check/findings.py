@@ -17,7 +17,7 @@ CHECK_DOCS: Final = "docs/check.md"
 
 
 class Severity(enum.StrEnum):
-    """How bad it is: an error makes workloads fail; unknown could not be decided."""
+    """How bad a finding is: an error makes workloads fail; `unknown` could not be checked."""
 
     ERROR = "error"
     WARN = "warn"
@@ -35,7 +35,7 @@ class Scope(enum.StrEnum):
 
 
 class Id(enum.StrEnum):
-    """All findings; an id is never used for another one.
+    """The ids of all findings; an id is never reused.
 
     ACCESS: we are not allowed to read something; UNREAD: we could not.
     """
@@ -79,7 +79,7 @@ _SCOPES: Final = {
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: a complete command, and the page about it."""
+    """How to fix a finding: a complete command, and the documentation page."""
 
     command: str = ""
     docs: str = CHECK_DOCS
@@ -123,7 +123,7 @@ def finding(  # what every finding has
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The result of a check; `summary` counts by severity, `checked` what was checked."""
+    """The result of a check, with the numbers of findings by severity and of objects read."""
 
     schema_version: int = SCHEMA_VERSION
     cluster: str
@@ -136,7 +136,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Exit(enum.IntEnum):
-    """Exit codes."""
+    """The exit codes of `muster check`."""
 
     FINE = 0
     PROBLEMS = 1
@@ -147,7 +147,7 @@ class Exit(enum.IntEnum):
 
 
 class Commands(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes commands that reach the cluster that was checked, with the same options.
+    """Builds commands that reach the checked cluster, with the same options.
 
     `aliases` is a file of reviewed names; `namespace` is muster's if it is not the default.
     """
@@ -158,17 +158,17 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None = None
 
     def muster(self, *words: str) -> str:
-        """Return a command of muster."""
+        """Return a `muster` command."""
         named = ["--muster-namespace", self.namespace] if self.namespace else []
         reviewed = ["--aliases", self.aliases] if self.aliases else []
         return shlex.join(["muster", *words, *self._options(), *named, *reviewed])
 
     def kubectl(self, *words: str) -> str:
-        """Return a command of kubectl."""
+        """Return a `kubectl` command."""
         return shlex.join(["kubectl", *self._options(), *words])
 
     def pods_of(self, node: str) -> str:
-        """Return the command of kubectl that lists a node's pods."""
+        """Return the `kubectl` command that lists a node's pods."""
         return self.kubectl(
             "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"
         )
@@ -222,7 +222,7 @@ def exit_code(report: Report, *, strict: bool) -> Exit:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What could not be read, and why: for lack of permission, or otherwise.
+    """What could not be read, and whether that is for lack of permission.
 
     Without what `is_needed` nothing can be decided; optional sources may be absent or hidden.
     """
@@ -256,7 +256,7 @@ class Karpenter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A cluster as it was read; None is what could not be. `now` is the API server's clock."""
+    """A cluster as it was read; None where that failed. `now` is the API server's time."""
 
     now: datetime
     nodes: Sequence[model.Node] | None = None
@@ -272,5 +272,5 @@ class ClusterView:
 
 
 def plain(text: str) -> str:
-    """Return a text, which anybody may have written, without what would control a terminal."""
+    """Return an untrusted text without characters that would control a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

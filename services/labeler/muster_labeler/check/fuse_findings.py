@@ -44,7 +44,7 @@ _NRI_ON_SINCE: Final = {"containerd": (2, 0)}
 
 
 def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
-    """Return the findings about fuse; about `only` one node, if it is named."""
+    """Return the findings about fuse; with `only`, those about one node."""
     nodes = {node.name: node for node in world.nodes or ()}
     pods = [pod for pod in world.pods or () if only in {None, pod.node}]
     agents = {pod.node: pod for pod in world.pods or () if pod.is_agent}
@@ -97,7 +97,7 @@ def _restart(node: model.Node, agent: model.Pod | None, commands: Commands) -> s
 def _runtimes(
     annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], commands: Commands
 ) -> Iterable[Finding]:
-    """Report runtimes that cannot add a device by annotation, if a pod relies on that."""
+    """Report runtimes that cannot add a device by annotation where a pod relies on it."""
     for name in sorted({pod.node for pod in annotated if pod.node in nodes}):
         runtime = nodes[name].runtime
         match = _RUNTIME.fullmatch(runtime)
@@ -118,7 +118,7 @@ def _runtimes(
 
 
 def _errors_of(pod: model.Pod, commands: Commands) -> Iterable[Finding]:
-    """Report what a pod's containers said when they failed."""
+    """Report the errors with which a pod's containers failed."""
     shown: set[Id] = set()
     for text in pod.messages:
         match = next(((i, m) for i, pattern, m in _MESSAGES if pattern.search(text)), None)

@@ -38,7 +38,7 @@ _PROVIDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _LabelAll:
-    """What labels all nodes, and whether a program may run it without asking."""
+    """The command that labels all nodes, and whether a program may run it without asking."""
 
     command: str
     is_safe: bool
@@ -52,7 +52,7 @@ def evaluate(
     simulated: Collection[str] = (),
     only: str | None = None,
 ) -> list[Finding]:
-    """Return the findings about all nodes, or about `only` one, evaluated as part of the fleet."""
+    """Return the findings about all nodes, or, with `only`, about one node of the fleet."""
     fleet = node_labels.label_statuses(nodes, evidence)
     covering = node_labels.covering_scheme(fleet)
     label_all = _label_all(fleet, simulated, commands)
@@ -123,14 +123,14 @@ def _of_node(
 
 
 def _is_covered(status: LabelStatus) -> bool:
-    """Return whether a node only lacks our label, which it does not need."""
+    """Return whether a node lacks only our label, and another scheme makes that unnecessary."""
     return status.state in {LabelState.UNLABELLED, LabelState.AMBIGUOUS, LabelState.UNREACHABLE}
 
 
 def _label_all(
     fleet: Sequence[LabelStatus], simulated: Collection[str], commands: Commands
 ) -> _LabelAll:
-    """Return what labels all GPU nodes; if one cannot be labelled yet, what shows why."""
+    """Return the command that labels all GPU nodes, or the one that shows why that must wait."""
     allowed = label_plan.Allowed(simulated=bool(simulated))
     left = label_plan.unlabelled_after(label_plan.plan(fleet, allowed, simulated=simulated))
     if left:

@@ -21,7 +21,7 @@ _UNLABELLABLE = frozenset(
 
 
 class Step(enum.StrEnum):
-    """What is done with a node."""
+    """What the command does with a node."""
 
     KEEP = "keep"
     WRITE = "write"
@@ -52,7 +52,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One node: what it is labelled now, what it will be, and why."""
+    """One node: its present label, its new label, and why."""
 
     node: str
     gpu: str
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def is_labelled_after(self) -> bool:
-        """Return whether the node has a usable label when all is done."""
+        """Return whether the node has a usable label after its row is written."""
         value = self.new if self.step in {Step.WRITE, Step.REMOVE} else self.current
         return bool(value) and accelerators.is_name(value or "")
 
@@ -77,7 +77,7 @@ def plan(
     simulated: Collection[str] = (),
     only: Collection[str] = (),
 ) -> list[Row]:
-    """Return a row for each GPU node; if `only` names some, no other is written."""
+    """Return a row for each GPU node; if `only` names nodes, only those are written."""
     return [
         _row(status, allowed, is_simulated=status.node.name in simulated)
         if not only or status.node.name in only
@@ -87,7 +87,7 @@ def plan(
 
 
 def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list[Row]:
-    """Return a row for each node with labels of ours, or with the accelerator label."""
+    """Return a row for each node that has labels of ours or the accelerator label."""
     planned = []
     for node in sorted(nodes, key=lambda node: node.name):
         status = node_labels.label_status(node)
@@ -108,7 +108,7 @@ def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list
 
 
 def unlabelled_after(planned: Sequence[Row]) -> list[str]:
-    """Return the GPU nodes that would have no usable label when all is done."""
+    """Return the GPU nodes that would have no usable label after all rows are written."""
     return [row.node for row in planned if not row.is_labelled_after]
 
 
@@ -133,13 +133,13 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return the cells of a table with a heading; refused rows come first."""
+    """Return the rows as the cells of a table with a heading, refused rows first."""
     ordered = sorted(rows, key=lambda row: (_ORDER.index(row.step), row.node))
     return [_HEAD, *(_cells(row) for row in ordered[:_ROWS_MAX])]
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Return how many rows a table leaves out, and how many there are of each step."""
+    """Return the lines below the table: rows left out, and the number of rows by step."""
     more = [f"and {len(rows) - _ROWS_MAX} more nodes"] if len(rows) > _ROWS_MAX else []
     counts = {step: sum(row.step is step for row in rows) for step in _ORDER}
     parts = (f"{count} {_STEP_WORDS[step]}" for step, count in counts.items() if count)
@@ -147,7 +147,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def some(nodes: Sequence[str]) -> str:
-    """Return the first names as text, and how many more there are."""
+    """Return the first few names as text, and how many more there are."""
     more = len(nodes) - _NAMES_MAX
     return ", ".join(nodes[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
@@ -169,9 +169,9 @@ def _row(status: LabelStatus, allowed: Allowed, *, is_simulated: bool) -> Row:
 def _refusal(
     status: LabelStatus, reason: Reason, allowed: Allowed, *, is_simulated: bool
 ) -> str | None:
-    """Return why a name is not written, and which option allows it."""
+    """Return why a name is not written, and which option would allow it."""
     if is_simulated and not allowed.simulated:
-        return "the GPUs are simulated; --simulated"
+        return "the GPUs are simulated; pass --simulated to label them"
     if reason is Reason.MEMORY_UNKNOWN and not allowed.ambiguous:
         return "the name depends on its memory, which is unknown; --force-ambiguous"
     if reason is Reason.FALLBACK and not allowed.unknown:

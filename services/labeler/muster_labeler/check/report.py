@@ -27,7 +27,7 @@ _FAILING = frozenset({Severity.ERROR, Severity.WARN})
 
 
 class Output(enum.StrEnum):
-    """How a report is rendered."""
+    """The format of a report."""
 
     TEXT = "text"
     JSON = "json"
@@ -83,7 +83,7 @@ def _counts(counts: Mapping[str, int], *, with_zero: bool = False) -> str:
 
 
 def _commands(findings: Iterable[Finding]) -> dict[str, list[str]]:
-    """Return each command once, with the ids that it fixes; at most 20 commands for an id."""
+    """Return each command once with the ids of the findings it fixes, at most 20 for an id."""
     commands: dict[str, list[str]] = {}
     used: Counter[str] = Counter()
     for finding in findings:
@@ -133,7 +133,7 @@ def _quoted(text: str) -> str:
 
 
 class Topic(enum.StrEnum):
-    """What is checked."""
+    """A topic that `muster check` can be limited to."""
 
     GPU = "gpu"
     FUSE = "fuse"
@@ -148,7 +148,7 @@ def evaluate(
     cluster: str,
     only: str | None = None,
 ) -> findings.Report:
-    """Return all findings about a cluster, or about `only` one node if it is named."""
+    """Return all findings about a cluster, or, with `only`, about one node."""
     results: list[Finding] = list(_unread(view.unread, commands))
     notes = [entry.why for entry in view.unread if _is_notable(entry)]
     fleet = node_labels.label_statuses(view.nodes or (), view.evidence)
@@ -194,12 +194,12 @@ def _unread(unread: Iterable[findings.Unread], commands: findings.Commands) -> I
 
 
 def _is_notable(entry: findings.Unread) -> bool:
-    """Return whether this is only worth a note: an optional source that we may not read."""
+    """Return whether an unreadable source is optional, so that a note about it is enough."""
     return entry.is_forbidden and not entry.is_needed
 
 
 def _deduplicated(results: Iterable[Finding]) -> list[Finding]:
-    """Return each finding about an object once: a pod and its event may say the same."""
+    """Return each finding about an object once: a pod and its event may report the same."""
     kept: dict[tuple[str, str, str], Finding] = {}
     for finding in results:
         kept.setdefault((finding.id, finding.object, finding.message), finding)

@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster check` reads a cluster and says what is wrong with it."""
+"""Adapter: the command line: `muster check` reads a cluster and reports its problems."""
 
 import asyncio
 import os

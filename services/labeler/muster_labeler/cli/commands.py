@@ -123,7 +123,7 @@ def _unlabel_gpus(
     write: options.Write = options.WRITE,
     cluster: options.Cluster = options.CLUSTER,
 ) -> int:
-    """Remove the labels that are ours.
+    """Remove the labels that muster wrote.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def _gpu_name(
 
 
 def _guarded(command: str, run: Callable[[], int]) -> int:
-    """Return what `run` returns, 2 for a usage error, and 5 for a fault of our own."""
+    """Return the exit code of `run`, 2 after a usage error, or 5 after an internal error."""
     try:
         return int(run())
     except options.UsageError as error:
@@ -232,7 +232,7 @@ def _from_lines(
         product, _, memory = text[:_LINE_CHARS_MAX].partition("\t")
         memory = memory.strip()
         if memory and not _MEMORY.fullmatch(memory):
-            raise options.UsageError(f"line {number}: {memory[:40]!r} is no memory in MiB")
+            raise options.UsageError(f"line {number}: {memory[:40]!r} is not a memory size in MiB")
         yield _answer(product, int(memory) if memory else None, aliases, is_mig=is_mig)
 
 

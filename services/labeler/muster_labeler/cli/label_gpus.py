@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster label-gpus` and `unlabel-gpus` plan, ask and write."""
+"""Adapter: the command line: `muster label-gpus` and `unlabel-gpus` plan, confirm and write."""
 
 import asyncio
 import contextlib
@@ -36,12 +36,14 @@ _WRITING: Final = (
     cluster_api.Permission("patch", "nodes"),
 )
 _FAILURES_SHOWN_MAX: Final = 20
+_NO_GPU_NODES: Final = "the cluster has no GPU nodes"
+_NOTHING_TO_REMOVE: Final = "nothing to remove: no node has labels that muster wrote"
 _FEATURES: Final = (LabelSet.SKYPILOT, LabelSet.MUSTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to do: label nodes as `label` allows, or remove labels where it is None."""
+    """A request to label nodes as `label` allows, or to remove labels if `label` is None."""
 
     command: str
     cluster: options.ClusterOptions
@@ -110,7 +112,7 @@ async def _run(request: Request, aliases: dict[str, str]) -> int:
             objection = _unread(request, reader.unread) or objection
             return _write_features(request, rows, evidence, objection=objection)
         if not request.write.json:
-            _print_table(rows)
+            _print_table(request, rows)
         unread = _unread(request, reader.unread)
         if request.is_writing:
             objection = objection or unread
@@ -126,7 +128,7 @@ async def _run(request: Request, aliases: dict[str, str]) -> int:
 async def _evidence(
     request: Request, aliases: dict[str, str], reader: cluster_reader.ClusterReader
 ) -> tuple[sources.Evidence, frozenset[str]]:
-    """Return what is known about the GPUs, and which nodes are simulated."""
+    """Return what plugins and DRA report about the GPUs, and which nodes are simulated."""
     slices = await reader.slices()
     agents, simulated = await reader.reports(request.cluster.muster_namespace)
     evidence = sources.Evidence(
@@ -145,7 +147,7 @@ def _planned(
     evidence: sources.Evidence,
     simulated: frozenset[str],
 ) -> tuple[list[Row], str | None]:
-    """Return what would be done, and why it must not be."""
+    """Return the planned rows, and why nothing may be written, or None."""
     allowed = label_plan.Allowed(
         unknown=label.allow_unknown,
         ambiguous=label.force_ambiguous,
@@ -164,7 +166,7 @@ def _planned(
 
 
 def _unread(request: Request, unread: Sequence[findings.Unread]) -> str | None:
-    """Print what could not be read; return why nothing may be written then."""
+    """Print what could not be read; return why that forbids writing, or None."""
     for entry in unread:
         output.warn(request.command, f"not read: {entry.why}")
     if not unread or (request.label and request.label.unheard):
@@ -179,7 +181,7 @@ async def _carry_out(
     *,
     with_condition: Sequence[str],
 ) -> int:
-    """Write what is planned; `with_condition` are the nodes with our condition."""
+    """Write the planned rows; `with_condition` names the nodes that have our condition."""
     work = [row for row in rows if row.step in {Step.WRITE, Step.REMOVE}]
     is_refused = any(row.step is Step.REFUSE for row in rows)
     is_unlabelling = request.label is None
@@ -222,9 +224,13 @@ async def _carry_out(
     return Exit.PROBLEMS if is_failed or is_refused else Exit.FINE
 
 
-def _print_table(rows: Sequence[Row]) -> None:
+def _print_table(request: Request, rows: Sequence[Row]) -> None:
+    if not rows:
+        is_removal = request.label is None
+        sys.stdout.write(f"{_NOTHING_TO_REMOVE if is_removal else _NO_GPU_NODES}\n")
+        return
     lines = [*output.aligned(label_plan.table(rows)), *label_plan.summary(rows)]
-    sys.stdout.write("\n".join(lines if rows else ["no GPU node"]) + "\n")
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _print_result(
@@ -239,9 +245,9 @@ def _print_result(
 
 
 async def _is_confirmed(request: Request, api: kubernetes_api.Api, count: int) -> bool:
-    """Ask a person, if there is a terminal."""
+    """Ask for confirmation on the terminal; without a terminal the answer is no."""
     if not sys.stdin.isatty():
-        output.warn(request.command, f"{count} nodes: stdin is no terminal; use --yes")
+        output.warn(request.command, f"{count} nodes: stdin is not a terminal; use --yes")
         return False
     cluster = f"{api.server} (context {api.context})" if api.context else api.server
     action = "Remove our labels from" if request.label is None else "Label"
@@ -249,7 +255,7 @@ async def _is_confirmed(request: Request, api: kubernetes_api.Api, count: int) -
 
 
 async def _ask(question: str) -> bool:
-    """Ask for one line; only `y` or `yes` is yes.
+    """Ask for one line; only `y` and `yes` mean yes.
 
     Read by the loop and not in a thread, so that Ctrl-C ends it at once.
     """
@@ -272,7 +278,7 @@ async def _ask(question: str) -> bool:
 async def _write(
     request: Request, node_api: cluster_api.NodeApi, work: Sequence[Row]
 ) -> dict[str, cluster_api.Failure]:
-    """Write every node, several at a time and no faster than allowed; return the failures."""
+    """Write all nodes, several at a time within the rate limit; return the failures."""
     queue = list(reversed(work))
     failures: dict[str, cluster_api.Failure] = {}
     progress = options.progress_printer()
@@ -318,7 +324,7 @@ def _write_features(
     *,
     objection: str | None,
 ) -> int:
-    """Write the labels of one node for node-feature-discovery, whose master sets them.
+    """Write one node's labels to a file from which node-feature-discovery sets them.
 
     Its worker reads the folder features.d on its node (NFD docs, customization guide: local feature
     source), so that an agent on a node needs no permission but to read nodes.
@@ -342,7 +348,7 @@ def _write_features(
 
 
 def _replace(file: Path, text: str) -> None:
-    """Replace a file at once; NFD ignores names that begin with a dot. Raises UsageError."""
+    """Replace a file atomically; NFD ignores names that begin with a dot. Raises UsageError."""
     try:
         if file.exists() and file.read_text("utf-8") == text:
             return

@@ -28,7 +28,7 @@ _FILE_BYTES_MAX: Final = 1024 * 1024
 
 
 class UsageError(Exception):
-    """What was asked for is not possible; the text says why."""
+    """The command cannot run with these options; the text says why."""
 
 
 def _seconds(_: object, tokens: Sequence[Any]) -> float:
@@ -37,7 +37,7 @@ def _seconds(_: object, tokens: Sequence[Any]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Which cluster, and what to know about it.
+    """Which cluster to use, and how to read it.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ async def connect(options: ClusterOptions) -> "kubernetes_api.Api":
 
 
 def kubeconfig(named: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the kubeconfig that kubectl would use; None for the cluster this runs in."""
+    """Return the kubeconfig that kubectl would use; None to use the in-cluster configuration."""
     chosen = named or environment.get("KUBECONFIG")
     if chosen:
         return chosen
@@ -174,12 +174,12 @@ def aliases(file: Path | None) -> dict[str, str]:
         raise UsageError(f"{file}: not a mapping of products to names")
     for product, name in names.items():
         if not (isinstance(product, str) and isinstance(name, str) and accelerators.is_name(name)):
-            raise UsageError(f"{file}: {product!r}: {name!r} is no accelerator name")
+            raise UsageError(f"{file}: {product!r}: {name!r} is not an accelerator name")
     return names
 
 
 def progress_printer() -> Callable[[str], None]:
-    """Return what shows progress on one line of a terminal; elsewhere it does nothing."""
+    """Return a function that shows progress on one line, or does nothing without a terminal."""
     if not sys.stderr.isatty():
         return lambda _: None
 

@@ -1,4 +1,4 @@
-"""The Kubernetes API as the labeler uses it.
+"""How the labeler uses the Kubernetes API.
 
 `projection` turns its JSON into the labeler's model; `cluster_api` asks for rights, reads nodes and
 writes labels, at a set pace.

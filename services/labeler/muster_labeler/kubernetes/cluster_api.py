@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: our permissions; nodes read, labelled and unlabelled, at a set pace.
+"""Adapter: the Kubernetes API: checks our permissions; reads and labels nodes at a set pace.
 
 Labels are written by server-side apply as one field manager, so that the API itself knows whose
 each label is. A label that another manager owns stays as it is, and the error names that owner,
@@ -36,7 +36,7 @@ _NODE: Final = msgspec.json.Decoder(objects.Node)
 
 
 class WritePace:
-    """The turns of everybody who writes to one cluster: `async with pace.turn()`, one request each.
+    """Limits how fast one cluster is written: `async with pace.turn()` admits one request.
 
     `may_write` is evaluated when a turn has come: a writer that has waited long cannot know.
     """
@@ -66,7 +66,7 @@ class WritePace:
 
 
 class WriteRate:
-    """Writes at least `1 / per_s` apart, without bursts after a pause, `per_s` a second at most."""
+    """Allows at most `per_s` writes a second, evenly spaced, without a burst after a pause."""
 
     def __init__(self, per_s: float) -> None:
         assert per_s > 0, f"{per_s} writes a second are none"
@@ -78,7 +78,7 @@ class WriteRate:
         """Until when each answered write counts."""
 
     def wait_s(self, now: float) -> float | None:
-        """Return the time until the next write may start; None if one must be answered first."""
+        """Return the time until the next write may start; None while too many are in flight."""
         while self._counted_until and self._counted_until[0] <= now:
             self._counted_until.popleft()
         if self._under_way + len(self._counted_until) < self._writes_max:
@@ -88,26 +88,26 @@ class WriteRate:
         return max(self._counted_until[0], self._next_at) - now
 
     def start(self, now: float) -> None:
-        """Count a write that is sent now; the next one comes at least a gap later."""
+        """Count a write that is sent now; the next one has to wait for the minimum gap."""
         assert self.wait_s(now) == 0, "a write was started too early"
         self._under_way += 1
         self._next_at = now + self._gap_s
 
     def finish(self, now: float) -> None:
-        """Note that a write was answered, or that nobody waits for its answer any more."""
+        """Record that a write was answered or abandoned."""
         assert self._under_way, "only a write that is under way can be answered"
         self._under_way -= 1
         self._counted_until.append(now + self._window_s)
 
 
 class WriteLimit:
-    """How often each node may be written in a period: no endless fight over a label."""
+    """Limits how often each node is written in a period, so no fight over a label is endless."""
 
     def __init__(self, writes_max: int, period_s: float) -> None:
         self._writes_max = writes_max
         self._period_s = period_s
         self._written: dict[str, tuple[float, int]] = {}
-        """When the period began, and how many writes were in it."""
+        """When the period began, and how many writes it has had so far."""
 
     def may_write(self, node: str, now: float) -> bool:
         """Return whether a node may be written once more."""
@@ -129,7 +129,7 @@ class WriteLimit:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What was not done, and why.
+    """What failed, and why.
 
     `is_passing` if another attempt may succeed, `is_gone` if the node does not exist any more;
     `is_conflict` if another manager owns the label.
@@ -142,7 +142,7 @@ class Failure:
 
 
 class NodeApi:
-    """The nodes of one cluster, and the pace at which they are written."""
+    """Reads and writes the nodes of one cluster, at a limited pace."""
 
     def __init__(self, api: kubernetes_api.Api, pace: WritePace, *, timeout_s: float) -> None:
         self._api = api
@@ -165,7 +165,7 @@ class NodeApi:
         drop: Collection[str] = (),
         force: bool = False,
     ) -> model.Node | Failure:
-        """Write labels and their provenance, and remove those to `drop`; return the node read back.
+        """Write labels and their provenance, remove those in `drop`; return the node read back.
 
         Our other labels stay.
 
@@ -233,7 +233,7 @@ class NodeApi:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A verb on a resource, or on the object of that name; without a namespace in all of them."""
+    """A verb on a resource, or on one named object; in all namespaces unless one is named."""
 
     verb: str
     resource: str
@@ -270,7 +270,7 @@ async def missing_permissions(
 async def log_missing_permissions(
     api: kubernetes_api.Api, permissions: Sequence[Permission], *, timeout_s: float
 ) -> None:
-    """Log all missing permissions at once: each would show by itself, and late."""
+    """Log all missing permissions at once, instead of each when it is first needed."""
     missing = await missing_permissions(api, permissions, timeout_s=timeout_s)
     if missing:
         logs.logger().warning("permissions_missing", permissions=[str(entry) for entry in missing])

@@ -1,4 +1,4 @@
-"""Pure: what the labeler keeps of Kubernetes objects, and the ConfigMap with what agents reported.
+"""Pure: what the labeler keeps of Kubernetes objects, and the ConfigMap with plugins' reports.
 
 Of ten thousand nodes only the labels that say something about accelerators are kept, and mappings
 that are equal are kept once.
@@ -81,7 +81,7 @@ _IDENTIFIED: Final = msgspec.json.Decoder(_Identified)
 
 
 class UnreadableInventory(ValueError):
-    """The ConfigMap holds no inventory of ours."""
+    """The ConfigMap does not hold an inventory that muster wrote."""
 
 
 class _ReportedProduct(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
@@ -143,7 +143,7 @@ def read_node(raw: msgspec.Raw, selector: Mapping[str, str] | None = None) -> mo
 
 
 def pod(raw: objects.Pod) -> model.Pod | None:
-    """Return what is kept of a pod that has to do with fuse or is a device plugin's, else None."""
+    """Return what is kept of a pod that uses fuse or runs a device plugin, else None."""
     spec = raw.spec or objects.PodSpec()
     status = raw.status or objects.PodStatus()
     containers = [*(spec.init_containers or ()), *(spec.containers or ())]
@@ -323,7 +323,7 @@ def _started(statuses: Iterable[objects.ContainerStatus]) -> datetime | None:
 
 
 def _product(device: scheduling.SliceDevice) -> tuple[str, int | None, bool] | None:
-    """Return product, memory and whether it is a part (k8s-dra-driver-gpu, deviceinfo.go)."""
+    """Return product, memory, and whether the device is part of a GPU (deviceinfo.go of DRA)."""
     attributes = _without_domain(device.attributes or {})
     product = attributes.get("productName")
     if product is None or not product.string:
@@ -359,5 +359,5 @@ def _encoded(nodes: Mapping[str, sources.Kinds], simulated: frozenset[str]) -> s
 
 def _index(number: str) -> int:
     if not (number.isascii() and number.isdecimal()):
-        raise ValueError(f"{number!r} is no number of a product")
+        raise ValueError(f"{number!r} is not a product number")
     return int(number)

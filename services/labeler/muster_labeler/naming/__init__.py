@@ -1,4 +1,4 @@
-"""From what is reported of a node's GPUs to the labels that it should have.
+"""Derives the labels that a node should have from what is reported of its GPUs.
 
 `accelerators` names a product; `schemes` reads other vendors' labels and instance types; `sources`
 weighs what agents, DRA and labels say; `node_labels` compares that with the labels of a node;

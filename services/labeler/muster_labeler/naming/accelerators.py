@@ -1,4 +1,4 @@
-"""Pure: from a GPU's product string to the accelerator name that schedulers use, and why.
+"""Pure: derives the accelerator name that schedulers use from a GPU's product string.
 
 Whole words are compared, never parts of them: `RTX A4000` is no A40, and an A100 with 80 GB is an
 `a100-80gb`. Names are SkyPilot's (sky/utils/gpu_names.py), so that a label and a request meet.
@@ -71,7 +71,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """A product string taken apart: its model words, and what else was among them."""
+    """A product string split into the words of the model and all others."""
 
     core: tuple[str, ...]
     is_quadro: bool
@@ -113,7 +113,7 @@ def name(
 
 
 def of_node(names: Iterable[Name]) -> Name:
-    """Return the one name of a node's GPUs; MIXED if they have several, or some have none."""
+    """Return the common name of a node's GPUs; MIXED if there are several or some have none."""
     distinct = list(dict.fromkeys(names))
     if len({name.value for name in distinct}) > 1:
         return Name(None, Reason.MIXED)
@@ -125,7 +125,7 @@ def of_node(names: Iterable[Name]) -> Name:
 def _refusal(
     text: str, words: Sequence[str], core: Sequence[str], *, is_mig: bool, is_vgpu: bool
 ) -> Reason | None:
-    """Return why there must be no name, whatever aliases say."""
+    """Return why the product must not get a name, whatever the aliases say."""
     if not text:
         return Reason.NO_NAME
     if text in _PLACEHOLDERS or any(word in text for word in _ERROR_TEXTS):
@@ -142,7 +142,7 @@ def _words(text: str) -> list[str]:
 
 
 def _alias(words: Sequence[str], aliases: Mapping[str, str]) -> str | None:
-    """Return the name of the whole product, however its words are joined: NVML and GFD differ."""
+    """Return the alias of a product, however its words are joined: NVML and GFD differ."""
     return next((aliases[product] for product in aliases if _words(product.lower()) == words), None)
 
 

@@ -79,7 +79,7 @@ def labels(node: vocabulary.GpuNode, *, timestamp: int | None = None) -> dict[st
 
 
 def sanitised(text: str) -> str:
-    """Return a name as NVIDIA writes it: odd characters dropped, blanks joined by `-`."""
+    """Return a name as NVIDIA writes it: without unusual characters, with `-` for blanks."""
     return "-".join(_NOT_KEPT.sub("", text).split())
 
 
@@ -102,7 +102,7 @@ def _of_node(machine: str | None, gpus: Sequence[vocabulary.Gpu]) -> dict[str, s
 
 
 def _of_versions(node: vocabulary.GpuNode) -> dict[str, str]:
-    """Return the versions under NVIDIA's keys of today, and under the older ones that it keeps."""
+    """Return the versions under NVIDIA's present keys, and under the older ones that it keeps."""
     labels = {}
     driver = _DRIVER.fullmatch(node.driver_version or "")
     if driver is not None:
@@ -125,7 +125,7 @@ def _of_gpus(
     *,
     is_single: bool,
 ) -> dict[str, str]:
-    """Return the labels below `gpu`: of whole GPUs, or of the MIG devices in their place."""
+    """Return the labels for `gpu`: of whole GPUs, or of the MIG devices that replace them."""
     whole = {gpu.product for gpu in gpus if not _is_mig(gpu)}
     model = _model((gpu.product for gpu in gpus), first=whole)
     alike = [gpu for gpu in gpus if gpu.product == model]
@@ -230,7 +230,7 @@ def _value(text: str) -> str:
 
 
 def _model(products: Iterable[str], *, first: Iterable[str] = ()) -> str:
-    """Return the product that stands for all: one of the `first`, the most frequent, by name."""
+    """Return the product that represents all: the most frequent of the `first`, then by name."""
     counts = Counter(products)
     preferred = set(first)
     return min(counts, key=lambda product: (product not in preferred, -counts[product], product))
@@ -248,7 +248,7 @@ def _profiles(
 
 
 def _share(resources: Iterable[vocabulary.GpuResource], profile: str) -> _Share:
-    """Return how the devices of a profile are shared; where only some are, those count."""
+    """Return how the devices of a profile are shared; if only some are, those decide."""
     shares = [
         _Share(max(resource.replicas, 1), is_renamed=resource.name != resource.was)
         for resource in resources
@@ -258,7 +258,7 @@ def _share(resources: Iterable[vocabulary.GpuResource], profile: str) -> _Share:
 
 
 def _dotted(profile: str) -> str:
-    """Return a profile as it stands in a resource name: `1g.5gb+me` is `1g.5gb.me`."""
+    """Return a profile as written in a resource name: `1g.5gb+me` becomes `1g.5gb.me`."""
     return profile.replace("+", ".")
 
 

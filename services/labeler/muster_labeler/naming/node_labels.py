@@ -65,7 +65,7 @@ class LabelStatus:
 
     @property
     def wanted(self) -> str | None:
-        """Return the value that the label should have, certain or not; None if there is none."""
+        """Return the value that the label should have, certain or not; None without one."""
         return None if self.identity.is_conflict else self.identity.name.value
 
     @property
@@ -75,14 +75,14 @@ class LabelStatus:
 
     @property
     def foreign_owners(self) -> str:
-        """Return who else owns the label, as text; empty if nobody does or there is no label."""
+        """Return the label's other owners as text; empty without any, or without the label."""
         if self.current is None or (self.is_ours and not self.other_owners):
             return ""
         return ", ".join(self.other_owners) or "an unknown manager"
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether the label is ours, and was written for other GPUs than these."""
+        """Return whether muster wrote the label for other GPUs than these."""
         claim, (source, product) = self.identity.best, self.node.labelled_from
         if claim is None or not self.node.is_ours_alone(schemes.SKYPILOT):
             return False
@@ -98,7 +98,7 @@ class LabelStatus:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether we own the label."""
+        """Return whether muster owns the label."""
         return FIELD_MANAGER in self.node.owners.get(schemes.SKYPILOT, ())
 
 
@@ -111,7 +111,7 @@ def label_status(node: model.Node, evidence: sources.Evidence = sources.NO_EVIDE
 def label_statuses(
     nodes: Sequence[model.Node], evidence: sources.Evidence = sources.NO_EVIDENCE
 ) -> list[LabelStatus]:
-    """Return how each node with accelerators is labelled, in order of names."""
+    """Return how each node with accelerators is labelled, ordered by name."""
     statuses = [label_status(node, evidence) for node in sorted(nodes, key=lambda node: node.name)]
     return [status for status in statuses if status.state is not LabelState.NOT_GPU]
 
@@ -151,7 +151,7 @@ def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
 
 
 def partial_schemes(statuses: Sequence[LabelStatus]) -> Mapping[str, int]:
-    """Return how many GPU nodes each of SkyPilot's schemes names, if they are mixed.
+    """Return how many GPU nodes each of SkyPilot's schemes names, if several are in use.
 
     Empty when one scheme names them all, or none names any.
     """
@@ -222,7 +222,7 @@ def _owned_state(node: model.Node) -> LabelState:
 
 
 def _is_wrong(label: str, wanted: accelerators.Name) -> bool:
-    """Return whether a label is certainly wrong: a guess or unknown memory proves little."""
+    """Return whether a label is certainly wrong; a guess or unknown memory proves little."""
     if wanted.value is None or wanted.reason is Reason.FALLBACK:
         return False
     if wanted.reason is Reason.MEMORY_UNKNOWN:
@@ -231,7 +231,7 @@ def _is_wrong(label: str, wanted: accelerators.Name) -> bool:
 
 
 class LabelSet(enum.StrEnum):
-    """Keys that belong together; the autoscalers' keys are in none of them."""
+    """Label keys that belong together; the autoscalers' keys are in no set."""
 
     SKYPILOT = "skypilot"
     MUSTER = "muster"
@@ -287,7 +287,7 @@ def stale_labels(
 
 
 def feature_file(wanted: Mapping[str, str]) -> str:
-    """Return labels as node-feature-discovery reads them from features.d, one a line.
+    """Return labels as node-feature-discovery reads them from features.d, one per line.
 
     A node's agent that has this file needs no permission on nodes: NFD's master writes the labels.
     """

@@ -102,7 +102,7 @@ _INSTANCE_TYPES: Final = tuple(
 
 
 class Fault(enum.StrEnum):
-    """Why a value is unusable; one such value may disable its scheme for a whole cluster."""
+    """Why a label value is unusable; one may disable its scheme for a whole cluster."""
 
     EMPTY = "empty"
     NOT_LOWER_CASE = "not lower case"
@@ -112,7 +112,7 @@ class Fault(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A scheme of labels; `read` returns the name that a value means."""
+    """A label scheme; `read` returns the accelerator name that a value stands for."""
 
     id: str
     key: str
@@ -126,7 +126,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one label of a node means."""
+    """The accelerator name that one label of a node stands for."""
 
     scheme: Scheme
     value: str
@@ -135,7 +135,7 @@ class Reading:
 
 
 def read(labels: Mapping[str, str]) -> list[Reading]:
-    """Return what each scheme says about a node, in SkyPilot's order."""
+    """Return the accelerator names in each scheme's labels of a node, in SkyPilot's order."""
     readings = []
     for scheme in SCHEMES:
         value = labels.get(scheme.key)
@@ -165,7 +165,7 @@ def _memory(scheme: Scheme, labels: Mapping[str, str]) -> int | None:
 
 
 def _vendor_name(value: str, memory_mib: int | None) -> Name:
-    """Return a vendor's own name; memory distinguishes what that does not."""
+    """Return a vendor's own name, with the memory where the name alone is ambiguous."""
     name = accelerators.name(value, memory_mib)
     is_known = name.reason in {Reason.EXACT, Reason.MEMORY_UNKNOWN}
     return name if is_known else Name(value.lower(), Reason.EXACT)

@@ -16,7 +16,7 @@ from muster_labeler.naming.accelerators import Name, Reason
 
 
 class Source(enum.StrEnum):
-    """The sources, the most trusted first."""
+    """The sources of a node's accelerator name, the most trusted first."""
 
     AGENT = "agent inventory"
     DRA = "DRA ResourceSlice"
@@ -41,7 +41,7 @@ Kinds = Mapping[Product, int]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one source says: a name, and the text that it comes from.
+    """The accelerator name from one source, and the text that it was derived from.
 
     `product` is what an alias can name: empty if there are several products, or none.
     """
@@ -55,7 +55,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What all sources say about a node's accelerators; `best` is the claim that counts, if any."""
+    """The claims of all sources about a node's accelerators; `best` is the one that counts."""
 
     claims: tuple[Claim, ...] = ()
     best: Claim | None = None
@@ -75,7 +75,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known besides the nodes themselves: what agents and DRA report, by node."""
+    """What plugins and DRA report about GPUs, by node."""
 
     agents: Mapping[str, Kinds]
     slices: Mapping[str, Kinds]
@@ -93,7 +93,7 @@ _WRITTEN_SCHEMES: Final = frozenset({"skypilot", "muster"})
 
 
 def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
-    """Return what all sources say about a node, and which one counts."""
+    """Return the claims of all sources about a node, and which one counts."""
     readings = tuple(schemes.read(node.labels))
     claims = tuple(_claims(node, readings, evidence))
     conclusive = [claim for claim in claims if _is_conclusive(claim)]
@@ -106,7 +106,7 @@ def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
 
 
 def describe(products: Kinds) -> str:
-    """Return the products as text; the same products always give the same text."""
+    """Return the products as text; equal products always give the same text."""
     texts = sorted(
         f"{count} x {product.name[:100].strip() or 'nameless'}"
         + (f" ({product.memory_mib} MiB)" if product.memory_mib is not None else "")
@@ -119,7 +119,7 @@ def describe(products: Kinds) -> str:
 
 
 def without_counts(text: str) -> str:
-    """Return what `describe` returned, without the counts."""
+    """Return a text from `describe` without its counts."""
     return _COUNTS.sub("", text)
 
 
@@ -190,7 +190,7 @@ def _memory(node: model.Node, reading: schemes.Reading) -> int | None:
 
 
 def _is_conclusive(claim: Claim) -> bool:
-    """Return whether a source has a name, or shows that there must be none."""
+    """Return whether a source settles the name, or shows that there must not be one."""
     return claim.name.value is not None or claim.name.reason in {
         Reason.MIG,
         Reason.VGPU,
@@ -199,7 +199,7 @@ def _is_conclusive(claim: Claim) -> bool:
 
 
 def _contradict(name: Name, other: Name) -> bool:
-    """Return whether both cannot be true; a name without known memory contradicts few."""
+    """Return whether two claims exclude each other; unknown memory seldom does."""
     if name.value is None or other.value is None or Reason.FALLBACK in {name.reason, other.reason}:
         # a cloud names the card, an agent knows that it is partitioned
         return False

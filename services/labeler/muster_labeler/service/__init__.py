@@ -1,4 +1,4 @@
-"""The running service: it keeps the labels of all nodes as they should be.
+"""The running service, which keeps the labels of all nodes correct.
 
 `reconciler` is the loop, and writes labels; `fleet` remembers nodes and inventories; `decisions`
 says what to do with a node, and whether any first label may be written; `decision_publisher`

@@ -63,7 +63,7 @@ WriteCondition = Callable[[model.Node, Condition], Awaitable[bool]]
 
 
 class ClusterRecords:
-    """What the leader writes into the cluster besides labels.
+    """What the leader writes to the cluster besides labels.
 
     Nothing depends on it: a failure is counted, logged once, and not retried here.
     """
@@ -80,7 +80,7 @@ class ClusterRecords:
         self._failing: set[str] = set()
 
     async def write_event(self, node: model.Node, decision: decisions.Decision) -> None:
-        """Write a Kubernetes Event about a decision, if that has one."""
+        """Write the Kubernetes Event of a decision, if it has one."""
         if decision.action not in _REASONS:
             return
         kind, reason = _REASONS[decision.action]
@@ -122,7 +122,7 @@ class ClusterRecords:
     async def write_inventory(
         self, kinds: dict[str, sources.Kinds], simulated: frozenset[str]
     ) -> bool:
-        """Write what agents reported, unless it has not changed; return whether it is written."""
+        """Write what plugins reported if it has changed; return whether it is up to date."""
         text = projection.encode_inventory(kinds, simulated)
         checksum = zlib.crc32(text.encode())
         left_out = kinds.keys() - projection.decode_inventory(text)[0].keys()
@@ -174,11 +174,11 @@ class ClusterRecords:
         _FAILED.labels(what).inc()
         if what not in self._failing:
             self._failing.add(what)
-            logs.logger().warning("record_failed", what=what, error=answer.problem)
+            logs.logger().warning("kubernetes_write_failed", what=what, error=answer.problem)
 
 
 class DecisionPublisher:
-    """Publishes decisions on the bus, and in the cluster if there are `records`; `run` it."""
+    """Publishes decisions on the bus and, with `records`, also in the cluster."""
 
     def __init__(self, publish: Publish, records: ClusterRecords | None) -> None:
         self._publish = publish
@@ -189,7 +189,7 @@ class DecisionPublisher:
         )
 
     def publish(self, decision: decisions.Decision, *, node: str, cause: str) -> None:
-        """Queue a decision for the bus, once for each cause; some decisions have no event."""
+        """Queue a decision for the bus, once per cause; some decisions have no event."""
         event = decisions.to_event(decision, node=node, at=datetime.now(UTC))
         if event is None:
             return
@@ -199,14 +199,14 @@ class DecisionPublisher:
         self._bus_events.put_nowait((event, f"{cause}:{event.TYPE}"))
 
     def record_event(self, node: model.Node, decision: decisions.Decision) -> None:
-        """Queue a decision for a Kubernetes Event."""
+        """Queue the Kubernetes Event of a decision."""
         if self._events.full():
             _DROPPED.labels("kubernetes").inc()
             self._events.get_nowait()
         self._events.put_nowait((node, decision))
 
     async def run(self) -> None:
-        """Publish what is queued, for ever."""
+        """Publish what is queued until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._to_bus())
             tasks.create_task(self._to_cluster())
@@ -223,7 +223,7 @@ class DecisionPublisher:
 
 
 class NodeConditionWriter:
-    """The conditions of all nodes, as they should be and as they were last written."""
+    """Writes node conditions: keeps the wanted and the last written condition of each node."""
 
     def __init__(self, write: WriteCondition | None) -> None:
         self._write = write
@@ -232,7 +232,7 @@ class NodeConditionWriter:
         self._unwritten: set[str] = set()
 
     def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> bool:
-        """Store a verdict; return False if it is of an earlier leader than the last one.
+        """Store a verdict; return False if it is from an earlier leader than the last one.
 
         Leaders' terms grow even if their bucket is lost, see muster.nats.jetstream.
         """
@@ -268,7 +268,7 @@ class NodeConditionWriter:
         self._unwritten.discard(name)
 
     def forget_written(self) -> None:
-        """Forget what was written: another replica writes from now on."""
+        """Forget what was written, because another replica writes from now on."""
         self._written.clear()
 
 
@@ -289,7 +289,7 @@ def condition_of(verdicts: Mapping[str, Verdict]) -> Condition:
 
 
 def condition_patch(node: str, uid: str, wanted: Condition, *, at: datetime) -> dict[str, object]:
-    """Return the server-side apply of a condition that has changed at this time."""
+    """Return the server-side apply patch for a condition that changed at this time."""
     time = at.strftime("%Y-%m-%dT%H:%M:%SZ")
     condition = {**msgspec.to_builtins(wanted), "lastTransitionTime": time}
     return {

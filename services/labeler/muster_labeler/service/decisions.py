@@ -22,7 +22,7 @@ _OTHER_SCHEMES: Final = tuple(
 
 
 class Action(enum.StrEnum):
-    """What is done about a node."""
+    """What the labeler does about a node."""
 
     NOTHING = "nothing"
     SUGGEST = "suggest"
@@ -35,7 +35,7 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done, with which labels, and why.
+    """What the labeler does about a node, with which labels, and why.
 
     `source` is what named the GPUs; labels with the keys in `drop` are removed.
     """
@@ -58,7 +58,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What agents report about the GPUs of a node."""
+    """What plugins report about the GPUs of a node."""
 
     kinds: sources.Kinds
     is_simulated: bool = False
@@ -69,7 +69,7 @@ NO_REPORT: Final = Report(kinds={})
 
 
 def kinds_of(node: vocabulary.GpuNode | None) -> dict[sources.Product, int]:
-    """Return the kinds of GPU of a node and how many physical ones there are of each.
+    """Return the GPU models of a node, and how many physical GPUs there are of each.
 
     A GPU in MIG mode is partitioned, whether or not it has MIG devices yet.
     """
@@ -130,7 +130,7 @@ def decide(  # noqa: PLR0911  # one line a rule, in order
 
 
 def may_label(status: LabelStatus, rules: Rules, report: Report) -> bool:
-    """Return whether the policy allows a node the name of its GPUs."""
+    """Return whether the policy allows labelling a node with the name of its GPUs."""
     name = status.identity.name
     return (
         name.value is not None
@@ -162,7 +162,7 @@ def to_event(decision: Decision, *, node: str, at: datetime) -> vocabulary.Label
 
 
 class _Mark(NamedTuple):
-    """What matters about a GPU node here; `named_by` are the other schemes that name it."""
+    """One GPU node as the rule sees it; `named_by` lists the other schemes that name it."""
 
     is_labelled: bool
     is_named: bool
@@ -170,7 +170,7 @@ class _Mark(NamedTuple):
 
 
 class AllOrNothing:
-    """All GPU nodes or none: whether a node without a label may be labelled.
+    """Decides whether nodes without a label may be labelled: all GPU nodes, or none.
 
     SkyPilot reads one scheme for a whole cluster: a label on some GPU nodes would hide the others.
     Once any node has the label, every further label is an improvement. An update takes the same
@@ -185,7 +185,7 @@ class AllOrNothing:
         self._unnamed: dict[str, None] = {}
 
     def update(self, name: str, status: LabelStatus | None, *, may_label: bool = False) -> None:
-        """Store how a node is labelled now, and whether it may be labelled; None if it is gone."""
+        """Store a node's label state and whether it may be labelled; None if the node is gone."""
         old = self._marks.pop(name, None)
         if old is not None:
             self._counts[old] -= 1
@@ -221,7 +221,7 @@ class AllOrNothing:
 
 
 def _unnamed(status: LabelStatus, rules: Rules, source: str) -> Decision:
-    """Return the decision for a node whose GPUs have no name, or must have none."""
+    """Return the decision for a node whose GPUs have no name, or must not have one."""
     assert status.identity.best is not None, "without any claim there is nothing to refuse"
     if status.state is LabelState.CONFLICT:
         claims = "; ".join(f"{c.source}: {c.text}" for c in status.identity.claims)
@@ -254,7 +254,7 @@ def _may_withdraw(status: LabelStatus, rules: Rules) -> bool:
 
 
 def _without_gpu(status: LabelStatus, rules: Rules, source: str) -> Decision:
-    """Return the decision for a node without GPUs: our labels go if a source says so."""
+    """Return the decision for a node without GPUs: remove our labels if a source proves it."""
     is_certain = status.identity.best is not None
     if (
         is_certain

@@ -1,4 +1,4 @@
-"""Pure: the nodes with GPUs: what plugins reported, and what was last decided about each."""
+"""Pure: the nodes with GPUs: what plugins reported, and the last decision about each."""
 
 import dataclasses
 import functools
@@ -104,7 +104,7 @@ class Fleet:
         return True
 
     def put_written(self, before: model.Node, now: model.Node) -> None:
-        """Store a node as it was read back after a write, unless it has changed meanwhile."""
+        """Store a node read back after a write, unless it has changed in the meantime."""
         if self._nodes.get(now.name) is before:
             self.put(now)
 
@@ -117,7 +117,7 @@ class Fleet:
         return [name for name, node in present.items() if self.put(node)]
 
     def drop(self, name: str) -> None:
-        """Forget a node with its GPUs: a later node of this name is another one."""
+        """Forget a node and its GPUs; a later node of the same name is a different one."""
         for kept in (self._nodes, self._decided, self._waiting, self._held, self._denied):
             kept.pop(name, None)
         self._events.pop(name, None)
@@ -196,19 +196,19 @@ class Fleet:
         return is_write or before != decision
 
     def waiting(self) -> dict[str, str]:
-        """Return the nodes to retry, each with its cause."""
+        """Return the nodes to retry, each with the cause of its decision."""
         return {node: cause for node, (cause, _) in self._waiting.items()}
 
     def held(self) -> dict[str, str]:
-        """Return the nodes that wait until all can be labelled, each with its cause."""
+        """Return the nodes held until all can be labelled, each with the cause of its decision."""
         return {node: cause for node, (cause, _) in self._held.items()}
 
     def denied(self) -> dict[str, str]:
-        """Return the nodes whose label the API refused to write, each with its cause."""
+        """Return the nodes whose label the API refused, each with the cause of its decision."""
         return dict(self._denied)
 
     def names(self) -> list[str]:
-        """Return every node that the cluster or a plugin has named."""
+        """Return the name of every node in the cluster or in a plugin's report."""
         return sorted(self._nodes.keys() | self._reports.keys())
 
     def reported(self) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
@@ -222,7 +222,7 @@ class Fleet:
         return kinds, frozenset(name for name in kinds if self.report(name).is_simulated)
 
     def view(self) -> dict[str, View]:
-        """Return every node that was reported or decided about, as `/state` shows it."""
+        """Return every node with a report or a decision, as `/state` shows it."""
         views = {}
         waiting = {**self._waiting, **self._held}
         for node in sorted(self._reports.keys() | self._decided.keys() | waiting.keys()):
@@ -245,7 +245,7 @@ class Fleet:
         self._all_or_nothing.update(name, status, may_label=may_label)
 
     def _forget_earlier(self, node: model.Node) -> None:
-        """Forget what was reported about an earlier node of this name."""
+        """Forget the reports about an earlier node of this name."""
         events = self._events.get(node.name, {})
         for plugin in [name for name, event in events.items() if _predates(event, node)]:
             del events[plugin]
@@ -253,12 +253,12 @@ class Fleet:
 
 
 def _ordering(event: codec.CloudEvent) -> codec.CloudEvent:
-    """Return an event without its content: enough to order it, small enough for 10,000 nodes."""
+    """Return an event without its content, to order it in little memory for 10,000 nodes."""
     return msgspec.structs.replace(event, id="", type="", boot="", data=_NOTHING)
 
 
 def _predates(event: codec.CloudEvent, node: model.Node) -> bool:
-    """Return whether an inventory is of an earlier node of this name; clocks may differ."""
+    """Return whether an inventory belongs to an earlier node of this name; clocks may differ."""
     return node.created is not None and event.time < node.created - _SKEW
 
 
@@ -270,7 +270,7 @@ def _shared_decision(
     source: str,
     drop: frozenset[str],
 ) -> decisions.Decision:
-    """Return one object for all equal decisions."""
+    """Return the same object for equal decisions, to save memory."""
     return decisions.Decision(action, dict(labels), reason, source, drop)
 
 
@@ -279,7 +279,7 @@ def _shared_report(
     kinds: tuple[tuple[sources.Product, int], ...],
     is_simulated: bool,  # noqa: FBT001  # lru_cache keys depend on the order
 ) -> decisions.Report:
-    """Return one object for all nodes with the same GPUs."""
+    """Return the same object for all nodes with equal GPUs, to save memory."""
     return decisions.Report(kinds=dict(kinds), is_simulated=is_simulated)
 
 
@@ -290,7 +290,7 @@ def _is_older(node: model.Node, other: model.Node) -> bool:
 
 
 def _is_alike(node: model.Node, other: model.Node) -> bool:
-    """Return whether two versions of a node are equal in all that decides its labels."""
+    """Return whether two versions of a node are equal in everything that decides its labels."""
     return (
         node.uid == other.uid
         and node.labels == other.labels

@@ -44,7 +44,7 @@ _CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: somebody else
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The Kubernetes API, as far as the service uses it."""
+    """The part of the Kubernetes API that the service uses."""
 
     node_api: cluster_api.NodeApi
     pace: cluster_api.WritePace
@@ -56,7 +56,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bus:
-    """The bus: the newest event of each subject, then every new one; and how to publish."""
+    """The bus: yields the newest event of each subject, then every new one; and publishes."""
 
     newest: Callable[[], AsyncIterator[codec.CloudEvent]]
     follow: Sequence[Callable[[], AsyncIterator[codec.CloudEvent]]]
@@ -64,7 +64,7 @@ class Bus:
 
 
 class Reconciler:
-    """The labeler; `run` it."""
+    """Keeps the labels of all nodes correct while `run` runs."""
 
     def __init__(self, settings: config.Settings, bus: Bus, cluster: Cluster | None) -> None:
         self.is_restored = False
@@ -101,7 +101,7 @@ class Reconciler:
         return self._fleet.view()
 
     async def run(self) -> None:
-        """Evaluate all nodes, then each node that changes, for ever."""
+        """Evaluate all nodes, then each node that changes, until cancelled."""
         if self._settings.mode is config.Mode.OFF:
             self.is_restored = True
             await asyncio.Event().wait()
@@ -130,7 +130,7 @@ class Reconciler:
                 tasks.create_task(self._write_inventory())
 
     async def _wait_for_nodes(self) -> None:
-        """Wait for the nodes, but not for ever: suggestions are possible without them."""
+        """Wait for the nodes for a limited time; suggestions are possible without them."""
         if self._reflector is None:
             return
         try:
@@ -155,7 +155,7 @@ class Reconciler:
                 pass
 
     def _enqueue(self, node: str, cause: str) -> None:
-        """Queue a node for evaluation; it waits there once, however many changes there are."""
+        """Queue a node for evaluation, once however many changes there are."""
         if node not in self._causes:
             self._queues[zlib.crc32(node.encode()) % _WORKERS].put_nowait(node)
         self._causes[node] = cause
@@ -223,7 +223,7 @@ class Reconciler:
                 await self._conditions.write(status.node)
 
     async def _reconcile(self, node: str, cause: str) -> None:
-        """Decide about a node, act, and publish the decision if it is a new one."""
+        """Decide about a node, act on the decision, and publish it if it is new."""
         if not self._may_suggest():
             return
         decision, is_retriable = await self._label_writer.reconcile(node)
@@ -245,7 +245,7 @@ class Reconciler:
             self._publisher.record_event(status.node, decision)
 
     async def _write_inventory(self) -> None:
-        """Keep the ConfigMap with what agents report up to date: the commands read it."""
+        """Keep the ConfigMap with plugins' reports, which the commands read, up to date."""
         assert self._cluster is not None, "the inventory is written only where there is a cluster"
         written = -1
         while True:
@@ -261,13 +261,13 @@ class Reconciler:
         )
 
     def _may_suggest(self) -> bool:
-        """Return whether to publish: also if nobody can lead, as the bus drops duplicates."""
+        """Return whether to suggest; without a leader all do, and the bus drops duplicates."""
         election = self._election
         return election is None or election.term() is not None or election.problem() is not None
 
 
 class LabelWriter:
-    """Writes labels while `may_write`; `node_api` is None where there is no cluster."""
+    """Writes labels while `may_write` allows it; `node_api` is None without a cluster."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class LabelWriter:
         self._clock = asyncio.get_running_loop().time
 
     async def reconcile(self, name: str) -> tuple[decisions.Decision, bool]:
-        """Decide about a node and act; return the decision, and whether a refusal is retriable."""
+        """Decide about a node and act; return the decision, and whether to retry a refusal."""
         status = self._fleet.status(name)
         if status is None:
             return decisions.Decision(decisions.Action.NOTHING, {}, "no such node"), False
@@ -304,14 +304,14 @@ class LabelWriter:
         if not self._write_limit.may_write(name, self._clock()):
             if name not in self._contested:
                 self._contested.add(name)
-                logs.logger().warning("label_contested", node=name, writes=_WRITES_MAX)
+                logs.logger().warning("label_overwritten_repeatedly", node=name, writes=_WRITES_MAX)
             return _waiting_decision(decision, _CONTESTED), False
         self._contested.discard(name)
         self._write_limit.note_write(name, self._clock())
         return await self._write(status, decision)
 
     def forget(self) -> None:
-        """Forget writes that no longer count."""
+        """Forget writes that no longer count towards the limit."""
         self._write_limit.forget(self._clock())
 
     def drop(self, name: str) -> None:
@@ -321,7 +321,7 @@ class LabelWriter:
     async def _write(
         self, status: node_labels.LabelStatus, decision: decisions.Decision
     ) -> tuple[decisions.Decision, bool]:
-        """Carry out a decision to write; return what came of it."""
+        """Carry out a decision to write; return its outcome."""
         node_api = self._nodes
         assert node_api is not None, "without a cluster nothing is written"
         if decision.action is decisions.Action.WITHDRAW:

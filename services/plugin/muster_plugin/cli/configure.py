@@ -55,7 +55,7 @@ _Domain = Annotated[str | None, Parameter(help="The domain of generic's resource
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What validate and show have in common."""
+    """The options that `validate` and `show` share."""
 
     format: Annotated[files.Format, Parameter(help="Whose configuration it is.")] = (
         files.Format.MUSTER
@@ -200,7 +200,7 @@ def _counted(on_node: document.NodeConfiguration) -> str:
 
 
 def _read(file: str, options: Options) -> config_settings.Settings:
-    """Return what the file says, for the directory and the labels of the options."""
+    """Read the configuration file with the options' host directory and node labels."""
     configuration = files.read(
         _text(file),
         source=file,
@@ -316,7 +316,7 @@ def _rows(
 
 
 def _described(gpu: vocabulary.Gpu) -> Mapping[str, str]:
-    """Return what a GPU and its MIG devices are, in words, by uuid."""
+    """Return a description of a GPU and of its MIG devices, by uuid."""
     which = f"GPU {gpu.index}" if gpu.index is not None else "a GPU"
     parts = {mig.uuid: f"{mig.profile} of {which}, {gpu.product}" for mig in gpu.mig}
     return {gpu.uuid: f"{which}, {gpu.product}", **parts}

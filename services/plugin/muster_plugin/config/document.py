@@ -26,7 +26,7 @@ class NodeConfiguration(errors.CheckedInParts, frozen=True, kw_only=True, omit_d
     gpus: config_gpus.Gpus | None = None
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         yield lambda: _repeated(self.resources, self.gpus)
         yield lambda: _overlaps(self.resources)
 
@@ -46,7 +46,7 @@ class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaul
     gpus: config_gpus.Gpus | None = None
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         yield self._match_problems
         yield self._empty_problems
 
@@ -83,7 +83,7 @@ class Document(
     nodes: Annotated[tuple[NodeOverride, ...], msgspec.Meta(max_length=100)] = ()
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         yield self._empty_problems
         yield lambda: name_problems(self.resources, self.gpus, self.nodes)
         yield lambda: overlap_problems(self.resources, self.nodes)
@@ -143,7 +143,7 @@ def _overlaps(resources: Resources) -> Iterator[str]:
 
 
 def warnings(resources: Resources, nodes: Sequence[NodeOverride | None] = ()) -> Iterator[str]:
-    """Yield the entries that are valid, but hardly match what was intended."""
+    """Yield warnings about valid entries that probably do not match what was intended."""
     for at, resource in validation.whole(resources):
         yield from (f"resources[{at}].{warning}" for warning in resource.warnings())
     for at, override in validation.whole(nodes):
@@ -151,7 +151,7 @@ def warnings(resources: Resources, nodes: Sequence[NodeOverride | None] = ()) ->
 
 
 def claims(resources: Resources) -> tuple[Claim, ...]:
-    """Return every entry whose device nodes no other resource may have."""
+    """Return the entries whose device nodes belong to one resource only."""
     return tuple(
         Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", entry=entry)
         for at, resource in validation.whole(resources)
@@ -169,7 +169,7 @@ def _replaced(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-    """An entry, the number and name of its resource, and its key."""
+    """A configured entry, its key, and the number and name of its resource."""
 
     at: int
     resource: str
@@ -208,7 +208,7 @@ def _covers(wide: config_resources.Entry, single: config_resources.Entry) -> boo
 
 
 def _identity(entry: config_resources.Entry) -> bytes:
-    """Return what is equal for two entries that match the same nodes."""
+    """Return a value that is equal for entries that match the same device nodes."""
     exclude = () if entry.is_literal else sorted(entry.exclude)
     selectors = (entry.path, entry.regex, entry.udev, entry.usb, exclude)
     return msgspec.json.encode(selectors, order="sorted")

@@ -93,7 +93,7 @@ def _imported(
 
 
 def _hints(document: Any, source: str) -> Iterator[str]:
-    """Yield the other plugin whose configuration it looks like."""
+    """Yield hints which other plugin the configuration seems to be written for."""
     for form in Format:
         if form is not Format.MUSTER and _looks_like(document, form):
             yield f"{source}: this looks like {form}'s configuration; try --format {form}"

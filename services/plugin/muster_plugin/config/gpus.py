@@ -89,7 +89,7 @@ class Placement(enum.StrEnum):
 
 
 class Preset(enum.StrEnum):
-    """Which XIDs take a GPU out of use: NVIDIA's plugin's choice, or NVIDIA's catalogue's."""
+    """Which XIDs take a GPU out of use: as in NVIDIA's device plugin, or in NVIDIA's catalogue."""
 
     NVIDIA_COMPATIBLE = "nvidia-compatible"
     CATALOGUE = "catalogue"
@@ -134,7 +134,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 
     @property
     def listed_devices(self) -> tuple[int | str, ...]:
-        """The selectors of its devices, if they are listed."""
+        """The selectors of the entry's devices, if they are listed."""
         return self.devices if isinstance(self.devices, tuple) else ()
 
     def problems(self) -> Iterator[str]:
@@ -150,7 +150,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """Time-slicing. Of several entries with one name, each takes from what earlier ones left."""
+    """Time-slicing. Of several entries with one name, each uses the devices that are left."""
 
     resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
     rename_by_default: bool = False
@@ -193,7 +193,7 @@ class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     required: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what NVIDIA refuses (api/config/v1/imex.go, v0.20)."""
+        """Refuse the values that NVIDIA refuses (api/config/v1/imex.go, v0.20)."""
         if self.channels not in {(), (0,)}:
             raise ValueError(f"channels: {errors.quoted([*self.channels])} is neither [] nor [0]")
 
@@ -280,7 +280,7 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
         return _flat([self.always_advertised(), usual, renamed])
 
     def _all_named(self) -> bool:
-        """Return whether no device is left for the default name."""
+        """Return whether patterns give every device a name, so none gets the default name."""
         products = any(naming.product == selectors.ANY for naming in self.resources)
         parts = any(naming.mig == selectors.ANY for naming in self.resources)
         return products and (parts or self.mig_strategy is not MigStrategy.SINGLE)

@@ -39,7 +39,7 @@ class NodeType(enum.StrEnum):
 
 
 class Registration(enum.StrEnum):
-    """How a resource is registered: by our call, by the kubelet's plugin watcher, or both in turn.
+    """How a resource is registered: by our call, by the kubelet's plugin watcher, or by either.
 
     `auto` begins with Register.
     """
@@ -50,7 +50,7 @@ class Registration(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A USB device; the ids are four hexadecimal digits in quotes, an empty serial is any."""
+    """A USB device; ids are four hexadecimal digits in quotes, an empty serial matches any."""
 
     vendor: UsbId
     product: UsbId
@@ -84,7 +84,7 @@ class Entry(
     omit_defaults=True,
     rename={"mount_path": "mountPath", "read_only": "readOnly"},
 ):
-    """Device nodes or mounts that are selected in one way, and how a container gets them.
+    """Device nodes or mounts chosen by one selector, and how a container gets them.
 
     `limit` is how often one match may be paired with the longer lists of its group; `optional`
     ones may be missing. `shared` ones may also belong to another resource, such as a control node.
@@ -110,18 +110,18 @@ class Entry(
 
     @property
     def is_one(self) -> bool:
-        """Whether it selects a single thing: a path, or a USB device by its serial."""
+        """Whether the entry selects one thing only: a path, or a USB device by its serial."""
         return self.is_literal or bool(self.usb and self.usb.serial)
 
     def warnings(self) -> Iterator[str]:
-        """Yield what is valid, but hardly matches what was intended."""
+        """Yield warnings about valid settings that are probably mistakes."""
         yield from errors.prefixed("regex", patterns.regex_warnings(self.regex))
         yield from errors.prefixed("path", patterns.glob_warnings(self.path))
         for at, glob in enumerate(self.exclude):
             yield from errors.prefixed(f"exclude[{at}]", patterns.glob_warnings(glob))
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         yield self._found_by
         yield self._path_problems
         yield self._regex_problems
@@ -170,13 +170,13 @@ class Entry(
 
 
 class Group(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
-    """The entries of one unit, and how many pods may have a unit at a time."""
+    """The entries that make up one unit, and how many pods may use a unit at a time."""
 
     devices: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1, max_length=64)]
     count: Count = 1
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         yield self._place_problems
 
     def _place_problems(self) -> Iterator[str]:
@@ -190,7 +190,7 @@ class Group(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True):
-    """The expected number of devices; fewer is a fault, not a normal state."""
+    """The expected number of devices; having fewer is a fault."""
 
     min: Count
 
@@ -205,7 +205,7 @@ class Checks(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=Tru
     good: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         yield self._command_problems
 
     def _command_problems(self) -> Iterator[str]:
@@ -247,12 +247,12 @@ class Resource(
                 yield f"groups[{at}].devices[{within}]", entry
 
     def warnings(self) -> Iterator[str]:
-        """Yield the entries that are valid, but hardly match what was intended."""
+        """Yield warnings about valid entries that probably do not match what was intended."""
         for key, entry in self.entries():
             yield from (f"{key}.{warning}" for warning in entry.warnings())
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         yield self._name_problems
         yield self._env_problems
         yield self._group_problems

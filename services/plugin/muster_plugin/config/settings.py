@@ -102,7 +102,7 @@ class Settings(
     simulated_gpus: SimulatedGpus | None = None
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         yield self._empty_problems
         yield lambda: document.name_problems(self.resources, self._gpus, self.nodes)
         yield lambda: document.overlap_problems(self.resources, self.nodes)
@@ -123,7 +123,7 @@ class Settings(
         return self.device_document.at(node, self.labels)
 
     def hash_for(self, node: str) -> str:
-        """Return a hash of one node's device configuration, and of nothing else.
+        """Return a hash of one node's device configuration alone.
 
         A new hash explains to health why a node has fewer devices; the log level does not. Raises
         ValueError like `at`.
@@ -132,7 +132,7 @@ class Settings(
         return hashlib.sha256(canonical).hexdigest()[:12]
 
     def restart_needed_for(self, other: "Settings") -> tuple[str, ...]:
-        """Return the keys that differ, of those that are read at the start only."""
+        """Return the changed keys that are only read at the start."""
         sections = tuple(
             field.encode_name
             for field in msgspec.structs.fields(self)

@@ -35,7 +35,7 @@ _LINKS_MAX: Final = 40
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, and the directories whose changes may change that.
+    """The nodes found, and the directories to watch because their changes may affect that.
 
     For a directory that does not exist, the nearest one above is included; so are the directories
     of link targets.
@@ -52,7 +52,7 @@ def scan(
     entries_max: int = ENTRIES_MAX,
     depth_max: int = DEPTH_MAX,
 ) -> Scan:
-    """Return everything that these entries may match, by path; `scan_result` selects from it.
+    """Return all nodes that these entries may match, by path; `scan_result` selects from them.
 
     Attributes are read only if an entry asks for attributes, USB devices only if one asks for them.
     """
@@ -101,11 +101,11 @@ class _Walk:
             self._expand("", patterns.glob(glob).components)
 
     def mounted(self, path: str) -> str:
-        """Return where a path of the host is mounted here."""
+        """Return where a host path is mounted in this container."""
         return self._root + path
 
     def resolve(self, path: str) -> str | None:
-        """Resolve every link of a path; None if they form a loop, or lead into /proc."""
+        """Resolve every link of a path; None if links form a loop or lead into /proc."""
         if path not in self._real:
             above, _, name = path.rpartition("/")
             real = self.resolve(above)
@@ -113,7 +113,7 @@ class _Walk:
         return self._real[path]
 
     def _resolved(self, directory: str, name: str) -> str | None:
-        """Resolve links one component at a time, as the kernel would if `root` were its root."""
+        """Resolve links component by component, as the kernel would with `root` as its root."""
         done, left, followed = directory, [name], 0
         while left:
             part = left.pop()
@@ -151,7 +151,7 @@ class _Walk:
                 self._expand(path, rest, depth)
 
     def _expand_deep(self, at: str, components: tuple[str, ...], depth: int) -> None:
-        """Descend through directories, but not through links: they may lead up again."""
+        """Descend through directories, but not through links, which may lead up again."""
         rest = components[1:]
         if rest:
             self._expand(at, rest, depth)
@@ -242,7 +242,7 @@ _USB_MAX: Final = 4096
 
 
 class Sysfs:
-    """Reads what these entries need, below `root`."""
+    """Reads the sysfs attributes that these entries need, below `root`."""
 
     def __init__(self, root: Path, wanted: Iterable[resources.Entry]) -> None:
         entries = tuple(wanted)
@@ -295,7 +295,7 @@ class Sysfs:
 
 
 def _usb_devices(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
-    """Yield every USB device with the path of its node; interfaces have no vendor, and no node."""
+    """Yield every USB device with the path of its node; USB interfaces have neither."""
     try:
         names = sorted(path.name for path in ports.iterdir())[:_USB_MAX]
     except OSError:
@@ -317,7 +317,7 @@ def _usb_devices(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
 
 
 def _numa(levels: Sequence[str]) -> int | None:
-    """Return the NUMA node of the nearest parent that has one; the kernel's -1 is unknown."""
+    """Return the NUMA node of the nearest parent that has one; the kernel's -1 means unknown."""
     if levels and _VIRTUAL in levels[0]:
         return None  # not hardware, as most of /dev
     return next(
@@ -326,7 +326,7 @@ def _numa(levels: Sequence[str]) -> int | None:
 
 
 def _ids(levels: Iterable[str]) -> tuple[str, str]:
-    """Return vendor and product, four hex digits: the USB device's, else the PCI device's."""
+    """Return vendor and product id of the USB device, else of the PCI device, in hexadecimal."""
     for level in levels:
         if vendor := _read(f"{level}/idVendor"):
             return vendor.lower(), (_read(f"{level}/idProduct") or "").lower()

@@ -1,4 +1,4 @@
-"""Adapter: scans the host's devices, and checks paths, beside the loop: a file system may hang.
+"""Adapter: scans the host's devices and checks paths in threads, because a file system may hang.
 
 Entries below /dev are scanned apart from the others. So a mount that hangs hides nothing but its
 own content, and for that the last scan counts.
@@ -31,7 +31,7 @@ _SHARE: Final = 0.2
 
 
 class HostScanner:
-    """The devices of this host that rules may match, as last scanned."""
+    """Scans the devices of this host that rules may match; keeps the last result."""
 
     def __init__(self) -> None:
         self.directories: frozenset[Path] = frozenset()
@@ -50,7 +50,7 @@ class HostScanner:
     def scan_times(
         self, others: Callable[[], Iterable[Path]]
     ) -> contextlib.aclosing[AsyncGenerator[None, None]]:
-        """Yield whenever a scan is due, also after changes in `others`; a context manager."""
+        """Open a stream that yields whenever a scan is due, also after changes in `others`."""
         return contextlib.aclosing(
             inotify.scan_times(
                 lambda: self.directories.union(others()),
@@ -75,7 +75,7 @@ class HostScanner:
         return await self._planning.run(plan, timeout_s=None)
 
     async def scan(self, entries: Sequence[resources.Entry]) -> scan_result.ScanResult:
-        """Return everything that these entries may match, and which scan hangs."""
+        """Return all nodes that these entries may match, and name the scans that hang."""
         dev_entries = [entry for entry in entries if _is_below_dev(entry)]
         others = [entry for entry in entries if not _is_below_dev(entry)]
         dev, elsewhere = await asyncio.gather(

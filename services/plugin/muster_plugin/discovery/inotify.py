@@ -90,7 +90,7 @@ async def scan_times(
 
 @contextlib.contextmanager
 def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
-    """Yield an inotify instance that sets `changed`; -1 if there is none left."""
+    """Yield an inotify instance that sets `changed`; -1 if no more can be created."""
     descriptor: int = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         error = os.strerror(ctypes.get_errno())
@@ -115,7 +115,7 @@ def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
 def _arm(
     library: ctypes.CDLL, descriptor: int, directories: Iterable[Path], mask: int
 ) -> tuple[int, ...]:
-    """Watch directories; return the watch of each, below 0 if it failed.
+    """Watch directories; return the watch number of each, negative if that failed.
 
     Watching a directory again returns the same watch (inotify(7): one watch per inode).
     """
@@ -130,7 +130,7 @@ _REST_MAX_S: Final = 5.0
 
 
 class CpuBudget:
-    """Limits one kind of work to a `share` of the time, 1 for all of it: a token bucket."""
+    """A token bucket that limits one kind of work to a `share` of CPU time; 1 is no limit."""
 
     def __init__(self, share: float) -> None:
         self._share = share

@@ -35,7 +35,7 @@ _NO_NAMES: Final[Mapping[str, str]] = {}
 
 
 class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource by the name it is advertised under, its rule, and its units by id."""
+    """A resource with its advertised name, its rule, and its units by id."""
 
     name: vocabulary.Name
     rule: resources.Resource
@@ -43,7 +43,7 @@ class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What every resource consists of, and the problems of that."""
+    """What every resource consists of, and the problems met in planning that."""
 
     resources: tuple[PlannedResource, ...] = ()
     problems: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def plan(
 
 
 def merged(first: Plan, second: Plan) -> Plan:
-    """Return both plans; of two resources with one name the first counts, with a problem."""
+    """Combine two plans; of two resources with one name keep the first, and note a problem."""
     names_of_first = {resource.name for resource in first.resources}
     added = [resource for resource in second.resources if resource.name not in names_of_first]
     duplicates = [
@@ -95,7 +95,7 @@ def merged(first: Plan, second: Plan) -> Plan:
 
 
 def limited(plan: Plan, most: int, *, current_names: Collection[str]) -> Plan:
-    """Return a plan of at most so many resources, those that are advertised already first."""
+    """Limit a plan to so many resources, those that are already advertised first."""
     if len(plan.resources) <= most:
         return plan
     planned = sorted(plan.resources, key=lambda resource: resource.name not in current_names)
@@ -254,7 +254,7 @@ def _container_path(entry: resources.Entry, match: scan_result.Match) -> str:
 
 
 def _numa(values: Iterable[int | None]) -> int | None:
-    """Return the NUMA node that all share; no hint is better than a partly wrong one."""
+    """Return the NUMA node that all nodes share, or none: a partly wrong hint is worse."""
     numbers = {numa for numa in values if numa is not None and numa >= 0}
     return numbers.pop() if len(numbers) == 1 else None
 
@@ -262,7 +262,7 @@ def _numa(values: Iterable[int | None]) -> int | None:
 def _unique_units(
     name: str, units: Iterable[advertised.Unit], problems: list[str]
 ) -> tuple[advertised.Unit, ...]:
-    """Sort by id, and drop units with the id of another."""
+    """Sort units by id, and drop duplicates."""
     by_id: dict[str, advertised.Unit] = {}
     for unit in sorted(units, key=lambda unit: (unit.id, unit.physical)):
         first = by_id.setdefault(unit.id, unit)

@@ -1,4 +1,4 @@
-"""Pure: what a scan found on the node, and which of it an entry matches, always in the same order.
+"""Pure: the nodes that a scan found, and those that an entry matches, always in the same order.
 
 Paths are the host's, wherever its root is mounted. A node has several names: its own path and the
 links that lead to it. It is one match, under its own path if that matches, else under the first
@@ -37,7 +37,7 @@ class Kind(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True):
-    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` grows at each plugging.
+    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` grows with every plug-in.
 
     Names are those of /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
     """
@@ -80,7 +80,7 @@ class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged(first: ScanResult, second: ScanResult) -> ScanResult:
-    """Return both results; a node that is in both has the links of both."""
+    """Combine two results; a node that is in both keeps the links of both."""
     nodes = {node.path: node for node in first.nodes}
     for node in second.nodes:
         existing = nodes.get(node.path, node)
@@ -115,7 +115,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> str:
-        """What distinguishes this device from another one that may have the same key.
+        """The identity that distinguishes this device from another with the same key.
 
         A USB device is identified by its ids and port, a persistent name of udev's
         (`/dev/disk/by-id/x`) by itself, anything else by its path, kind and device number.
@@ -205,7 +205,7 @@ def _is_usable(entry: resources.Entry, node: Node, *, every_name: bool) -> bool:
 
 
 def _names_directories(entry: resources.Entry) -> bool:
-    """Return whether the entry names one thing rather than a pattern; that may be a directory.
+    """Return whether the entry may name a directory, as it is not a pattern.
 
     The container runtime then makes every device node in it.
     """
@@ -229,7 +229,7 @@ def _is_usb_device(wanted: resources.Usb, node: Node) -> bool:
 
 
 def _has_attributes(wanted: resources.Udev, node: Node) -> bool:
-    """Compare with sysfs; ids are hexadecimal, so their case does not matter."""
+    """Return whether a node has these sysfs attributes; hexadecimal ids in either case."""
     return (
         _matches_value(wanted.subsystem, node.subsystem)
         and _matches_value(wanted.driver, node.driver)

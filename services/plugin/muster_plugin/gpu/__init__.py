@@ -1,4 +1,4 @@
-"""The node's GPUs: what is advertised, what containers get, and their health.
+"""Discovers the node's GPUs, names and shares them, and evaluates their health.
 
 `evaluation` runs a source of observations (`nvml` or `simulated`), reads the policy and evaluates
 the GPUs with `health_state`, which is built from `poll_signals`, `recovery` and `xid_policy`.

@@ -1,4 +1,4 @@
-"""Pure: what a container gets with its GPUs: the answer that NVIDIA's device plugin would give.
+"""Pure: what a container gets with its GPUs, as NVIDIA's device plugin would answer.
 
 Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and what it calls,
 internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. Three differences on purpose: devices are in
@@ -30,7 +30,7 @@ _CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CR
 
 
 class AllocationContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What an allocation of GPUs needs: the rules, and the last scan."""
+    """The rules and the last scan, which an allocation of GPUs needs."""
 
     rules: gpus.Gpus = gpus.Gpus()
     scan: gpu.Scan = gpu.Scan()
@@ -98,7 +98,7 @@ def request_problem(
 
 
 def missing_channel(options: gpus.ContainerOptions, present: Collection[str]) -> str:
-    """Return which required IMEX channel is absent; empty if none is."""
+    """Return the required IMEX channel that is absent; empty without one."""
     if options.imex.required:
         for number in options.imex.channels:
             if _channel_path(options, number) not in present:
@@ -119,13 +119,13 @@ def device_nodes(
 
 
 def optional_paths(options: gpus.ContainerOptions) -> tuple[str, ...]:
-    """Return the host's paths that each Allocate checks, and leaves out if they are absent."""
+    """Return the host paths that each Allocate leaves out if they are absent."""
     control = [_on_host(options, path) for path in CONTROL_NODES] if _passes_nodes(options) else []
     return (*control, *(_channel_path(options, number) for number in options.imex.channels))
 
 
 def _passes_nodes(options: gpus.ContainerOptions) -> bool:
-    """Return whether containers get device nodes; not where CDI alone provides everything."""
+    """Return whether containers get device nodes; they do not where CDI provides everything."""
     return options.device_specs and not _CDI.issuperset(options.device_list)
 
 
@@ -190,7 +190,7 @@ def _capabilities(device: gpu.Device) -> tuple[str, ...]:
 
 
 def _unknown_number(device: gpu.Device, caps: Mapping[str, int]) -> str:
-    """Return which device number is unknown; empty if none is."""
+    """Return the name of a device whose number is unknown; empty without one."""
     if device.minor is None:
         return "the number of its device node is unknown"
     unknown = [name for name in _capabilities(device) if name not in caps]

@@ -1,4 +1,4 @@
-"""Adapter: evaluates what a source observes of the node's GPUs, by the XID policy in its files."""
+"""Adapter: applies the configured XID policy to what a GPU source observes."""
 
 import asyncio
 import functools
@@ -34,7 +34,7 @@ class Source(Protocol):
         """Scan for the first time; the scan names what could not be read in time."""
 
     async def observe(self, observer: Callable[[Observed], None]) -> None:
-        """Report every observation, for ever."""
+        """Report every observation until cancelled."""
 
     def set_poll_interval(self, seconds: float) -> None:
         """Poll each GPU at this interval from now on."""
@@ -44,7 +44,7 @@ class Source(Protocol):
 
 
 class GpuEvaluator:
-    """Evaluates the GPUs of a node; a `machine.Machine` around `health_state.GpuHealth`."""
+    """Runs `health_state.GpuHealth` on what a source observes, as a `machine.Machine`."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class GpuEvaluator:
         self._runner = runner
 
     def use_rules(self, policy: xid_policy.Policy, rules: gpus.Health) -> None:
-        """Evaluate new events by other rules; faults that hold end as they would have."""
+        """Evaluate new events by other rules; active faults keep their recovery action."""
         self._health.policy, self._health.rules = policy, rules
         self.source.set_poll_interval(rules.poll_s)
 
     async def watch(self, act: Callable[[Evaluated], Awaitable[None]]) -> None:
-        """Evaluate everything that is observed, for ever.
+        """Evaluate everything that is observed until cancelled.
 
         The faults of a GPU come before the scan that shows it, so that a GPU which is broken from
         the start is never called Healthy.
@@ -82,7 +82,7 @@ class GpuEvaluator:
         return [*changes, event] if isinstance(event, gpu.Scan) else changes
 
     def tick(self, now: float) -> Sequence[Evaluated]:
-        """Return what time alone has changed."""
+        """Return the faults that began or ended because of the time that passed."""
         return self._health.tick(now)
 
     def next_deadline(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Pure: what is wrong with each part of each GPU, by what was observed: a `machine.Machine`.
+"""Pure: the faults of each part of each GPU, from what was observed: a `machine.Machine`.
 
 Every fault has a code and holds on its own:
 
@@ -53,7 +53,7 @@ _Observed: TypeAlias = gpu.Scan | gpu.Observation
 
 
 class GpuHealth:
-    """The health of all GPUs of a node. A new `policy` and new `rules` hold from then on."""
+    """The health of all GPUs of a node. A new `policy` or `rules` apply to later events."""
 
     def __init__(self, policy: xid_policy.Policy, rules: gpus.Health) -> None:
         self.policy = policy
@@ -66,7 +66,7 @@ class GpuHealth:
         return [*self._received(event, now), *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[gpu.FaultChange]:
-        """Return the GPUs that are overdue; restart all deadlines after a stall of this process."""
+        """Return the faults of overdue GPUs; restart all deadlines after this process stalled."""
         overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
         if any(now - self._due(condition) > _STALL_S for condition in overdue):
             for condition in overdue:
@@ -121,7 +121,7 @@ class GpuHealth:
         return condition.last_heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.rules.poll_s)
 
     def _at(self, now: float) -> datetime | None:
-        """Return the time of day at `now`, counted from the last event that an adapter stamped."""
+        """Return the time of day at `now`, calculated from the last event with a timestamp."""
         if self._stamp is None:
             return None
         then, at = self._stamp
@@ -132,7 +132,7 @@ class GpuHealth:
 
 
 class GpuCondition:
-    """The faults of one GPU. `last_heard_at` is None while it need not be polled."""
+    """The faults of one GPU. `last_heard_at` is None while no poll of it is expected."""
 
     def __init__(self, name: str) -> None:
         self.last_heard_at: float | None = None
@@ -147,19 +147,19 @@ class GpuCondition:
 
     @property
     def is_unmonitored(self) -> bool:
-        """Whether an Unmonitored fault holds already."""
+        """Whether the GPU already has an Unmonitored fault."""
         return any(code in _UNMONITORED for _, code in self._faults)
 
     def on_listed(self, now: float) -> None:
-        """Start the deadline: a scan lists the GPU, so it has to be polled from now on."""
+        """Start the poll deadline: a scan lists the GPU, so polls are expected from now on."""
         self.last_heard_at = now if self.last_heard_at is None else self.last_heard_at
 
     def restart_deadline(self, now: float) -> None:
-        """Start the deadline anew: while this process stood still no poll could arrive."""
+        """Restart the poll deadline: no poll could arrive while this process stood still."""
         self.last_heard_at = now
 
     def on_gone(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """End what only concerns a GPU that is there."""
+        """End the faults that only a GPU that is present can have."""
         self.last_heard_at = None
         self._unanswered = 0
         self._is_lost = True
@@ -254,7 +254,7 @@ class GpuCondition:
             yield from self._begin_unmonitored(UNANSWERED, reason, now, poll.at, "polled")
 
     def _count_ecc(self, poll: gpu.Poll) -> None:
-        """Remember the error counter; it only falls when the GPU is reset."""
+        """Remember the error counter, which only falls when the GPU is reset."""
         if poll.ecc_uncorrected is None:
             return
         if self._ecc is not None and poll.ecc_uncorrected < self._ecc:
@@ -265,7 +265,7 @@ class GpuCondition:
     def _apply(
         self, poll: gpu.Poll, reading: poll_signals.PollReading, now: float, *, is_off: bool
     ) -> Iterator[gpu.FaultChange]:
-        """Begin what the poll shows, and count it for or against the end of what holds."""
+        """Begin the faults that a poll shows, and count it as evidence for the end of others."""
         signals = {signal.code: signal for signal in reading.signals}
         self._is_lost = bool(poll.error)
         for (_, code), fault in self._faults.items():
@@ -341,7 +341,7 @@ class GpuCondition:
 
 
 def _is_exhaustive(scan: gpu.Scan) -> bool:
-    """Return whether an unlisted GPU is gone; an unreadable GPU without a uuid could be it."""
+    """Return whether unlisted GPUs are gone: an unreadable GPU without a uuid could be one."""
     if scan.driver is gpu.Driver.READY:
         return all(failed.uuid for failed in scan.unreadable)
     return scan.driver is gpu.Driver.NOT_LOADED
@@ -350,7 +350,7 @@ def _is_exhaustive(scan: gpu.Scan) -> bool:
 def _began(
     whole: gpu.Part, signal: poll_signals.Signal, poll: gpu.Poll, *, is_off: bool
 ) -> gpu.FaultBegan:
-    """Return the fault that a signal begins; only degraded where all health checks are off."""
+    """Return the fault that a signal begins; only Degraded if all health checks are off."""
     is_downgraded = is_off and signal.effect is gpu.Effect.UNHEALTHY
     spared = f"{xid_policy.DISABLE}=all spares {signal.policy}"
     return gpu.FaultBegan(

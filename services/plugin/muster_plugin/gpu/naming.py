@@ -62,7 +62,7 @@ def included_gpus(
 
 
 def is_unreadable(selector: selectors.Selector, scan: gpu.Scan) -> bool:
-    """Return whether the selector names a GPU that is there and cannot be read."""
+    """Return whether the selector names a GPU that is present but cannot be read."""
     return any(
         selectors.selects(
             selector,
@@ -76,7 +76,7 @@ def is_unreadable(selector: selectors.Selector, scan: gpu.Scan) -> bool:
 def by_name(
     gpus: Iterable[vocabulary.Gpu], rules: config_gpus.Gpus, note: NoteProblem
 ) -> dict[str, list[Candidate]]:
-    """Return the devices under each resource name, before they are shared, in order of index."""
+    """Return the devices by resource name, before sharing, ordered by index."""
     named: dict[str, list[Candidate]] = {}
     for candidate in _candidates(gpus, rules.mig_strategy, note):
         name = _name(candidate, rules, note)
@@ -86,7 +86,7 @@ def by_name(
 
 
 def gpu_label(physical: vocabulary.Gpu) -> str:
-    """Return the name of a GPU in a text for people."""
+    """Return the name of a GPU for use in texts."""
     if physical.index is None:
         return physical.uuid
     return f"GPU {physical.index} ({physical.uuid})"
@@ -131,7 +131,7 @@ def _candidates(
 
 
 def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Leave out GPUs in MIG mode without a MIG device: they have nothing to advertise."""
+    """Leave out GPUs in MIG mode that have no MIG device to advertise."""
     usable = []
     for physical in gpus:
         if physical.mig_enabled and not physical.mig:
@@ -142,7 +142,7 @@ def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[voca
 
 
 def _uniform(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Return the GPUs that are partitioned like most: one name needs devices that are all alike.
+    """Return the GPUs partitioned like most others, as one name needs identical devices.
 
     Of equally many, those in MIG mode are taken, and then the first by profile.
     """

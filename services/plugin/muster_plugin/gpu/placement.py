@@ -71,7 +71,7 @@ def pair_score(link: gpu.Link) -> int:
 
 
 def _are_whole(candidates: Sequence[advertised.Unit], units: Units) -> bool:
-    """Return whether all of these are whole GPUs, and the resource has few enough of them."""
+    """Return whether all these are whole GPUs, few enough for the exact search."""
     if not 0 < len(candidates) <= GPUS_MAX or len(units) > GPUS_MAX:
         return False
     return all(
@@ -103,7 +103,7 @@ def _score(first: str, second: str, links: Links) -> int:
 
 
 class _Device(msgspec.Struct):
-    """The free ids of one physical device, and how many are in use or picked by this request."""
+    """The free ids of one physical device, and how many are in use or already picked."""
 
     parent: str
     names: list[str]

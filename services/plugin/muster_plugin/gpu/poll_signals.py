@@ -1,4 +1,4 @@
-"""Pure: what one poll of a GPU shows, and what it rules out.
+"""Pure: which faults one poll of a GPU shows, and which it rules out.
 
 A signal is something that NVML itself reports about the GPU. A value that it does not report is
 unknown: it shows nothing and rules nothing out. Numbers and names are those of nvml.h 13.3.
@@ -54,7 +54,7 @@ _READY: Final = frozenset({"completed", "not_supported"})
 
 
 class EndsWhen(enum.StrEnum):
-    """When the fault of a signal ends: after polls that rule it out, quiet as well, or never."""
+    """When a signal's fault ends: after polls rule it out, also after a quiet time, or never."""
 
     DENIED = "denied"
     QUIET = "quiet"
@@ -62,7 +62,7 @@ class EndsWhen(enum.StrEnum):
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a poll shows; its fault begins after so many `polls_in_a_row`.
+    """A sign of a fault in a poll; the fault begins after `polls_in_a_row` such polls.
 
     The `code` is unique for its meaning: another recovery action is another signal.
     """
@@ -76,12 +76,12 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> str:
-        """Return the rule that decides, and its source."""
+        """Return the name of the deciding rule with its source."""
         return f"polled/{self.code}: {self.effect} ({self.source})"
 
 
 class PollReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a poll shows, and which codes it rules out.
+    """The signals that a poll shows, and the fault codes that it rules out.
 
     A good poll was answered, and asks for nothing; it is proven if the driver can say what it
     needs, and says that it needs nothing.
@@ -108,7 +108,7 @@ def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
 
 
 def is_conclusive(error: str) -> bool:
-    """Return whether an error proves a fault of the GPU, rather than a missing answer."""
+    """Return whether an error proves a fault of the GPU, and not just a missing answer."""
     return error in _ERRORS
 
 

@@ -39,7 +39,7 @@ _COUNTER_RESET: Final = "its error counter was reset"
 
 
 class ActiveFault:
-    """One fault that holds, and the evidence for its end."""
+    """One active fault, and the evidence that it is over."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ActiveFault:
 
     @property
     def is_unhealthy(self) -> bool:
-        """Whether it takes the part out of use."""
+        """Whether the fault takes the part out of use."""
         return self.began.effect is gpu.Effect.UNHEALTHY
 
     def on_repeated(self, now: float) -> None:
@@ -81,7 +81,7 @@ class ActiveFault:
         self._good_polls = self._proven_polls = 0
 
     def on_gone(self, now: float) -> None:
-        """Note that the GPU is lost, or not there."""
+        """Record that the GPU is lost or gone."""
         self.on_disturbance(now)
         self._is_away = True
 
@@ -90,7 +90,7 @@ class ActiveFault:
         self._reset_evidence = _COUNTER_RESET
 
     def on_repair_reported(self, by: str) -> None:
-        """Note that a person or a program reports it as repaired."""
+        """Record that a person or a program reports a repair."""
         self._repaired_by = by
 
     def on_poll(self, reading: poll_signals.PollReading, now: float) -> None:
@@ -109,7 +109,7 @@ class ActiveFault:
         self._proven_polls = self._proven_polls + 1 if reading.is_proven_good else 0
 
     def end_reason(self, now: float, *, rules: gpus.Health, doublings: int) -> str:
-        """Return why it is over; empty while it holds."""
+        """Return why the fault is over; empty while it is active."""
         if self._ends is poll_signals.EndsWhen.NEVER:
             return ""
         if self._repaired_by:
@@ -149,14 +149,14 @@ class ActiveFault:
 
 
 def required_quiet_s(cooldown_s: float, *, doublings: int, has_evidence: bool) -> float:
-    """Return how long quiet has to be."""
+    """Return how long a GPU must be without faults before it counts as recovered."""
     longest = max(QUIET_MAX_S, cooldown_s * UNPROVEN_FACTOR)
     first_s = cooldown_s * (1 if has_evidence else UNPROVEN_FACTOR)
     return backoff.Backoff(first_s=first_s, max_s=longest).delay_s(doublings + 1)
 
 
 class FlapHistory:
-    """How often a part of a GPU became unhealthy soon after it had recovered."""
+    """Counts how often a part of a GPU became unhealthy soon after it had recovered."""
 
     def __init__(self) -> None:
         self.doublings = 0

@@ -22,7 +22,7 @@ _TEXT_MAX: Final = 2048
 
 
 class _Share(msgspec.Struct, frozen=True, kw_only=True):
-    """A device under the name it is advertised by; no `replicas` if it is not shared."""
+    """A device with its advertised name; `replicas` is empty if it is not shared."""
 
     name: str
     original_name: str
@@ -31,7 +31,7 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs of one scan, and what is advertised of them."""
+    """Which GPUs one scan found, and how each is shared."""
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     shares: tuple[_Share, ...] = ()
@@ -62,7 +62,7 @@ def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
 
 
 def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:
-    """Return what a snapshot contains about the GPUs, without the excluded ones."""
+    """Return the snapshot's description of the GPUs, without the excluded ones."""
     made = _make_shares(scan, rules)
     resources = (
         vocabulary.GpuResource(
@@ -219,7 +219,7 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
 
 
 def _rule(name: str, rules: gpus.Gpus, *, is_permanent: bool) -> resources.Resource:
-    """Return the rule of a GPU resource, in the form that device nodes have.
+    """Return the rule of a GPU resource in the form of a device-node rule.
 
     A resource that lasts only as long as its devices is `per_match`, without a name of its own.
     """

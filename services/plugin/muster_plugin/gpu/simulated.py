@@ -33,7 +33,7 @@ NVIDIA's plugin does not ignore."""
 
 
 class SimulatedSource:
-    """A `source.Source` of GPUs that answer every `poll_s` with what the script sets."""
+    """A GPU source that reports, every `poll_s`, the faults that the script sets."""
 
     def __init__(self, simulated: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
         self._file = Path(simulated.faults) if simulated.faults else None
@@ -79,7 +79,7 @@ class SimulatedSource:
             self._is_due.set()
 
     async def close(self) -> None:
-        """Release nothing."""
+        """Do nothing: simulated GPUs hold no resources."""
 
     async def _poll(self, observer: Callable[[evaluation.Observed], None]) -> None:
         while True:
@@ -159,13 +159,13 @@ class _ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clear: xid_policy.Xid | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a line that sets both or neither."""
+        """Refuse a line that has both `xid` and `clear`, or neither."""
         if (self.xid is None) == (self.clear is None):
             raise ValueError("give either xid or clear")
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fault script amounts to: the active XIDs, as (GPU index, XID), and bad lines."""
+    """The effect of a fault script: the active XIDs as (GPU index, XID), and bad lines."""
 
     active: frozenset[tuple[int, int]] = frozenset()
     bad_lines: tuple[str, ...] = ()

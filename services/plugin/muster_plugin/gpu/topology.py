@@ -86,7 +86,7 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set where only one other, not larger set remains: try each remainder.
+    """Return the best set when the rest is one set, not larger: try each possible rest.
 
     The score within both sets is the total, less the degrees of the remainder's members, plus the
     score among themselves, which the degrees count twice.

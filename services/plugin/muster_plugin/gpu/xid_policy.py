@@ -1,4 +1,4 @@
-"""Pure: which XID takes a GPU out of use, what its recovery needs, and the source of that rule.
+"""Pure: which XID takes a GPU out of use, what recovery requires, and which rule decided.
 
 `policies/xids.json` holds what each source says about each XID. A preset is a list of rules; the
 first that names an XID decides. The user's file overrides the preset, XID by XID, and NVIDIA's two
@@ -29,7 +29,7 @@ Xids = Annotated[tuple[Xid, ...], msgspec.Meta(min_length=1, max_length=999)]
 
 
 class Action(enum.StrEnum):
-    """What an XID does to a GPU, and with it what recovery needs (`recovery`)."""
+    """The effect of an XID on a GPU, which also decides what `recovery` requires."""
 
     IGNORE = "ignore"
     DEGRADE = "degrade"
@@ -46,7 +46,7 @@ class Action(enum.StrEnum):
 
     @property
     def effect(self) -> gpu.Effect | None:
-        """The effect on the GPU; None for none."""
+        """The effect on the GPU; None without one."""
         match self:
             case Action.IGNORE:
                 return None
@@ -57,7 +57,7 @@ class Action(enum.StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """What decided about an XID: the action, the rule's name and its source."""
+    """The rule that decided about an XID: its action, name and source."""
 
     action: Action
     title: str
@@ -65,7 +65,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __str__(self) -> str:
-        """Return it as it stands in every event."""
+        """Return the rule as written in events."""
         return f"{self.rule}: {self.action} ({self.source})"
 
 
@@ -110,16 +110,16 @@ class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     def enables(self, xid: int) -> bool:
-        """Return whether a list enables the XID."""
+        """Return whether the enabled list names the XID."""
         return self.enables_rest or xid in self.enabled
 
     def disables(self, xid: int) -> bool:
-        """Return whether a list disables the XID."""
+        """Return whether the disabled list names the XID."""
         return not self.enables(xid) and (self.disables_rest or xid in self.disabled)
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What each source says about one XID; the columns of `xids.json`, in their order."""
+    """The statements of each source about one XID, in the column order of `xids.json`."""
 
     title: str
     nvidia: str
@@ -132,7 +132,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each source says about every XID; the version and place of each source."""
+    """The statements of each source about every XID, with each source's version and URL."""
 
     version: int
     sources: Mapping[str, str]
@@ -149,7 +149,7 @@ class _PresetRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One preset: the first rule that names an XID decides, `otherwise` for all others."""
+    """One preset: the first rule that names an XID decides, else `otherwise`."""
 
     version: int
     preset: gpus.Preset
@@ -258,7 +258,7 @@ class Policy:
 
 
 def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:
-    """Yield what is ignored in the configuration's two lists, by key."""
+    """Yield warnings about ignored items in the configuration's two lists, by key."""
     if gpus is None:
         return
     keys = {DISABLE: "disable", ENABLE: "enable"}

@@ -1,4 +1,4 @@
-"""Every device of the node as it is advertised, with its health, and the events of its changes.
+"""Keeps every advertised device of the node with its health, and creates events of changes.
 
 `inventory` combines rules and scans into what each resource consists of, and holds a
 `resource_devices` for each, with the faults of its GPUs, whose units follow the state machine

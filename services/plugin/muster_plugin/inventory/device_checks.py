@@ -1,4 +1,4 @@
-"""Adapter: device checks: opens devices, or runs a check command, as configured."""
+"""Adapter: device checks: opens devices or runs check commands, as configured."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ OnResult = Callable[[str, advertised.Unit, str], Awaitable[None]]
 
 
 class DeviceChecker:
-    """Checks each device on the period of its resource, and new devices at once.
+    """Checks each device periodically as its resource configures, and new devices at once.
 
     `on_result` gets the resource, the unit and the problem, which is empty if the check passed.
     """
@@ -105,7 +105,7 @@ def _open_all(unit: advertised.Unit) -> str:
 
 
 def _open(path: str, flags: int) -> None:
-    """Open and close; a directory of device nodes can only be opened for reading."""
+    """Open and close a device; a directory of device nodes is opened read-only."""
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         os.close(os.open(path, flags))
@@ -146,7 +146,7 @@ async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
 
 
 class _StderrTail:
-    """A pipe for stderr of which the last bytes are kept.
+    """A pipe for stderr that keeps only the last bytes.
 
     Not asyncio's pipe: that one stays open as long as any child process holds its other end.
     """

@@ -49,7 +49,7 @@ HealthState: TypeAlias = tuple[vocabulary.Health, str, str]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting times, and how many devices are expected (0: any number).
+    """The waiting times, and the expected number of devices (0: any number).
 
     GPUs (`of_gpus`) count once each, whatever the number of their replicas.
     """
@@ -63,7 +63,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def policy(rule: resources.Resource) -> Policy:
-    """Return the policy of a rule."""
+    """Return the life-cycle policy that a rule configures."""
     return Policy(
         grace_s=rule.grace_s,
         good_checks=rule.checks.good,
@@ -102,7 +102,7 @@ class TrackedUnit:
         return vocabulary.Health.HEALTHY, HEALTHY, "present and healthy"
 
     def observe(self, unit: advertised.Unit | None, now: float, *, policy: Policy) -> None:
-        """Record one observation: no unit, the same, or another under the same id."""
+        """Record one observation: no unit, the same one, or a different one with the same id."""
         if unit is not None and self.unit.is_same(unit):
             if self.lost_at is not None:
                 self.lost_at = self.successor = None
@@ -138,26 +138,26 @@ def _unhealthy(code: str, reason: str) -> HealthState:
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """These units, and no others, are present now."""
+    """Exactly these units are present now."""
 
     units: tuple[advertised.Unit, ...]
 
 
 class Reconfigured(msgspec.Struct, frozen=True):
-    """By changed rules, these units are configured; an `Observed` follows."""
+    """The rules changed, and now configure these units; an `Observed` follows."""
 
     units: tuple[advertised.Unit, ...]
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A unit was checked, and so all its replicas; `problem` is empty if the check passed."""
+    """A unit, with all its replicas, was checked; `problem` is empty if it passed."""
 
     unit: advertised.Unit
     problem: str = ""
 
 
 class AllocationsChanged(msgspec.Struct, frozen=True):
-    """Pods hold these ids and no others; None if that is unknown."""
+    """Pods hold exactly these ids; None if that is unknown."""
 
     ids: frozenset[str] | None
 
@@ -178,7 +178,7 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 class HealthChanged(msgspec.Struct, frozen=True):
-    """A unit became Healthy or Unhealthy, or is Unhealthy for another reason now."""
+    """A unit became Healthy or Unhealthy, or is now Unhealthy for a different reason."""
 
     device_id: vocabulary.DeviceId
     health: vocabulary.Health
@@ -260,7 +260,7 @@ class DeviceLifecycle:
 
     @property
     def problem(self) -> str:
-        """Too few devices, in words; empty if there are as many as expected."""
+        """Say in words that there are too few devices; empty if there are enough."""
         if not self.policy.expected:
             return ""
         present = [tracked.unit for tracked in self._tracked.values() if tracked.lost_at is None]
@@ -280,7 +280,7 @@ class DeviceLifecycle:
             yield self._add(present[name])
 
     def remove_all(self) -> Sequence[Fact]:
-        """Remove everything, because it is not configured any more."""
+        """Remove all units, because the resource is no longer configured."""
         removed = [
             Removed(unit.id, NOT_CONFIGURED, unit.physical if unit.gpu else "")
             for unit in self.offered()

@@ -24,7 +24,7 @@ _SHORT_REASON_MAX: Final = 100
 
 
 class Origin(TypedDict):
-    """What every event says about where and when it happened."""
+    """Creates the fields that every event has: where and when it happened."""
 
     node: str
     plugin: str
@@ -32,7 +32,7 @@ class Origin(TypedDict):
 
 
 class DeviceEvents:
-    """Makes the events of one plugin on one node."""
+    """Creates the events of one plugin on one node."""
 
     def __init__(self, node: str, plugin: str, faults: resource_devices.ActiveFaults) -> None:
         self._node = node
@@ -155,7 +155,7 @@ class DeviceEvents:
 def _group_facts(
     resource: resource_devices.ResourceDevices, facts: Iterable[device_lifecycle.Fact]
 ) -> Iterable[Sequence[device_lifecycle.Fact]]:
-    """Group the replicas of one GPU that were added, or removed, in the same way."""
+    """Group the replicas of one GPU that were added or removed together."""
     groups: dict[Hashable, list[device_lifecycle.Fact]] = {}
     for number, fact in enumerate(facts):
         key: Hashable = number
@@ -182,7 +182,7 @@ class Listing(msgspec.Struct, frozen=True):
 def group_replicas(
     devices: Iterable[tuple[vocabulary.Device, str]],
 ) -> tuple[vocabulary.Device, ...]:
-    """List equal replicas of one physical device once; each device comes with its physical device.
+    """List equal replicas of one physical device once, each with its physical device.
 
     Subscribers see a GPU as a whole. Device nodes are known by their ids, so only Healthy ones are
     summed up.

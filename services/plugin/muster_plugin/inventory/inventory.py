@@ -1,4 +1,4 @@
-"""Pure: every device of the node: planned from rules and scans, and as it is advertised.
+"""Pure: every device of the node, as planned from rules and scans, and as advertised.
 
 Device nodes come from rules and scans (`discovery.resource_plan`), GPUs from rules and NVML
 (`gpu.replicas`); each unit has a life cycle. A fault of a GPU makes every device of it Unhealthy,
@@ -193,7 +193,7 @@ class Inventory:
         return self._faults.count()
 
     def shortage(self, resource: str) -> str:
-        """Return in words that there are fewer devices than expected; else empty."""
+        """Say in words that there are fewer devices than expected; empty otherwise."""
         advertised = self._resources.get(resource)
         if advertised is None or advertised.shortage:
             return advertised.shortage if advertised else ""
@@ -204,7 +204,7 @@ class Inventory:
         return f"{scan.on_bus} NVIDIA GPUs on the PCI bus, and {scan.driver}: {scan.problem}"[:1000]
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> Snapshot:
-        """Return the whole inventory as an event of so many bytes at most."""
+        """Return the whole inventory as one event of limited size."""
         devices = device_messages.group_replicas(
             (device, unit.physical)
             for resource in self._resources.values()
@@ -282,13 +282,13 @@ class Planner:
 
     @property
     def gpus(self) -> vocabulary.GpuNode | None:
-        """The GPUs for a snapshot; None likewise."""
+        """The GPUs for a snapshot; None without GPUs or before a scan."""
         if self.gpu_scan is None or self._configuration.gpus is None:
             return None
         return replicas.node(self.gpu_scan, self._configuration.gpus)
 
     def plan(self, resources_max: int, *, standing: Collection[str]) -> Planned:
-        """Plan every resource; of too many, those that are advertised already go first."""
+        """Plan every resource; if there are too many, keep those already advertised first."""
         plan, configured = self.devices, self._configuration.resources
         if self.gpu_scan is not None and self._configuration.gpus is not None:
             of_gpus = replicas.plan(self.gpu_scan, self._configuration.gpus)

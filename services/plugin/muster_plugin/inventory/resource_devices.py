@@ -32,7 +32,7 @@ class ActiveFaults:
         self._reasons: dict[str, dict[tuple[gpu.Part, gpu.Effect], str]] = {}
 
     def apply(self, fault: gpu.FaultChange) -> bool:
-        """Apply the beginning or the end of a fault; return whether that changes anything."""
+        """Apply the beginning or end of a fault; return whether that changed anything."""
         uuid = fault.part.gpu
         key = fault.part, fault.effect, fault.code
         active = self._active.setdefault(uuid, {})
@@ -70,7 +70,7 @@ class ActiveFaults:
 
 
 class ResourceDevices:
-    """The devices of one resource; `simulated` if its GPUs are."""
+    """The devices of one resource; `simulated` if its GPUs are simulated."""
 
     def __init__(self, name: str, rule: resources.Resource, faults: ActiveFaults) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class ResourceDevices:
         return facts
 
     def remove_all(self) -> Sequence[device_lifecycle.Fact]:
-        """Remove everything, because it is not configured any more."""
+        """Remove all units, because the resource is no longer configured."""
         facts = self._lifecycle.remove_all()
         self._clear_cache()
         return facts
@@ -209,7 +209,7 @@ class ResourceDevices:
 
     @property
     def shortage(self) -> str:
-        """Too few devices, in words; empty if there are as many as expected."""
+        """Say in words that there are too few devices; empty if there are enough."""
         return self._lifecycle.problem
 
     def _clear_cache(self) -> None:

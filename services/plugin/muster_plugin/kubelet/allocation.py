@@ -1,4 +1,4 @@
-"""Pure: allocation: from the kubelet's request to what a container gets, or why it is refused.
+"""Pure: answers the kubelet's allocation requests, or says why one is refused.
 
 Answers come from memory: while Allocate hangs, the kubelet admits no pod at all on the node. The
 kubelet never reports that a device is free again; it only offers it again.
@@ -36,7 +36,7 @@ class Allocator:
 
     @property
     def allocated(self) -> int:
-        """How many ids were allocated and not offered again since: at least those in use."""
+        """How many ids were allocated and not offered since, an upper bound of those in use."""
         return len(self._allocated)
 
     def allocate(

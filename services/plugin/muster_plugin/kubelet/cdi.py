@@ -62,7 +62,7 @@ def _edits(unit: advertised.Unit) -> dict[str, object]:
 
 
 class SpecDirectory:
-    """The spec files of this plugin's resources; `problems` has those that cannot be written."""
+    """Writes the spec files of this plugin's resources; `problems` lists those that failed."""
 
     def __init__(self, directory: Path) -> None:
         self.problems: dict[str, str] = {}
@@ -95,7 +95,7 @@ class SpecDirectory:
         return frozenset({self._directory} if self._directory.is_dir() else ())
 
     def remove_stale(self, is_free: Callable[[str], bool]) -> None:
-        """Remove the files of resources that nobody serves; `is_free` gets each slug."""
+        """Remove the spec files of unserved resources, for whose slug `is_free` returns true."""
         with contextlib.suppress(OSError):
             for path in sorted(self._directory.iterdir()):
                 slug = slug_of(path.name)
@@ -112,7 +112,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: runtimes read the directory whenever it changes."""
+    """Replace a file atomically, because runtimes read the directory whenever it changes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:

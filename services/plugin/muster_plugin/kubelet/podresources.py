@@ -32,7 +32,7 @@ _MESSAGE_BYTES: Final = (("grpc.max_receive_message_length", 16 * 1024 * 1024),)
 
 
 class Unavailable(Exception):
-    """The kubelet did not answer; `is_busy` if it only asks to be called less often."""
+    """The kubelet did not answer; `is_busy` if it only asks for less frequent calls."""
 
     def __init__(self, text: str, *, is_busy: bool) -> None:
         super().__init__(text)

@@ -46,7 +46,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 class Advertised(msgspec.Struct, frozen=True):
-    """The advertised devices of a resource, and when the kubelet was last sent them (or None)."""
+    """The advertised devices of a resource, and when they were last sent to the kubelet."""
 
     devices: Iterable[vocabulary.Device]
     sent_at: float | None

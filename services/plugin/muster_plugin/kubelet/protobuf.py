@@ -35,7 +35,7 @@ def register_request(resource: str, endpoint: str, *, pre_start: bool) -> dp.Reg
 
 
 def plugin_info(resource: str) -> pr.PluginInfo:
-    """Return the answer to the plugin watcher; an empty endpoint is the socket that it found."""
+    """Return the answer to the plugin watcher; an empty endpoint means the socket it found."""
     return pr.PluginInfo(
         type=PLUGIN_TYPE, name=resource, endpoint="", supported_versions=[API_VERSION]
     )
@@ -75,7 +75,7 @@ def preferred(
 
 
 def is_permanent(code: str, text: str) -> bool:
-    """Return whether the kubelet would refuse again.
+    """Return whether the kubelet would refuse the same registration again.
 
     It answers UNKNOWN to a wrong version or name, and to much else; only the text differs (kubelet
     1.36.2 plugin/v1beta1/server.go).

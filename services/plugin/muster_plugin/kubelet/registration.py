@@ -133,7 +133,7 @@ class Registration:
         return self._deadline
 
     def tick(self, now: float) -> list[model.Action]:
-        """Do what is due."""
+        """Perform the transitions that are due."""
         if self._deadline is None or now < self._deadline:
             return []
         match self._state:
@@ -324,7 +324,7 @@ class Registration:
         return [*self._report_loss(reason, text), model.Stop(self._generation)]
 
     def _report_loss(self, reason: Reason, text: str) -> list[model.Action]:
-        """Report a loss, once until the resource is listed again.
+        """Report the loss of a resource, once until it is listed again.
 
         A resource that the kubelet has never accepted is not lost.
         """
@@ -344,7 +344,7 @@ class Registration:
     def _set_lasting_problem(
         self, text: str, detail: str, now: float, *, unreachable: bool = False
     ) -> None:
-        """Set a lasting problem, which counts from its beginning even if its detail changes."""
+        """Set a lasting problem; its start time is kept when only the detail changes."""
         since = self._problem.at if self._problem.text == text else now
         self._problem = model.Problem(text, since, detail=detail, persists=True)
         self._is_kubelet_unreachable = unreachable

@@ -66,7 +66,7 @@ class StreamClosed(msgspec.Struct, frozen=True):
 
 
 class KubeletSocketSeen(msgspec.Struct, frozen=True):
-    """This kubelet.sock exists now; sent at every check, not only after a change."""
+    """The kubelet.sock that exists now; sent at every check, even without a change."""
 
     kubelet: str
 
@@ -91,7 +91,7 @@ class ProbeFailed(msgspec.Struct, frozen=True):
 
 
 class ServerEnded(msgspec.Struct, frozen=True):
-    """The server ended by itself."""
+    """The server ended unexpectedly."""
 
     generation: int
 

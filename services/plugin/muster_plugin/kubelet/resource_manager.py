@@ -91,7 +91,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         self._changed.set()
 
     def expect_first_answers(self) -> None:
-        """Start to count answers: all resources of the start are known now."""
+        """Start counting answers, as all resources of the start are known now."""
         if self._unanswered is None:
             listed = {
                 name for name, plugin in self._plugins.items() if plugin.machine.registrations
@@ -154,7 +154,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
     async def _run(
         self, plugin: resource_plugin.ResourcePlugin, *, after: asyncio.Task[None] | None
     ) -> None:
-        """Run a plugin as soon as the one before it, of the same resource, has stopped."""
+        """Run a plugin as soon as its predecessor for the same resource has stopped."""
         if after is not None:
             await asyncio.wait([after])
         await plugin.run()

@@ -35,7 +35,7 @@ _PROCESS: Final = os.urandom(settings.PROCESS_BYTES).hex()
 
 
 class Observer(server.Observer, Protocol):
-    """What a resource plugin reports to the node."""
+    """Receives what a resource plugin reports to the node."""
 
     def on_listing_changed(self, resource: str, report: model.ListingChange, endpoint: str) -> None:
         """React to the kubelet listing a resource, or losing it."""
@@ -44,7 +44,7 @@ class Observer(server.Observer, Protocol):
         """React to the lock of a resource that is about to be registered."""
 
     def on_problem_changed(self) -> None:
-        """React to the begin or end of a problem with registration or self-probe."""
+        """React to the beginning or end of a problem with registration or self-probe."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class ResourcePlugin:
         return actions
 
     def tick(self, now: float) -> list[model.Action]:
-        """Pass the time to the machine."""
+        """Tell the machine the time."""
         actions = self.machine.tick(now)
         self._report_problem_change()
         return actions
@@ -158,7 +158,7 @@ class ResourcePlugin:
                 assert_never(action)
 
     async def advertise(self) -> None:
-        """Send a changed list to the kubelet; return when every stream has it, or is too slow."""
+        """Send a changed list to the kubelet; return when every stream has it or timed out."""
         if self._endpoint is not None:
             await self._endpoint.advertise(_ADVERTISE_TIMEOUT_S)
 
@@ -299,7 +299,7 @@ class ResourcePlugin:
         self._log_once("probe_failed", error=error, socket=endpoint.path.name)
 
     def _log_once(self, event: str, **facts: str) -> None:
-        """Log a failure when it begins or changes, but not while it repeats."""
+        """Log a failure when it begins or changes, but not its repetitions."""
         failure = f"{event}: {facts}"
         if self._socket_name:
             # every try has another socket name

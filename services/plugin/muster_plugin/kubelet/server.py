@@ -67,7 +67,7 @@ class Counters(msgspec.Struct, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """What every generation of one resource serves."""
+    """The data and callbacks that all generations of one resource share."""
 
     resource: str
     devices: inventory.Inventory
@@ -77,13 +77,13 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """What the kubelet's calls need from the node, and report to it."""
+    """The node's side of the kubelet's calls: what they need from it and report to it."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Return which host paths are gone, in words, after advertising that; empty if none is."""
+        """Advertise which host paths are gone and return them as text; empty without any."""
 
     async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
-        """Return those of these host paths that exist."""
+        """Return which of these host paths exist."""
 
     def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """React to an allocation of devices to a container."""
@@ -93,7 +93,7 @@ class Observer(Protocol):
 
 
 class _Stream(msgspec.Struct, eq=False):
-    """One ListAndWatch stream; each has its own events, as shared ones would lose updates."""
+    """One ListAndWatch stream, with its own event: a shared one would lose updates."""
 
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     is_sent: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
@@ -132,7 +132,7 @@ class Endpoint:
         )
 
     async def start(self) -> None:
-        """Listen. Raises OSError or RuntimeError, which name the path."""
+        """Start to listen. Raises OSError or RuntimeError, which name the path."""
         if self.path.exists():
             raise OSError(f"{self.path}: exists already")
         try:
@@ -164,7 +164,7 @@ class Endpoint:
                 task.cancel()
 
     async def stop(self) -> None:
-        """End the streams, then the server; afterwards the socket is gone. May be repeated."""
+        """End the streams, then the server, and remove the socket. May be called again."""
         self._is_ending = True
         for stream in self._streams:
             stream.changed.set()

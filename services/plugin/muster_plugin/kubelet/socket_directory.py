@@ -1,4 +1,4 @@
-"""Adapter: the kubelet's socket directories: whose sockets they hold, which are stale, and locks.
+"""Adapter: the kubelet's socket directories: who owns which socket, which are stale, and locks.
 
 The locks let only one muster plugin on a node serve a resource. Their files are in a subdirectory
 of the kubelet's socket directory: every plugin that could serve sees it, and a starting kubelet
@@ -36,7 +36,7 @@ def problem(directory: Path) -> str | None:
 
 
 def identity(path: Path) -> str:
-    """Return what identifies the socket at a path; empty if there is none.
+    """Return a text that identifies the socket at a path; empty without a socket.
 
     The inode is not enough: one kubelet restart in three reuses its number (kubelet 1.36.2).
     """
@@ -48,7 +48,7 @@ def identity(path: Path) -> str:
 
 
 def inode(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of the file at a path; None if there is none."""
+    """Return device and inode number of the file at a path; None without a file."""
     try:
         status = path.stat()
     except OSError:
@@ -116,7 +116,7 @@ class ResourceLocks:
         self._logged_error = ""
 
     def acquire(self, resource: str) -> str:
-        """Lock a resource; return its other owner, empty if there is none. May be repeated.
+        """Lock a resource; return another owner, or an empty text. May be called again.
 
         Where no file can be locked, every resource counts as free: then only the sockets show
         another plugin.

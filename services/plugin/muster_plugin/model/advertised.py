@@ -43,13 +43,13 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """The GPU or MIG device of this replica; None for device nodes."""
 
     def is_same(self, other: "Unit") -> bool:
-        """Return whether both are the same devices; one may have an optional one more."""
+        """Return whether both are the same devices, except for one optional device."""
         ours, theirs = {*self.identity.values()}, {*other.identity.values()}
         return ours <= theirs or theirs <= ours
 
 
 class AllocationError(Exception):
-    """A request that cannot or must not be allocated; the text ends up in the pod's event."""
+    """A request that cannot or must not be allocated; the pod's event shows the text."""
 
 
 class ContainerResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from muster.service import validation
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A section whose fields have to fit together; it is refused with every problem."""
+    """A section whose fields must be consistent; it is refused with all its problems."""
 
     def __post_init__(self) -> None:
         """Raise Refused if there are problems."""
@@ -21,14 +21,14 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedInParts(msgspec.Struct, frozen=True, kw_only=True):
-    """A section like `Checked`, in which the checks of valid fields run beside invalid ones."""
+    """A section like `Checked`, where valid fields are checked even if others are invalid."""
 
     def __post_init__(self) -> None:
         """Raise Refused if there are problems."""
         validation.refuse(self)
 
     def demands(self) -> Iterator[validation.Demand]:
-        """Yield the checks, each by itself."""
+        """Yield the consistency checks of this section."""
         raise NotImplementedError
 
 
@@ -45,7 +45,7 @@ def prefixed(key: str, problems: Iterable[str]) -> Iterator[str]:
 
 
 def duplicates(values: list[str]) -> Iterator[str]:
-    """Yield each value that is listed twice, once."""
+    """Yield, once, each value that is listed more than once."""
     return (value for value, count in collections.Counter(values).items() if count > 1)
 
 
@@ -54,13 +54,13 @@ quoted = validation.quoted
 
 
 def listed(items: Sequence[str], *, most: int) -> str:
-    """Return the first items, and how many more there are."""
+    """Return the first few items as text, and how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return f"{', '.join(items[:most])}{more}"
 
 
 def path_problems(path: str) -> Iterator[str]:
-    """Yield why a path is ambiguous."""
+    """Yield the reasons why a path is ambiguous."""
     parts = path.split("/")
     if not path.startswith("/") or "\0" in path:
         yield f"{quoted(path)} is not an absolute path"

@@ -65,7 +65,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyLevel(enum.IntEnum):
-    """How near two GPUs are on the PCIe bus (nvmlGpuTopologyLevel_t)."""
+    """How close two GPUs are on the PCIe bus (nvmlGpuTopologyLevel_t)."""
 
     SAME_BOARD = 0
     ONE_SWITCH = 10
@@ -148,7 +148,7 @@ Observation: TypeAlias = Poll | Xid | MonitoringChanged | RepairReported
 
 
 class Effect(enum.StrEnum):
-    """The effect of a fault on its part; only the first makes it Unhealthy for the kubelet."""
+    """The effect of a fault on its part; only UNHEALTHY is reported to the kubelet."""
 
     UNHEALTHY = "unhealthy"
     DEGRADED = "degraded"
@@ -202,7 +202,7 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def latest_scan(previous: Scan | None, current: Scan) -> Scan:
-    """Return the scan that holds after another one.
+    """Return the scan that is valid after another one.
 
     While a driver fails to answer its GPUs stay, and are reported as unmonitored. When the driver
     is gone, so are its GPUs.

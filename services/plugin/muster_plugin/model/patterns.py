@@ -74,7 +74,7 @@ def glob(pattern: str) -> Glob:
 
 
 def regex_matches(pattern: str, below_dev: str) -> bool:
-    """Return whether it matches anywhere in the path below /dev, unless it is anchored."""
+    """Return whether the expression matches anywhere in the path below /dev, unless anchored."""
     return _regex(pattern).search(below_dev) is not None
 
 
@@ -84,13 +84,13 @@ def is_literal(pattern: str) -> bool:
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return the common prefix of all paths that a glob matches; all of a literal one."""
+    """Return the common prefix of all paths that a glob matches; a literal one whole."""
     special = _SPECIAL.search(pattern)
     return pattern[: special.start()] if special else pattern
 
 
 def surely_overlap(first: str, second: str) -> bool:
-    """Return whether two globs surely share a path: equal, or one is a path of the other."""
+    """Return whether two globs surely share a path: they are equal, or one matches the other."""
     if first == second:
         return True
     if is_literal(first):
@@ -114,7 +114,7 @@ def first_match(globs: Iterable[str], path: str) -> str | None:
 
 
 def glob_problems(pattern: str) -> Iterator[str]:
-    """Yield why a glob is refused."""
+    """Yield the reasons why a glob is refused."""
     if len(pattern) > GLOB_MAX:
         yield f"{len(pattern)} characters; a glob has at most {GLOB_MAX}"
         return
@@ -129,7 +129,7 @@ def glob_problems(pattern: str) -> Iterator[str]:
 
 
 def regex_problems(pattern: str) -> Iterator[str]:
-    """Yield why a regular expression is refused."""
+    """Yield the reasons why a regular expression is refused."""
     if len(pattern) > REGEX_MAX:
         yield f"{len(pattern)} characters; a regular expression has at most {REGEX_MAX}"
         return
@@ -141,7 +141,7 @@ def regex_problems(pattern: str) -> Iterator[str]:
 
 @functools.lru_cache(_CACHED)
 def glob_warnings(pattern: str) -> tuple[str, ...]:
-    """Return what is a wildcard elsewhere, but not here."""
+    """Return warnings about characters that are wildcards elsewhere, but not here."""
     warnings = []
     if _BRACES.search(pattern):
         warnings.append(
@@ -156,7 +156,7 @@ def glob_warnings(pattern: str) -> tuple[str, ...]:
 
 @functools.lru_cache(_CACHED)
 def regex_warnings(pattern: str) -> tuple[str, ...]:
-    """Return why an expression will match nothing."""
+    """Return warnings that explain why an expression will match nothing."""
     begins = _ROOTED.match(pattern)
     if begins is None:
         return ()

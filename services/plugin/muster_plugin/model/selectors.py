@@ -24,7 +24,7 @@ _FORMS: Final = '0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>'
 
 
 class Index(msgspec.Struct, frozen=True):
-    """The n-th GPU, or the n-th MIG device of it."""
+    """The n-th GPU, or its n-th MIG device."""
 
     gpu: int
     mig: int | None = None
@@ -37,7 +37,7 @@ class Uuid(msgspec.Struct, frozen=True):
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """A MIG device by its instances; the uuid, in lower case, is its GPU's."""
+    """A MIG device by its instances and its GPU's uuid, in lower case."""
 
     gpu: str
     gi: int
@@ -54,7 +54,7 @@ Selector: TypeAlias = Index | Uuid | Instance | Product
 
 
 def parse(given: int | str, *, products: bool = False) -> Selector:
-    """Return the selector; one of products is valid only with `products`.
+    """Parse a selector; product selectors are valid only with `products`.
 
     Raises ValueError, with a text that names the value and what it could be.
     """
@@ -75,7 +75,7 @@ def parse(given: int | str, *, products: bool = False) -> Selector:
 
 
 def problems(texts: Iterable[int | str], *, products: bool = False) -> Iterator[str]:
-    """Yield what is wrong with a list of selectors: each by itself, and any that overlap."""
+    """Yield the problems of a list of selectors: invalid ones, and overlaps."""
     selectors: dict[int, Selector] = {}
     for at, text in enumerate(texts):
         try:
@@ -122,7 +122,7 @@ def selects(reference: Selector, device: gpu.Device, product: str) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether the whole text matches; only `*` is special, and matches anything.
+    """Return whether the whole text matches; `*` matches anything, nothing else is special.
 
     Takes time linear in the text for each `*`. The text may be a pattern itself: what matches it
     matches everything that it does.

@@ -1,4 +1,4 @@
-"""Adapter: publishes what changes about devices, and about the pods that hold them.
+"""Adapter: publishes changes of devices and of the pods that hold them.
 
 Changes go to the kubelet first, then to the log and the bus: in this order no pod lands on a device
 that all others already know to be broken. Which pod holds which device, and where the kubelet's
@@ -45,12 +45,12 @@ class UpdatePublisher:
         self._publish_soon = asyncio.Event()
 
     def publish_soon(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Publish changes without waiting for it."""
+        """Queue changes to be published, without waiting."""
         self._pending += events
         self._publish_soon.set()
 
     async def publish(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Publish changes; return when the kubelet has them, or is too slow."""
+        """Publish changes; return when the kubelet has them, or after a timeout."""
         self._pending += events
         try:
             async with self._lock:
@@ -62,7 +62,7 @@ class UpdatePublisher:
         self._on_published()
 
     async def run(self) -> None:
-        """Publish what `publish_soon` was given, until cancelled."""
+        """Publish the changes queued by `publish_soon` until cancelled."""
         while True:
             await self._publish_soon.wait()
             self._publish_soon.clear()
@@ -117,7 +117,7 @@ class PodDevices:
         return self._poller.run()
 
     def poll_soon(self) -> None:
-        """Poll soon, when the kubelet lists what was just allocated or sent."""
+        """Schedule a poll for when the kubelet lists what was just allocated or sent."""
         self._poller.soon.set()
 
     def allocated_count(self, resource: str) -> int | None:
@@ -151,6 +151,6 @@ class PodDevices:
             self._on_polled(now)
 
     def _sent_at(self, resource: str, now: float) -> float | None:
-        """Return when the kubelet was sent the resource, if it must have processed that by now."""
+        """Return when the kubelet was sent the resource, if it has had time to process that."""
         plugin = self._plugins.get(resource)
         return plugin.counters.sent_at if plugin and plugin.machine.has_settled(now) else None

@@ -1,4 +1,4 @@
-"""Adapter: writes what happens on the node to the log and publishes it to the bus.
+"""Adapter: records events of the node in the log and on the bus.
 
 Events are buffered until the bus is connected, then published in order.
 """
@@ -23,7 +23,7 @@ _WARNINGS: Final = frozenset({"device_unhealthy", "device_degraded", "device_unm
 
 
 class EventLog:
-    """Records what one plugin observes on one node; lasting states only at their begin and end."""
+    """Records what one plugin observes on one node; lasting states when they begin and end."""
 
     def __init__(self, node: str, plugin: str) -> None:
         self._node = node

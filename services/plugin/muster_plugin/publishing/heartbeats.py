@@ -49,7 +49,7 @@ def heartbeat(
     wall: float,
     bytes_max: int,
 ) -> vocabulary.Heartbeat:
-    """Return a heartbeat: `now` is monotonic like all other times, `wall` is for people.
+    """Return a heartbeat; `now` is monotonic like all other times, `wall` is the time of day.
 
     Its texts are cut until it has at most `bytes_max` bytes, because consumers reject larger ones:
     the numbers show whether all is well, and the events have the full reasons.

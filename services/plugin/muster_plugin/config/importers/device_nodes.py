@@ -57,7 +57,7 @@ _SMARTER_DIFFERENCES: Final = (
 def read_generic(
     configuration: object, *, domain: str | None = None
 ) -> peer_file.ImportedConfiguration:
-    """Return the configuration of a file of generic's. Raises peer_file.ImportRejected."""
+    """Return the configuration of a generic-device-plugin file. Raises ImportRejected."""
     reader = peer_file.Reader("generic")
     entries = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
     for flag in _FLAGS[1:]:
@@ -77,7 +77,7 @@ def read_generic(
 def read_generic_flags(
     devices: Sequence[object], *, domain: str | None = None
 ) -> peer_file.ImportedConfiguration:
-    """Return the configuration of parsed values of `--device`. Raises ImportRejected."""
+    """Return the configuration from parsed `--device` values. Raises ImportRejected."""
     items = [(f"--device[{at}]", item) for at, item in enumerate(devices)]
     return _imported_generic(peer_file.Reader("generic"), items, domain, flags=True)
 
@@ -144,7 +144,7 @@ def _generic_device(
 
 
 def _keys(theirs: str, ours: str, group: _Group) -> _Keys:
-    """Return the keys of a group and its devices in generic's file, by ours."""
+    """Return generic-device-plugin's keys of a group and its devices, by muster's keys."""
     devices = group["devices"]
     assert isinstance(devices, list), "built by _group"
     keys = {ours: theirs}
@@ -243,7 +243,7 @@ def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) 
 def _shared(
     reader: peer_file.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
-    """Mark nodes of several resources as shared; generic allows them without a warning."""
+    """Mark nodes of several resources as shared, which generic-device-plugin always allows."""
     common: dict[str, config_resources.Entry] = {}
     for narrow, wide in document.overlaps(document.claims(resources)):
         if narrow.key not in common:
@@ -269,7 +269,7 @@ def _with_shared(group: config_resources.Group, shared: set[int]) -> config_reso
 
 
 def read_smarter(entries: object) -> peer_file.ImportedConfiguration:
-    """Return the configuration of a list of smarter's. Raises peer_file.ImportRejected."""
+    """Return the configuration of a smarter-device-manager list. Raises ImportRejected."""
     reader = peer_file.Reader("smarter")
     by_pattern: dict[str, config_resources.Resource] = {}
     for at, item in enumerate(reader.items(entries, "")):

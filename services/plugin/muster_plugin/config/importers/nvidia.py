@@ -42,7 +42,7 @@ _Tree: TypeAlias = dict[str, object]
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """A value with its flag, variable or key; that of a flag or variable `is_text`."""
+    """A value with its flag, variable or key; `is_text` for flags and variables."""
 
     value: _Value
     path: str
@@ -52,7 +52,7 @@ class _Source(msgspec.Struct, frozen=True):
 def has_settings(
     arguments: Sequence[str], environment: Variables, elsewhere: Sequence[str] = ()
 ) -> bool:
-    """Return whether there is a setting among containers' arguments and variables."""
+    """Return whether containers' arguments or variables contain any NVIDIA setting."""
     given_names = {_dashed(argument).partition("=")[0] for argument in arguments}
     given_names |= {name for name, _ in environment} | {*elsewhere}
     return any(
@@ -68,7 +68,7 @@ def read(
     environment: Variables = (),
     elsewhere: Sequence[str] = (),
 ) -> peer_file.ImportedConfiguration:
-    """Return the configuration, with its section `gpus`. Raises peer_file.ImportRejected.
+    """Return the configuration with a section `gpus`. Raises ImportRejected.
 
     Of the variables `elsewhere` only the names are known. A configuration that is a mere text is
     the iktos fork's `original:new:replicas,...`.
@@ -190,7 +190,7 @@ def _plain(value: _Value) -> str:
 
 
 def _dashed(argument: str) -> str:
-    """Return a flag with two dashes; Go accepts one as well."""
+    """Return the flag with two dashes; Go also accepts one."""
     return f"-{argument}" if _ONE_DASH.match(argument) else argument
 
 
@@ -207,7 +207,7 @@ def _of_flag(arguments: Sequence[str], flag: str, *, is_switch: bool) -> Iterato
 def _apply(
     reader: peer_file.Reader, setting: nvidia_settings.Setting, source: _Source, ours: _Tree
 ) -> None:
-    """Set our value of a setting, or note what muster does instead."""
+    """Set our equivalent of a setting, or note what muster does instead."""
     before = len(reader.problems)
     value = _value(reader, setting.kind, source)
     if len(reader.problems) > before or value in setting.defaults:
@@ -234,7 +234,7 @@ def _apply(
 
 
 def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, source: _Source) -> object:
-    """Return a value with the type that it has in the file; note a problem."""
+    """Return a value converted to the type that it has in the file; note any problem."""
     value, path = source.value, source.path
     match kind:
         case Kind.FLAG:
@@ -258,7 +258,7 @@ def _trimmed(value: object) -> object:
 
 
 def _numbers(text: str) -> list[object]:
-    """Return the numbers of a comma-separated list; other parts stay for the reader."""
+    """Return the numbers of a comma-separated list; other parts remain text."""
     parts = (part.strip() for part in text.strip("[]").split(","))
     return [int(p) if p.isascii() and p.isdecimal() and len(p) < 10 else p for p in parts if p]  # noqa: PLR2004  # longer ones are nonsense
 

@@ -25,7 +25,7 @@ class Kind(enum.StrEnum):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting: its names there, our path below `gpus`, or what muster does instead.
+    """One NVIDIA setting: its names, our path below `gpus`, or what muster does instead.
 
     `values` maps all that NVIDIA accepts to ours; `refusal` is its text for others. `defaults` are
     values that change nothing, and so are not reported.

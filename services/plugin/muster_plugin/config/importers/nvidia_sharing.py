@@ -152,7 +152,7 @@ _GENERAL: Final = (
 
 
 def read_iktos(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], list[object]]:
-    """Return the shared and the renamed resources of the iktos fork, as trees of ours."""
+    """Return the shared and renamed resources of the iktos fork in our format."""
     shared: list[object] = []
     renamed: list[object] = []
     originals: set[str] = set()
@@ -211,7 +211,7 @@ def _qualified(name: str) -> str:
 
 
 def _pattern(name: str) -> dict[str, str]:
-    """Return the pattern of the devices that have a name by default; empty if none has."""
+    """Return the pattern of the devices that have a name by default; empty without any."""
     profile = _PROFILE.fullmatch(name.removeprefix(f"{gpus.DOMAIN}/"))
     if profile:
         return {"mig": profile[1] + profile[2].replace(".", "+", 1)}

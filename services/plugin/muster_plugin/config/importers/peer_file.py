@@ -161,7 +161,7 @@ _NONE: Final = (None, None)
 
 
 class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts with configuration: files of ConfigMaps, and values of `--device` flags.
+    """The configuration found in manifests: files of ConfigMaps, and values of `--device`.
 
     `arguments` and `environment` are those of all containers, in the order of the manifests;
     `elsewhere` are the variables whose values are not in the manifests (`valueFrom`, `envFrom`).
@@ -235,7 +235,7 @@ def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 
 
 def _elsewhere(manifest: Mapping[object, object]) -> Iterator[str]:
-    """Yield the variables whose values are elsewhere; `envFrom` only as such."""
+    """Yield the variables whose values are not in the manifest; `envFrom` as one entry."""
     for container in _containers(manifest):
         variables = container.get("env")
         for variable in variables if isinstance(variables, list) else []:

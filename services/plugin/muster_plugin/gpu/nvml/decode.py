@@ -14,7 +14,7 @@ from muster_plugin.model import gpu
 
 
 class Code(enum.IntEnum):
-    """nvmlReturn_t, as far as it has a name in nvml.h."""
+    """The values of nvmlReturn_t that nvml.h names."""
 
     SUCCESS = 0
     UNINITIALIZED = 1
@@ -99,13 +99,13 @@ def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
 
 
 def _roots(driver_root: str) -> tuple[str, ...]:
-    """Leave out our own root, which the loader searches better."""
+    """Leave out our own root, which the dynamic loader searches better than we could."""
     configured = driver_root.rstrip("/")
     return tuple(dict.fromkeys(filter(None, (configured, MOUNTED_DRIVER_ROOT))))
 
 
 def library_problem(library: str, driver_root: str, why: str) -> str:
-    """Return where the library was not found, and what to do."""
+    """Return a text that says where the library was not found, and what to do."""
     if library:
         return f"{why}; gpus.library names it, so nothing else was tried"
     roots = " or ".join(_roots(driver_root))
@@ -220,7 +220,7 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
 
 
 def topology_level(number: int) -> gpu.TopologyLevel:
-    """Return how near two GPUs are; an unknown level counts as far."""
+    """Return how close two GPUs are; an unknown level counts as distant."""
     return (
         gpu.TopologyLevel(number) if number in set(gpu.TopologyLevel) else gpu.TopologyLevel.SYSTEM
     )

@@ -1,4 +1,4 @@
-"""Adapter: discovers the GPUs and MIG devices through NVML, and how they are connected.
+"""Adapter: discovers the GPUs, their MIG devices and their connections through NVML.
 
 Runs in threads. A GPU that cannot be read is reported as such and does not affect the others.
 """
@@ -36,7 +36,7 @@ _MIG_ATTRIBUTES: Final = (
 
 
 class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel's files about GPUs."""
+    """Reads the kernel's files about GPUs."""
 
     sysfs: Path = Path("/sys")
     proc: Path = Path("/proc")
@@ -90,7 +90,7 @@ class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
 def discover_gpus(
     nvml: library.Binding, files: KernelFiles, previous: Sequence[vocabulary.Gpu]
 ) -> DiscoveredGpus:
-    """Read every GPU; `previous` are those of the last scan, for what a lost GPU cannot answer.
+    """Read every GPU; `previous`, the last scan, supplies what a lost GPU cannot answer.
 
     Raises NVMLError if NVML cannot even count them, or has to be initialised again.
     """
@@ -161,7 +161,7 @@ def _split_failed(
     *,
     read: Collection[str],
 ) -> tuple[dict[str, str], tuple[gpu.UnreadableGpu, ...]]:
-    """Return the failed GPUs that an earlier scan read at their index, and the others."""
+    """Split the failed GPUs into those that an earlier scan read at their index, and others."""
     by_index = {device.index: device.uuid for device in previous if device.uuid not in read}
     lost = {by_index[device.index]: device.error for device in failed if device.index in by_index}
     return lost, tuple(device for device in failed if device.index not in by_index)
@@ -362,7 +362,7 @@ class MigReader:
 def _profile_info(
     nvml: library.Binding, call: Callable[..., Answer], *arguments: object
 ) -> Answer | None:
-    """Return a profile; None if the product does not have it, or the driver does not know it."""
+    """Return a MIG profile; None if the product or the driver does not support it."""
     try:
         return library.call_if_supported(nvml, call, *arguments)
     except nvml.NVMLError as error:

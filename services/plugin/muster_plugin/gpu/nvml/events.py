@@ -35,7 +35,7 @@ class MonitoringProblems(msgspec.Struct, frozen=True):
 
 
 class PollRequested(msgspec.Struct, frozen=True):
-    """Something happened to this GPU, or to any if it is empty, so poll it at once."""
+    """Request to poll a GPU at once after an event; an empty uuid requests all."""
 
     gpu: str = ""
 
@@ -47,7 +47,7 @@ class MigChanged(msgspec.Struct, frozen=True):
 
 
 class EventsEnded(msgspec.Struct, frozen=True):
-    """NVML has to be initialised again before another event can be received."""
+    """No event can be received until NVML is initialised again."""
 
     error: str
 
@@ -86,7 +86,7 @@ class EventListener:
         self._stop = threading.Event()
 
     def arm(self) -> None:
-        """Make a new set of all GPUs that are not lost, and drain the old one.
+        """Create a new NVML event set of all GPUs that are not lost, and drain the old one.
 
         Raises NVMLError if no set can be made.
         """
@@ -110,15 +110,15 @@ class EventListener:
         return {uuid: self._problems.get(uuid, "") for uuid in self._handles}
 
     def needs_rearm(self, uuid: str) -> bool:
-        """Return whether a GPU is not in the set, and might be accepted in a new one."""
+        """Return whether a GPU outside the event set might be accepted in a new one."""
         return bool(self._problems.get(uuid)) and uuid not in self._refused
 
     def rearm(self) -> None:
-        """Request a new set, with the lost GPUs as well: they may be back."""
+        """Request a new NVML event set that includes lost GPUs, which may be back."""
         self._rearm_requested.set()
 
     def stop(self) -> None:
-        """Let the thread end after the current slice."""
+        """Make the thread end after its current wait."""
         self._stop.set()
 
     def wait_for_events(self) -> None:
@@ -141,7 +141,7 @@ class EventListener:
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
     ) -> tuple[dict[str, str], str | None]:
-        """Return the problems of registering, and the GPU after which the set is undefined."""
+        """Return the registration problems, and the GPU whose failure spoiled the event set."""
         problems: dict[str, str] = dict(excluded)
         refused: set[str] = set()
         for uuid, handle in self._handles.items():
@@ -184,14 +184,14 @@ class EventListener:
             self._report(data)
 
     def _succeeded(self) -> None:
-        """Note that waiting works, perhaps again."""
+        """Record that waiting for events works, perhaps after a failure."""
         self.last_success_at = time.monotonic()
         if self._failures:
             self._failures = 0
             self._on_event(MonitoringProblems(self.problems))
 
     def _failed(self, error: library.Error) -> None:
-        """Identify the GPU that causes the error; otherwise pause, and try a new set."""
+        """Find the GPU that causes the error; otherwise pause and try a new event set."""
         name = library.raise_if_ended(self._nvml, error)
         if error.value in decode.LOST and self._find_lost():
             self._rearm()
@@ -206,7 +206,7 @@ class EventListener:
             self._rearm(quietly=True)
 
     def _find_lost(self) -> bool:
-        """Find the GPUs that break the set: query each, then wait for each alone."""
+        """Find the GPUs that break the event set: query each, then wait for each alone."""
         watched = [uuid for uuid in self._handles if uuid not in self._problems]
         lost = {uuid: poll.is_lost(self._nvml, self._handles[uuid]) for uuid in watched}
         for uuid, name in lost.items():
@@ -232,7 +232,7 @@ class EventListener:
         return False
 
     def _rearm(self, *, quietly: bool = False) -> None:
-        """Make a new set, and report which GPUs are in it; try again if that fails."""
+        """Create a new event set and report its GPUs; try again if that fails."""
         try:
             self.arm()
         except self._nvml.NVMLError as error:
@@ -250,7 +250,7 @@ class EventListener:
         self._stop.wait(seconds)
 
     def _drain(self, old: library.Handle) -> None:
-        """Receive what is left in a set that is about to be freed."""
+        """Receive the events left in a set that is about to be freed."""
         try:
             for _ in range(_DRAIN_MAX):
                 self._report(self._nvml.nvmlEventSetWait_v2(old, 0))

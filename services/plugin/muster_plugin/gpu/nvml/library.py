@@ -1,4 +1,4 @@
-"""Adapter: libnvidia-ml: loads it, initialises NVML and shuts it down, explains why it cannot.
+"""Adapter: libnvidia-ml: loads the library, initialises NVML and shuts it down, explains failures.
 
 Everything here blocks, and may do so for minutes: it runs in threads, never on the event loop.
 `pynvml` and `ctypes` are loaded only where there is a library to load (3 MiB, 10 ms). A library
@@ -53,7 +53,7 @@ def initialise(rules: gpus.Gpus) -> Binding:
 
 
 def shut_down(nvml: Binding) -> None:
-    """Shut NVML down; it does not matter if the driver has gone meanwhile."""
+    """Shut NVML down, even if the driver has been unloaded in the meantime."""
     try:
         nvml.nvmlShutdown()
     except nvml.NVMLError:
@@ -63,7 +63,7 @@ def shut_down(nvml: Binding) -> None:
 def call_if_supported(
     nvml: Binding, call: Callable[..., Answer], *arguments: object
 ) -> Answer | None:
-    """Return the answer; None where the product, the driver or our rights do not support the call.
+    """Return the call's answer; None if product, driver or our permissions do not support it.
 
     A text that is not UTF-8 is no answer either. Raises NVMLError for any other failure.
     """
@@ -78,7 +78,7 @@ def call_if_supported(
 
 
 def raise_if_ended(nvml: Binding, error: Error) -> str:
-    """Return NVML's name of an error of one GPU; raise one that concerns all.
+    """Return NVML's name of an error that concerns one GPU; raise errors that concern all.
 
     That is so if the GPUs cannot be counted either.
     """
@@ -91,7 +91,7 @@ def raise_if_ended(nvml: Binding, error: Error) -> str:
 
 
 def handle_address(handle: Handle) -> int:
-    """Return the address of a handle: a device keeps its own while NVML is initialised."""
+    """Return the address of a handle, which identifies a device while NVML is initialised."""
     import ctypes  # noqa: PLC0415  # loaded with the library
 
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

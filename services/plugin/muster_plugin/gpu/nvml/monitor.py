@@ -1,4 +1,4 @@
-"""Adapter: NVML's GPUs during one session: polls, events, rescans, and calls that are late.
+"""Adapter: monitors NVML's GPUs during one session: polls, events, rescans, and late calls.
 
 Each GPU is polled in a thread of its own, so that one that hangs delays only itself. Every call is
 tracked until it has returned, because NVML must not be shut down during a call. So a task that
@@ -54,7 +54,7 @@ class InflightCalls:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def start(self, lane: blocking.Serial, work: Callable[[], Result]) -> asyncio.Task[Result]:
-        """Start work that may never return."""
+        """Start a call that may never return."""
         task = asyncio.ensure_future(lane.run(work, timeout_s=math.inf))
         self._tasks.add(task)
         task.add_done_callback(self._returned)
@@ -74,7 +74,7 @@ class InflightCalls:
 
 
 class EventQueue:
-    """NVML's events, from the thread that waits for them to the loop, in order.
+    """Passes NVML's events, in order, from the waiting thread to the event loop.
 
     An event that is queued already is queued once, so that a flood of XIDs cannot fill the memory.
     """
@@ -105,7 +105,7 @@ class EventQueue:
 
 
 class MonitoringStatus:
-    """The problems of monitoring each GPU, by kind; reports every change."""
+    """Keeps the monitoring problems of each GPU, by kind; reports every change."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -217,7 +217,7 @@ class SessionMonitor:
                 assert_never(event)
 
     def _on_existing_part(self, xid: gpu.Xid) -> gpu.Xid:
-        """Return the XID as one of the whole GPU where that has no MIG devices."""
+        """Return the XID, moved to the whole GPU if that has no MIG devices."""
         if any(device.uuid == xid.part.gpu and device.mig for device in self._scan.gpus):
             return xid
         return msgspec.structs.replace(xid, part=gpu.Part(gpu=xid.part.gpu))
@@ -227,7 +227,7 @@ class SessionMonitor:
             self._poll_requested[name].set()
 
     async def _guard_events(self) -> None:
-        """Notice when the wait for events does not return."""
+        """Report a problem while the wait for events does not return."""
         late_s = self._timeouts.answer_s + self._timeouts.slice_s
         while True:
             since = self._session.events.waiting_since
@@ -253,7 +253,7 @@ class SessionMonitor:
             wait_s = self._poll_s() - gap_s
 
     def _compare(self, answer: session.PollAnswer) -> None:
-        """Request a rescan, or new event set, where a GPU has changed since the last one."""
+        """Request a rescan or a new event set if a poll shows that a GPU has changed."""
         uuid, fabric = answer.poll.gpu, answer.poll.fabric
         if answer.mig_changed or fabric != self._fabric[uuid]:
             self._fabric[uuid] = fabric
@@ -283,7 +283,7 @@ class SessionMonitor:
     async def _call(
         self, lane: blocking.Serial, work: Callable[[], Result], gpus: Collection[str], kind: str
     ) -> Result:
-        """Return the answer, however long it takes; report when it is late, and its arrival."""
+        """Return the call's answer, however long it takes; report when it is late or arrives."""
         call = self._calls.start(lane, work)
         late_s = self._timeouts.answer_s
         if not (await asyncio.wait([call], timeout=late_s))[0]:

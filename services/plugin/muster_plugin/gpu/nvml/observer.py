@@ -1,4 +1,4 @@
-"""Adapter: NVML for the event loop: what is observed of the GPUs, in order, even while NVML hangs.
+"""Adapter: NVML: reports observations of the GPUs in order, without blocking while NVML hangs.
 
 No call of NVML is made on the loop. No call can be interrupted either: each is awaited for as long
 as it takes, and reported when it is late, because then nothing monitors that GPU. NVML is shut down
@@ -61,14 +61,14 @@ class NvmlSource:
         self._log = logs.logger()
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Scan for the first time. A timeout is a result, too; `observe` goes on from there."""
+        """Scan for the first time. A timeout is also a result; `observe` continues from there."""
         starting = self._start()
         await asyncio.wait([starting], timeout=timeout_s)
         self._reported = starting.result().scan if starting.done() else _silent(timeout_s)
         return self._reported
 
     async def observe(self, observer: Observer) -> None:
-        """Report for ever what is observed, and every scan but the first."""
+        """Report all observations, and every scan except the first, until cancelled."""
         status = monitor.MonitoringStatus(observer)
         pause_s = self._timeouts.restart_first_s
         while True:
@@ -97,7 +97,7 @@ class NvmlSource:
                 self._monitor.poll_now()
 
     async def close(self) -> None:
-        """Shut NVML down if no call hangs; one that does ends with the process."""
+        """Shut NVML down unless a call hangs; a hanging call ends with the process."""
         if self._session is not None:
             self._session.events.stop()
         if not await self._calls.wait_all(self._timeouts.close_s):

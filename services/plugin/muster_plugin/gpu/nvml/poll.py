@@ -22,7 +22,7 @@ _FIELDS: Final = (_RECOVERY_ACTION, _RETIRED_PENDING, _REMAP_PENDING, _REMAP_FAI
 
 
 class _Lost(Exception):
-    """The GPU cannot be queried; the text is NVML's name of the error."""
+    """The GPU cannot be queried; the text is NVML's error name."""
 
 
 def poll_gpu(
@@ -83,7 +83,7 @@ def poll_gpu(
 
 
 def is_lost(nvml: library.Binding, handle: library.Handle) -> str:
-    """Return NVML's name of the error why a GPU cannot be queried; empty if it can."""
+    """Return NVML's name of the error that prevents querying a GPU; empty without one."""
     query = _Query(nvml)
     try:
         # the library caches the uuid; the other two need the hardware
@@ -126,7 +126,7 @@ class _Query:
         """NVML's name of the first error."""
 
     def __call__(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
-        """Return the answer, or None without one."""
+        """Return the answer of a query, or None without one."""
         try:
             answer = library.call_if_supported(self._nvml, call, *arguments)
         except self._nvml.NVMLError as error:
@@ -137,7 +137,7 @@ class _Query:
         return answer
 
     def fields(self, handle: library.Handle) -> Mapping[int, int]:
-        """Return the values of the fields that have one."""
+        """Query several fields; return the values of those that have one."""
         values: dict[int, int] = {}
         for value in self(self._nvml.nvmlDeviceGetFieldValues, handle, _FIELDS) or ():
             # each has a return code of its own; the call as a whole succeeds

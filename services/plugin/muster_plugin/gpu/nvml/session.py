@@ -1,4 +1,4 @@
-"""Adapter: an NVML session: initialised, one scan of everything, then polls GPU by GPU.
+"""Adapter: an NVML session: initialises NVML, scans everything once, then polls each GPU.
 
 Everything here blocks and runs in threads; it may be closed only with no call in flight.
 """
@@ -34,7 +34,7 @@ class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """NVML, initialised, and its last `scan`. Raises library.NvmlUnavailable."""
+    """Initialised NVML and its last `scan`. Raises library.NvmlUnavailable."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Session:
 
     @property
     def as_previous_scan(self) -> PreviousScan:
-        """What the next session should remember of this one."""
+        """The scan results that the next session should remember."""
         return PreviousScan(gpus=self._discovered.gpus, links=self._expected_links)
 
     @property
@@ -86,7 +86,7 @@ class Session:
             raise SessionEnded(f"poll: {decode.error_name(error.value)}") from None
 
     def check_gpu_count(self) -> None:
-        """Check that the number of GPUs is that of the start. Raises SessionEnded if not."""
+        """Raise SessionEnded if the number of GPUs has changed since the start."""
         now = self._files.kernel_gpus()
         if now != self._kernel_gpus:
             came, went = sorted(now - self._kernel_gpus), sorted(self._kernel_gpus - now)
