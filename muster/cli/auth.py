@@ -195,7 +195,7 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
 def local_ca(
     directory: Path,
     *,
-    host: tuple[str, ...] = (),
+    host: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     valid: str = "10y",
     renew: output.Flag = False,
 ) -> int:

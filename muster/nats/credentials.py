@@ -64,7 +64,8 @@ def _credentials(file: str) -> "nkeys.Credentials":
     try:
         from muster.nats.auth import nkeys  # noqa: PLC0415
     except ImportError as error:
-        raise Unusable(f"{file}: pip install 'muster-k8s[auth]' ({error})") from None
+        extra = "pip install 'muster-k8s[auth]', or '.[auth]' in the source tree"
+        raise Unusable(f"{file}: {extra} ({error})") from None
     try:
         return nkeys.read_creds(Path(file).read_text("utf-8"))
     except ValueError as error:

@@ -886,7 +886,8 @@ def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(factory.Unusable) as refused:
         sender(apprise=receiver_settings.Apprise(url_from=where))
     assert str(refused.value) == (
-        "receiver r: apprise is not installed: pip install 'muster-k8s[apprise]'"
+        "receiver r: apprise is not installed: pip install 'muster-k8s[apprise]' "
+        "(or '.[apprise]' in the source tree)"
     )
 
 

@@ -27,7 +27,8 @@ class Apprise:
             apprise: Any = importlib.import_module("apprise")
         except ImportError:
             raise ValueError(
-                "apprise is not installed: pip install 'muster-k8s[apprise]'"
+                "apprise is not installed: pip install 'muster-k8s[apprise]' "
+                "(or '.[apprise]' in the source tree)"
             ) from None
         self._apprise: Any = apprise.Apprise()
         if not self._apprise.add(url):
