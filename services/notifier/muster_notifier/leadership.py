@@ -24,7 +24,7 @@ class LeaderElection:
 
     def __init__(self, key: lock.Key, *, instance: str, timing: lock.Timing) -> None:
         self.leader = ""
-        """Which other notifier is leader, as far as we know."""
+        """The notifier that is the leader, as far as we know."""
         self._lock = lock.Lock(
             key, us=lock.this_process(instance), timing=timing, on_change=self._on_change
         )

@@ -32,7 +32,7 @@ MayOpen = Callable[[alerts.Key], bool]
 
 _NONE: Final[Mapping[alerts.Key, alerts.Alert]] = {}
 _NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
-"""Shared by all plugins without alerts, nearly all."""
+"""Shared by all plugins without alerts, which are most of them."""
 
 
 class AlertLifecycle:

@@ -15,7 +15,7 @@ from muster_health.alerting import evidence
 from muster_health.model import alerts, snapshot
 
 Group = tuple[AlertKind, str]
-"""What is wrong, and with which resource: one alert each."""
+"""The kind of fault and the resource; each group has one alert."""
 
 _WHY_MAX: Final = 300
 _FIRST_MAX: Final = 140
@@ -49,7 +49,7 @@ class _Faults:
 
 
 _NONE: Final = _Faults()
-"""Shared, and never written to."""
+"""Shared by many plugins; must never be changed."""
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
@@ -60,11 +60,11 @@ class DeviceFaults:
 
     def __init__(self, devices_max: int) -> None:
         self.totals: Mapping[str, int] = _NOTHING
-        """By resource; empty until the first snapshot."""
+        """Number of devices by resource; empty until the first snapshot."""
         self.changes = 0
-        """How often a device changed by name, which no heartbeat reports again."""
+        """How many changes of named devices were recorded; no heartbeat repeats these."""
         self.has_any = False
-        """There are, or were, faults: else nothing needs to be looked up."""
+        """Whether there are or recently were faults; if not, no look-ups are needed."""
         self._faults = _NONE
         self._max = devices_max
         self._count = 0

@@ -19,9 +19,9 @@ from muster_health.model import alerts, config, facts, steps
 from muster_health.model.snapshot import State
 
 _MARGIN_S: Final = 0.5
-"""An answer arrives within its time, and then has to be processed."""
+"""Allowance for processing an answer that arrives just in time."""
 _AGAIN_S: Final = (20.0, 60.0)
-"""How long after a question without an answer it is asked again."""
+"""Delays before an unanswered query is repeated."""
 
 
 class PodsQuery:
@@ -82,7 +82,7 @@ def named(
 
 
 SELF_REPAIR_S: Final = 60.0
-"""For so long a plugin tries by itself to register again; a restart would only delay that."""
+"""How long a plugin tries to register again by itself; a restart would only delay that."""
 Evidence = tuple[vocabulary.Evidence, ...]
 _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
@@ -119,12 +119,12 @@ class PluginAlert:
         self.overdue: Evidence = ()
         self.is_grave = False
         self._has_permit = False
-        """It may open when its pods are known: it was counted when they were asked for."""
+        """Whether the alert may open once its pods are known; it is counted already."""
         self._node, self._plugin = node, plugin
         self._lifecycle, self._context = lifecycle, context
         self._query: PodsQuery | None = None
         self._covered: steps.Diagnosis | None = None
-        """What FLAPPING covered when the alert was last evaluated."""
+        """The failure behind FLAPPING when the alert was last evaluated."""
 
     def restore(
         self, firing: tuple[alerts.Alert, ...], *, pause_due: float, repair_due: float

@@ -15,7 +15,7 @@ from muster_health.alerting import alert_lifecycle, device_alerts, evidence, plu
 from muster_health.model import alerts, config, facts, signals, snapshot, steps
 
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
-"""What a restart of the plugin's pod may repair."""
+"""The verdicts that a restart of the plugin's pod may repair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class PluginAlerting:
         self.rule = ""
         self.evidence: tuple[vocabulary.Evidence, ...] = ()
         self.inhibited = False
-        """Another plugin's alert reports already that the whole node is down."""
+        """Whether another plugin's alert already reports that the node is down."""
         self.is_dirty = False
         self.look_due: float | None = None
         self.published_verdict: Verdict | None = None

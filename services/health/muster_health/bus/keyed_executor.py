@@ -14,7 +14,7 @@ Action = Callable[[], Awaitable[None]]
 
 _QUEUES: Final = 16
 _PENDING_MAX: Final = 2_000
-"""In all queues together; beyond that `submit` waits."""
+"""The maximum number of actions in all queues together; beyond that `submit` waits."""
 
 
 class KeyedExecutor:

@@ -49,7 +49,7 @@ class ConnectionMonitor:
         self, link: Link, put: Callable[[nats_advisories.Advisory], Awaitable[None]], *, name: str
     ) -> None:
         self.is_flowing: bool | None = None
-        """Whether advisories arrive; None if not known (yet, or while NATS is away)."""
+        """Whether advisories arrive; None if unknown (at the start or without NATS)."""
         self._link = link
         self._put = put
         self._name = name

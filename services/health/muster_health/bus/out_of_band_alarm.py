@@ -21,7 +21,7 @@ from muster.service import logs
 from muster_health.model import config, signals
 
 Post = Callable[[str, object], Awaitable[str]]
-"""Creates an object at a path of the Kubernetes API; returns what went wrong, or nothing."""
+"""Creates an object at a path of the Kubernetes API; returns the error, or an empty text."""
 
 _TIMEOUT_S: Final = 5.0
 _BACKOFF: Final = backoff.Backoff(first_s=1.0, max_s=30.0)

@@ -14,7 +14,7 @@ from muster_health.bus import inputs
 from muster_health.model import signals
 
 _OWN_CHECK_SHARE: Final = 0.25
-"""Of a probe's time; a server that answers us later than this may be as late for the plugin."""
+"""Share of a probe's timeout; if NATS answers later than that, the result proves nothing."""
 
 
 class Prober:

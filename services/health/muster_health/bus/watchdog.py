@@ -14,9 +14,9 @@ from muster import leadership, vocabulary
 from muster_health.model import signals
 
 _CHECK_S: Final = 0.5
-"""A new leader ticks this soon."""
+"""How soon a new leader publishes its first tick."""
 STUCK_S: Final = 15.0
-"""One publication may take this long; nothing behind it is published meanwhile."""
+"""How long one publication may take; it delays all later ones."""
 
 Publish = Callable[[vocabulary.WatchdogTicked, Callable[[], bool]], Awaitable[object]]
 """Publishes an event, retrying while the second argument returns True."""

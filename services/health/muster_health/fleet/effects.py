@@ -21,7 +21,7 @@ from muster_health.model import alerts, config, signals, steps
 from muster_health.plugin import tracked_plugin
 
 FLEET_DUE: Final = "fleet"
-"""No plugin's key: those contain a dot."""
+"""Not a plugin's key, because those contain a dot."""
 STARTUP_DUE: Final = "startup"
 
 

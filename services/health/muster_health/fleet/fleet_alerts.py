@@ -12,9 +12,9 @@ from muster_health.model import alerts, config, signals, snapshot
 from muster_health.plugin import liveness
 
 PLUGIN: Final = "health"
-"""The plugin name in facts about the fleet."""
+"""The plugin name in events about the whole fleet."""
 KEY: Final = f"{vocabulary.FLEET}.{PLUGIN}"
-"""The key under which the fleet is stored."""
+"""The key under which the fleet's state is saved."""
 
 _URGENCY: Final = tuple(vocabulary.Severity)
 _SHOWN_MAX: Final = 16

@@ -18,7 +18,7 @@ from muster_health.model import config, steps
 from muster_health.plugin import tracked_plugin
 
 FLEET: Final = ""
-"""The cause of a mass failure whose suspects have nothing in common that is known."""
+"""The cause of a mass failure whose members have nothing known in common."""
 
 _REMAIN_SHARE: Final = 0.02
 _COMMON_SHARE: Final = 0.8
@@ -185,7 +185,7 @@ class SuspectCounts:
 
 
 SOON_S: Final = 0.05
-"""Others are evaluated a little later than now, so that `tick` comes to an end."""
+"""Delay before other plugins are evaluated, so that `tick` terminates."""
 _TEND_S: Final = 1.0
 _THAW_S: Final = 0.5
 _THAW_EACH: Final = 25
@@ -202,7 +202,7 @@ class MassFailures:
     ) -> None:
         self.counts = SuspectCounts(settings)
         self.suspects: Mapping[str, tuple[str, ...]] = self.counts.suspects
-        """The plugins that are suspect, with what they may fail in common with others."""
+        """The suspected plugins, with the possible common causes of each."""
         self._plugins = plugins
         self._over = over
         self._to_resume: dict[str, None] = {}

@@ -33,7 +33,7 @@ class RestartBudget:
     def __init__(self, settings: config.Remediation) -> None:
         self._settings = settings
         self._times: dict[str, dict[str, tuple[float, ...]]] = {}
-        """By node and plugin."""
+        """The times of recent restarts, by node and plugin."""
 
     @property
     def mode(self) -> config.RemediationMode:

@@ -6,7 +6,7 @@ from typing import Final
 
 _SLOT_S: Final = 0.1
 _FAR_S: Final = 1e12
-"""What is due later, or at no time, is in one slot."""
+"""The slot for deadlines that are far in the future or not set."""
 
 
 class TimerQueue:

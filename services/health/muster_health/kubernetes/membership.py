@@ -39,7 +39,7 @@ class Node:
 
     name: str
     created_at: float
-    """On our clock."""
+    """The time by our own clock."""
     labels: objects.Labels
     taints: tuple[objects.Taint, ...]
     offers: Mapping[str, facts.Offer]
@@ -66,7 +66,7 @@ class _Plugin:
     expected_since: dict[str, float] = field(default_factory=dict)
     reported: Mapping[str, facts.Expected] | None = None
     changed: set[str] = field(default_factory=set)
-    """Nodes to evaluate: a rollout changes a few of a hundred thousand each second."""
+    """Nodes to evaluate again; a rollout changes only a few each second."""
 
     def put(self, pod: Pod) -> None:
         """Add or replace a pod."""

@@ -28,11 +28,11 @@ _PODS_MAX: Final = 4
 _LIST_PODS_MAX: Final = 1_000
 _LIST_BYTES_MAX: Final = 16 * 1024 * 1024
 _LISTS_MAX: Final = 4
-"""So many lists of all pods on a node run at once: each may take `_LIST_BYTES_MAX`."""
+"""How many lists of a node's pods run at once: each may take `_LIST_BYTES_MAX`."""
 _QUEUE_S: Final = 15.0
-"""A list waits this long for its turn; the detector asks again after 20 s."""
+"""How long a list waits for its turn; the detector repeats the query after 20 s."""
 _ANSWER_SHARE: Final = 0.9
-"""Of a query's time; what has arrived by then is better than nothing."""
+"""Share of a query's timeout after which partial answers are used."""
 
 _QUERY_S: Final = prometheus_client.Histogram(
     "muster_health_cluster_query_seconds",
@@ -82,7 +82,7 @@ class ClusterQueries:
         concurrent_max: int,
     ) -> None:
         self.refusals: dict[str, str] = {}
-        """Permissions that we lack, each with the API's message."""
+        """Missing permissions, each with the API's error message."""
         self._api = api
         self._put = put
         self._locate_pods = locate_pods

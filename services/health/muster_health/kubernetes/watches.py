@@ -21,9 +21,9 @@ ClusterEvent = (
 )
 
 _REPORT_S: Final = 1.0
-"""Changes are gathered this long: a rolling update is one change a second, not one a pod."""
+"""How long changes are collected, so that a rolling update causes one change a second."""
 _DAEMONSET_S: Final = 5.0
-"""How long the nodes wait for the DaemonSets, which tell which node labels matter."""
+"""How long reading nodes waits for the DaemonSets, which show which node labels matter."""
 
 _CHECK_S: Final = 15.0
 _ANSWER_S: Final = 5.0

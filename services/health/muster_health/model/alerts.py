@@ -15,10 +15,10 @@ from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
 
 Key = tuple[str, str]
-"""Slot and resource: what distinguishes the open alerts of one plugin."""
+"""Slot and resource, which together distinguish the open alerts of one plugin."""
 
 PODS_MAX: Final = 32
-"""An alert names so many, and counts the others."""
+"""How many pods an alert names; the others are only counted."""
 _OF_DEVICES: Final = frozenset(
     {
         AlertKind.DEVICE_UNHEALTHY,
@@ -46,7 +46,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: int = 0
     ends_at: datetime | None = None
     grave: bool = False
-    """FLAPPING is as urgent as the failure that it covers."""
+    """The severity of the failure behind FLAPPING."""
 
     @property
     def severity(self) -> Severity:

@@ -19,60 +19,60 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     """When silence is suspicious, and what is needed for a verdict or a recovery."""
 
     suspicion_beats: Annotated[float, msgspec.Meta(gt=1, le=100)] = 2.5
-    """Half an interval more than whole ones: with jitter, k heartbeats act like k - 1."""
+    """Half an interval more than a whole number, because heartbeats jitter."""
     probe_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
-    """How long a question may take, to the plugin or to the Kubernetes API."""
+    """How long a probe or a Kubernetes query may take."""
     probes_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
     restart_s: Seconds = 2.0
-    """How long a plugin may be gone whose connection ended, and that announced no stop."""
+    """How long after an unannounced disconnection a plugin may take to reconnect."""
     lease_stale_s: sections.Period = 20.0
-    """A live node renews its lease every 10 s."""
+    """A silent node whose lease is older than this is down; live nodes renew it every 10 s."""
     ready_s: Seconds = 22.0
-    """How long a plugin must be cut off for certain, its pod being Ready, to be UNREACHABLE: 20 s,
-    and 2 s to notice that it is back. Longer than a pod stays Ready whose process stands still,
-    until its readiness probes failed."""
+    """How long a plugin with a Ready pod must be cut off to be UNREACHABLE: 20 s, and 2 s to notice
+    that it is back. This must be longer than the readiness probes of a stopped process take to
+    fail."""
     review_s: sections.Period = 20.0
-    """How long after a verdict of silence the plugin is probed again; doubled each time."""
+    """Delay before a plugin with a verdict of silence is probed again; doubled each time."""
     review_max_s: sections.Period = 120.0
     trouble_beats: Heartbeats = 2
     trouble_s: sections.Period = 3.0
-    """A plugin repairs a lost registration by itself; the shorter of the two is its time for it."""
+    """Time for a plugin to repair a lost registration; the shorter of the two counts."""
     starting_s: sections.Period = 15.0
-    """Its time to be registered first: a kubelet that has just started as well has much to do."""
+    """Time for its first registration; a restarted kubelet may be busy."""
     mismatch_s: sections.Period = 30.0
-    """How long a node may offer another number than its plugin: kubelets report every 10 s."""
+    """How long a node's offer may differ from its plugin: kubelets report every 10 s."""
     degraded_s: sections.Period = 30.0
     checker_age_s: sections.Period = 300.0
-    """A health checker that has not succeeded for so long watches nothing."""
+    """A health checker that has not succeeded for this long counts as not monitoring."""
     lag_ms: sections.Period = 1000.0
     stretch_max: Annotated[float, msgspec.Meta(gt=1, le=100)] = 1.5
-    """How much slower than declared a plugin may send its heartbeats."""
+    """How many times slower than declared a plugin may send its heartbeats."""
     recover_beats: Heartbeats = 3
     recover_s: sections.Period = 15.0
     hold_s: sections.Period = 30.0
-    """A plugin that failed before must stay healthy for so long; doubled each time."""
+    """How long a plugin that failed before must stay healthy; doubled each time."""
     hold_max_s: sections.Period = 900.0
     flap_falls: Heartbeats = 3
     flap_window_s: sections.Period = 600.0
     patience_s: Seconds = 180.0
-    """How long a plugin may be silent that may only pause, before an alert follows the verdict."""
+    """Delay between verdict and alert where the plugin may only be pausing."""
     missing_s: sections.Period = 120.0
-    """How long an expected plugin may take to be heard first."""
+    """How long an expected plugin may take to send its first heartbeat."""
     maintenance_s: sections.Period = 300.0
-    """How long a plugin may stay away that announced its stop, and not for how long."""
+    """How long a plugin may stay away that announced a stop without a duration."""
     reconnect_s: sections.Period = 5.0
-    """How long clients need to find a restarted NATS server again, at most."""
+    """The longest time that clients need to reconnect to a restarted NATS server."""
     stall_s: sections.Period = 1.0
-    """A deadline that is met this much too late is our fault, not the plugins'."""
+    """If a deadline is missed by this much, health itself was late, not the plugins."""
     blind_s: Seconds = 10.0
-    """How long our own link may be gone before people are notified without NATS."""
+    """How long our own link may be down before people are notified without NATS."""
     interval_s: sections.Period = 5.0
-    """Assumed of a plugin whose heartbeats have not declared its own."""
+    """The assumed interval of a plugin that has not declared its own yet."""
     skew_s: sections.Period = 5.0
     storm_min: Count = 5
     storm_share: Share = 0.1
     storm_window_s: sections.Period = 10.0
-    """More suspects than both within the window, or more than `storm_min` with one cause."""
+    """A mass failure: more suspects than both limits, or `storm_min` with one cause."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     devices_per_plugin: Count = 4096
     alerts_per_plugin: Count = 32
     update_s: sections.Period = 5.0
-    """An open alert is updated about its devices this often at most."""
+    """The shortest time between two updates of an open alert about devices."""
 
 
 class RemediationMode(enum.StrEnum):
@@ -101,7 +101,7 @@ class Remediation(msgspec.Struct, frozen=True, kw_only=True):
     mode: RemediationMode = RemediationMode.OFF
     per_hour: Count = 6
     node_backoff_s: sections.Period = 600.0
-    """Between two restarts on one node; doubled each time, until it was healthy for a day."""
+    """Shortest time between two restarts on a node; doubled each time, until a day without any."""
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,9 +133,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None = None
     plugins: tuple[Plugin, ...] = ()
     cause_labels: tuple[vocabulary.Name, ...] = ("topology.kubernetes.io/zone",)
-    """Node labels whose value many nodes may fail in common with."""
+    """Node labels that may show a common cause, such as the zone."""
     asks_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
-    """Nodes that are asked about at once; each takes three requests, or a few more."""
+    """How many nodes are queried at once; each needs three requests or a few more."""
 
     def __post_init__(self) -> None:
         """Refuse a context without a kubeconfig, and two settings for one plugin."""
@@ -152,7 +152,7 @@ class Leading(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 5
     renew_s: sections.Period = 1.5
     margin_s: sections.Period = 1.0
-    """We stop leading this much before the server would let another replica lead."""
+    """How long before the lock could expire we stop leading."""
     watchdog_s: sections.Period = 10.0
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class OutOfBandAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: Annotated[str, msgspec.Meta(max_length=63)] = ""
     pod: Annotated[str, msgspec.Meta(max_length=253)] = ""
-    """Ours, from the downward API; without it the Event is on the namespace."""
+    """The name of our own pod (downward API); without it the Event is about the namespace."""
     webhook_url: Annotated[str, msgspec.Meta(pattern="^(https?://.+)?$", max_length=2048)] = ""
 
 
@@ -175,7 +175,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
     file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     mib_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
-    """Of this file and the one before it, `FILE.1`, together; a heartbeat takes 0.4 KiB."""
+    """Size of this file and its predecessor `FILE.1` together; a heartbeat takes 0.4 KiB."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     blind: OutOfBandAlarm = OutOfBandAlarm()
     recording: Recording = Recording()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
-    """The beginning of an alert's link, before `<alert kind>.md`."""
+    """The beginning of an alert's runbook link, before `<alert kind>.md`."""
 
 
 class Context:

@@ -14,7 +14,7 @@ class Planned(enum.StrEnum):
 
     UNSCHEDULABLE = "unschedulable"
     TO_BE_DELETED = "to_be_deleted"
-    """The taint ToBeDeletedByClusterAutoscaler, karpenter.sh/disrupted or the like."""
+    """A taint such as ToBeDeletedByClusterAutoscaler or karpenter.sh/disrupted is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,17 +20,17 @@ class Note(enum.StrEnum):
     HEARTBEAT_STALE = "heartbeat_stale"
     EVENT_STALE = "event_stale"
     STALLED = "stalled"
-    """`seconds` that our own process was suspended or late."""
+    """`seconds` for which our own process was suspended or late."""
     DISCONNECTED = "disconnected"
-    """`seconds` that our own link was gone, or not there yet."""
+    """`seconds` for which our own link was down, also before the first connection."""
     WAITS_RESTARTED = "waits_restarted"
-    """All waits were restarted or extended; a detector that often does so reaches no verdicts."""
+    """All waits were restarted or extended; if that happens often, no verdicts are reached."""
     REFUSED = "refused"
-    """A plugin, a resource or a device beyond the limits of one node."""
+    """A plugin, a resource or a device was ignored, because its node has too many."""
     RATE_LIMITED = "rate_limited"
-    """An alert waits for the rate limit; another one counts it."""
+    """An alert is held back by the rate limit; another alert counts it."""
     SUSPENDED = "suspended"
-    """A verdict was not reached, because many are suspect at once."""
+    """A verdict was not reached, because many plugins are suspected at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,13 @@ from muster_health.model import alerts
 
 VERSION: Final = 2
 REMEDIES_MAX: Final = 8
-"""What is kept of a plugin; its node's wait doubles no further."""
+"""How many restarts are kept for a plugin; the wait on its node stops doubling there."""
 _BYTES_MAX: Final = 900_000
-"""The bucket takes 1,000,000; a larger value would be refused, and the former one stay."""
+"""Limit below the bucket's 1,000,000 bytes: NATS would refuse a larger value."""
 _WHY_SHORT: Final = 60
 _IDS_EACH: Final = 64
 _INTERVAL_S: Final = 5.0
-"""Of a plugin of which nothing is known; its first heartbeat declares its own."""
+"""The interval assumed until the first heartbeat declares one."""
 
 
 class State(enum.StrEnum):
@@ -66,26 +66,26 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evidence: tuple[vocabulary.Evidence, ...] = ()
     resources: tuple[str, ...] = ()
     accused: tuple[str, ...] = ()
-    """Those of them that the verdict is about."""
+    """The resources that the verdict is about."""
     instance: str = ""
     seq: int = -1
     leaving: str = ""
     return_s: float = 0.0
     falls: int = 0
     order: tuple[tuple[str, int], ...] = ()
-    """The last event of each instance, by its sequence; the newest last."""
+    """The sequence of the last event of each instance, the newest last."""
     bad: tuple[KnownFault, ...] = ()
-    """Devices with something wrong."""
+    """Devices with faults."""
     had: tuple[tuple[str, int], ...] = ()
-    """How many devices of each resource there should be, by the configuration of this hash."""
+    """The expected number of devices by resource, under the configuration with this hash."""
     configuration: str = ""
     firing: tuple[alerts.Alert, ...] = ()
     untold_verdict: vocabulary.VerdictChanged | None = None
     untold_alerts: tuple[alerts.Alert, ...] = ()
     remedied: datetime | None = None
-    """Since when the verdict stood that was last acted on, or refused to be."""
+    """Since when the verdict has stood for which a restart was last decided or refused."""
     remedies: tuple[datetime, ...] = ()
-    """When its pod was restarted by us, the last times: they count against the budget."""
+    """The times of the pod's latest restarts by health; they count against the limits."""
     position: int = 0
     leader: int = 0
 

@@ -52,7 +52,7 @@ PLANNED: Final[Mapping[Rule, str]] = {
     Rule.POD_DELETED: "its pod was deleted",
     Rule.POD_REPLACED: "a rollout began to replace its pod",
 }
-"""What a planned end began with, in words."""
+"""Descriptions of how a planned stop began."""
 
 
 def rule_named(word: str) -> Rule | None:
@@ -137,7 +137,7 @@ Event = (
     | Resume
     | Reconnected
 )
-"""What one tracked plugin receives."""
+"""The inputs of one tracked plugin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class ClockSkewChanged:
 CHANGED: Final = Changed()
 Decision = VerdictReached | VerdictConfirmed | ReturnOverdue
 Step = AskPlugin | AskKubernetes | Decision | signals.Noted
-"""What the parts of a tracked plugin decide."""
+"""The decisions of the parts of a tracked plugin."""
 
 Effect = signals.Probe | signals.AskCluster | signals.Noted | Decision | Changed | ClockSkewChanged
-"""What a tracked plugin asks of the detector."""
+"""What a tracked plugin requests from the detector."""

@@ -54,13 +54,13 @@ class DeviceCounts:
 
     def __init__(self) -> None:
         self.has: Mapping[str, int] = _NOTHING
-        """By the last heartbeat."""
+        """The counts in the last heartbeat."""
         self.short: Mapping[str, str] = _NO_WORDS
-        """Which resources have had too few for long enough, in words."""
+        """Resources with too few devices for too long, each with a description."""
         self.changes = 0
-        """How often what is stored changed."""
+        """How often the saved counts have changed."""
         self.had: Mapping[str, int] = _NOTHING
-        """How many there should be."""
+        """The expected number of devices by resource."""
         self._configuration = self._newer = ""
         self._newer_at = 0.0
         self._removed_at = _LONG_AGO

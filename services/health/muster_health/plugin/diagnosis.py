@@ -47,7 +47,7 @@ from muster_health.model.steps import Rule
 from muster_health.plugin import liveness
 
 _DUE_BEATS: Final = 1.1
-"""When, after a heartbeat, the next one is overdue."""
+"""After how many intervals without a heartbeat the next one is overdue."""
 _APART = (
     "without the Kubernetes API, a process that hangs cannot be distinguished from a network that "
     "is cut"

@@ -18,9 +18,9 @@ from muster_health.plugin import diagnosis, liveness
 _ASK_AGAIN_S: Final = 2.0
 _ASK_AGAIN_MAX: Final = 8
 _SOON_S: Final = 0.8
-"""A connection that ended is diagnosed within 3 s, whether or not Kubernetes answers."""
+"""How soon a closed connection is diagnosed, whether or not Kubernetes answers."""
 _ANSWER_LOST_S: Final = 10.0
-"""So long after its time an answer that must come is given up."""
+"""How long after its timeout an expected result is given up."""
 
 
 class Reason(enum.StrEnum):
@@ -31,7 +31,7 @@ class Reason(enum.StrEnum):
     ABSENCE = "absence"
     PROBLEM = "problem"
     REVIEW = "review"
-    """A plugin that is lost: is it still, and is it worse?"""
+    """A review of a lost plugin: whether it is still lost, or worse."""
 
 
 class Suspicion:
@@ -67,14 +67,14 @@ class Suspicion:
         self.opened_at = now
         self.number = self.cluster_number = number
         self.is_subscribed: bool | None = None
-        """Whether a probe that was not answered reached a subscriber; None before that."""
+        """Whether an unanswered probe reached a subscriber; None until a probe fails."""
         self.facts: facts.Facts | None = None
         is_disconnect = reason is Reason.DISCONNECT
         wait_s = settings.restart_s if is_disconnect else 0.0
         self._cluster_awaited = has_cluster and reason is not Reason.PROBLEM
         self._probe_at: float | None = now + wait_s
         self.probed_at = now
-        """When the plugin was probed first; what became of its connection since is newer."""
+        """When the plugin was first probed; later changes of its connection are newer evidence."""
         # what is asked too early looks well: a pod's end takes a second to be seen
         self._next_ask_at: float | None = now + wait_s if self._cluster_awaited else None
         self._asked_again = 0
@@ -153,7 +153,7 @@ class Investigation:
     def __init__(self, settings: config.Detection, *, has_cluster: bool) -> None:
         self.suspicion: Suspicion | None = None
         self.review_due: float | None = None
-        """When to review a lost plugin, while there is no suspicion."""
+        """When to review a lost plugin, if no suspicion is open."""
         self.has_cluster = has_cluster
         self._review_s = settings.review_s
         self._settings = settings

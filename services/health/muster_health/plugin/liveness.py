@@ -22,7 +22,7 @@ from muster import vocabulary
 from muster_health.model import config
 
 INTERVAL_MIN_S: Final = 0.1
-"""A sender that declares less would be under suspicion without end."""
+"""The shortest accepted interval; a shorter one would cause endless suspicions."""
 
 _SPACED_INTERVALS: Final = 0.5
 _LATE_INTERVALS: Final = 1.5
@@ -31,12 +31,11 @@ _ALTERNATIONS_MIN: Final = 3
 _ALTERNATION_INTERVALS: Final = 3.0
 _PACE_WEIGHT: Final = 0.3
 _PACE_MAX: Final = 2.5
-"""What is longer is a silence, and the end of one must not pass for a slow pace."""
+"""A longer gap is a silence, and its end must not count as a slow pace."""
 _OPEN_MAX: Final = 8
 _INSTANCES_MAX: Final = 4
 _CLOSED_BY_SERVER: Final = ("stale", "authentication", "authorization", "slow consumer")
-"""In the server's reasons for closing a connection itself
-(nats-server server/client.go, ClosedState)."""
+"""Words in the reasons for which a server closes a connection (server/client.go, ClosedState)."""
 _CLOSED_BY_PROCESS: Final = "client closed"
 """The server's reason where it read the end of the connection (closedStateForErr: io.EOF)."""
 _SERVER_ID_CHARS: Final = 56
@@ -49,9 +48,9 @@ class Freshness(enum.StrEnum):
     """How much a heartbeat proves about the plugin."""
 
     STALE = "stale"
-    """Older than the last one."""
+    """Older than the last heartbeat."""
     DOUBTFUL = "doubtful"
-    """Newer, but perhaps out of a backlog: not enough to refute a suspicion."""
+    """Newer, but perhaps delayed in a backlog: not enough to refute a suspicion."""
     FRESH = "fresh"
 
 
@@ -80,11 +79,11 @@ class HeartbeatOrder:
         self.seq = -1
         self.stretch = 1.0
         self.is_fresh = False
-        """The last one was read when it was made."""
+        """Whether the last heartbeat was received soon after it was sent."""
         self.is_new_instance = False
-        """The last one was the first of an instance that was not there before."""
+        """Whether the last heartbeat was the first of a new instance."""
         self.alternations = 0
-        """How often two instances have alternated lately."""
+        """How often two instances have alternated recently."""
         self._arrived_at: float | None = None
         self._retired = ""
         self._retired_seq = -1
@@ -286,16 +285,16 @@ class Liveness:
         self.connections = Connections()
         self.clock = ClockOffset()
         self.event_order: tuple[tuple[str, int], ...] = ()
-        """The last event of each instance, by its sequence; the newest last."""
+        """The sequence of the last event of each instance, the newest last."""
         self.last_heard_at: float | None = None
         self.silent_since = now
         self.is_known = False
         self.is_expected = False
-        """Kubernetes, or the configuration, says that the plugin should be there."""
+        """Whether Kubernetes or the configuration expects the plugin on its node."""
         self.is_due_sooner = False
-        """Its next heartbeat may be due sooner than was said before its last one."""
+        """Whether the next heartbeat may be due sooner than announced before."""
         self._window_s = 0.0
-        """How much more time than usual it has for its next heartbeat."""
+        """How much extra time the plugin has for its next heartbeat."""
         self._expected_due = now
         self._context = context
 

@@ -121,20 +121,20 @@ class Parts:
         self.counts = device_counts.DeviceCounts()
         self.removal = Removal()
         self.causes: tuple[str, ...] = ()
-        """What it may fail in common with others: its zone, its revision."""
+        """Possible common causes: the plugin's zone, its revision."""
         self.problems: tuple[str, ...] = ()
-        """Problems with its configuration, for instance; nobody is alerted of those."""
+        """Problems such as those with the configuration; they raise no alert."""
         self.pods: tuple[facts.Pod, ...] = ()
         self.is_restored = False
-        """The former leader had stored it."""
+        """Whether the state was restored from what the former leader had saved."""
         self.restart_decided_for: datetime | None = None
-        """Since when the verdict stood for which a restart was last decided, or refused."""
+        """Since when the verdict has stood for which a restart was last decided or refused."""
         self.context = context
         self.restarts: tuple[datetime, ...] = ()
         self.is_unsaved = False
-        """An event changed what is stored, and nothing is published of it."""
+        """Whether an event changed the state to save without anything to publish."""
         self.has_counts_to_store = False
-        """How many devices there are to be changed, which may wait to be stored."""
+        """Whether expected device counts have changed; saving these may wait."""
 
     @property
     def clock(self) -> liveness.ClockOffset:

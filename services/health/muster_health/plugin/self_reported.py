@@ -16,9 +16,9 @@ from muster_health.model.steps import Rule
 from muster_health.plugin import liveness, problems
 
 _COMMON: Final = frozenset({Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK})
-"""What many report at once where their kubelets or their revision are at fault."""
+"""Problems that many plugins report at once if the kubelet or a revision is at fault."""
 _RECHECK_S: Final = 10.0
-"""How soon Kubernetes is asked again what a node offers, if it did not answer."""
+"""How soon an unanswered query for the node's offer is repeated."""
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
@@ -46,19 +46,19 @@ class SelfReported:
     def __init__(self, settings: config.Detection, now: float) -> None:
         self.resources: tuple[str, ...] = ()
         self.healthy: Mapping[str, int] = _NOTHING
-        """How many devices of each resource are Healthy, as the last heartbeat counts them."""
+        """The number of Healthy devices by resource, from the last heartbeat."""
         self.problem: problems.Problem | None = None
         self.since = 0.0
         self.due: float | None = None
         self.suspended = False
         self.offers: Mapping[str, facts.Offer] | None = None
-        """What the node offers, as Kubernetes reported last."""
+        """What the node offers, according to Kubernetes."""
         self._unchanged_since = now
-        """Since when `healthy` has been as it is."""
+        """Since when `healthy` has not changed."""
         self._settings = settings
         self._draining_since: float | None = None
         self._recheck_number: int | None = None
-        """Under which number Kubernetes is asked what the node offers now."""
+        """The number of the current query for the node's offer."""
         self._recheck_not_before = now
 
     def observe(

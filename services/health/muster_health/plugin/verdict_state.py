@@ -45,7 +45,7 @@ class StandingVerdict:
         self.failed_at = 0.0
         self.damping = flap_damping.FlapDamping(settings)
         self.settle_due: float | None = None
-        """When to report by its own name what FLAPPING covers, if it has not changed."""
+        """When to report the failure behind FLAPPING by its own name, if it has not changed."""
         self._settings = settings
 
     def restore(self, before: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
@@ -207,7 +207,7 @@ class PlannedStop:
 
 
 _IN_FLIGHT_S: Final = 0.5
-"""A heartbeat may be in flight when its sender's connection ends."""
+"""A heartbeat may still be in flight when its sender's connection ends."""
 _NOT_LOST: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, State.SUSPECT})
 
 
@@ -227,11 +227,11 @@ class VerdictState:
     planned: PlannedStop = field(default_factory=PlannedStop)
     state: State = State.UNKNOWN
     is_suspended: bool = False
-    """It is silent, and not diagnosed: many are suspect at once."""
+    """Whether the plugin is silent without a diagnosis, because many are suspected at once."""
     before: State = State.UNKNOWN
-    """The state in which a suspicion began."""
+    """The state before the current suspicion."""
     is_resumed: bool = False
-    """The suspicion was opened again after a mass failure."""
+    """Whether the suspicion was opened again after a mass failure."""
 
     @property
     def settled(self) -> State:

@@ -28,7 +28,7 @@ _NEAR_S: Final = 60.0
 _SAME_S: Final = 0.5
 _ANSWER_S: Final = 0.002
 _AFTER_RESTORE: Final = (signals.HeartbeatArrived, signals.FromPlugin)
-"""What arrives only after all saved state has been read."""
+"""Inputs that arrive only after all saved state has been read."""
 _NOT_REPLAYED: Final = (
     recording.PublishedAlert,
     signals.Probe,
@@ -41,7 +41,7 @@ _NOT_REPLAYED: Final = (
     signals.Remediated,
     signals.ClockStalled,
 )
-"""What the recorded detector asked and was answered, and whether it led."""
+"""The recorded queries, their answers, and whether the process led."""
 
 ProbeResult = signals.ProbeAnswered | signals.ProbeFailed | signals.ProbeInconclusive
 Question = signals.Probe | signals.AskCluster
@@ -63,7 +63,7 @@ class Result:
 
     episodes: list[recording.Episode] = field(default_factory=list)
     questions: Counter[str] = field(default_factory=Counter)
-    """How many questions were answered in which way."""
+    """How many probes and queries were answered in which way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class _Player:
         ]
         self._saved: dict[str, bytes] = {}
         self._to_restore: list[bytes] = []
-        """Saved state that the process that began has not read yet."""
+        """Saved state that a restarted process has not read yet."""
         self._detector: detector.Detector | None = None
 
     def run(self) -> Result:

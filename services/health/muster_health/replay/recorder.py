@@ -32,8 +32,7 @@ class Recorder:
         self._file: BinaryIO | None = None
         self._size_bytes = 0
         self._levels: dict[tuple[str, str], signals.Input] = {}
-        """The newest of what is only reported when it changes, and the saved state: a file that
-        begins later repeats them."""
+        """The newest inputs sent only on change, and saved state; new files repeat them."""
 
     def receive(self, event: signals.Input, now: float) -> Sequence[signals.Output]:
         """Record an input and pass it to the detector."""

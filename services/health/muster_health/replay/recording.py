@@ -19,7 +19,7 @@ from muster_health.model import alerts, config, signals, snapshot
 VERSION: Final = 1
 _SAME_ALERT: Final = timedelta(seconds=60)
 _RESOLVED_SLACK: Final = timedelta(seconds=5)
-"""Two processes that watch the same do not see it end at the same moment."""
+"""Two processes may notice the end of the same alert at different moments."""
 _ANY_KIND: Final = frozenset(vocabulary.AlertKind)
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -84,7 +84,7 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "ClockStalled": signals.ClockStalled,
     "Remediated": signals.Remediated,
 }
-"""As they stand on file, whatever the classes are called."""
+"""The names in a recording, independent of class names."""
 _REPORT: Final = "FromPlugin"
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 _LINE: Final = msgspec.json.Decoder(_Line)
@@ -165,7 +165,7 @@ class Episode:
     fired_at: datetime
     resolved_at: datetime | None = None
     kinds: frozenset[vocabulary.AlertKind] = frozenset()
-    """All kinds that it had."""
+    """All kinds that the alert has had."""
 
     def __post_init__(self) -> None:
         """Set the first kind."""

@@ -33,7 +33,7 @@ _REACH_WHY: Final = (
 _NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _SMTP_PORT: Final = 25
 _SMTPS_PORT: Final = 465
-"""RFC 8314: encrypted from the start, as Alertmanager has it."""
+"""The port for mail encrypted from the start (RFC 8314), as in Alertmanager."""
 _MINUTES: Final = 60
 _INTEGRATIONS: Final = (
     *("webhook_configs", "slack_configs", "pagerduty_configs", "email_configs"),
@@ -57,7 +57,7 @@ class Importer:
         self.left_out: list[str] = []
         self._file = file
         self._receiver_names: dict[str, list[str]] = {}
-        """By receiver of the file, the names of those imported for it."""
+        """For each receiver in the file, the names of those imported from it."""
 
     def read(self, document: object) -> Tree:
         """Return our settings. Raises Unreadable."""

@@ -16,7 +16,7 @@ from muster_notifier.config import alertmanager_importer, receiver_settings, sch
 PREFIX: Final = "MUSTER_NOTIFIER"
 _SECRET_BYTES_MAX: Final = 1024 * 1024
 _MASKED_MIN: Final = 6
-"""What is shorter stands in many texts by chance."""
+"""Shorter values are not masked: they occur in many texts by chance."""
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:

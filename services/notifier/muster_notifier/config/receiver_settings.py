@@ -96,7 +96,7 @@ class Webhook(Address, frozen=True, kw_only=True):
     secrets: Annotated[tuple[Secret, ...], msgspec.Meta(max_length=2)] = ()
     bearer_from: Secret | None = None
     max_alerts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    """How many alerts a body has at most; 0 is as many as fit. What was left out is counted."""
+    """The maximum number of alerts in a body; 0: as many as fit. The others are counted."""
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +187,7 @@ class KubernetesEvents(msgspec.Struct, frozen=True, kw_only=True):
     namespace: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = (
         "default"
     )
-    """Where events about nodes go; only `default` is where kubectl looks for them."""
+    """The namespace for Events about nodes; kubectl looks only in `default`."""
 
 
 class Apprise(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +224,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: Rate | None = None
     burst: Burst = 1
     retry_for_s: RetryFor = 86_400.0
-    """For how long one notification is retried; then it becomes a dead letter."""
+    """How long a notification is retried before it becomes a dead letter."""
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):

@@ -163,7 +163,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     repeat_interval_s: RepeatInterval = 14_400.0
     resolve_wait_s: Wait | None = None
     default_receivers: tuple[ReceiverName, ...] | None = None
-    """Receivers of what no route matches; without it all `receivers` but the owners'."""
+    """Receivers for alerts that match no route; by default all except the owners'."""
     mute_times: tuple[str, ...] = ()
     active_times: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -177,7 +177,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     watchdog: Watchdog = Watchdog()
     templates: receiver_settings.Templates = receiver_settings.Templates()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
-    """What precedes `<kind>.md` in the alerts that the notifier raises itself."""
+    """The URL before `<kind>.md` in alerts that the notifier raises itself."""
 
     def __post_init__(self) -> None:
         """Refuse duplicate or unknown names, and a notifier without receivers."""

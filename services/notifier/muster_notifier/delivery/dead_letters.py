@@ -26,7 +26,7 @@ NO_SUCH_RECEIVER: Final = results.Result(
 _ABOUT_DEAD: Final = "about-dead"
 _SHOWN_MAX: Final = 500
 Message = tuple[str, bytes, str, Mapping[str, str]]
-"""Subject, body, key by which a repeat is dropped, headers."""
+"""Subject, body, deduplication key, headers."""
 
 
 def as_of_now(

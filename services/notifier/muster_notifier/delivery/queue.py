@@ -31,7 +31,7 @@ from muster_notifier.routing import notifications
 PARALLEL_MAX: Final = 4
 FAILURES_MAX: Final = 5
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
-"""When to repeat what may have been taken, where people would see each repeat."""
+"""Delays before resending a message that may have arrived (receivers that show duplicates)."""
 
 _SLOW_PER_S: Final = 10.0
 

@@ -21,7 +21,7 @@ from muster_notifier.receivers import results
 _REFUSAL_CHARS_MAX: Final = 300
 
 RECORDED: Final = contextvars.ContextVar[list[str] | None]("RECORDED", default=None)
-"""The requests of this task, where somebody wants to see them (`muster notify test`)."""
+"""The requests of this task, recorded for `muster notify test`."""
 
 
 class Endpoint:

@@ -28,12 +28,12 @@ ALERT_NAMES: Final = (
     *("state", "severity", "kind", "node", "plugin", "resource", "devices", "summary", "since"),
     *("until", "evidence", "pods", "runbook", "advice"),
 )
-"""What `$name` can be in a template of one alert."""
+"""The variables (`$name`) in the template of one alert."""
 NAMES: Final = (
     *("state", "reason", "receiver", "group", "node", "kind", "severity", "summary", "firing"),
     *("resolved", "title", "alerts", "runbooks", "look_closer"),
 )
-"""What `$name` can be in the other templates."""
+"""The variables (`$name`) in the other templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from muster_notifier.routing import notifications
 _HOST: Final = re.compile(r"([a-z]+)://(?:[^/?#]*@)?([^/?#@]+)", re.IGNORECASE)
 _BACKOFF: Final = backoff.Backoff(first_s=0.5, max_s=30.0, jitter=1.0)
 _RETRY_AFTER_MAX_S: Final = 3600.0
-"""A receiver that asks for more is retried after this: it may have been a mistake."""
+"""The longest accepted Retry-After; a longer one may be a mistake."""
 
 
 class Kind(enum.StrEnum):

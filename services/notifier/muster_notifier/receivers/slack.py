@@ -38,7 +38,7 @@ _ERRORS: Final = {
     "channel_not_found": results.Outcome.NOT_FOUND,
     "msg_too_long": results.Outcome.TOO_LARGE,
 }
-"""All others are refusals too."""
+"""What Slack's errors mean; errors that are not listed are refusals too."""
 
 _GONE: Final = frozenset(
     {"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"}

@@ -29,7 +29,7 @@ CONTENT_TYPES: Final = {
 }
 
 _NEVER: Final = "0001-01-01T00:00:00Z"
-"""Go's zero time: Alertmanager's `endsAt` of what fires."""
+"""Go's zero time, which Alertmanager uses as `endsAt` of firing alerts."""
 _PREFIX: Final = "whsec_"
 _KEY_BYTES: Final = (24, 64)
 

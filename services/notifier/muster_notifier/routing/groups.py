@@ -13,7 +13,7 @@ from muster import vocabulary
 from muster_notifier.routing import muting, notifications, routes
 
 Key = tuple[str, str]
-"""A receiver's name and a group's."""
+"""The name of a receiver and the name of a group."""
 _RESOLVED_MAX: Final = 20_000
 IN_FLIGHT_MAX: Final = 8
 """Notifications of different groups in flight to one receiver: a receiver that comes back must not
@@ -64,7 +64,7 @@ class Group:
     flush_at: float
     notified: Notified | None
     last_id: str
-    """The id of the last notification, also if that said that all is resolved."""
+    """The id of the last notification, even if it said that all alerts are resolved."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
     in_flight: notifications.Notification | None = None
     is_overdue: bool = False

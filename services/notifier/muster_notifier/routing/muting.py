@@ -25,7 +25,7 @@ from muster import matching, vocabulary
 from muster_notifier.routing import routes
 
 Range = tuple[int, int]
-"""First and last, both included; times of day in minutes, their end not included."""
+"""First and last, both included; a time of day in minutes excludes its end."""
 
 _WEEKDAYS: Final = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _MONTHS: Final = tuple(calendar.month_name[number].lower() for number in range(1, 13))
@@ -234,7 +234,7 @@ class Cause(enum.StrEnum):
 
 
 BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
-"""Somebody works on it."""
+"""Causes which mean that somebody is already working on the problem."""
 
 
 class Muted(msgspec.Struct, frozen=True):

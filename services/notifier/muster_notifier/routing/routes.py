@@ -103,7 +103,7 @@ class Route:
     active_times: tuple[str, ...] = ()
     children: tuple["Route", ...] = ()
     why: str = ""
-    """Why these receivers are notified, where that is not obvious."""
+    """Why these receivers are notified, if that is not obvious."""
 
     def find(self, labels: Mapping[str, str]) -> list["Route"]:
         """Return the routes for an alert with these labels; none if this route does not match."""
