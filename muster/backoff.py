@@ -1,4 +1,4 @@
-"""Pure: exponential back-off: how long to wait after so many failures in a row.
+"""Pure: exponential back-off: how long to wait after a number of consecutive failures.
 
 The caller counts the failures and supplies the randomness, so that the same arguments always give
 the same delay. Where many processes wait for the same thing, a `jitter` with

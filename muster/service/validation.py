@@ -197,7 +197,7 @@ def _below(path: str, name: str) -> str:
 
 
 def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
-    """Convert one value; sections and lists of sections are walked, the rest is left to msgspec."""
+    """Convert one value: recurse into sections and lists of them; msgspec converts the rest."""
     listed, shape = section_in(kind)
     if shape is not None and not listed and isinstance(value, Mapping):
         return _section(shape, value, path, problems)

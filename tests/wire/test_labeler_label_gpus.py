@@ -406,10 +406,17 @@ def test_a_cluster_without_gpus_is_no_error(here: Cluster) -> None:
     assert here.run("label-gpus", "--apply", "--yes")[:2] == (0, "the cluster has no GPU nodes\n")
 
 
+def test_without_labels_of_ours_there_is_nothing_to_remove(here: Cluster) -> None:
+    here.put(node())
+    nothing = "nothing to remove: no node has labels that muster wrote\n"
+    assert here.run("unlabel-gpus", "--dry-run")[:2] == (0, nothing)
+
+
 @pytest.mark.parametrize(
     ("words", "text", "out", "code"),
     [
         (["NVIDIA L4"], "", "l4\texact\n", 0),
+        (["NVIDIA", "L4"], "", "", 2),
         (
             ["--tsv"],
             "Tesla T4\t15360\n\nNVIDIA A100\n",

@@ -207,7 +207,7 @@ class DeviceManager:
     # What the node shows
 
     def status(self, now: float) -> Status:
-        """Compute one status update; drops what has been stopped for longer than the grace."""
+        """Compute one status update; drop resources stopped for longer than the grace period."""
         removed = frozenset(
             resource
             for resource in self._lists

@@ -272,7 +272,7 @@ class Report:
         self._is_unavailable = False
 
     async def run(self, node: Node | None) -> None:
-        """Report for ever; a failure is logged once, and each period is another attempt."""
+        """Report periodically until cancelled; log a failure once and try again next period."""
         await asyncio.sleep(_FIRST_STATUS_S)
         while True:
             status = self._status()

@@ -1,4 +1,4 @@
-"""Adapter: podresources clients: which pod has which devices, and which are allocatable."""
+"""Adapter: podresources clients: answers which pod has which devices, and which are allocatable."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping

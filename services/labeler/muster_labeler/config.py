@@ -16,7 +16,7 @@ Lasting = Annotated[int, msgspec.Meta(ge=1, le=3600)]
 
 
 class Mode(enum.StrEnum):
-    """What the labeler does about a node with missing or wrong labels."""
+    """How the labeler acts on a node with missing or wrong labels."""
 
     OFF = "off"
     SUGGEST = "suggest"

@@ -1,4 +1,4 @@
-"""Pure: what the labeler keeps of nodes, pods, Kubernetes Events and ResourceSlices."""
+"""Pure: the labeler's model of nodes, pods, Kubernetes Events and ResourceSlices."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -55,7 +55,7 @@ class _Lazy(types.ModuleType):
 
 
 def import_bus() -> None:
-    """Import what the bus and the metrics need, without aiohttp and OpenSSL."""
+    """Import the modules for the bus and the metrics, without aiohttp and OpenSSL."""
     with _replaced({"aiohttp": None, "_hashlib": None}):
         importlib.import_module("nats.aio.client")
     with _replaced({name: _Empty(name) for name in _HTTP}):

@@ -173,7 +173,7 @@ class Node:
         self._pods.poll_soon()
 
     def on_list_sent(self) -> None:
-        """Schedule a check whether the kubelet lists what it was sent."""
+        """Schedule a check of whether the kubelet lists the devices that it was sent."""
         self._pods.poll_soon()
 
     def on_lock_acquired(self, resource: str) -> None:

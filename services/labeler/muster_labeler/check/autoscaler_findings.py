@@ -1,4 +1,4 @@
-"""Pure: what keeps an autoscaler from adding nodes for fuse: AS001 to AS006.
+"""Pure: finds what keeps an autoscaler from adding nodes for fuse (AS001 to AS006).
 
 A node group needs a setting in its template, or an autoscaler does not expect the fuse resource on
 new nodes. There is one setting a platform, as the providers' code reads it (kubernetes/autoscaler

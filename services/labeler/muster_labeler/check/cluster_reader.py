@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: reads what a check needs, as far as permissions and time allow."""
+"""Adapter: the Kubernetes API: reads the objects for a check, within permissions and time."""
 
 import asyncio
 import re
@@ -124,7 +124,7 @@ class ClusterReader:
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
-        """Return what plugins reported, from the labeler's ConfigMap; nothing without one."""
+        """Return the plugins' reports in the labeler's ConfigMap; none without a ConfigMap."""
         path = f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
         answer = await self._api.request("GET", path, timeout_s=self._left_s())
         if not answer.is_ok:

@@ -27,7 +27,7 @@ class Severity(enum.StrEnum):
 
 
 class Scope(enum.StrEnum):
-    """What a finding is about."""
+    """The kind of object that a finding is about."""
 
     NODE = "node"
     POD = "pod"

@@ -1,4 +1,4 @@
-"""Pure: what is wrong with fuse, as far as the cluster shows it: FUSE001 to FUSE009.
+"""Pure: finds problems with fuse that the cluster shows (FUSE001 to FUSE009).
 
 A node's kernel module, device and runtime settings are not visible from outside. They are concluded
 from messages of containers and the kubelet about failures; without a message there is no finding.

@@ -1,4 +1,4 @@
-"""Pure: what is wrong with the labels of GPU nodes: GPU001 to GPU010."""
+"""Pure: finds problems with the labels of GPU nodes (GPU001 to GPU010)."""
 
 import shlex
 from collections.abc import Collection, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Pure: what `muster label-gpus` would do with each node and why, and whether it may."""
+"""Pure: plans what `muster label-gpus` does with each node, and why."""
 
 import enum
 from collections.abc import Collection, Sequence

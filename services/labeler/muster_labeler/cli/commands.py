@@ -4,6 +4,7 @@ They need a kubeconfig and no running muster; `gpu-name` needs neither.
 """
 
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -149,7 +150,7 @@ def _unlabel_gpus(
 def _gpu_name(
     product: str | None = None,
     /,
-    *,
+    *rest: Annotated[str, Parameter(show=False)],
     memory_mib: int | None = None,
     mig: Flag = False,
     json: Json = False,
@@ -174,6 +175,9 @@ def _gpu_name(
         Reviewed names: a YAML file with lines of `product: name`.
 
     """
+    if product is not None and rest:
+        quoted = shlex.quote(" ".join((product, *rest)))
+        return printing.fail("gpu-name", f"quote the product: {printing.plain(quoted)}")
     if memory_mib is not None and memory_mib <= 0:
         return printing.fail("gpu-name", "--memory-mib: more than 0")
     if tsv == (product is not None):

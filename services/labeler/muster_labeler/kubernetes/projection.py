@@ -1,4 +1,4 @@
-"""Pure: what the labeler keeps of Kubernetes objects, and the ConfigMap with plugins' reports.
+"""Pure: reduces Kubernetes objects to what the labeler needs; codes the ConfigMap of reports.
 
 Of ten thousand nodes only the labels that say something about accelerators are kept, and mappings
 that are equal are kept once.
@@ -99,7 +99,7 @@ class _ReportedInventory(msgspec.Struct, frozen=True):
 
 
 def node(raw: objects.Node, selector: Mapping[str, str] | None = None) -> model.Node:
-    """Return what is kept of a node; `selector` are the labels of the nodes to be labelled."""
+    """Reduce a node to our model; `selector` are the labels of the nodes to be labelled."""
     labels = raw.labels
     managed = raw.metadata.managed_fields or ()
     info = raw.status.node_info if raw.status else None
@@ -143,7 +143,7 @@ def read_node(raw: msgspec.Raw, selector: Mapping[str, str] | None = None) -> mo
 
 
 def pod(raw: objects.Pod) -> model.Pod | None:
-    """Return what is kept of a pod that uses fuse or runs a device plugin, else None."""
+    """Reduce a pod that uses fuse or runs a device plugin to our model; else return None."""
     spec = raw.spec or objects.PodSpec()
     status = raw.status or objects.PodStatus()
     containers = [*(spec.init_containers or ()), *(spec.containers or ())]
@@ -171,13 +171,13 @@ def pod(raw: objects.Pod) -> model.Pod | None:
 
 
 def event(raw: objects.Event) -> model.KubernetesEvent:
-    """Return what is kept of a Kubernetes Event."""
+    """Reduce a Kubernetes Event to our model."""
     about = raw.involved_object or objects.ObjectReference()
     return model.KubernetesEvent(about.kind, about.namespace, about.name, raw.reason, raw.message)
 
 
 def slice_of(raw: scheduling.ResourceSlice) -> model.ResourceSlice:
-    """Return what is kept of a ResourceSlice."""
+    """Reduce a ResourceSlice to our model."""
     spec = raw.spec or scheduling.ResourceSliceSpec()
     devices = spec.devices or ()
     products = [_product(device.basic or device) for device in devices]

@@ -52,7 +52,7 @@ _UNLABELLED: Final[Mapping[Reason, LabelState]] = {
 
 @dataclass(frozen=True, slots=True)
 class LabelStatus:
-    """A node with the state of its label and what its GPUs are."""
+    """A node with the state of its label, and the claims about its GPUs."""
 
     node: model.Node
     state: LabelState
@@ -119,7 +119,7 @@ def label_statuses(
 def provenance(
     status: LabelStatus, value: str | None, *, actor: str, version: str, at: str
 ) -> Mapping[str, object]:
-    """Return what is recorded about a label: its source, who wrote it, the previous value."""
+    """Return the provenance of a label: its source, its writer and the previous value."""
     claim = status.identity.best
     previous = {"previous": status.current} if status.current is not None else {}
     return {

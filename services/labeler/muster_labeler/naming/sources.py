@@ -1,4 +1,4 @@
-"""Pure: what a node's GPUs are, from several sources in order of trust.
+"""Pure: identifies a node's GPUs from several sources, in order of trust.
 
 If sources disagree that is a finding, and there is no label: one is wrong, and nobody knows which.
 """
@@ -69,7 +69,7 @@ class Identity:
 
     @property
     def source(self) -> str:
-        """Return the best source, and what it says."""
+        """Return the best source and its claim."""
         return f"{self.best.source}: {self.best.text}" if self.best else ""
 
 

@@ -1,4 +1,4 @@
-"""Pure: what to do about the labels of a node, and why."""
+"""Pure: decides what to do about the labels of a node, and why."""
 
 import collections
 import enum
@@ -49,7 +49,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the settings allow the service to do."""
+    """The rules in the settings that limit what the service may do."""
 
     mode: config.Mode
     policy: config.Policy

@@ -199,7 +199,7 @@ class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class ContainerOptions(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """What a container gets with its GPUs. An empty `dev_root` is the driver root."""
+    """The settings of what containers get with GPUs. An empty `dev_root` is the driver root."""
 
     device_list: Annotated[tuple[DeviceList, ...], msgspec.Meta(min_length=1)] = (
         DeviceList.ENVVAR,

@@ -1,4 +1,4 @@
-"""Adapter: scans paths such as /dev with their sysfs attributes, and names directories to watch.
+"""Adapter: scans paths such as /dev with their sysfs attributes, and lists directories to watch.
 
 Everything is read below `root`, where the host's root directory is mounted; paths in and out are
 the host's. Links are resolved, absolute ones below `root` too.
@@ -132,7 +132,7 @@ class _Walk:
         return done
 
     def _expand(self, at: str, components: tuple[str, ...], depth: int = 0) -> None:
-        """Add what matches the components below a directory, and the directories to watch."""
+        """Add the nodes below a directory that match the components, and directories to watch."""
         component, rest = components[0], components[1:]
         if at or not self._is_directory(f"/{component}"):
             self.directories.add(at)

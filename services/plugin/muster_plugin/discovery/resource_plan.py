@@ -43,7 +43,7 @@ class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What every resource consists of, and the problems met in planning that."""
+    """The planned units of every resource, and the problems met in planning."""
 
     resources: tuple[PlannedResource, ...] = ()
     problems: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def plan(
     *,
     current_names: Mapping[str, str] = _NO_NAMES,
 ) -> Plan:
-    """Return what every resource consists of now.
+    """Plan the present units of every resource.
 
     A resource with `per_match` is several planned resources, one for each match. Of two matches
     with the same name the one wins that has the name already, by `current_names`. Never raises: an

@@ -1,4 +1,4 @@
-"""Pure: what a container gets with its GPUs, as NVIDIA's device plugin would answer.
+"""Pure: composes a container's response for its GPUs, as NVIDIA's device plugin would.
 
 Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and what it calls,
 internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. Three differences on purpose: devices are in

@@ -31,7 +31,7 @@ class Source(Protocol):
         """When each kind of check last succeeded, in monotonic seconds."""
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Scan for the first time; the scan names what could not be read in time."""
+        """Scan for the first time; the scan lists GPUs that could not be read in time."""
 
     async def observe(self, observer: Callable[[Observed], None]) -> None:
         """Report every observation until cancelled."""

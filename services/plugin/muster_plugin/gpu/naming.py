@@ -1,4 +1,4 @@
-"""Pure: which GPUs and MIG devices are advertised, and under which resource name.
+"""Pure: decides which GPUs and MIG devices are advertised, and under which resource name.
 
 The MIG strategies and names are NVIDIA's (internal/rm/device_map.go, internal/lm/mig-strategy.go,
 v0.20). Where NVIDIA's plugin gives up all GPUs because one does not fit, only that one is left out

@@ -1,4 +1,4 @@
-"""Pure: preferred allocation: which of the free devices a request should get, by policy.
+"""Pure: preferred allocation: chooses, by policy, the free devices that a request should get.
 
 Of whole GPUs that are not shared the best connected are preferred (`topology`), whatever the
 policy, as in NVIDIA's plugin (k8s-device-plugin 1b826ac, internal/rm/nvml_manager.go). Otherwise

@@ -94,7 +94,7 @@ class PollReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
-    """Return what a poll means; `ecc_before` is the last count of uncorrected errors."""
+    """Interpret a poll; `ecc_before` is the previous count of uncorrected errors."""
     signals = tuple(_shown(poll, ecc_before))
     is_good = not poll.error and poll.recovery_action in {0, None} and not poll.remap_failed
     return PollReading(

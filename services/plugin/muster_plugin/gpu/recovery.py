@@ -1,4 +1,4 @@
-"""Pure: when a fault of a GPU or a part of it is over.
+"""Pure: decides when a fault of a GPU, or of a part of a GPU, is over.
 
     fault                            | is over after
     ---------------------------------|--------------------------------------------------------------
@@ -86,7 +86,7 @@ class ActiveFault:
         self._is_away = True
 
     def on_counter_reset(self) -> None:
-        """Note that the GPU's error counter fell, as it does after a reset."""
+        """Record that the GPU's error counter fell, as it does after a reset."""
         self._reset_evidence = _COUNTER_RESET
 
     def on_repair_reported(self, by: str) -> None:

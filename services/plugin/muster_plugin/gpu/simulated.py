@@ -194,7 +194,7 @@ def parse_script(text: bytes) -> Script:
 
 
 def answer(uuid: str, xids: Iterable[int], at: datetime) -> gpu.Poll:
-    """Return what a simulated GPU answers while these XIDs are active."""
+    """Return the poll of a simulated GPU while these XIDs are active."""
     active = frozenset(xids)
     if _LOST in active:
         return gpu.Poll(gpu=uuid, at=at, error="GPU_IS_LOST")

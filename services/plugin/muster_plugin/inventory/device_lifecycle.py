@@ -203,7 +203,7 @@ class DeviceLifecycle:
         self._allocated: frozenset[str] | None = None
 
     def receive(self, event: Signal, now: float) -> Sequence[Fact]:
-        """Handle one signal; return what changed."""
+        """Handle one signal; return the resulting changes."""
         match event:
             case Observed(units=present):
                 facts = [*self._observed({unit.id: unit for unit in present}, now)]

@@ -45,7 +45,7 @@ class DeviceEvents:
         facts: Iterable[device_lifecycle.Fact],
         at: datetime,
     ) -> Iterator[vocabulary.PluginEvent]:
-        """Return the events of what happened to units, in order; `resource` is already changed."""
+        """Return the events of changes to units, in order; `resource` is already up to date."""
         announced: set[tuple[str, vocabulary.Health]] = set()
         for group in _group_facts(resource, facts):
             match group[0]:
@@ -173,7 +173,7 @@ def _group_facts(
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The listed devices; `problem` says what is left out, empty if nothing is."""
+    """A list of devices; `problem` says what had to be left out, if anything."""
 
     devices: tuple[vocabulary.Device, ...]
     problem: str = ""

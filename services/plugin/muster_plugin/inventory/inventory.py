@@ -25,7 +25,7 @@ _ENVELOPE_BYTES: Final = 32 * 1024
 
 
 class Snapshot(NamedTuple):
-    """The whole inventory as an event; `problem` says what it leaves out, empty if nothing."""
+    """The whole inventory as an event; `problem` says what had to be left out, if anything."""
 
     event: vocabulary.InventoryReported
     problem: str
@@ -248,7 +248,7 @@ def resource_of(event: vocabulary.PluginEvent) -> str:
 
 
 class Planned(NamedTuple):
-    """What every resource consists of, and the current rules."""
+    """The planned units of every resource, and the current rules."""
 
     plan: resource_plan.Plan
     configured: tuple[config_resources.Resource, ...]

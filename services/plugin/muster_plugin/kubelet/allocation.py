@@ -16,7 +16,7 @@ _SHOWN_MAX: Final = 5
 
 
 class Allocator:
-    """Allocates the devices of one resource and remembers what it allocated.
+    """Allocates the devices of one resource, and counts the allocated ids.
 
     `gpu_context` returns the current rules and capabilities for GPUs.
     """

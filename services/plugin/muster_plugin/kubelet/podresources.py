@@ -1,4 +1,4 @@
-"""Adapter: the kubelet's podresources socket: which pod holds which device, what is allocatable.
+"""Adapter: the kubelet's podresources socket: lists each pod's devices and the allocatable ones.
 
 The kubelet answers all clients together at most 100 times a second, so it is polled rarely. When it
 is busy (RESOURCE_EXHAUSTED), its last answer stays valid for a while; otherwise there is none.

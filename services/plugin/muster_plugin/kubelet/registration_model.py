@@ -24,7 +24,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class ServeFailed(msgspec.Struct, frozen=True):
-    """The server of this generation could not start, and nothing is left of it."""
+    """The server of this generation could not start, and has been cleaned up."""
 
     generation: int
     text: str
@@ -184,7 +184,7 @@ def next_step(state: State) -> str:
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What happened and when; or, if it `persists`, what has been wrong since then."""
+    """A problem and when it happened, or since when it `persists`."""
 
     text: str
     at: float
@@ -232,7 +232,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def readiness(resources: Iterable[ResourceStatus], *, now: float, probe_s: float) -> str | None:
-    """Return what keeps the plugin from being ready, or None; it probes itself every `probe_s`."""
+    """Return why the plugin is not ready, or None; it probes itself every `probe_s`."""
     problems = []
     for state in resources:
         if state.problem:

@@ -77,7 +77,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """The node's side of the kubelet's calls: what they need from it and report to it."""
+    """The node, as calls of the kubelet use it: they check paths and report allocations."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
         """Advertise which host paths are gone and return them as text; empty without any."""

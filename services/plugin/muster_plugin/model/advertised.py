@@ -1,4 +1,4 @@
-"""Pure: one device as it is advertised, and what a container gets with its devices."""
+"""Pure: an advertised device, and the response for a container that gets some."""
 
 from collections.abc import Mapping
 
@@ -53,7 +53,7 @@ class AllocationError(Exception):
 
 
 class ContainerResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container gets; `cdi_devices` are names that CDI specs resolve."""
+    """The response for one container; `cdi_devices` are names that CDI specs resolve."""
 
     devices: tuple[DeviceSpec, ...] = ()
     mounts: tuple[Mount, ...] = ()

@@ -1,4 +1,4 @@
-"""Pure: what is observed of the node's GPUs: a scan of all of them, and later events.
+"""Pure: observations of the node's GPUs: a scan of all of them, and later events.
 
 The source, NVML or a simulation, reports these types; other modules decide what they mean. A GPU
 is named by its uuid, because index and device number change between boots.

@@ -92,7 +92,7 @@ class UpdatePublisher:
 
 
 class PodDevices:
-    """Polls the kubelet and publishes what changed; `on_polled` is called after each answer."""
+    """Polls the kubelet and publishes changes; calls `on_polled` after each answer."""
 
     def __init__(
         self,

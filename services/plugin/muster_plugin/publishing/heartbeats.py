@@ -16,7 +16,7 @@ _TEXTS_MAX: Final = (300, 100, 30, 10)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What identifies the process; does not change while it runs."""
+    """The identity of the process, which does not change while it runs."""
 
     node: str
     plugin: str

@@ -1,4 +1,4 @@
-"""Pure: reads another plugin's configuration as that plugin does, and names what it ignores.
+"""Pure: reads another plugin's configuration as that plugin does, and reports ignored keys.
 
 A problem is what the other plugin refuses too, or what would mean something else here. A
 difference is everything that works, but not in exactly the same way.

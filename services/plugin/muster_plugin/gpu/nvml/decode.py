@@ -105,7 +105,7 @@ def _roots(driver_root: str) -> tuple[str, ...]:
 
 
 def library_problem(library: str, driver_root: str, why: str) -> str:
-    """Return a text that says where the library was not found, and what to do."""
+    """Explain where the library was not found, and what to do."""
     if library:
         return f"{why}; gpus.library names it, so nothing else was tried"
     roots = " or ".join(_roots(driver_root))
@@ -117,13 +117,13 @@ def library_problem(library: str, driver_root: str, why: str) -> str:
 
 
 def init_failure(code: int) -> tuple[gpu.Driver, str]:
-    """Return the state of the driver when NVML cannot be initialised, and what to do."""
+    """Explain why NVML cannot be initialised: the state of the driver, and what to do."""
     driver, explanation = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "it will be tried again"))
     return driver, f"nvmlInit: {error_name(code)}: {explanation}"
 
 
 def scan_failure(code: int) -> tuple[gpu.Driver, str]:
-    """Return the state of the driver when NVML is initialised, but cannot list GPUs."""
+    """Explain why initialised NVML cannot list GPUs: the state of the driver."""
     driver, _ = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, ""))
     return driver, f"NVML is initialised, but does not list GPUs: {error_name(code)}"
 

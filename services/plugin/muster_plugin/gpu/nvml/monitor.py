@@ -162,7 +162,7 @@ class SessionMonitor:
         self._rescan_requested = asyncio.Event()
 
     async def run(self) -> str:
-        """Report what is observed until NVML has to be initialised again; return why."""
+        """Report observations until NVML has to be initialised again; return the reason."""
         now = time.monotonic()
         self._checked_at.update({SCAN_KIND: now, EVENTS_KIND: now, POLL_KIND: now})
         problems = {**dict.fromkeys(self._gpus, ""), **self._session.events.problems}

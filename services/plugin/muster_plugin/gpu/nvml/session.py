@@ -20,7 +20,7 @@ class SessionEnded(Exception):
 
 
 class PreviousScan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an earlier scan found: the GPUs, and the NVLinks that were up, by uuid."""
+    """The result of an earlier scan: the GPUs, and the NVLinks that were up, by uuid."""
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     links: Mapping[str, Collection[int]] = {}
