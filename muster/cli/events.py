@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Annotated, Final, TypeVar
@@ -60,13 +62,13 @@ def print_events(
     except ValueError as error:
         return output.fail("events", f"--since: {error}")
     events = client.events(type, node=node, since=start, url=url, follow=follow)
-    try:
-        with outages_hidden("events" if follow else None):
+    with outages_hidden("events" if follow else None) as reasons:
+        try:
             asyncio.run(runtime.run(_print(events, as_json=json)))
-    except ValueError as error:
-        return output.fail("events", str(error))
-    except ConnectionError as error:
-        return output.fail("events", str(error), code=1)
+        except ValueError as error:
+            return output.fail("events", str(error))
+        except ConnectionError as error:
+            return output.fail("events", ": ".join((str(error), *reasons)), code=1)
     return 0
 
 
@@ -77,13 +79,13 @@ def run_within(command: str, work: Coroutine[object, object, int]) -> int:
         async with asyncio.timeout(_TIMEOUT_S):
             return await work
 
-    try:
-        with outages_hidden():
+    with outages_hidden() as reasons:
+        try:
             return asyncio.run(limited())
-    except TimeoutError:
-        return output.fail(command, f"NATS has not answered for {_TIMEOUT_S:g} s", code=1)
-    except ConnectionError as error:
-        return output.fail(command, str(error), code=1)
+        except TimeoutError:
+            return output.fail(command, f"NATS has not answered for {_TIMEOUT_S:g} s", code=1)
+        except ConnectionError as error:
+            return output.fail(command, ": ".join((str(error), *reasons)), code=1)
 
 
 @asynccontextmanager
@@ -98,8 +100,10 @@ async def connect(command: str, url: str | None) -> AsyncIterator[bus.Bus]:
 
 
 @contextmanager
-def outages_hidden(waiting: str | None = None) -> Iterator[None]:
+def outages_hidden(waiting: str | None = None) -> Iterator[Sequence[str]]:
     """Leave lost connections out of what is logged: commands report them themselves.
+
+    Yields the last one's reason, once there is one.
 
     `waiting` is a command that waits for ever: it says so in a sentence.
     """
@@ -107,10 +111,13 @@ def outages_hidden(waiting: str | None = None) -> Iterator[None]:
     def hide(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
         if entry["event"] != "bus_disconnected":
             return entry
+        reasons[:] = [_reason(str(entry["error"]))]
         if waiting:
-            output.warn(waiting, f"NATS at {entry['url']} does not answer; waiting for it")
+            problem = f"NATS at {entry['url']} does not answer: {reasons[0]}; waiting for it"
+            output.warn(waiting, problem)
         raise structlog.DropEvent
 
+    reasons: list[str] = []
     before = structlog.get_config() if structlog.is_configured() else None
     structlog.configure(
         processors=[hide, structlog.processors.KeyValueRenderer(key_order=["event"])],
@@ -118,7 +125,7 @@ def outages_hidden(waiting: str | None = None) -> Iterator[None]:
         logger_factory=lambda *_: logging.getLogger("muster"),
     )
     try:
-        yield
+        yield reasons
     finally:
         structlog.reset_defaults()
         if before is not None:
@@ -190,6 +197,12 @@ async def subscribe_all(
 def event_line(event: codec.CloudEvent) -> str:
     """Return an event as one line for people, in the local time zone."""
     return f"{event.time.astimezone():%H:%M:%S} {str(event).partition(' ')[2]}"
+
+
+def _reason(error: str) -> str:
+    """Return why a connection failed, in the words of the system where it has some."""
+    number = re.match(r"\[Errno (\d+)\]", error)
+    return os.strerror(int(number[1])) if number else error
 
 
 async def _print(events: AsyncIterator[codec.CloudEvent], *, as_json: bool) -> None:

@@ -149,8 +149,11 @@ def _past_events(node: str, *, since: str, url: str | None) -> list[codec.CloudE
     async def read() -> list[codec.CloudEvent]:
         return [event async for event in past]
 
-    with events.outages_hidden():
-        return asyncio.run(read())
+    with events.outages_hidden() as reasons:
+        try:
+            return asyncio.run(read())
+        except ConnectionError as error:
+            raise ConnectionError(": ".join((str(error), *reasons))) from None
 
 
 def _checked(address: str) -> str:

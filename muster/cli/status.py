@@ -180,7 +180,9 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
         rows += [_row(plugin) for plugin in shown[:most]]
         text += ["", *texts.aligned(rows), *_more(len(shown) + 1 - len(rows))]
     elif state.plugins and all(p.verdict == vocabulary.Verdict.HEALTHY for p in state.plugins):
-        text += ["", f"all {len(state.plugins)} plugins are HEALTHY; --all lists them"]
+        count = len(state.plugins)
+        healthy = f"all {count} plugins are" if count > 1 else "the only plugin is"
+        text += ["", f"{healthy} HEALTHY; --all lists {'them' if count > 1 else 'it'}"]
     reported = [(p.node, p.plugin, problem) for p in shown for problem in p.problems]
     if reported:
         problems = [("NODE", "PLUGIN", "PROBLEM"), *reported[:most]]

@@ -51,6 +51,8 @@ def test_a_healthy_fleet_is_counted_and_not_listed() -> None:
         "",
         "all 2 plugins are HEALTHY; --all lists them",
     ]
+    alone = status.lines(state(plugin("a")), source="here", everything=False)
+    assert alone[-1] == "the only plugin is HEALTHY; --all lists it"
     resting = state(plugin("a"), plugin("b", "MAINTENANCE"))
     assert status.lines(resting, source="here", everything=False)[-1] == "alerts    0 firing"
 

@@ -186,7 +186,9 @@ def test_without_nats_a_command_says_where_it_looked(
 ) -> None:
     command = (sys.executable, "-m", "muster.cli", *arguments, "--url", NOWHERE)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    problem = f"muster {arguments[0]}: NATS at {NOWHERE} has not answered for 3 s\n"
+    problem = (
+        f"muster {arguments[0]}: NATS at {NOWHERE} has not answered for 3 s: Connection refused\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (1, "", problem)
 
 
@@ -197,5 +199,7 @@ def test_a_command_that_waits_for_nats_says_so() -> None:
         line = process.stderr.readline()
         process.terminate()
         rest = process.stderr.read()
-    waiting = f"muster events: NATS at {NOWHERE} does not answer; waiting for it\n"
+    waiting = (
+        f"muster events: NATS at {NOWHERE} does not answer: Connection refused; waiting for it\n"
+    )
     assert (line, rest) == (waiting, "")
