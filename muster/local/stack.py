@@ -196,7 +196,7 @@ class Stack:
             self._restarters.append(asyncio.create_task(self._keep_running(name, process)))
 
     async def _end(self) -> None:
-        """End the plugins first, so that they can publish it, and NATS last."""
+        """Stop the plugins first, so that they can announce it, and NATS last."""
         for task in self._restarters:
             task.cancel()
         await asyncio.gather(*self._restarters, return_exceptions=True)

@@ -96,7 +96,7 @@ class Key:
     async def claim(
         self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
     ) -> streams.Claimed:
-        """Write if nobody wrote since `revision`; see `buckets.claim`."""
+        """Claim the key if nobody has written it since `revision`; see `buckets.claim`."""
         return await storage.claim(
             self.link,
             self.bucket,
@@ -108,7 +108,7 @@ class Key:
         )
 
     async def release(self, *, revision: int, timeout_s: float) -> None:
-        """Remove what was written at `revision`; see `buckets.release`."""
+        """Remove the claim written at `revision`; see `buckets.release`."""
         await storage.release(
             self.link, self.bucket, self.name, revision=revision, timeout_s=timeout_s
         )

@@ -37,7 +37,7 @@ else:
 
 
 class RegistrationServicer(Protocol):
-    """What the kubelet serves on kubelet.sock."""
+    """The service of the kubelet on kubelet.sock."""
 
     async def register(
         self, request: dp.RegisterRequest, context: Context[dp.RegisterRequest, dp.Empty]
@@ -46,7 +46,7 @@ class RegistrationServicer(Protocol):
 
 
 class DevicePluginServicer(Protocol):
-    """What a plugin serves on its own socket, one resource a socket."""
+    """The service of a plugin on its own socket, one socket per resource."""
 
     async def get_device_plugin_options(
         self, request: dp.Empty, context: Context[dp.Empty, dp.DevicePluginOptions]
@@ -79,7 +79,7 @@ class DevicePluginServicer(Protocol):
 
 
 class PluginWatcherServicer(Protocol):
-    """What a plugin serves on a socket under plugins_registry/."""
+    """The service of a plugin on a socket under plugins_registry/."""
 
     async def get_info(
         self, request: pr.InfoRequest, context: Context[pr.InfoRequest, pr.PluginInfo]
@@ -95,28 +95,28 @@ class PluginWatcherServicer(Protocol):
 
 
 class PodResourcesServicer(Protocol):
-    """What the kubelet serves on pod-resources/kubelet.sock."""
+    """The service of the kubelet on pod-resources/kubelet.sock."""
 
     async def list(
         self,
         request: podres.ListPodResourcesRequest,
         context: Context[podres.ListPodResourcesRequest, podres.ListPodResourcesResponse],
     ) -> podres.ListPodResourcesResponse:
-        """Every active pod with its devices."""
+        """List every active pod with its devices."""
 
     async def get_allocatable_resources(
         self,
         request: podres.AllocatableResourcesRequest,
         context: Context[podres.AllocatableResourcesRequest, podres.AllocatableResourcesResponse],
     ) -> podres.AllocatableResourcesResponse:
-        """Every healthy device of the node, allocated ones included."""
+        """List every healthy device of the node, including allocated ones."""
 
     async def get(
         self,
         request: podres.GetPodResourcesRequest,
         context: Context[podres.GetPodResourcesRequest, podres.GetPodResourcesResponse],
     ) -> podres.GetPodResourcesResponse:
-        """One pod with its devices, or abort."""
+        """Return one pod with its devices, or abort."""
 
 
 def registration_handler(servicer: RegistrationServicer) -> grpc.GenericRpcHandler:

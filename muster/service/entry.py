@@ -87,7 +87,7 @@ def run(
 
 
 def _print(service: str, text: bytes) -> int:
-    """Print to standard output; return the exit code. A reader that has gone away is no error."""
+    """Print to standard output; return the exit code. A closed pipe is not an error."""
     try:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()

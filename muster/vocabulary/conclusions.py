@@ -11,7 +11,7 @@ from muster.vocabulary import facts
 
 
 class Verdict(enum.StrEnum):
-    """What health concludes about a plugin."""
+    """The conclusion of health about a plugin."""
 
     HEALTHY = "HEALTHY"
     DEGRADED = "DEGRADED"
@@ -28,7 +28,7 @@ class Verdict(enum.StrEnum):
 
 
 class AlertKind(enum.StrEnum):
-    """What an alert is about: a verdict that needs a person, devices, the whole fleet, or muster.
+    """The subject of an alert: a verdict that needs a person, devices, the fleet, or muster.
 
     The notifier raises the last two itself.
     """
@@ -141,7 +141,7 @@ class VerdictChanged(facts.Event, frozen=True, kw_only=True):
 
 
 class RemediationDecided(facts.Event, frozen=True, kw_only=True):
-    """Health restarted a plugin's pod, or why it did not. `leader` as in VerdictChanged."""
+    """Health restarted a plugin's pod, or says why it did not. `leader` as in VerdictChanged."""
 
     TYPE = "remediation.decided"
     SUBJECT = "muster.verdict.{node}.{plugin}.remediation.decided"

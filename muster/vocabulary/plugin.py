@@ -206,7 +206,7 @@ class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
 
 
 class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
-    """A device left the list for good; `physical` as in `Device`, once the last replica left.
+    """A device was removed for good; `physical` is set once its last replica is gone.
 
     So do `count` replicas of one GPU or MIG device together, of which `device_id` is the first.
     """
@@ -344,7 +344,7 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A heartbeat, with what only the plugin itself can know; also the answer to a probe.
+    """A heartbeat: the status that only the plugin itself knows; also the answer to a probe.
 
     Crosses core NATS as compact JSON: not stored, not acknowledged, its loss is the information.
     Order is (`instance`, `seq`); `wall` is shown and never compared.

@@ -30,7 +30,7 @@ class PodResources:
         _request: podres.ListPodResourcesRequest,
         context: rpc.Context[podres.ListPodResourcesRequest, podres.ListPodResourcesResponse],
     ) -> podres.ListPodResourcesResponse:
-        """Every active pod, also those without devices."""
+        """List every active pod, including those without devices."""
         if not self._has_token():
             await context.abort(*_TOO_OFTEN)
         return podres.ListPodResourcesResponse(pod_resources=map(self._of, self._pods.values()))
@@ -42,7 +42,7 @@ class PodResources:
             podres.AllocatableResourcesRequest, podres.AllocatableResourcesResponse
         ],
     ) -> podres.AllocatableResourcesResponse:
-        """Healthy ids, allocated ones included."""
+        """List the healthy ids, including allocated ones."""
         if not self._has_token():
             await context.abort(*_TOO_OFTEN)
         return podres.AllocatableResourcesResponse(
@@ -59,7 +59,7 @@ class PodResources:
         request: podres.GetPodResourcesRequest,
         context: rpc.Context[podres.GetPodResourcesRequest, podres.GetPodResourcesResponse],
     ) -> podres.GetPodResourcesResponse:
-        """One pod; code UNKNOWN if there is none."""
+        """Return one pod, or abort with code UNKNOWN."""
         if not self._has_token():
             await context.abort(*_TOO_OFTEN)
         key = request.pod_namespace, request.pod_name

@@ -316,7 +316,7 @@ def password_variable(user: str) -> str:
 
 
 def _longer(block: str, lines: str) -> str:
-    """Return a block with more lines in its list."""
+    """Append lines to the list that a block contains."""
     return block.removesuffix("    ]\n") + lines + "    ]\n"
 
 

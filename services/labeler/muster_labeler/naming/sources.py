@@ -89,7 +89,7 @@ NO_EVIDENCE: Final = Evidence({}, {}, {})
 _PRODUCTS_SHOWN_MAX: Final = 5
 _COUNTS: Final = re.compile(r"(?:^|(?<=, ))\d+ x ")
 _WRITTEN_SCHEMES: Final = frozenset({"skypilot", "muster"})
-"""Schemes that people and we write: they are checked, and are no evidence."""
+"""Schemes that people and muster write: they are checked, but are not evidence."""
 
 
 def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:

@@ -89,7 +89,7 @@ class Document(
         yield lambda: overlap_problems(self.resources, self.nodes)
 
     def at(self, node: str, labels: Mapping[str, str]) -> NodeConfiguration:
-        """Return the configuration of one node. Raises ValueError if resources of it conflict."""
+        """Return the configuration of one node. Raises ValueError if its resources conflict."""
         chosen, gpus = self.resources, self.gpus
         for override in self.nodes:
             if override.applies_to(node, labels):

@@ -110,7 +110,7 @@ class Settings(
 
     @property
     def device_document(self) -> document.Document:
-        """The device configuration. Raises ValueError if resources of it conflict."""
+        """The device configuration. Raises ValueError if its resources conflict."""
         return document.Document(
             api_version=self.api_version,
             resources=self.resources,
@@ -119,7 +119,7 @@ class Settings(
         )
 
     def at(self, node: str) -> document.NodeConfiguration:
-        """Return the configuration of one node. Raises ValueError if resources of it conflict."""
+        """Return the configuration of one node. Raises ValueError if its resources conflict."""
         return self.device_document.at(node, self.labels)
 
     def hash_for(self, node: str) -> str:

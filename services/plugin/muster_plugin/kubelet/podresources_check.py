@@ -92,7 +92,7 @@ class PodResourcesCheck:
         return _new_allocations(listing, before, advertised)
 
     def mismatch(self, resource: str, now: float) -> str:
-        """Return how the kubelet's listing persistently differs, in words; empty if it does not."""
+        """Say how the kubelet's listing persistently differs; empty if it does not."""
         text = self.mismatches.get(resource, "")
         if not text:
             return ""

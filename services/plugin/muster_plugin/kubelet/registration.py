@@ -111,13 +111,13 @@ class Registration:
         return not self.is_listed and self._problem.persists and not self._is_kubelet_unreachable
 
     def problem(self, now: float) -> str:
-        """Return why the kubelet does not list the resource, in words; empty if it does."""
+        """Say why the kubelet does not list the resource; empty if it does."""
         if self._state is State.LISTED:
             return ""
         return self._problem.describe(now, then=model.next_step(self._state))
 
     def is_waiting_for_kubelet(self, now: float) -> bool:
-        """Return whether the resource only waits for a kubelet that is unreachable or new."""
+        """Return whether the resource only waits for an unreachable or a restarted kubelet."""
         if self._state is State.LISTED:
             return False
         if self._problem.persists:

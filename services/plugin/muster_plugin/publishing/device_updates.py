@@ -125,7 +125,7 @@ class PodDevices:
         return self._check.allocated_count(resource)
 
     def mismatch(self, resource: str, now: float) -> str:
-        """Return how the kubelet's listing persistently differs, in words; empty if it does not."""
+        """Say how the kubelet's listing persistently differs; empty if it does not."""
         return self._check.mismatch(resource, now)
 
     async def _on_listing(self, listing: podresources_check.Listing | None) -> None:
