@@ -1,5 +1,6 @@
 """Adapter: matplotlib: the plots of docs/performance.md; equal data give equal files."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, list[tuple[str, 
         if samples
     }
     if delays:
-        title = "Detection delay by class, cumulative share of injections"
+        title = "Detection delay by class: every injection, median and quartiles"
         _distribution(delays, title, folder / "detection.svg")
         drawn["detection"] = [(title, "detection.svg")]
     for name, points in results.get("health", {}).get("series", {}).items():
@@ -31,13 +32,14 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, list[tuple[str, 
 
 
 def _distribution(series: Mapping[str, Sequence[float]], title: str, file: Path) -> None:
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    for name, samples in sorted(series.items()):
-        ordered = sorted(samples)
-        shares = [(number + 1) / len(ordered) for number in range(len(ordered))]
-        axes.step([0.0, *ordered], [0.0, *shares], where="post", label=name)
-    axes.set(title=title, xlabel="seconds from the fault to the verdict", ylabel="share")
-    axes.legend(ncols=2, fontsize="small")
+    names = sorted(series, key=lambda name: statistics.median(series[name]), reverse=True)
+    figure, axes = plt.subplots(figsize=(8, 5))
+    axes.boxplot([series[name] for name in names], orientation="horizontal", showfliers=False)
+    for row, name in enumerate(names, 1):
+        axes.plot(series[name], [row] * len(series[name]), "o", markersize=3, alpha=0.5)
+    axes.set_yticks(range(1, len(names) + 1), names)
+    axes.set(title=title, xlabel="seconds from the fault to the verdict", ylabel="class")
+    axes.grid(visible=True, axis="x", alpha=0.3)
     _save(figure, file)
 
 
@@ -47,7 +49,8 @@ def _curve(points: Sequence[tuple[float, float]], title: str, file: Path) -> Non
     for x, y in points:
         axes.annotate(f"{y:.3g}", (x, y), textcoords="offset points", xytext=(0, 6))
     axes.set(title=title, xlabel="nodes", xscale="log")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * max(y for _, y in points))
+    axes.margins(x=0.1)
     _save(figure, file)
 
 
