@@ -113,8 +113,8 @@ class DeviceFaults:
     def apply(self, event: vocabulary.Event, had: Mapping[str, int] = _NOTHING) -> bool:
         """Record what a plugin reports; return False if it has more faults than may be kept.
 
-        `had` is how many devices there are to be of each resource: while an inventory lists fewer,
-        an unhealthy one that it does not list has not become well.
+        `had` is the expected number of devices of each resource. While an inventory lists fewer, an
+        unhealthy device that it does not list has not recovered.
         """
         match event:
             case vocabulary.DeviceHealthChanged():
@@ -313,7 +313,7 @@ def of(
 ) -> Iterable[alerts.Alert]:
     """Yield the alerts that follow from the faults, each as if it were new.
 
-    `missed` says in words which resources have fewer devices than they had.
+    `missed` describes the resources that have fewer devices than before.
     """
     for group in sorted({*faults.by_group, *faults.counts}):
         kind, resource = group

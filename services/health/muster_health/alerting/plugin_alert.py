@@ -27,8 +27,8 @@ _AGAIN_S: Final = (20.0, 60.0)
 class PodsQuery:
     """The query for the pods that an alert affects; `number` identifies the valid answer.
 
-    Until `due` the alert waits. Where no answer came until `again_due` it is asked again, or
-    dropped: a missing right is an answer.
+    The alert waits until `due`. If there is no answer by `again_due` the query is repeated or
+    dropped; a missing permission counts as an answer.
     """
 
     __slots__ = ("_asked_times", "again_due", "due", "number", "pods", "resources")
@@ -91,7 +91,7 @@ class PluginAlert:
     """The alert about a plugin itself, open while its verdict is not HEALTHY.
 
     `is_grave` means that FLAPPING needs a person at once. `overdue` is the evidence that a planned
-    stop lasts too long. Before `repair_due` a plugin may repair by itself what a restart would.
+    stop takes too long. Before `repair_due` the plugin may still repair itself without a restart.
     """
 
     __slots__ = (
@@ -151,7 +151,8 @@ class PluginAlert:
     ) -> bool:
         """Return whether to ask Kubernetes for the affected pods now, first or again.
 
-        A new alert needs a permit of `may_open` for that: one that has to wait asks afterwards.
+        A new alert needs a permit from `may_open` first; an alert held back by the rate limit asks
+        later.
         """
         alert, query = self._evaluate(standing, why, now, at), self._query
         if alert is None or not standing.resources or not self._context.has_cluster:

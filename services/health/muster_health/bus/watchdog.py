@@ -63,8 +63,8 @@ async def watch_publishing(
 ) -> None:
     """Notify people without NATS when publishing is stuck and when it works again; forever.
 
-    While health is disconnected from NATS the detector raises that alarm itself, which replaces
-    this one.
+    While health is disconnected from NATS the detector raises its own alarm, which replaces this
+    one.
     """
     is_notified = False
     while True:

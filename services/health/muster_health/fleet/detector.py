@@ -30,7 +30,7 @@ _NOT_EXPECTED: Final = (
 class Detector(effects.Fleet):
     """A `muster.machine.Machine`. `at_zero` is UTC at second 0 of the receiver's clock.
 
-    `leader` is the revision under which it leads from the start, 0 where there is no lock.
+    `leader` is the revision under which it leads from the start, or 0 without leader election.
     """
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:

@@ -12,11 +12,10 @@ _FAR_S: Final = 1e12
 class TimerQueue:
     """The next deadline of each key.
 
-    A deadline that moved back stays queued at its old time: its key is then looked at once for
-    nothing, and set again. So a heartbeat costs a dictionary look-up instead of a queue operation.
-
-    They are sorted by slots of time, and within a slot by time. Most move back before their slot
-    comes, and are taken out with all of it: no queue as long as the fleet is ever sorted.
+    A postponed deadline stays queued at its old time; when that comes, its key is checked and
+    queued again. So a heartbeat costs a dictionary look-up instead of a queue operation. Deadlines
+    are grouped into time slots and sorted only within a slot. Most are postponed before their slot
+    comes, and leave together with it, so the whole fleet is never sorted.
     """
 
     def __init__(self) -> None:
@@ -48,7 +47,8 @@ class TimerQueue:
     def due(self, now: float, *, most: int) -> list[str]:
         """Return the keys that are due; the caller must set or forget each of them.
 
-        Of more than `most` the earliest go first, and the rest stay due: others want a turn too.
+        At most `most` keys are returned, the earliest first; the rest stay due, so that other work
+        gets its turn.
         """
         keys: list[str] = []
         while len(keys) < most and (when := self.earliest()) is not None and when <= now:
@@ -60,7 +60,7 @@ class TimerQueue:
     def follow(self, until: float, look: Callable[[str], float | None]) -> None:
         """Queue postponed keys again, from all slots that end before `until`.
 
-        So a detector that runs anyway is not woken for each of them.
+        This avoids waking the detector for each of them.
         """
         kept: list[tuple[float, str]] = []
         while self._order and (self._order[0] + 1) * _SLOT_S <= until:

@@ -90,7 +90,7 @@ def template_generation(daemonset: objects.DaemonSet) -> str:
 def pods_requesting(pod_list: bytes, resources: Collection[str]) -> tuple[str, ...]:
     """Return running or pending pods that request any of these, as sorted `namespace/name`.
 
-    Raises what msgspec raises on bytes that are no list of pods.
+    Raises msgspec's errors for bytes that are not a list of pods.
     """
     items = msgspec.json.decode(pod_list, type=_RawList).items or ()
     pods = (msgspec.json.decode(item, type=objects.Pod) for item in items)

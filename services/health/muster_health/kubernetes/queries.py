@@ -45,7 +45,7 @@ _QUERY_S: Final = prometheus_client.Histogram(
 class PodLocation:
     """Where to find a plugin's pods: namespace, label selector and newest DaemonSet revision.
 
-    `names` are those of its pods on the node, as far as they are known.
+    `names` are the names of the plugin's pods on the node, as far as known.
     """
 
     namespace: str
@@ -58,7 +58,7 @@ class PodLocation:
 class _LeaseHistory:
     """A lease version read from `since` to `last`; `before` is when its predecessor was last read.
 
-    All on our clock.
+    All times are by our own clock.
     """
 
     version: str
@@ -70,7 +70,7 @@ class _LeaseHistory:
 class ClusterQueries:
     """Runs up to `concurrent_max` queries at once; `put` gets the results.
 
-    `locate_pods` returns where a plugin's pods on a node are, or why that is not known.
+    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown.
     """
 
     def __init__(

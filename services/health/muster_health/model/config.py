@@ -107,7 +107,7 @@ class Remediation(msgspec.Struct, frozen=True, kw_only=True):
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     """Where one plugin should run: where its DaemonSet places it, or on nodes with these labels.
 
-    `daemonset` is a name in `namespace`; without it nothing is known of the plugin's pods.
+    `daemonset` is a name in `namespace`; without it nothing is known about the plugin's pods.
     """
 
     plugin: vocabulary.PluginName = "device-plugin"
@@ -126,7 +126,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach the Kubernetes API: by this kubeconfig, or else as a pod in the cluster.
 
-    Never a kubeconfig found by chance: on a laptop that could be somebody's real cluster.
+    A kubeconfig is never searched for: on a laptop it could belong to a production cluster.
     """
 
     kubeconfig: str | None = None
@@ -199,7 +199,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class Context:
     """What plugins share with the fleet.
 
-    `leader` is the revision under which we lead; None while another replica does. `wall_zero` is
+    `leader` is the revision under which we lead; None while another replica leads. `wall_zero` is
     UTC in seconds at second 0 of our monotonic clock. `is_our_clock_skewed` means that our clock
     differs from those of most nodes.
     """

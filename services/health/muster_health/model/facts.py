@@ -57,10 +57,10 @@ class Offer:
 class Facts:
     """The answers to a few GETs about one node and the plugin's pods on it.
 
-    `exists` is False when the API server answered that there is no such node. `pods` is () when it
-    answered that there is none. `holders` are the pods on the node (`namespace/name`, sorted) that
-    request what was asked for; None too where we have not the right to know. `problem` says in
-    words what could not be read, and why.
+    `exists` is False if the API server answered that the node does not exist. `pods` is () if it
+    answered that there are none. `holders` are the pods on the node (`namespace/name`, sorted) that
+    request the resources in the query; None also if we lack the permission. `problem` describes
+    what could not be read, and why.
     """
 
     exists: bool | None = None
@@ -77,8 +77,8 @@ class Facts:
 class Expected:
     """A node that should run the plugin, and has been expected to for `age_s`.
 
-    `causes` are what it may fail in common with others, such as `zone=eu-1a`, `rack=7`; the
-    DaemonSet's `revision` on it is one of these as well.
+    `causes` are possible common causes of failures, such as `zone=eu-1a` or `rack=7`; the
+    DaemonSet's `revision` on the node is one of these.
     """
 
     age_s: float

@@ -51,7 +51,7 @@ class HeartbeatsArrived:
 class FromPlugin:
     """A plugin published an event; (`instance`, `sequence`) is its place among the sender's events.
 
-    `position` is its place in the stream, 0 where that is not to be stored.
+    `position` is the event's place in the stream, or 0 if it must not be saved.
     """
 
     event: vocabulary.Event
@@ -139,7 +139,7 @@ class ServerEvent:
 class ClusterAnswered:
     """The answer to `AskCluster` of this number; `facts` is None if there was no answer in time.
 
-    `resources` are those that were asked about, and then `facts` has nothing but holders.
+    `resources` are those in the query; if there are any, `facts` contains only the holders.
     """
 
     node: str
@@ -153,7 +153,7 @@ class ClusterAnswered:
 class ExpectedNodes:
     """All nodes that should run this plugin; sent at the start and at every change.
 
-    Of a node for which nothing has changed it has the same object as before, of that time's age.
+    A node for which nothing has changed keeps the same object, with the age it had at that time.
     """
 
     plugin: str
@@ -175,7 +175,7 @@ class NodeOffers:
 class Leadership:
     """We lead under this revision of the lock, or (None) another replica leads.
 
-    Before a revision come the `Restored` of all that the former leader stored.
+    All that the former leader saved arrives as `Restored` before a new revision.
     """
 
     revision: int | None
@@ -234,7 +234,7 @@ class Probe:
 class AskCluster:
     """GET node, lease and the plugin's pods, and feed back one `ClusterAnswered` of this number.
 
-    With `resources` do none of this, and find which pods on the node request one of these.
+    With `resources`, only find the pods on the node that request one of these.
     """
 
     node: str
@@ -256,7 +256,7 @@ class Publish:
 class Store:
     """Save this for the next start; an empty value removes it. Only a leader does.
 
-    `revision` is the leader's: a store that can compare it must refuse a former leader's.
+    `revision` is the leader's; a store that can compare revisions must refuse an older one.
     """
 
     key: str

@@ -50,8 +50,9 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The saved state of one plugin. Suspicions are not saved: they arise again.
 
-    `position` is of the fleet (`node` is `vocabulary.FLEET`) alone: the last position in the stream
-    of events whose event has been dealt with. `leader` is the revision of who wrote it.
+    Only the fleet's snapshot (`node` is `vocabulary.FLEET`) has a `position`: the last position in
+    the stream of events that has been processed. `leader` is the revision of the leader that wrote
+    the snapshot.
     """
 
     # a default would be left out, and a later version would take its own for it
@@ -98,7 +99,8 @@ def key_of(node: str, plugin: str) -> str:
 def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
     """Return states rebuilt from alerts alone (oldest first), when everything else is lost.
 
-    Nothing is known of how it stands; but what still fires must be ended once it is well.
+    The verdicts are unknown, but alerts that still fire must be resolved once the plugin is
+    healthy.
     """
     newest = {event.fingerprint: event for event in published}
     plugins: dict[tuple[str, str], list[alerts.Alert]] = {}
@@ -129,8 +131,8 @@ _DECODER = msgspec.json.Decoder(Snapshot)
 def encode(stored: Snapshot) -> bytes:
     """Return the state as JSON, no larger than NATS accepts.
 
-    Of thousands of devices with long reasons of their own the reasons are cut, and then, of the
-    list, the last devices left out: the next inventory names them again.
+    If there are thousands of devices with long reasons, the reasons are cut, and then the last
+    devices are left out: the next inventory lists them again.
     """
     value = msgspec.json.encode(stored)
     if len(value) <= _BYTES_MAX:

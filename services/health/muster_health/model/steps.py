@@ -85,7 +85,7 @@ class Standing:
     """The current verdict, as alerts need it.
 
     `resources` are those that the verdict is about. `actual` is the diagnosis behind it, which
-    differs where FLAPPING is reported. `failed_at` is when the plugin failed last.
+    differs while FLAPPING is reported. `failed_at` is when the plugin last failed.
     """
 
     state: snapshot.State

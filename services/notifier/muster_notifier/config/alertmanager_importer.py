@@ -358,7 +358,7 @@ def _inhibit_rule(rule: _Section) -> Tree | None:
 
 
 def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] | None:
-    """Return matchers, without those that match every alert; None if they can match none."""
+    """Return matchers, without those that match every alert; None if no alert can match."""
     texts = [str(text) for text in section.items(key)]
     for old_key, operator in ((equal, "="), (regex, "=~")):
         for name, value in section.section(old_key).pairs():

@@ -66,7 +66,7 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
 class TimeRange(msgspec.Struct, frozen=True, kw_only=True):
     """From one time of day to another, such as `09:00` to `17:00`.
 
-    YAML takes 18:00 without quotes for a number, of minutes: the same is meant.
+    YAML 1.1 reads 18:00 without quotes as a number of minutes; this is accepted.
     """
 
     start_time: str | int
@@ -257,8 +257,8 @@ def owners_route(settings: Settings) -> routes.Route | None:
 def ungrouped_receivers(settings: Settings) -> frozenset[str]:
     """Return the receivers that get every alert separately.
 
-    An Alertmanager groups by itself, and an Event is about one object: of a group of thousands they
-    would only get the first alerts.
+    An Alertmanager does its own grouping, and an Event is about one object: from a group of
+    thousands they would get only the first alerts.
     """
     return frozenset(
         receiver.name

@@ -37,7 +37,8 @@ def as_of_now(
 ) -> notifications.Notification | None:
     """Return the message to send instead of a dead letter; None if the receiver is up to date.
 
-    `fires` are its alerts that fire now, `notified` those that fire by its last notification.
+    `fires` are those of its alerts that fire now, `notified` those that fire according to its last
+    notification.
     """
     if not notification.firing_ids:
         return None if notified else notification

@@ -212,8 +212,8 @@ class DeliveryQueue:
     def _take_tokens(self, more_requests: int, now: float) -> None:
         """Take a rate-limit token for every request beyond the first, even if none is left.
 
-        At a slow rate the next message counts from the result of this one: what is sent a second
-        apart arrives less than a second apart if the first was slow.
+        At a slow rate the next token counts from the result of this request: if the first request
+        was slow, requests sent a second apart would arrive closer together.
         """
         if self._is_slow:
             self._bucket.refill_from(now)

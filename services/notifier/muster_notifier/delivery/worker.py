@@ -230,8 +230,8 @@ class ReceiverWorker:
     def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
         """Return what to send now: for a replayed dead letter, the current state.
 
-        If it still fires and the receiver does not know, it counts like any other notification: it
-        goes into the ledger, and so the receiver will be notified of its end.
+        If it still fires and the receiver does not know, it is treated like any other notification
+        and recorded in the ledger, so that the receiver will also be notified when it is resolved.
         """
         notification = delivery.notification
         if not delivery.is_replay or notification.is_test:

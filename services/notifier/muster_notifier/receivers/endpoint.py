@@ -108,7 +108,7 @@ def unanswered(
 ) -> results.Result:
     """Return the result of a request that got no answer; all of these are temporary.
 
-    `is_sent` says that all of the request had been sent by then.
+    `is_sent` means that the whole request had been sent.
     """
     match error:
         case TimeoutError():

@@ -79,7 +79,7 @@ def with_uid(body: Json, uid: str) -> Json:
 def pod_of(text: str) -> tuple[str, str] | None:
     """Return namespace and name of a pod; None if invalid: names from the bus are untrusted.
 
-    Only a name may become part of a path.
+    Only a valid name may become part of a path.
     """
     namespace, _, name = text.partition("/")
     if _NAMESPACE.fullmatch(namespace) and _POD.fullmatch(name):

@@ -82,8 +82,8 @@ class Result:
     """The result of one attempt to send; `retry_after_s` is the delay that the receiver requested.
 
     `data` is needed to send more about the same group, such as the message to edit. `is_unknown`
-    says that all of the message was sent, and that it is unknown whether it was taken. `requests`
-    counts the requests of this message.
+    means that the whole message was sent, but not whether it was accepted. `requests` counts the
+    requests of this message.
     """
 
     outcome: Outcome
@@ -125,7 +125,7 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
 def delay_s(attempts: int, result: Result, *, chance: float) -> float:
     """Return the delay after this many attempts; `chance` is random, from 0 to 1.
 
-    Full jitter below a bound that doubles, and no less than the receiver asked for.
+    Full jitter below a limit that doubles, but never less than the receiver asked for.
     """
     return max(result.retry_after_s or 0.0, _BACKOFF.delay_s(attempts, chance=chance))
 

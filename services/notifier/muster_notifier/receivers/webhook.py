@@ -190,7 +190,7 @@ def _time(at: datetime) -> str:
 def signing_key(secret: str) -> bytes:
     """Return the key in a secret such as `whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw`.
 
-    Raises ValueError, which does not say what the secret is.
+    Raises ValueError, whose text does not contain the secret.
     """
     try:
         key = base64.b64decode(secret.strip().removeprefix(_PREFIX), validate=True)
@@ -239,7 +239,7 @@ class Webhook:
     ) -> results.Result:
         """Post one message and return the result.
 
-        A timeout leaves unknown whether it arrived: it is tried again under the same
+        After a timeout it is unknown whether the message arrived: it is retried with the same
         `Idempotency-Key` and `webhook-id`, by which a receiver can drop the repeat.
         """
         text = message.compose(notification, self._templates)

@@ -57,7 +57,7 @@ class AlertIndex:
     ) -> None:
         """`owners` is the route to the owners of workloads; they may name its receivers.
 
-        Receivers in `ungrouped` get each alert by itself, however a route groups.
+        Receivers in `ungrouped` get each alert separately, whatever the route's grouping.
         """
         self._root = root
         self._owners = owners

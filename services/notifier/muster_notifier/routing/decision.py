@@ -51,7 +51,7 @@ def reason_to_notify(
 def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
     """Return whether all firing alerts are silenced, and the receiver was not notified of that yet.
 
-    This matters where the table above has no answer: silenced alerts are left out of it.
+    The table above does not cover this case, because silenced alerts are left out of it.
     """
     if notified is None or not notified.firing or notified.is_acknowledged:
         return False

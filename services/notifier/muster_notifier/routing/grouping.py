@@ -98,7 +98,8 @@ class Grouping:
     ) -> None:
         """Restore the state from the ledger, the outbox and the current alerts.
 
-        For an entry with nothing firing `decision` says the same as for none (rows 1 to 3).
+        A ledger entry with nothing firing has the same effect as no entry (rows 1 to 3 of
+        `decision`).
         """
         for entry in entries:
             key = entry.receiver, entry.group

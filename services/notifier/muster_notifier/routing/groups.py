@@ -26,7 +26,7 @@ OUTSTANDING_MAX: Final = 256
 class Notified:
     """A receiver's last notification about a group, by fingerprint; `at` is monotonic seconds.
 
-    `is_acknowledged` says that it reported that somebody had silenced all of it.
+    `is_acknowledged` means that it reported a group in which everything was silenced.
     """
 
     firing: frozenset[str]
@@ -53,9 +53,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class Group:
     """The alerts of a group, its notification in flight, and its last delivered one.
 
-    A resolved alert stays until the receiver was notified of it, or need not be. `is_overdue` says
-    that a flush came while a notification was in flight, `is_postponed` that this one is being
-    retried. `muted` says what was left out at the last flush, and why.
+    A resolved alert stays until the receiver was notified of it, or does not need to be.
+    `is_overdue` means that a flush came while a notification was in flight, `is_postponed` that
+    this notification is being retried. `muted` lists what was left out at the last flush, and why.
     """
 
     key: Key
@@ -129,7 +129,7 @@ class Group:
 class RestoredGroups:
     """The last notifications about groups that have no alerts here so far.
 
-    These are groups of before this process started, and groups that are empty again.
+    These are groups from before this process started, and groups that have become empty again.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class RestoredGroups:
     def end(self, key: Key, last_id: str) -> None:
         """Record the id of the last notification about a group that has no firing alerts any more.
 
-        The same alert may fire again: that is another notification, which follows this one.
+        If the same alert fires again, its notification follows this one.
         """
         self._resolved.pop(key, None)
         self._resolved[key] = last_id

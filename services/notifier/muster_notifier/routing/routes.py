@@ -21,7 +21,7 @@ LABEL_NAMES: Final = matching.LABELS
 def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
     """Return all labels that are not empty; `alertname` equals `kind`.
 
-    `device` is there where an alert is about exactly one.
+    `device` is present if the alert is about exactly one device.
     """
     labels = {
         "alertname": str(alert.kind),
