@@ -197,7 +197,7 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
         severity=vocabulary.Severity.INFO,
         state=vocabulary.AlertState.FIRING,
         fingerprint="0" * 16,
-        summary="this is a test by muster notify test",
+        summary="this is a test message from muster notify test",
         starts_at=at,
         evidence=(vocabulary.Evidence(source="muster", observed="somebody requested a test"),),
     )
@@ -300,7 +300,7 @@ def _parse_labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     for matcher in matching.parse(text):
         if matcher.operator is not matching.Operator.EQUAL:
-            raise ValueError(f"--labels: {matcher}: only name=value")
+            raise ValueError(f"--labels: {matcher}: write name=value")
         labels[matcher.name] = matcher.value
     # an alert has both, and they are the same
     kind = labels.get("kind") or labels.get("alertname")

@@ -37,21 +37,21 @@ def replay(
 ) -> int:
     """Show which alerts another policy would have raised.
 
-    Two policies are replayed: the recorded one, which health had at the time, and that of --policy.
-    Every alert that only one of them raises is shown, and which alerts come later or sooner; alerts
-    that are the same are counted. If replaying the recorded policy does not raise what was
-    published then, that is shown first. Another policy asks other questions than were asked: how
-    those were answered is counted.
+    Two policies are replayed: the recorded one, which health used at the time, and that of
+    --policy. Alerts that only one of them raises are shown, and alerts that come later or sooner;
+    alerts that are the same are counted. If a replay of the recorded policy does not raise the
+    alerts that were published, the differences are shown first. Another policy sends other probes
+    and queries than were recorded: the last line counts how these were answered.
 
-    The exit code is 0, or 2 for a file that cannot be used.
+    The exit code is 0, or 2 if a file cannot be used.
 
     Parameters
     ----------
     recorded
-        What health writes with `recording.file` (docs/health.md); RECORDING.1, the file before it,
-        is read as well.
+        The file that health writes if `recording.file` is set (docs/health.md); its predecessor
+        RECORDING.1 is read as well.
     policy
-        A file with other settings of health, of which `detection` and `bounds` count.
+        A file with settings of health; only `detection` and `bounds` are used.
     since
         Show only later alerts: a duration before the end of the recording (24h, 30m, 7d), or a time
         (2026-11-21T03:00:00Z).
@@ -144,8 +144,8 @@ def _text(report: Mapping[str, Any]) -> Iterator[str]:
     )
     if not report["faithful"]:
         yield (
-            "replaying the recorded policy does not raise what was published: "
-            "do not rely on what concerns these alerts"
+            "a replay of the recorded policy does not raise the published alerts: "
+            "do not rely on results that concern these"
         )
         for alert in report["told_not_raised"]:
             yield _line("!", alert, "published, not replayed")
