@@ -628,7 +628,7 @@ def test_every_verdict_makes_a_condition(verdict: Verdict) -> None:
     ("text", "problem"),
     [
         ("mode: aply", "mode: expected off, suggest or apply, found 'aply'"),
-        ("aliases: {X: Not A Label}", "aliases: 'X': 'Not A Label' is no accelerator"),
+        ("aliases: {X: Not A Label}", "aliases: 'X': 'Not A Label' is not an accelerator"),
         (
             "kubernetes: {context: c}",
             "kubernetes.context: names a context of no kubeconfig",

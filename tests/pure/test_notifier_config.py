@@ -132,7 +132,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ),
         (
             "time_intervals: [{name: n, time_intervals: [{weekdays: [funday]}]}]",
-            "time_intervals[0].time_intervals[0].weekdays: 'funday' is none of these",
+            "time_intervals[0].time_intervals[0].weekdays: 'funday' is neither valid",
         ),
         ("group_interval_s: 0", "group_interval_s: expected a number of at least 0.05, found 0"),
         (

@@ -79,7 +79,9 @@ def test_asking_for_the_past_alone_ends_when_nats_is_not_there() -> None:
         timeout=100,
         check=False,
     )
-    problem = "muster events: NATS at nats://127.0.0.1:1 has not answered for 3 s"
+    problem = (
+        "muster events: NATS at nats://127.0.0.1:1 has not answered for 3 s: Connection refused"
+    )
     assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", problem)
     assert "secret" not in done.stderr
 
