@@ -14,7 +14,7 @@ _CHANGES_MAX: Final = 30
 _LINE_MAX: Final = 400
 _EVENTS_MAX: Final = 10_000
 """As many as `muster.events` brings into order; later ones are not received."""
-_CUT: Final = "  and later ones: too many; give a later --since"
+_CUT: Final = "  later changes are left out (too many); use a later --since"
 _PERIODIC: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
 """Repeated on a period, whether anything changed or not."""
 

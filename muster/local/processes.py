@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ProgramFailed(Exception):
-    """A program ended before it was up, or was not up in time; the text has its last line."""
+    """A program ended before it was ready, or was late; the text has its last line of output."""
 
 
 def die_with_parent() -> Callable[[], None] | None:

@@ -226,7 +226,7 @@ def test_a_removed_node_still_has_its_last_changes() -> None:
 def test_only_the_last_changes_are_shown_and_a_cut_is_noted() -> None:
     view = why.NodeView(node="a", source="x", state=None, events=past_events(10_000), since="1d")
     assert [change.sequence for change in view.changes] == list(range(9970, 10_000))
-    assert why.lines(view)[-1] == "  and later ones: too many; give a later --since"
+    assert why.lines(view)[-1] == "  later changes are left out (too many); use a later --since"
     assert why.report(view)["changes_cut"]
     assert not why.NodeView(
         node="a", source="x", state=None, events=past_events(9), since="1d"

@@ -244,7 +244,7 @@ class Place:
 
 
 def place(segments: Sequence[str]) -> Place:
-    """Return the target of a path of (decoded) segments."""
+    """Return what a request path, split into decoded segments, refers to."""
     match segments:
         case ["api", version, *rest] if rest:
             group = ""

@@ -1,4 +1,4 @@
-"""Pure: NATS auth callout: nats-server asks who may connect (nats-io/jwt v2, 2.15).
+"""Pure: NATS auth callout: decides who may connect, and how often (nats-io/jwt v2, 2.15).
 
 A request is signed by the server, an answer by us; the user in it by the key whose scope has the
 permissions of a plugin. The user's name is its inbox prefix, and its tag its node.

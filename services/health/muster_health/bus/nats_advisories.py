@@ -57,7 +57,7 @@ Advisory = signals.Connected | signals.Disconnected | signals.ServerEvent
 
 @dataclass(frozen=True, slots=True)
 class OtherClient:
-    """A client other than a plugin connected or disconnected; it chose its own name."""
+    """A client other than a plugin connected or disconnected; its name is its own claim."""
 
     name: str
     is_connected: bool

@@ -90,7 +90,7 @@ class Outputs:
         await published.wait()
 
     def problem(self) -> str | None:
-        """Return why alerts are not published or state is not saved; empty if all is well."""
+        """Return why alerts are not published or state is not saved; None if all is well."""
         seconds = self.executor.stuck_s()
         if seconds > watchdog.STUCK_S:
             return f"NATS has not accepted an alert or verdict for {seconds:.0f} s"

@@ -249,7 +249,7 @@ _ADVICE: Final = {
     AlertKind.STUCK: "take a stack dump of the plugin, then delete its pod",
     AlertKind.NODE_DOWN: "repair the node; its plugins come back with it",
     AlertKind.UNREACHABLE: "check the network between the node and NATS; pods still get devices",
-    AlertKind.DEREGISTERED: "check the kubelet's log and the plugin's; then delete its pod",
+    AlertKind.DEREGISTERED: "read the kubelet's and the plugin's log, then delete the plugin's pod",
     AlertKind.MISMATCH: "compare the node's allocatable with the plugin's devices",
     AlertKind.MISSING: "find out why the DaemonSet has no running pod on this node",
     AlertKind.MAINTENANCE_OVERDUE: "finish the maintenance, or find out why the plugin is not back",

@@ -350,7 +350,7 @@ class Liveness:
         self.silent_since = min(now, self.silent_since + seconds)
 
     def shift_expected(self, seconds: float) -> None:
-        """Shift the time since which the plugin is expected."""
+        """Postpone the time by which the expected plugin must have sent a heartbeat."""
         self._expected_due += seconds
 
     @property

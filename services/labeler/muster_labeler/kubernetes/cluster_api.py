@@ -69,7 +69,7 @@ class WriteRate:
     """Allows at most `per_s` writes a second, evenly spaced, without a burst after a pause."""
 
     def __init__(self, per_s: float) -> None:
-        assert per_s > 0, f"{per_s} writes a second are none"
+        assert per_s > 0, f"the rate must be above 0 writes a second, not {per_s}"
         self._gap_s = 1.0 / per_s
         self._window_s, self._writes_max = max(1.0, self._gap_s), max(1, int(per_s))
         self._next_at = float("-inf")

@@ -189,7 +189,7 @@ def _name(pattern: str) -> re.Pattern[str]:
 
 
 def _whole(pattern: str, *, gap: str) -> re.Pattern[str]:
-    """Translate a glob; between two stars the first match of a piece is kept, without backtracking.
+    """Translate a glob; each piece between two stars takes its first match and never backtracks.
 
     The pieces have fixed lengths, so another place could not match better; this keeps it linear.
     """
