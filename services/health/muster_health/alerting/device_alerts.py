@@ -173,16 +173,6 @@ class DeviceFaults:
             self._set((AlertKind.DEVICE_UNHEALTHY, resource), device, unlisted, holds=False)
         return bool(over)
 
-    def forget_resources(self, present: Iterable[str]) -> None:
-        """Forget the faults of resources that the plugin no longer has."""
-        here = set(present)
-        for group in [g for g in (*self.by_group, *self.counts) if g[1] not in here]:
-            self._own.ended[group] = "the plugin no longer has the resource"
-            self._count -= len(self._own.by_group.pop(group, ()))
-            self._own.counts.pop(group, None)
-        for name in [name for name in self.short if name not in here]:
-            self._shorten(name, "")
-
     @property
     def _own(self) -> _Faults:
         """Return the faults as an object that may be changed."""
