@@ -14,7 +14,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from muster import vocabulary
-from muster.cli import certificates, keyfiles, output, texts
+from muster.cli import keyfiles, output, texts
 from muster.nats.auth import accounts as bus_accounts
 from muster.nats.auth import permissions
 
@@ -219,7 +219,7 @@ def local_ca(
             raise ValueError("name a directory of its own for the certificates")
         at, lasts = datetime.now(UTC), _lasts(valid)
         hosts = list(dict.fromkeys((*_HOSTS, *_HOSTS_IN_CLUSTER, *host)))
-        change = certificates.renew if renew else certificates.make
+        change = keyfiles.renew_certificate if renew else keyfiles.make_certificates
         files = change(directory, hosts, at=at, lasts=lasts)
         return [
             f"{_written(directory, files)}; the certificate is valid until {at + lasts:%Y-%m-%d}",

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 import prometheus_client
 
-from muster import backoff, codec
+from muster import codec, pacing
 
 if TYPE_CHECKING:
     from muster.kubernetes import client
@@ -31,7 +31,7 @@ APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 PASSING: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 
-_BACKOFF: Final = backoff.Backoff(first_s=0.1)
+_BACKOFF: Final = pacing.Backoff(first_s=0.1)
 _WAIT_MAX_S: Final = 60.0
 _CREDENTIALS_S: Final = 30.0
 _TEXT_MAX: Final = 300

@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import prometheus_client
 
-from muster import backoff
+from muster import pacing
 from muster.kubernetes import api
 from muster.service import logs, runtime
 
@@ -26,7 +26,7 @@ _LIST_S: Final = 60.0
 _WATCH_S: Final = 300.0
 _IDLE_S: Final = 150.0
 """The API server sends a bookmark about every minute (apiserver cacher, bookmarkFrequency)."""
-_BACKOFF: Final = backoff.Backoff(first_s=0.2, max_s=30.0, jitter=0.5)
+_BACKOFF: Final = pacing.Backoff(first_s=0.2, max_s=30.0, jitter=0.5)
 _FORBIDDEN_S: Final = 60.0
 _WATCH_JITTER: Final = (0.5, 1.0)
 

@@ -18,7 +18,7 @@ import nats.aio.msg
 import nats.errors
 import prometheus_client
 
-from muster import backoff
+from muster import pacing
 from muster.nats import compat, credentials
 from muster.service import logs, runtime
 
@@ -29,7 +29,7 @@ Make = Callable[[], nats.aio.client.Client]
 
 LOST: Final = compat.LOST
 """What nats-py raises when a server is away, slow or unwilling."""
-BACKOFF: Final = backoff.Backoff(first_s=0.05, max_s=5.0, jitter=0.5)
+BACKOFF: Final = pacing.Backoff(first_s=0.05, max_s=5.0, jitter=0.5)
 """How long to wait before NATS is asked again."""
 
 _REDIAL_WAIT_S: Final = (0.1, 0.5)

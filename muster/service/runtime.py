@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from muster import backoff, machine
+from muster import machine, pacing
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -46,7 +46,7 @@ def end_if_cancelled() -> None:
 class Retry:
     """Waits between attempts, longer after each failure in a row."""
 
-    def __init__(self, delays: backoff.Backoff) -> None:
+    def __init__(self, delays: pacing.Backoff) -> None:
         self.failures = 0
         self._delays = delays
 

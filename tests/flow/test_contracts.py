@@ -97,7 +97,7 @@ PLANTED = [
     (
         "Modules of muster.cli import downwards only",
         "muster/cli/keyfiles.py",
-        "muster.cli.certificates",
+        "muster.cli.auth",
     ),
     ("The stand-ins import downwards only", "muster/local/httpd.py", "muster.local.stack"),
     (

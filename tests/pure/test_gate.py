@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.nats.auth import accounts, jws, nkeys, permissions
+from muster.nats.auth import accounts, nkeys, permissions
 from muster_gate import callout, config, tokens
 from muster_gate.tokens import Reason, Refused
 from tests.worlds import token_issuer
@@ -76,13 +76,13 @@ PEM = (
 
 def deep(start: bytes) -> str:
     """Return a token whose header nobody can read to its end, nor has signed."""
-    return f"{jws.to_base64(start + b'[' * 2300)}.e30.e30"
+    return f"{nkeys.to_base64(start + b'[' * 2300)}.e30.e30"
 
 
 def tampered() -> str:
     """Return a token whose claims name another node than what was signed."""
     head, _, mark = token_issuer.token(claims()).split(".")
-    return f"{head}.{jws.to_base64(json.dumps(claims('node-b')).encode())}.{mark}"
+    return f"{head}.{nkeys.to_base64(json.dumps(claims('node-b')).encode())}.{mark}"
 
 
 WRONG: dict[str, tuple[str, Reason]] = {
@@ -215,7 +215,7 @@ def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() ->
         curve | {"kid": 7},
         curve | {"use": None},
         "key",
-        {"kty": "RSA", "kid": "t", "e": "AQAB", "n": jws.to_base64(small.n.to_bytes(128))},
+        {"kty": "RSA", "kid": "t", "e": "AQAB", "n": nkeys.to_base64(small.n.to_bytes(128))},
     ]
     assert set(
         tokens.public_keys(token_issuer.key_set(*useless, token_issuer.jwk("k1", "RS256")))

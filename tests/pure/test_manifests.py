@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from muster.cli import certificates, keyfiles
+from muster.cli import keyfiles
 from muster.local import nats
 from muster.nats.auth import permissions
 from muster.service import settings
@@ -292,7 +292,9 @@ def test_nats_server_takes_the_configuration_of_production(tmp_path: Path) -> No
     for name in ("nats.conf", "base.conf"):
         text = file_in("production", "muster-nats", name).replace("/etc/nats-tls", str(tmp_path))
         (tmp_path / name).write_text(text)
-    certificates.make(tmp_path, ["muster-nats"], at=datetime.now(UTC), lasts=timedelta(days=1))
+    keyfiles.make_certificates(
+        tmp_path, ["muster-nats"], at=datetime.now(UTC), lasts=timedelta(days=1)
+    )
     taken(tmp_path, {"POD_NAME": "n"})
 
 

@@ -16,7 +16,7 @@ import yaml
 from cryptography import x509
 
 from muster import vocabulary
-from muster.cli import auth, certificates
+from muster.cli import auth, keyfiles
 from muster.local import nats
 from muster.nats import bus, connection
 from tests.worlds import bus_subjects, manifests, nats_with_gate
@@ -271,7 +271,9 @@ def test_a_client_trusts_a_new_authority_without_a_restart(
 
     def certify(where: Path) -> None:
         shutil.rmtree(where, ignore_errors=True)
-        certificates.make(where, ["localhost"], at=datetime.now(UTC), lasts=timedelta(days=1))
+        keyfiles.make_certificates(
+            where, ["localhost"], at=datetime.now(UTC), lasts=timedelta(days=1)
+        )
 
     async def story() -> None:
         server = nats.NatsServer(tmp_path / "nats", port=port, config=config)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from muster.cli import keyfiles
 from muster.nats import connection
-from muster.nats.auth import accounts, jws
+from muster.nats.auth import accounts, nkeys
 from tests.worlds import bus_subjects, nats_with_gate, plugin_process, token_issuer
 
 
@@ -126,7 +126,7 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
             "audience": nats_with_gate.token(aud=["https://kubernetes.default.svc"]),
             "issuer": nats_with_gate.token(iss="https://elsewhere"),
             "account": nats_with_gate.token(sub="system:serviceaccount:muster:muster-health"),
-            "malformed": f"{jws.to_base64(b'[' * 2300)}.e30.e30",
+            "malformed": f"{nkeys.to_base64(b'[' * 2300)}.e30.e30",
             "signature": token_issuer.token(token_issuer.claims("node-a", at=now), "k2", kid="k1"),
         }
         refused = await asyncio.gather(*(is_refused(world, token) for token in wrong.values()))

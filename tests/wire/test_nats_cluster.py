@@ -15,7 +15,7 @@ import pytest
 from nats import errors
 
 from muster import vocabulary
-from muster.cli import certificates, keyfiles
+from muster.cli import keyfiles
 from muster.local import layout, nats, processes
 from muster.nats import bus, consumers, streams
 from tests.worlds import bus_subjects, manifests, token_issuer
@@ -58,7 +58,7 @@ def free_ports(count: int) -> list[int]:
 @contextlib.asynccontextmanager
 async def three(where: Path) -> AsyncIterator[list[nats.NatsServer]]:
     # a route's two ends both show the certificate
-    certificates.make(where, ["127.0.0.1"], at=datetime.now(UTC), lasts=timedelta(days=1))
+    keyfiles.make_certificates(where, ["127.0.0.1"], at=datetime.now(UTC), lasts=timedelta(days=1))
     keyfiles.make(where, at=time.time())
     ports = free_ports(6)
     routes = ports[3:]

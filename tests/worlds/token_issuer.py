@@ -7,7 +7,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import hashes, hmac
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 
-from muster.nats.auth import jws
+from muster.nats.auth import nkeys
 
 ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
 AUDIENCE: Final = "muster-nats"
@@ -72,18 +72,18 @@ def token(said: Claims | bytes, key: str = "k1", algorithm: str = "RS256", **hea
     """Return claims, signed; the header may be made to lie, and claims be no JSON."""
     head = {"alg": algorithm, "kid": key, **header}
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    parts = [jws.to_base64(part) for part in (json.dumps(head).encode(), body)]
+    parts = [nkeys.to_base64(part) for part in (json.dumps(head).encode(), body)]
     signed = ".".join(parts)
-    return f"{signed}.{jws.to_base64(_signature(signed.encode(), key, algorithm))}"
+    return f"{signed}.{nkeys.to_base64(_signature(signed.encode(), key, algorithm))}"
 
 
 def by_secret(said: Claims, secret: bytes, key: str = "k1") -> str:
     """Return claims as HS256 signs them, with a public key for a secret, say."""
     head = {"alg": "HS256", "kid": key, "typ": "JWT"}
-    signed = ".".join(jws.to_base64(json.dumps(part).encode()) for part in (head, said))
+    signed = ".".join(nkeys.to_base64(json.dumps(part).encode()) for part in (head, said))
     mac = hmac.HMAC(secret, hashes.SHA256())
     mac.update(signed.encode())
-    return f"{signed}.{jws.to_base64(mac.finalize())}"
+    return f"{signed}.{nkeys.to_base64(mac.finalize())}"
 
 
 def _signature(signed: bytes, key: str, algorithm: str) -> bytes:
@@ -98,4 +98,4 @@ def _signature(signed: bytes, key: str, algorithm: str) -> bytes:
 
 
 def _number(number: int, size: int) -> str:
-    return jws.to_base64(number.to_bytes(size))
+    return nkeys.to_base64(number.to_bytes(size))

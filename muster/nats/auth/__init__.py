@@ -2,5 +2,5 @@
 
 `permissions` has the rights of each role, and writes them for nats-server as configuration with
 passwords; `accounts` writes them as signed tokens. `nkeys` has keys, their tokens and
-.creds files, `jws` the form of signed tokens.
+.creds files.
 """

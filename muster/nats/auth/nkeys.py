@@ -14,14 +14,48 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 import msgspec
 from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from muster import codec
-from muster.nats.auth import jws
+
+
+class Parts(NamedTuple):
+    """The parts of a token (RFC 7515, compact); `signed` is the text that `signature` is for."""
+
+    header: bytes
+    claims: bytes
+    signed: bytes
+    signature: bytes
+
+
+def split_token(text: str) -> Parts:
+    """Return the parts of a token, of which nothing is verified here. Raises ValueError."""
+    parts = text.split(".")
+    if len(parts) != 3:  # noqa: PLR2004  # header, claims, signature
+        raise ValueError("not three parts")
+    header, claims, signature = (from_base64(part) for part in parts)
+    return Parts(header, claims, text.rpartition(".")[0].encode(), signature)
+
+
+def to_base64(raw: bytes) -> str:
+    """Return bytes as base64url, without padding."""
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def from_base64(text: str) -> bytes:
+    """Decode base64url. Raises ValueError for text that `to_base64` would not produce."""
+    try:
+        raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), b"-_", validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raise ValueError("not base64url") from None
+    if to_base64(raw) != text:
+        raise ValueError("not base64url without padding")
+    return raw
+
 
 SECRET_BYTES: Final = 32
 _SEED: Final = 18 << 3
@@ -145,8 +179,8 @@ def encode_jwt(claims: Mapping[str, object], key: Key, *, at: float) -> str:
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).digest()
     whole["jti"] = base64.b32encode(digest).decode().rstrip("=")
     body = json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()
-    signed = f"{jws.to_base64(_HEADER)}.{jws.to_base64(body)}"
-    return f"{signed}.{jws.to_base64(key.sign(signed.encode()))}"
+    signed = f"{to_base64(_HEADER)}.{to_base64(body)}"
+    return f"{signed}.{to_base64(key.sign(signed.encode()))}"
 
 
 def decode_jwt(text: str, shape: type[Claims], kind: Kind) -> Claims:
@@ -154,7 +188,7 @@ def decode_jwt(text: str, shape: type[Claims], kind: Kind) -> Claims:
     if len(text) > _JWT_CHARS_MAX:
         raise BadToken("too long")
     try:
-        parts = jws.split(text)
+        parts = split_token(text)
         header = msgspec.json.decode(parts.header, type=_Header)
         issuer = msgspec.json.decode(parts.claims, type=_Issued).iss
         claims = msgspec.json.decode(parts.claims, type=shape)
@@ -205,7 +239,7 @@ class Credentials(msgspec.Struct, frozen=True):
     def sign(self, nonce: str) -> bytes:
         """Return the answer to a server's nonce."""
         key = Key.from_seed(self.seed, Kind.USER)
-        return jws.to_base64(key.sign(nonce.encode())).encode()
+        return to_base64(key.sign(nonce.encode())).encode()
 
 
 def write_creds(jwt: str, key: Key) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from muster import codec, ratelimit, vocabulary
+from muster import codec, pacing, vocabulary
 from muster.nats.auth import accounts, nkeys, permissions
 from muster_gate import config, tokens
 from muster_gate.tokens import Reason, Refused
@@ -101,7 +101,7 @@ class Authorizer:
         self.signing = signing
         self._tokens = settings.tokens
         self._keys = settings.keys
-        self._connects: ratelimit.KeyedBuckets[str] = ratelimit.KeyedBuckets(
+        self._connects: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
             per_s=settings.pace.per_minute / 60, burst=settings.pace.burst, keys_max=_NODES_MAX
         )
 

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 
 from muster import codec, vocabulary
-from muster.nats.auth import jws, permissions
+from muster.nats.auth import nkeys, permissions
 from muster_gate import config
 
 RSA_BITS_MIN: Final = 2048
@@ -154,7 +154,7 @@ def _curve(x: int, y: int) -> PublicKey:
 
 
 def _integer(text: str) -> int:
-    return int.from_bytes(jws.from_base64(text))
+    return int.from_bytes(nkeys.from_base64(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,13 +226,13 @@ def verify(
     return _verified(claims, rules, issuer=ring.issuer, at=at, as_of=_as_of(ring, keys, at))
 
 
-def _parts(token: str) -> tuple[jws.Parts, _Header]:
+def _parts(token: str) -> tuple[nkeys.Parts, _Header]:
     if not token:
         raise Refused(Reason.NO_TOKEN)
     if len(token) > _TOKEN_MAX:
         raise Refused(Reason.MALFORMED)
     try:
-        parts = jws.split(token)
+        parts = nkeys.split_token(token)
         header = msgspec.json.decode(parts.header, type=_Header)
     except (*codec.UNREADABLE, ValueError):
         raise Refused(Reason.MALFORMED) from None

@@ -11,7 +11,7 @@ The count starts again when nothing failed for a whole window. Plugins are dampe
 
 from typing import Final
 
-from muster import backoff
+from muster import pacing
 from muster_health.model import config
 
 _COUNTED_MAX: Final = 64
@@ -48,7 +48,7 @@ class FlapDamping:
     def hold_s(self) -> float:
         """Return for how long the plugin must stay healthy, beyond the usual time."""
         settings = self._settings
-        holds = backoff.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
+        holds = pacing.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
         return holds.delay_s(self.level - 1)
 
     def failures(self, now: float) -> int:

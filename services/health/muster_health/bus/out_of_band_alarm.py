@@ -16,7 +16,7 @@ import msgspec
 import prometheus_client
 
 import muster
-from muster import backoff, http
+from muster import http, pacing
 from muster.service import logs
 from muster_health.model import config, signals
 
@@ -24,7 +24,7 @@ Post = Callable[[str, object], Awaitable[str]]
 """Creates an object at a path of the Kubernetes API; returns the error, or an empty text."""
 
 _TIMEOUT_S: Final = 5.0
-_BACKOFF: Final = backoff.Backoff(first_s=1.0, max_s=30.0)
+_BACKOFF: Final = pacing.Backoff(first_s=1.0, max_s=30.0)
 _USER_AGENT: Final = f"muster-health/{muster.__version__}"
 
 _ALARMS: Final = prometheus_client.Counter(

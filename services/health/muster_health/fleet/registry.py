@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping
 
-from muster import ratelimit, vocabulary
+from muster import pacing, vocabulary
 from muster.vocabulary import Verdict
 from muster_health.model import config, facts, signals
 from muster_health.plugin import tracked_plugin
@@ -17,7 +17,7 @@ class Node:
     def __init__(self) -> None:
         self.plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
         self.offers: Mapping[str, facts.Offer] | None = None
-        self.bucket: ratelimit.TokenBucket | None = None
+        self.bucket: pacing.TokenBucket | None = None
 
     def find(self, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return the plugin of this name on the node; a node has only a few plugins."""
@@ -35,7 +35,7 @@ class Registry:
         self._context = about
         self.nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, facts.Expected]] = {}
-        self._bucket: ratelimit.TokenBucket | None = None
+        self._bucket: pacing.TokenBucket | None = None
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return a plugin if it is tracked."""
@@ -133,14 +133,14 @@ class Registry:
         there.bucket.take(now)
         return True
 
-    def _whole(self, now: float) -> ratelimit.TokenBucket:
+    def _whole(self, now: float) -> pacing.TokenBucket:
         if self._bucket is None:
             self._bucket = _bucket(self._context.bounds.alerts_per_minute, now)
         return self._bucket
 
 
-def _bucket(per_minute: int, now: float) -> ratelimit.TokenBucket:
-    return ratelimit.TokenBucket(per_s=per_minute / 60, burst=per_minute, now=now)
+def _bucket(per_minute: int, now: float) -> pacing.TokenBucket:
+    return pacing.TokenBucket(per_s=per_minute / 60, burst=per_minute, now=now)
 
 
 def _inhibit(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from muster import backoff, vocabulary
+from muster import pacing, vocabulary
 from muster_health.model import config, facts, signals, snapshot
 from muster_health.plugin import tracked_plugin
 
@@ -76,7 +76,7 @@ class RestartBudget:
         if not times:
             return ""
         attempts = min(len(times), snapshot.REMEDIES_MAX)
-        wait_s = backoff.Backoff(first_s=self._settings.node_backoff_s).delay_s(attempts)
+        wait_s = pacing.Backoff(first_s=self._settings.node_backoff_s).delay_s(attempts)
         since_s = now - max(times)
         if since_s >= wait_s:
             return ""

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from muster import backoff
+from muster import pacing
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import objects
 from muster.service import logs
@@ -30,7 +30,7 @@ NODES_PATH: Final = "/api/v1/nodes"
 
 _ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _ATTEMPTS: Final = 3
-_BACKOFF: Final = backoff.Backoff(first_s=0.2)
+_BACKOFF: Final = pacing.Backoff(first_s=0.2)
 _LEASE: Final = "muster-labeler"
 _NODE: Final = msgspec.json.Decoder(objects.Node)
 

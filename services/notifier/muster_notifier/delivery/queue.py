@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster import ratelimit
+from muster import pacing
 from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
 
@@ -132,7 +132,7 @@ class DeliveryQueue:
         self._shows_repeats = shows_repeats
         self._parallel_max = parallel_max
         self._is_slow = rate_per_s <= _SLOW_PER_S
-        self._bucket = ratelimit.TokenBucket(per_s=rate_per_s, burst=burst, now=0.0)
+        self._bucket = pacing.TokenBucket(per_s=rate_per_s, burst=burst, now=0.0)
         self._now = 0.0
         self._retry_for_s = retry_for_s
         self._slots: dict[str, _Slot] = {}

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import backoff, codec, http, vocabulary
+from muster import codec, http, pacing, vocabulary
 from muster.service import logs
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import endpoint, message, results
@@ -292,7 +292,7 @@ class Owners:
         self._annotation = annotation
         self._receivers = frozenset(receivers)
         self._report = report
-        self._backoff = backoff.Backoff(first_s=2 * retry_s, max_s=_RETRY_MAX_S)
+        self._backoff = pacing.Backoff(first_s=2 * retry_s, max_s=_RETRY_MAX_S)
         self._cache: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
         self._unknown_receivers: set[str] = set()
         # the newest of each alert

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from email import utils
 from typing import Final
 
-from muster import backoff
+from muster import pacing
 from muster_notifier.routing import notifications
 
 _HOST: Final = re.compile(r"([a-z]+)://(?:[^/?#]*@)?([^/?#@]+)", re.IGNORECASE)
-_BACKOFF: Final = backoff.Backoff(first_s=0.5, max_s=30.0, jitter=1.0)
+_BACKOFF: Final = pacing.Backoff(first_s=0.5, max_s=30.0, jitter=1.0)
 _RETRY_AFTER_MAX_S: Final = 3600.0
 """The longest accepted Retry-After; a longer one may be a mistake."""
 

@@ -22,7 +22,7 @@ every time that the part became unhealthy within `FLAP_WINDOW_S` of its recovery
 
 from typing import Final
 
-from muster import backoff
+from muster import pacing
 from muster_plugin.config import gpus
 from muster_plugin.gpu import poll_signals, xid_policy
 from muster_plugin.model import gpu
@@ -152,7 +152,7 @@ def required_quiet_s(cooldown_s: float, *, doublings: int, has_evidence: bool) -
     """Return how long a GPU must be without faults before it counts as recovered."""
     longest = max(QUIET_MAX_S, cooldown_s * UNPROVEN_FACTOR)
     first_s = cooldown_s * (1 if has_evidence else UNPROVEN_FACTOR)
-    return backoff.Backoff(first_s=first_s, max_s=longest).delay_s(doublings + 1)
+    return pacing.Backoff(first_s=first_s, max_s=longest).delay_s(doublings + 1)
 
 
 class FlapHistory:

@@ -36,7 +36,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from muster import backoff, vocabulary
+from muster import pacing, vocabulary
 from muster_plugin.kubelet import registration_model as model
 
 Reason = vocabulary.RegistrationReason
@@ -50,7 +50,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_after_register_s: float = 5.0
     stream_after_close_s: float = 1.0
-    retry: backoff.Backoff = backoff.Backoff(first_s=0.02, max_s=5.0)
+    retry: pacing.Backoff = pacing.Backoff(first_s=0.02, max_s=5.0)
     permanent_refusal_s: float = 30.0
     refusals_max: float = math.inf
     """After so many refusals the generation ends; the next may use the other method."""

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from muster import backoff
+from muster import pacing
 from muster_plugin.gpu.nvml import decode, library, poll
 from muster_plugin.model import gpu
 
@@ -22,7 +22,7 @@ _DOUBLE_BIT: Final = 0x2
 _MIG_CHANGED: Final = 0x100
 _WANTED: Final = _XID | _DOUBLE_BIT | _MIG_CHANGED
 _PAUSE_FIRST_S: Final = 0.5
-_BACKOFF: Final = backoff.Backoff(first_s=_PAUSE_FIRST_S, max_s=30.0)
+_BACKOFF: Final = pacing.Backoff(first_s=_PAUSE_FIRST_S, max_s=30.0)
 _PAUSE_SHORT_S: Final = 0.01
 """After a wait that NVML cut short; enough not to spin."""
 _DRAIN_MAX: Final = 256
