@@ -207,6 +207,26 @@ def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
     assert alert_of(faults).summary == f"{GPU} g0 on a is unhealthy: {first}"
 
 
+def test_a_resolved_alert_says_what_was_wrong_and_not_what_was_true_last() -> None:
+    faults = device_alerts.DeviceFaults(10)
+    for reason, code in (
+        ("XID 79: it has fallen off the bus", "xid-79"),
+        ("xid-79 is over: 6 good polls in a row; but NVML has lost the GPU", "xid-79"),
+    ):
+        faults.apply(changed("g0", Health.UNHEALTHY, reason, code))
+    firing = alert_of(faults)
+    assert "; now: xid-79 is over" in firing.summary
+
+    faults.apply(changed("g0", Health.HEALTHY, "gpu-lost is over: no longer so in 3 polls"))
+    resolved = firing.resolved(AT, device_alerts.ended(faults, firing.key))
+    assert resolved.summary == (
+        f"{GPU} g0 on a is unhealthy: XID 79: it has fallen off the bus (xid-79)"
+    )
+    assert [each.observed for each in resolved.evidence] == [
+        "gpu-lost is over: no longer so in 3 polls (xid-79)"
+    ]
+
+
 def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
     faults = device_alerts.DeviceFaults(300)
     kept = [faults.apply(changed(f"g{n:03}", Health.UNHEALTHY, "XID 79")) for n in range(400)]

@@ -19,7 +19,6 @@ Group = tuple[AlertKind, str]
 
 _WHY_MAX: Final = 300
 _FIRST_MAX: Final = 140
-_NOW: Final = "; now: "
 _PODS_MAX: Final = 8
 _KIND_OF: Final = {
     Condition.DEGRADED: AlertKind.DEVICE_DEGRADED,
@@ -270,8 +269,8 @@ def _bad(
 
 def _both(first: str, now: str) -> str:
     """Return the first and the latest reason; the first has the code to look up."""
-    first = first.partition(_NOW)[0]
-    return first if now == first else f"{first[:_FIRST_MAX]}{_NOW}{now[:_FIRST_MAX]}"
+    first = first.partition(alerts.LATEST)[0]
+    return first if now == first else f"{first[:_FIRST_MAX]}{alerts.LATEST}{now[:_FIRST_MAX]}"
 
 
 def _cut(text: str) -> str:

@@ -17,6 +17,8 @@ from muster.vocabulary import AlertKind, Severity, Verdict
 Key = tuple[str, str]
 """Slot and resource, which together distinguish the open alerts of one plugin."""
 
+LATEST: Final = "; now: "
+"""What a summary puts between the first reason and the latest one."""
 PODS_MAX: Final = 32
 """How many pods an alert names; the others are only counted."""
 _OF_DEVICES: Final = frozenset(
@@ -80,9 +82,17 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def resolved(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> "Alert":
-        """Return the alert as resolved, with evidence of why it ended."""
+        """Return the alert as resolved, with evidence of why it ended.
+
+        The latest reason is dropped from the summary: it is no longer so, the evidence says why.
+        """
         return msgspec.structs.replace(
-            self, ends_at=at, told_at=at, evidence=evidence, change=self.change + 1
+            self,
+            summary=self.summary.partition(LATEST)[0],
+            ends_at=at,
+            told_at=at,
+            evidence=evidence,
+            change=self.change + 1,
         )
 
 
