@@ -1,14 +1,18 @@
-"""Adapter: the interface of leader election, by a NATS lock or a Kubernetes Lease, and its clock.
+"""Adapter: the clock and the log: leader election, by a NATS lock or a Kubernetes Lease.
 
 Only one of several replicas may act. The right to act is a *term*: a number that grows with every
 change of leader (fencing token). It can end merely because time passes, so it is checked before
 each act instead of once.
 """
 
+import abc
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final, Self
+
+from muster.service import logs
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The monotonic clock that goes on while the machine is suspended, where there is one."""
@@ -26,33 +30,95 @@ OnChange = Callable[[Leadership, Leadership], None]
 """Called with every change: what was, and what is."""
 
 
-class Election(Protocol):
-    """One candidate: an async context manager that starts its candidacy, and resigns at exit."""
+class Election(abc.ABC):
+    """One candidate; an async context manager that starts its candidacy, and resigns at exit.
 
-    @property
-    def current(self) -> Leadership:
+    A subclass claims and renews what makes a candidate the leader: it sets `_term` and until when
+    the term lasts, the name of another leader, and whether the leader can be read (`_is_away`).
+    """
+
+    def __init__(self, name: str, on_change: OnChange) -> None:
+        self.current = Leadership(leader="", term=None)
         """The last reported state; only `term` says whether we may still act."""
+        self.name = name
+        """What others see as the leader while we lead."""
+        self._on_change = on_change
+        self._term: int | None = None
+        self._until = float("-inf")
+        self._other_leader = ""
+        self._is_away = False
+        self._reported = self.current, self._is_away
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         """Start the candidacy, without waiting."""
+        self._task = asyncio.create_task(self._keep())
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         """Resign, so that the next leader can take over at once."""
+        assert self._task is not None, "left without being entered"
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self.term() is not None:
+            await self._resign()
+        await self._report()
 
     def term(self) -> int | None:
-        """Return the term in which we may act right now; None if we may not."""
+        """Return the term in which we may act right now; None if we may not.
+
+        Call this before each act: the term ends by passing, and a process that was suspended does
+        not know that yet. A later leader has a greater term.
+        """
+        return self._term if now() < self._until else None
 
     def is_term(self, term: int) -> bool:
         """Return whether we may act right now, and have led in this term without a break."""
+        return self.term() == term
 
+    @abc.abstractmethod
     def problem(self) -> str | None:
         """Return why the leader has been unknown for too long; otherwise None."""
 
-    def terms(self) -> AsyncIterator[int | None]:
+    async def terms(self) -> AsyncIterator[int | None]:
         """Yield our present term, None if we do not lead, then every change."""
+        while True:
+            term = self.current.term
+            yield term
+            async with self._changed:
+                while self.current.term == term:
+                    await self._changed.wait()
 
     async def failed(self) -> None:
-        """Wait for ever; raise the error if the candidacy ends unexpectedly."""
+        """Raise the error that ended our renewals, as nobody would renew the term any more."""
+        assert self._task is not None, "awaited before being entered"
+        await asyncio.wait([self._task])
+        self._task.result()
+
+    @abc.abstractmethod
+    async def _keep(self) -> None:
+        """Claim and renew the leadership, and report every change; forever."""
+
+    @abc.abstractmethod
+    async def _resign(self) -> None:
+        """Give up the leadership, which we have."""
+
+    async def _report(self) -> None:
+        """Log and report what has changed since the last call."""
+        was, term = self.current, self.term()
+        leader = self._other_leader if term is None else self.name
+        self.current = Leadership(leader=leader, term=term)
+        reported, self._reported = self._reported, (self.current, self._is_away)
+        if reported == self._reported:
+            return
+        if was.term not in {None, term}:
+            logs.logger().warning("leadership_lost", term=was.term, leader=leader)
+        if term not in {None, was.term}:
+            logs.logger().info("leadership_won", term=term)
+        async with self._changed:
+            self._changed.notify_all()
+        self._on_change(was, self.current)
 
 
 def now() -> float:

@@ -153,7 +153,7 @@ async def _dead_letter(
 ) -> None:
     origin = message.metadata
     logs.logger().warning(
-        "event_dead_letter",
+        "dead_letter_stored",
         subject=message.subject,
         reason=error.reason,
         detail=error.detail[:_DETAIL_SHOWN_MAX],

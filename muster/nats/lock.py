@@ -14,9 +14,8 @@ import dataclasses
 import os
 import socket
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
@@ -123,8 +122,8 @@ class Timing:
     margin_s: float
 
 
-class Lock:
-    """One process that holds the lock or waits for it; a `leadership.Election`.
+class Lock(leadership.Election):
+    """One process that holds the lock or waits for it.
 
     Its term is the revision at which the key was claimed.
     """
@@ -132,56 +131,17 @@ class Lock:
     def __init__(
         self, key: Key, *, us: Holder, timing: Timing, on_change: leadership.OnChange
     ) -> None:
-        self.current = leadership.Leadership(leader="", term=None)
-        """The last reported state; only `term` says whether we may still act."""
+        super().__init__(str(us), on_change)
         self._key = key
-        self._name = str(us)
         self._us = msgspec.json.encode(us)
         self._timing = timing
-        self._on_change = on_change
         self._revision = 0
         """What the key's revision must be for our next claim to succeed."""
-        self._term: int | None = None
-        self._until = leadership.now()
-        self._other_holder = ""
-        self._changed = asyncio.Condition()
         self._answered_at = leadership.now()
         self._error = ""
         """Why the last request was not answered; empty if it was."""
         self._is_unanswered = False
         """Whether the last request may have succeeded without an answer."""
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        """Start trying to take the lock."""
-        self._task = asyncio.create_task(self._keep())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Release the lock, so that the next process can take it at once."""
-        assert self._task is not None, "left without being entered"
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        if self.term() is not None and self._is_unanswered:
-            # a renewal that succeeded unnoticed has a newer revision than the one we would remove
-            last = asyncio.wait_for(self._try(), _RELEASE_S)
-            await asyncio.gather(last, return_exceptions=True)
-        if self.term() is not None:
-            self._term = None
-            await self._key.release(revision=self._revision, timeout_s=_RELEASE_S)
-        await self._report()
-
-    def term(self) -> int | None:
-        """Return the term in which we may act right now; None if we may not.
-
-        Call this before each act: the term ends by passing, and a process that was suspended does
-        not know that yet. A later holder has a greater term.
-        """
-        return self._term if leadership.now() < self._until else None
-
-    def is_term(self, term: int) -> bool:
-        """Return whether we may act now, and have held the lock in this term without a break."""
-        return self.term() == term
 
     def problem(self) -> str | None:
         """Return why the lock's holder has been unknown for longer than a claim lasts."""
@@ -191,26 +151,20 @@ class Lock:
         reason = self._error or "not asked"
         return f"the lock has not answered for {unanswered_s:.0f} s: {reason}"
 
-    async def terms(self) -> AsyncIterator[int | None]:
-        """Yield our present term, None if we do not hold the lock, then every change."""
-        while True:
-            term = self.current.term
-            yield term
-            async with self._changed:
-                while self.current.term == term:
-                    await self._changed.wait()
-
-    async def failed(self) -> None:
-        """Raise the error that ended our renewals, as nobody would renew the lock any more."""
-        assert self._task is not None, "awaited before being entered"
-        await asyncio.wait([self._task])
-        self._task.result()
-
     async def _keep(self) -> None:
         while True:
             wait_s = await self._try()
             await self._report()
             await asyncio.sleep(wait_s)
+
+    async def _resign(self) -> None:
+        if self._is_unanswered:
+            # a renewal that succeeded unnoticed has a newer revision than the one we would remove
+            last = asyncio.wait_for(self._try(), _RELEASE_S)
+            await asyncio.gather(last, return_exceptions=True)
+        if self.term() is not None:
+            self._term = None
+            await self._key.release(revision=self._revision, timeout_s=_RELEASE_S)
 
     async def _try(self) -> float:
         """Claim or renew once; return when to do so again."""
@@ -230,7 +184,7 @@ class Lock:
             return RETRY_S
         self._is_unanswered = False
         self._answered_at, self._error = leadership.now(), ""
-        self._other_holder = "" if claimed.value == self._us else _shown_holder(claimed.value)
+        self._other_leader = "" if claimed.value == self._us else _shown_holder(claimed.value)
         if claimed.value == self._us:
             return self._on_claimed(claimed, asked_at)
         self._until = asked_at
@@ -247,17 +201,6 @@ class Lock:
         self._term = self.term() or claimed.revision
         self._until = asked_at + self._timing.ttl_s - self._timing.margin_s
         return self._timing.renew_s
-
-    async def _report(self) -> None:
-        term = self.term()
-        leader = self._other_holder if term is None else self._name
-        was, now = self.current, leadership.Leadership(leader=leader, term=term)
-        if now == was:
-            return
-        self.current = now
-        async with self._changed:
-            self._changed.notify_all()
-        self._on_change(was, now)
 
     def _note_error(self, error: str) -> None:
         if not self._error:

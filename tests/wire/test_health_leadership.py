@@ -9,8 +9,7 @@ from pathlib import Path
 import prometheus_client
 from structlog.testing import capture_logs
 
-from muster import vocabulary
-from muster.leadership import Leadership
+from muster import leadership, vocabulary
 from muster.local import nats
 from muster.nats import bus, consumers, lock, storage, streams
 from muster_health.bus import verdict_log, watchdog
@@ -36,7 +35,7 @@ def election(on: bus.Bus, name: str) -> lock.Lock:
         lock.Key(on.link, streams.LEADER, "test"),
         us=lock.Holder(name=name, host=name, space="1", pid=1),
         timing=lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5),
-        on_change=verdict_log.log_leadership,
+        on_change=verdict_log.count_leadership,
     )
 
 
@@ -46,13 +45,28 @@ def tick(term: int) -> vocabulary.WatchdogTicked:
     )
 
 
+class Candidate(leadership.Election):
+    """A candidate that leads after `b`, and before it."""
+
+    def problem(self) -> None:
+        return None
+
+    async def _keep(self) -> None:
+        self._until = float("inf")
+        for self._other_leader, self._term in (("b", None), ("", 7), ("b", None)):
+            await self._report()
+
+    async def _resign(self) -> None:
+        raise AssertionError("it does not lead any more")
+
+
 def test_our_own_leadership_is_logged_when_it_changes_and_not_who_else_leads() -> None:
-    nobody, other, us = (
-        Leadership(leader=leader, term=term) for leader, term in (("", None), ("b", None), ("a", 7))
-    )
+    async def played() -> None:
+        async with Candidate("a", verdict_log.count_leadership) as candidate:
+            await candidate.failed()
+
     with capture_logs() as lines:
-        for was, now in ((nobody, other), (other, us), (us, other)):
-            verdict_log.log_leadership(was, now)
+        asyncio.run(played())
     assert lines == [
         {"event": "leadership_won", "log_level": "info", "term": 7},
         {"event": "leadership_lost", "log_level": "warning", "term": 7, "leader": "b"},

@@ -371,8 +371,8 @@ def test_of_two_replicas_one_holds_the_lease_and_the_other_has_it_when_it_ends(
                 term = await leads(first, changed)
                 await stack.enter_async_context(second)
                 # longer than it lasts, as three of them are
-                assert await holders(5) == [first.identity] * 5
-                assert (second.term(), second.current.leader) == (None, first.identity)
+                assert await holders(5) == [first.name] * 5
+                assert (second.term(), second.current.leader) == (None, first.name)
                 assert first.is_term(term)
             assert (first.term(), first.current.term) == (None, None)
             # a later leader has a greater term, also after the one before resigned

@@ -289,7 +289,7 @@ def test_of_two_replicas_one_writes_and_the_other_goes_on_when_it_is_killed(
         await first.kill()
         await made.reports("node-a", "NVIDIA A10")
         await made.labelled(**{"node-a": "a10"})
-        assert made.log(1).count("leadership_gained") == 1
+        assert made.log(1).count("leadership_won") == 1
 
     play(story, tmp_path)
 

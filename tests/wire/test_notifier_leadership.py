@@ -98,7 +98,7 @@ def test_of_two_notifiers_one_leads_and_the_other_takes_over(tmp_path: pathlib.P
         await pair.notified_of(3)
         await first.kill()
         await pair.notified_of(4)
-        assert "elected" in pair.log("second")
+        assert "leadership_won" in pair.log("second")
         await pair.start("third")
         await pair.logs("third", "waiting_for_lock")
         await second.end()

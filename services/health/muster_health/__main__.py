@@ -177,7 +177,7 @@ def _election(connected: bus.Bus, settings: config.Leading, name: str) -> lock.L
     key = lock.Key(connected.link, streams.LEADER, "health")
     timing = lock.Timing(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
     return lock.Lock(
-        key, us=lock.this_process(name), timing=timing, on_change=verdict_log.log_leadership
+        key, us=lock.this_process(name), timing=timing, on_change=verdict_log.count_leadership
     )
 
 

@@ -73,9 +73,7 @@ class LeaderElection:
     def _on_change(self, _: leadership.Leadership, now: leadership.Leadership) -> None:
         _IS_LEADER.set(now.term is not None)
         if now.term is not None:
-            if not self._has_led:
-                self._has_led = True
-                logs.logger().info("elected", term=now.term)
+            self._has_led = True
             self._is_elected.set()
         elif now.leader:
             self._on_other_leader(now.leader)

@@ -1,6 +1,6 @@
-"""Adapter: the log: one line for each verdict, alert or remediation, and for each change of leader.
+"""Adapter: the log: one line for each verdict, alert or remediation.
 
-Prometheus counts the changes of leader as well.
+Prometheus counts the changes of leader.
 """
 
 from typing import Final, assert_never
@@ -55,14 +55,12 @@ def log(
             assert_never(event)
 
 
-def log_leadership(was: Leadership, now: Leadership) -> None:
-    """Log that this process became the leader or stopped leading, but not who else leads."""
+def count_leadership(was: Leadership, now: Leadership) -> None:
+    """Count that this process became the leader or stopped leading, but not who else leads."""
     if now.term == was.term:
         return
     _IS_LEADER.set(now.term is not None)
     if was.term is not None:
         _CHANGES.labels("lost").inc()
-        logs.logger().warning("leadership_lost", term=was.term, leader=now.leader)
     if now.term is not None:
         _CHANGES.labels("won").inc()
-        logs.logger().info("leadership_won", term=now.term)

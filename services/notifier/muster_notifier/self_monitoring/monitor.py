@@ -151,6 +151,6 @@ async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], 
             _PINGS.labels(result.kind).inc()
             is_taken = result.kind is results.Kind.TAKEN
             if was_taken and not is_taken:
-                logs.logger().warning("ping_failed", where=to.where, error=result.detail)
+                logs.logger().warning("watchdog_ping_failed", where=to.where, error=result.detail)
             was_taken = is_taken
         await asyncio.sleep(interval_s)
