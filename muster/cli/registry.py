@@ -39,7 +39,9 @@ COMMANDS: Final = {
         "muster.cli.demo:app",
     ),
     "dlq": Command(
-        "List what could not be delivered, and send it again.", (), "muster.cli.dead_letters:app"
+        "List what could not be delivered, and send it again.",
+        (),
+        "muster.cli.notifications:dead_letters_app",
     ),
     "events": Command(
         "Print what happens on the bus, one line an event, until Ctrl-C.",
@@ -53,7 +55,9 @@ COMMANDS: Final = {
     ),
     "replay": Command("Show which alerts another policy would have raised."),
     "silence": Command(
-        "Suppress the notifications of some alerts for a while.", (), "muster.cli.silence:app"
+        "Suppress the notifications of some alerts for a while.",
+        (),
+        "muster.cli.notifications:silence_app",
     ),
     "status": Command(
         "Show the fleet as the health service sees it: verdicts, alerts, plugins with problems.",

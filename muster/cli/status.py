@@ -5,6 +5,7 @@ unknown key is ignored: an older command can read the state of a newer service.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
@@ -176,22 +177,26 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
     shown = sorted((p for p in state.plugins if everything or not p.is_well), key=_position)
     text = _overview(state, source)
     if shown:
-        rows = [("NODE", "PLUGIN", "VERDICT", "SINCE", "DEVICES", "ALERTS")]
-        rows += [_row(plugin) for plugin in shown[:most]]
-        text += ["", *texts.aligned(rows), *_more(len(shown) + 1 - len(rows))]
+        names = ("NODE", "PLUGIN", "VERDICT", "SINCE", "DEVICES", "ALERTS")
+        text += _table(names, [_row(plugin) for plugin in shown], most)
     elif state.plugins and all(p.verdict == vocabulary.Verdict.HEALTHY for p in state.plugins):
         count = len(state.plugins)
         healthy = f"all {count} plugins are" if count > 1 else "the only plugin is"
         text += ["", f"{healthy} HEALTHY; --all lists {'them' if count > 1 else 'it'}"]
     reported = [(p.node, p.plugin, problem) for p in shown for problem in p.problems]
     if reported:
-        problems = [("NODE", "PLUGIN", "PROBLEM"), *reported[:most]]
-        text += ["", *texts.aligned(problems), *_more(len(reported) + 1 - len(problems))]
+        text += _table(("NODE", "PLUGIN", "PROBLEM"), reported, most)
     if state.alerts:
-        alerts = [("FIRING SINCE", "SEVERITY", "KIND", "SUMMARY")]
-        alerts += [(at(a.starts_at), a.severity, a.kind, a.summary) for a in state.alerts[:most]]
-        text += ["", *texts.aligned(alerts), *_more(len(state.alerts) + 1 - len(alerts))]
+        alerts = [(at(a.starts_at), a.severity, a.kind, a.summary) for a in state.alerts]
+        text += _table(("FIRING SINCE", "SEVERITY", "KIND", "SUMMARY"), alerts, most)
     return text
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], most: int | None) -> list[str]:
+    """Return aligned lines after an empty one; of more than `most` rows, how many are left out."""
+    left = len(rows) - len(rows[:most])
+    more = [f"and {left} more; --all shows them"] if left else []
+    return ["", *texts.aligned([names, *rows[:most]]), *more]
 
 
 def _overview(state: State, source: str) -> list[str]:
@@ -209,8 +214,8 @@ def _overview(state: State, source: str) -> list[str]:
 
 
 def _verdicts(state: State) -> list[tuple[str, int]]:
-    counts = Counter(texts.plain(plugin.verdict or UNKNOWN) for plugin in state.plugins)
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    names = sorted(texts.plain(plugin.verdict or UNKNOWN) for plugin in state.plugins)
+    return Counter(names).most_common()
 
 
 def _row(plugin: Plugin) -> tuple[str, str, str, str, str, str]:
@@ -218,18 +223,8 @@ def _row(plugin: Plugin) -> tuple[str, str, str, str, str, str]:
     faulty = f"; {len(plugin.unhealthy)} faulty" if plugin.unhealthy else ""
     verdict = f"{plugin.verdict or UNKNOWN}{' (suspended)' if plugin.is_suspended else ''}"
     kinds = ", ".join(sorted({alert.kind for alert in plugin.alerts})) or "-"
-    return (
-        plugin.node,
-        plugin.plugin,
-        verdict,
-        at(plugin.since),
-        f"{devices or '-'}{faulty}",
-        kinds,
-    )
-
-
-def _more(left: int) -> list[str]:
-    return [f"and {left} more; --all shows them"] if left else []
+    devices = f"{devices or '-'}{faulty}"
+    return (plugin.node, plugin.plugin, verdict, at(plugin.since), devices, kinds)
 
 
 def _position(plugin: Plugin) -> tuple[bool, str, str]:

@@ -13,7 +13,7 @@ from muster.nats import lock
 from muster_health.bus import nats_advisories
 from muster_health.model import snapshot
 from muster_labeler.kubernetes import projection
-from muster_notifier.receivers import slack
+from muster_notifier.receivers import chat
 from muster_notifier.routing import notifications
 
 DEEP = b'{"no such field":' + b"[" * 15_000
@@ -40,5 +40,5 @@ def test_deeply_nested_json_is_refused(
 
 
 def test_deeply_nested_json_is_no_answer_and_names_no_holder() -> None:
-    assert slack.read(DEEP).error
+    assert chat.read(DEEP).error
     assert lock.decode_holder(DEEP) is None

@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
 from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import (
-    alertmanager,
-    kubernetes_api,
-    message,
-    pagerduty,
-    results,
-    teams,
-    webhook,
-)
+from muster_notifier.receivers import chat, kubernetes_api, message, pagerduty, results, webhook
+from muster_notifier.receivers import chat as receivers_slack
 from muster_notifier.receivers import email as receivers_email
-from muster_notifier.receivers import slack as receivers_slack
 from muster_notifier.routing import notifications
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
@@ -93,14 +85,14 @@ def test_every_receiver_gets_a_body_that_it_accepts(
     slack = receivers_slack.message_content(notification, words)
     assert len(msgspec.json.encode(slack)) < 40_000
     assert "<!" not in str(slack["text"])
-    card = teams.card(notification, words)
-    assert len(card) <= teams.BODY_BYTES_MAX
+    card = chat.teams_card(notification, words)
+    assert len(card) <= chat.BODY_BYTES_MAX
     event = msgspec.json.decode(pagerduty.event(notification, words, routing_key="k"))
     assert len(event["dedup_key"]) <= 255
     is_known = notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED
     assert (event["event_action"] == "acknowledge") == is_known
     assert is_known or (event["event_action"] == "trigger") == bool(notification.firing_ids)
-    msgspec.json.decode(alertmanager.alerts(notification, lifetime=HOUR))
+    msgspec.json.decode(webhook.encode_alerts(notification, lifetime=HOUR))
     for each in kubernetes_api.events(notification, namespace="default", pods=True):
         assert len(str(each.body["note"]).encode()) <= 1024
         assert re.fullmatch("[a-z0-9-]+", each.namespace)
@@ -162,7 +154,7 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
         webhook.encode_body(kept, words, format_=receiver_settings.Format.CLOUDEVENTS),
         webhook.encode_body(kept, words, format_=receiver_settings.Format.ALERTMANAGER),
         pagerduty.event(kept, words, routing_key="k"),
-        teams.card(kept, words),
+        chat.teams_card(kept, words),
         msgspec.json.encode(receivers_slack.message_content(kept, words)),
     ):
         assert len(body) <= 500_000

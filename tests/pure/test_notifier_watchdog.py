@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_notifier.self_monitoring import watchdog
+from muster_notifier import monitor
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
-BACK = watchdog.BusRestored()
-LOST = watchdog.BusLost()
+BACK = monitor.BusRestored()
+LOST = monitor.BusLost()
 
 
 def ticked(leader: int, holder: str = "a") -> vocabulary.WatchdogTicked:
@@ -19,8 +19,8 @@ def ticked(leader: int, holder: str = "a") -> vocabulary.WatchdogTicked:
     )
 
 
-def connected(now: float = 0.0) -> watchdog.Watchdog:
-    machine = watchdog.Watchdog(patience_s=60)
+def connected(now: float = 0.0) -> monitor.Watchdog:
+    machine = monitor.Watchdog(patience_s=60)
     assert machine.receive(BACK, now) == ()
     return machine
 
@@ -37,18 +37,16 @@ def test_silence_is_reported_once_and_its_end_once() -> None:
     machine = connected()
     machine.receive(ticked(5, "a"), 100.0)
     assert machine.tick(124.9) == ()
-    assert machine.tick(125.0) == (watchdog.Silent(seconds=25.0, holder="a"),)
+    assert machine.tick(125.0) == (monitor.Silent(seconds=25.0, holder="a"),)
     assert machine.tick(126.0) == ()
     assert machine.next_deadline() is None
-    assert machine.receive(ticked(9, "b"), 200.0) == (
-        watchdog.Recovered(seconds=100.0, holder="b"),
-    )
+    assert machine.receive(ticked(9, "b"), 200.0) == (monitor.Recovered(seconds=100.0, holder="b"),)
     assert machine.receive(ticked(9, "b"), 201.0) == ()
 
 
 def test_a_health_service_that_never_came_is_silent_after_our_patience() -> None:
     machine = connected(10.0)
-    assert machine.tick(70.0) == (watchdog.Silent(seconds=60.0, holder=""),)
+    assert machine.tick(70.0) == (monitor.Silent(seconds=60.0, holder=""),)
 
 
 def test_no_deadline_runs_while_our_own_connection_is_lost() -> None:
@@ -65,7 +63,7 @@ def test_who_was_late_itself_waits_once_more() -> None:
     machine = connected()
     machine.receive(ticked(5), 0.0)
     assert machine.tick(30.0) == ()
-    assert machine.tick(55.0) == (watchdog.Silent(seconds=55.0, holder="a"),)
+    assert machine.tick(55.0) == (monitor.Silent(seconds=55.0, holder="a"),)
 
 
 def test_a_tick_of_a_former_leader_is_none() -> None:
@@ -74,13 +72,13 @@ def test_a_tick_of_a_former_leader_is_none() -> None:
     assert machine.receive(ticked(5, "a"), 20.0) == ()
     assert machine.is_stale(5)
     assert not machine.is_stale(9)
-    assert machine.tick(25.0) == (watchdog.Silent(seconds=25.0, holder="b"),)
+    assert machine.tick(25.0) == (monitor.Silent(seconds=25.0, holder="b"),)
 
 
 def test_after_the_connection_is_restored_the_first_tick_counts() -> None:
     machine = connected()
     machine.receive(ticked(57, "a"), 0.0)
-    machine.receive(watchdog.BusLost(), 1.0)
+    machine.receive(monitor.BusLost(), 1.0)
     machine.receive(BACK, 2.0)
     assert not machine.is_stale(1)
     machine.receive(ticked(1, "b"), 3.0)
@@ -91,7 +89,7 @@ def test_terms_that_begin_again_count_after_a_silence() -> None:
     machine = connected()
     machine.receive(ticked(900, "b"), 0.0)
     machine.tick(25.0)
-    assert machine.receive(ticked(1, "c"), 30.0) == (watchdog.Recovered(seconds=30.0, holder="c"),)
+    assert machine.receive(ticked(1, "c"), 30.0) == (monitor.Recovered(seconds=30.0, holder="c"),)
     assert machine.term == 1
 
 
@@ -106,11 +104,11 @@ def test_terms_that_begin_again_count_after_a_silence() -> None:
     )
 )
 def test_silence_and_its_end_take_turns(
-    steps: list[tuple[float, watchdog.Input | None]],
+    steps: list[tuple[float, monitor.Input | None]],
 ) -> None:
-    machine = watchdog.Watchdog(patience_s=60)
+    machine = monitor.Watchdog(patience_s=60)
     now = 0.0
-    reported: list[watchdog.Output] = []
+    reported: list[monitor.Output] = []
     for wait_s, event in steps:
         now += wait_s
         reported += machine.tick(now)
@@ -119,6 +117,6 @@ def test_silence_and_its_end_take_turns(
         if event is not None:
             reported += machine.receive(event, now)
     kinds = [type(output) for output in reported]
-    assert kinds == [watchdog.Silent, watchdog.Recovered] * (len(kinds) // 2) + [
-        watchdog.Silent
-    ] * (len(kinds) % 2)
+    assert kinds == [monitor.Silent, monitor.Recovered] * (len(kinds) // 2) + [monitor.Silent] * (
+        len(kinds) % 2
+    )

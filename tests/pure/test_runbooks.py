@@ -12,8 +12,8 @@ from muster.cli import __main__ as cli
 from muster.vocabulary import AlertKind
 from muster_health.model import alerts
 from muster_health.model import config as health
+from muster_notifier import monitor
 from muster_notifier.config import schema as notifier
-from muster_notifier.self_monitoring import monitor
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "runbooks"

@@ -14,14 +14,7 @@ from typing import Self
 
 import msgspec
 
-from muster.local.kubelet import (
-    device_manager,
-    directories,
-    node_status,
-    plugins,
-    podresources,
-    pods,
-)
+from muster.local.kubelet import device_manager, node_status, plugins, pods, sockets
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
@@ -123,7 +116,7 @@ class Kubelet:
         self._is_restarting = asyncio.Lock()
         self._pod_loop = asyncio.Lock()
         for directory in (self.plugins_directory, self.podresources_directory):
-            directories.prepare(directory, own_socket=_SOCKET)
+            sockets.prepare(directory, own_socket=_SOCKET)
         self._tasks = await asyncio.TaskGroup().__aenter__()
         await self._begin()
         return self
@@ -200,10 +193,10 @@ class Kubelet:
 
     async def _begin(self) -> None:
         async with contextlib.AsyncExitStack() as life:
-            directories.wipe(self.plugins_directory)
+            sockets.wipe(self.plugins_directory)
             self._restore()
             life.push_async_callback(self._plugins.close)
-            holdings = podresources.PodResources(self._manager, self._pods)
+            holdings = sockets.PodResources(self._manager, self._pods)
             listener = plugins.Registration(
                 self.plugins_directory, accepts=lambda: self._accepts, connect=self._connect
             )
@@ -211,7 +204,7 @@ class Kubelet:
                 (self.podresources_socket, rpc.pod_resources_handler(holdings)),
                 (self.socket, rpc.registration_handler(listener)),
             ):
-                await life.enter_async_context(directories.serving(path, handler))
+                await life.enter_async_context(sockets.serving(path, handler))
             if self._has_watcher:
                 self.registry_directory.mkdir(parents=True, exist_ok=True)
                 watcher = plugins.Watcher(
@@ -222,7 +215,7 @@ class Kubelet:
             self._life = life.pop_all()
 
     def _restore(self) -> None:
-        checkpoint = directories.read_checkpoint(self.plugins_directory)
+        checkpoint = sockets.read_checkpoint(self.plugins_directory)
         self._began_s = self._now()
         self._manager = device_manager.DeviceManager.restored(
             checkpoint, self._began_s, stop_grace_s=self._stop_grace_s
@@ -311,7 +304,7 @@ class Kubelet:
             self._changed()
 
     def _changed(self) -> None:
-        directories.write_checkpoint(self.plugins_directory, self._manager.checkpoint())
+        sockets.write_checkpoint(self.plugins_directory, self._manager.checkpoint())
         self._log_counts()
         change, self._change = self._change, asyncio.Event()
         change.set()

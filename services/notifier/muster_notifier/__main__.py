@@ -17,12 +17,11 @@ import prometheus_client
 from muster import matching, vocabulary
 from muster.nats import bus, consumers, lock, storage, streams
 from muster.service import entry, logs, probes, runtime
-from muster_notifier import leadership
+from muster_notifier import leadership, monitor
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters, dispatcher
 from muster_notifier.receivers import endpoint, factory, kubernetes_api
 from muster_notifier.routing import alert_index, grouping, muting, notifications
-from muster_notifier.self_monitoring import monitor, watchdog
 
 _ALERTS: Final = "muster.alert.>"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
@@ -114,9 +113,9 @@ class _Notifier:
         alerts = monitor.OwnAlerts(instance=connected.instance, runbook_url=settings.runbook_url)
         self._monitor = monitor.Monitor(alerts, self._enqueue)
         self._ping = _ping(settings)
-        self._watchdog = watchdog.Watchdog(patience_s=settings.watchdog.patience_s)
+        self._watchdog = monitor.Watchdog(patience_s=settings.watchdog.patience_s)
         self._owners = _owners(settings, self._enqueue)
-        self._ticks: asyncio.Queue[runtime.Delivery[watchdog.Input]] = asyncio.Queue(100)
+        self._ticks: asyncio.Queue[runtime.Delivery[monitor.Input]] = asyncio.Queue(100)
         for name in self._dispatcher.names():
             _WAITING.labels(name).set_function(functools.partial(self._waiting_s, name))
 
@@ -251,7 +250,7 @@ class _Notifier:
 
     async def _follow_link(self) -> None:
         async for is_connected in self._bus.link.changes():
-            change = watchdog.BusRestored() if is_connected else watchdog.BusLost()
+            change = monitor.BusRestored() if is_connected else monitor.BusLost()
             await self._ticks.put(runtime.Delivery(change))
 
 

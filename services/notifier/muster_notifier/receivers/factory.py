@@ -8,8 +8,7 @@ from typing import Final
 
 from muster_notifier.config import files, receiver_settings, schema
 from muster_notifier.receivers import (
-    alertmanager,
-    apprise,
+    chat,
     email,
     endpoint,
     kubernetes_api,
@@ -17,8 +16,6 @@ from muster_notifier.receivers import (
     message,
     pagerduty,
     results,
-    slack,
-    teams,
     webhook,
 )
 from muster_notifier.routing import notifications
@@ -116,10 +113,10 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
             password = reader.read(way.password_from) if way.password_from else ""
             return email.Email(way, password=password, templates=templates).send, _EMAIL_PER_S
         case receiver_settings.Receiver(teams=receiver_settings.Teams() as way):
-            return teams.Workflow(_endpoint(way, reader), templates).send, _TEAMS_PER_S
+            return chat.TeamsWorkflow(_endpoint(way, reader), templates).send, _TEAMS_PER_S
         case receiver_settings.Receiver(alertmanager=receiver_settings.Alertmanager() as way):
             bearer = reader.read(way.bearer_from) if way.bearer_from else ""
-            push = alertmanager.Push(
+            push = webhook.Push(
                 _endpoint(way, reader), bearer=bearer, lifetime=_alert_lifetime(settings)
             )
             return push.send, _UNLIMITED_PER_S
@@ -129,7 +126,7 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
             return events.send, _EVENTS_PER_S
         case receiver_settings.Receiver(apprise=receiver_settings.Apprise() as way):
             url = reader.read(way.url_from)
-            others = apprise.Apprise(url, timeout_s=way.timeout_s, templates=templates)
+            others = chat.Apprise(url, timeout_s=way.timeout_s, templates=templates)
             return others.send, _SLACK_PER_S
         case receiver_settings.Receiver(file=receiver_settings.File(path=path)):
             return local.File(path, templates).send, _UNLIMITED_PER_S
@@ -162,11 +159,11 @@ def _slack(
     if settings.webhook_from is not None:
         url = reader.read(settings.webhook_from)
         hook = endpoint.Endpoint(url, timeout_s=settings.timeout_s, reach=settings.reach)
-        return slack.Incoming(hook, templates).send
+        return chat.SlackIncoming(hook, templates).send
     assert settings.token_from is not None, "a channel has one of the two"
     where = endpoint.Endpoint(settings.url, timeout_s=settings.timeout_s, reach=settings.reach)
     token = reader.read(settings.token_from)
-    return slack.Channel(
+    return chat.SlackChannel(
         where, token=token, channel=settings.channel, templates=templates, pace_s=pace_s
     ).send
 

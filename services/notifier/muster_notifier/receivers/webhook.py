@@ -1,9 +1,14 @@
-"""Adapter: webhooks: one POST per notification, signed if secrets are set.
+"""Adapter: webhooks, one POST for each notification, and the API of an Alertmanager.
 
-The body is a CloudEvent, or version 4 of Alertmanager's webhook. It stays below `BODY_BYTES_MAX`;
-what was left out is counted. Signatures follow Standard Webhooks 1.0.0: HMAC-SHA256 over id, time
-and body. Two secrets are active while one replaces the other: both signatures are sent, and the
-receiver accepts either.
+A webhook's body is a CloudEvent, or version 4 of Alertmanager's webhook. It stays below
+`BODY_BYTES_MAX`; what was left out is counted. Signatures follow Standard Webhooks 1.0.0:
+HMAC-SHA256 over id, time and body. Two secrets are active while one replaces the other: both
+signatures are sent, and the receiver accepts either.
+
+Alerts are pushed to an Alertmanager's API v2 for people who already run one. It resolves an alert
+`resolve_timeout` (five minutes) after it was last pushed, unless the alert says when it ends. So
+the end of an alert that fires lies in the future, later than the next reminder
+(api/v2/openapi.yaml, postableAlerts).
 """
 
 import base64
@@ -12,7 +17,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 import msgspec
@@ -259,3 +264,44 @@ class Webhook:
         if isinstance(answer, http.Response):
             return results.of_status(answer.status, answer.headers)
         return answer
+
+
+class _Postable(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    starts_at: str
+    ends_at: str
+
+
+def encode_alerts(notification: notifications.Notification, *, lifetime: timedelta) -> bytes:
+    """Return the request's body."""
+    until = (notification.at + lifetime).isoformat()
+    postable = []
+    for alert in (*notification.firing, *notification.resolved):
+        view = alert_of(notification, alert)
+        ends_at = alert.ends_at.isoformat() if alert.ends_at is not None else until
+        postable.append(
+            _Postable(
+                labels=view.labels | ({"test": "true"} if notification.is_test else {}),
+                annotations=view.annotations,
+                starts_at=view.starts_at,
+                ends_at=ends_at,
+            )
+        )
+    return msgspec.json.encode(postable)
+
+
+class Push:
+    """Pushes to one Alertmanager, by its base address."""
+
+    def __init__(self, to: endpoint.Endpoint, *, bearer: str, lifetime: timedelta) -> None:
+        self._endpoint = to
+        self._headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        self._lifetime = lifetime
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> results.Result:
+        """Push the alerts of a group."""
+        body = encode_alerts(notification, lifetime=self._lifetime)
+        return await self._endpoint.post_json(body, below="/api/v2/alerts", headers=self._headers)

@@ -7,7 +7,8 @@ is configured, as long as the notifier works.
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,7 +18,6 @@ from muster import codec, http, vocabulary
 from muster.service import logs
 from muster_notifier.delivery import dead_letters
 from muster_notifier.receivers import endpoint, results
-from muster_notifier.self_monitoring import watchdog
 
 PLUGIN = "notifier"
 _COUNT_S: Final = 10.0
@@ -118,15 +118,15 @@ class Monitor:
             await self._emit(event)
             await asyncio.sleep(_COUNT_S)
 
-    async def on_watchdog(self, output: watchdog.Output) -> None:
+    async def on_watchdog(self, output: Output) -> None:
         """Raise an alert when health is silent, and resolve it when health ticks again."""
         kind, at = vocabulary.AlertKind.HEALTH_SILENT, datetime.now(UTC)
         match output:
-            case watchdog.Silent(seconds=seconds, holder=holder):
+            case Silent(seconds=seconds, holder=holder):
                 leader = f", the last leader was {holder}" if holder else ""
                 observed = f"no watchdog tick for {seconds:.0f} s{leader}"
                 event = self._alerts.firing(kind, summary=_SILENT, observed=observed, at=at)
-            case watchdog.Recovered(seconds=seconds, holder=holder):
+            case Recovered(seconds=seconds, holder=holder):
                 event = self.health_recovered(f"{holder} ticks again after {seconds:.0f} s")
         await self._emit(event)
 
@@ -154,3 +154,108 @@ async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], 
                 logs.logger().warning("watchdog_ping_failed", where=to.where, error=result.detail)
             was_taken = is_taken
         await asyncio.sleep(interval_s)
+
+
+_INTERVALS: Final = 2.5
+_LATE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BusLost:
+    """Our own connection is down, so missing ticks prove nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusRestored:
+    """Our own connection is up (again)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silent:
+    """No tick for `seconds`; `holder` was the last leader, empty if none has ticked."""
+
+    seconds: float
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """Health ticks again, after `seconds` of silence."""
+
+    seconds: float
+    holder: str
+
+
+Input = vocabulary.WatchdogTicked | BusLost | BusRestored
+Output = Silent | Recovered
+
+
+class Watchdog:
+    """The watchdog. `patience_s` is how long health may take to appear after our start."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        self.term = 0
+        """The newest leader's term."""
+        self.is_silent = False
+        self._wait_s = patience_s
+        self._holder = ""
+        self._is_certain = False
+        self._ticked_at: float | None = None
+        self._began_at: float | None = None
+        self._deadline: float | None = None
+
+    def receive(self, event: Input, now: float) -> Sequence[Output]:
+        """Process a tick or a change of our connection."""
+        match event:
+            case BusLost():
+                self._deadline = None
+                return ()
+            case BusRestored():
+                self._is_certain = False
+                if self._began_at is None:
+                    self._began_at = now
+                self._wait(now)
+                return ()
+            case vocabulary.WatchdogTicked():
+                return self._tick(event, now)
+
+    def tick(self, now: float) -> Sequence[Output]:
+        """Report silence when the wait is over; if we were late ourselves, wait again."""
+        if self._deadline is None or now < self._deadline:
+            return ()
+        if now > self._deadline + _LATE_S:
+            self._wait(now)
+            return ()
+        self._deadline = None
+        if self.is_silent:
+            return ()
+        self.is_silent = True
+        return (Silent(seconds=self._silence_s(now), holder=self._holder),)
+
+    def next_deadline(self) -> float | None:
+        """Return when the silence will have lasted too long."""
+        return self._deadline
+
+    def is_stale(self, term: int) -> bool:
+        """Return whether a tick comes from a former leader."""
+        return term < self.term and not self.is_silent and self._is_certain
+
+    def _tick(self, event: vocabulary.WatchdogTicked, now: float) -> Sequence[Output]:
+        if self.is_stale(event.leader):
+            return ()
+        silence_s = self._silence_s(now)
+        self._is_certain = True
+        self.term, self._holder, self._ticked_at = event.leader, event.holder, now
+        self._wait_s = _INTERVALS * event.interval_s
+        self._wait(now)
+        if not self.is_silent:
+            return ()
+        self.is_silent = False
+        return (Recovered(seconds=silence_s, holder=self._holder),)
+
+    def _wait(self, now: float) -> None:
+        self._deadline = now + self._wait_s
+
+    def _silence_s(self, now: float) -> float:
+        since = self._ticked_at if self._ticked_at is not None else self._began_at
+        return 0.0 if since is None else now - since

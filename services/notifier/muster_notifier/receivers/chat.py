@@ -1,19 +1,26 @@
-"""Adapter: Slack: one root message per group, edited in place, and a thread of changes.
+"""Adapter: chat: Slack, Microsoft Teams, and many other services through Apprise.
 
-With an incoming webhook instead of a bot's token every change is a message of its own. Limits are
-Slack's (docs.slack.dev, Block Kit): 150 characters a header, 3,000 a section.
+In Slack a group is one root message, edited in place, with a thread of changes; with an incoming
+webhook instead of a bot's token every change is a message of its own. Limits are Slack's
+(docs.slack.dev, Block Kit): 150 characters a header, 3,000 a section. Teams gets an adaptive card
+of up to 28 KB (learn.microsoft.com, format of connector cards and cards).
+
+Apprise reports whether it worked and not why: every failure counts as temporary, messages may
+repeat, and back-off is imprecise. It blocks and sleeps, so it runs in a thread of its own.
 """
 
 import asyncio
+import functools
+import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from muster import codec, vocabulary
+from muster import blocking, codec, vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, results
+from muster_notifier.receivers import endpoint, message, results, webhook
 from muster_notifier.routing import notifications
 
 _HEADER_MAX: Final = 150
@@ -122,7 +129,7 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-class Channel:
+class SlackChannel:
     """Sends to one channel with a bot token."""
 
     def __init__(
@@ -193,7 +200,7 @@ class Channel:
         return read(answer.body)
 
 
-class Incoming:
+class SlackIncoming:
     """Sends to one channel by an incoming webhook, which cannot edit messages."""
 
     def __init__(self, to: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
@@ -207,3 +214,114 @@ class Incoming:
         text = message.compose(notification, self._templates)
         body = msgspec.json.encode(message_content(notification, text))
         return await self._endpoint.post_json(body)
+
+
+BODY_BYTES_MAX: Final = 27_000
+
+TeamsJson = dict[str, object]
+
+
+def teams_card(notification: notifications.Notification, message_text: message.Message) -> bytes:
+    """Return the body, with as much of the text as fits."""
+    _, _, text = message_text.text.partition("\n")
+    lines = text.split("\n") if text else []
+
+    def encode(count: int) -> bytes:
+        shown = lines[:count]
+        if count < len(lines):
+            shown = [*shown, f"… {len(lines) - count} more lines"]
+        return msgspec.json.encode(_message(notification, message_text.title, shown))
+
+    return webhook.encode_fitting(encode, len(lines), BODY_BYTES_MAX)
+
+
+def _message(notification: notifications.Notification, title: str, lines: list[str]) -> TeamsJson:
+    colour = "Attention" if notification.firing_ids else "Good"
+    head: TeamsJson = {
+        "type": "TextBlock",
+        "text": title,
+        "weight": "Bolder",
+        "size": "Medium",
+        "color": colour,
+        "wrap": True,
+    }
+    rest: list[TeamsJson] = [
+        {
+            "type": "TextBlock",
+            "text": line,
+            "fontType": "Monospace",
+            "wrap": True,
+            "spacing": "None",
+        }
+        for line in lines
+    ]
+    content: TeamsJson = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "msteams": {"width": "Full"},
+        "body": [head, *rest],
+    }
+    attachment: TeamsJson = {
+        "contentType": "application/vnd.microsoft.card.adaptive",
+        "contentUrl": None,
+        "content": content,
+    }
+    return {"type": "message", "attachments": [attachment]}
+
+
+class TeamsWorkflow:
+    """Sends to the URL of one workflow."""
+
+    def __init__(self, to: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
+        self._endpoint = to
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> results.Result:
+        """Post a card."""
+        text = message.compose(notification, self._templates)
+        return await self._endpoint.post_json(teams_card(notification, text))
+
+
+class Apprise:
+    """Sends to one Apprise URL."""
+
+    def __init__(
+        self, url: str, *, timeout_s: float, templates: receiver_settings.Templates
+    ) -> None:
+        """Raise ValueError if Apprise is not installed or does not support the URL."""
+        try:
+            apprise: Any = importlib.import_module("apprise")
+        except ImportError:
+            raise ValueError(
+                "apprise is not installed: pip install 'muster-k8s[apprise]' "
+                "(or '.[apprise]' in the source tree)"
+            ) from None
+        self._apprise: Any = apprise.Apprise()
+        if not self._apprise.add(url):
+            raise ValueError("apprise: it does not know this kind of URL")
+        self._blocking = blocking.Serial()
+        self._timeout_s = timeout_s
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> results.Result:
+        """Send one message."""
+        text = message.compose(notification, self._templates)
+        kind = "failure" if notification.firing_ids else "success"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                is_taken = await self._blocking.run(
+                    functools.partial(
+                        self._apprise.notify, body=text.text, title=text.title, notify_type=kind
+                    )
+                )
+        except TimeoutError:
+            detail = f"apprise: no answer within {self._timeout_s:g} s"
+            return results.Result(results.Outcome.TIMED_OUT, detail, is_unknown=True)
+        if is_taken:
+            return results.Result(results.Outcome.TAKEN, "apprise: sent")
+        return results.Result(results.Outcome.FAILED, "apprise: not sent", is_unknown=True)

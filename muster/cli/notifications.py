@@ -1,0 +1,323 @@
+"""Adapter: NATS: `muster silence` adds, lists and expires silences, `muster dlq` dead letters.
+
+`muster dlq` lists, shows and replays what could not be delivered.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+import cyclopts
+import msgspec
+from cyclopts import Parameter
+
+from muster import commands, matching
+from muster.cli import events, output, texts
+from muster.nats import bus, storage, streams
+
+silence_app = cyclopts.App(
+    name="silence", help="Suppress the notifications of some alerts for a while."
+)
+
+_KEPT: Final = timedelta(days=5)
+"""For how long an expired silence can still be listed, as in Alertmanager."""
+
+
+@silence_app.command
+def add(
+    *expressions: str,
+    duration: str = "1h",
+    comment: str,
+    author: str | None = None,
+    url: events.Url = None,
+) -> int:
+    """Silence the alerts that all matchers match, from now on; print the silence's id.
+
+    Parameters
+    ----------
+    expressions
+        Matchers as Alertmanager writes them: `node=node-a`, `'kind=~"stuck|missing"'`.
+    duration
+        For how long: `90s`, `15m`, `1h30m`, `7d`; a year at most.
+    comment
+        Why.
+    author
+        Who; by default the user who is logged in.
+
+    """
+    try:
+        lasts = texts.duration(duration)
+    except ValueError as error:
+        return output.fail("silence", f"--duration: {error}")
+    if not expressions:
+        return output.fail("silence", "name what to silence, such as node=node-a")
+    try:
+        parsed = matching.parse_all(expressions)
+    except ValueError as error:
+        return output.fail("silence", str(error))
+    doubts = [f"{matcher}: {doubt}" for matcher in parsed if (doubt := matching.doubt(matcher))]
+    if doubts:
+        return output.fail("silence", "; ".join(doubts))
+    now = datetime.now(UTC)
+    fields = {
+        "id": uuid.uuid4().hex[:12],
+        "matchers": expressions,
+        "starts_at": now,
+        "ends_at": now + lasts,
+        "author": author or commands.user_name(),
+        "comment": comment,
+    }
+    try:
+        silence = msgspec.convert(fields, matching.Silence)
+    except msgspec.ValidationError as error:
+        return output.fail("silence", str(error))
+    return events.run_within("silence", _add(silence, url))
+
+
+@silence_app.command(name="list")
+def list_silences(
+    *,
+    all: output.Flag = False,  # noqa: A002  # the option's name
+    json: output.Json = False,
+    url: events.Url = None,
+) -> int:
+    """Print the silences that are in force.
+
+    Parameters
+    ----------
+    all
+        Also those that have expired.
+
+    """
+    return events.run_within("silence", _list_silences(url, everything=all, as_json=json))
+
+
+@silence_app.command
+def expire(
+    silence_id: Annotated[str, Parameter(name="SILENCE-ID")], /, *, url: events.Url = None
+) -> int:
+    """End a silence now.
+
+    Parameters
+    ----------
+    silence_id
+        Its id.
+
+    """
+    return events.run_within("silence", _expire(silence_id, url))
+
+
+async def _add(silence: matching.Silence, url: str | None) -> int:
+    async with events.connect("silence", url) as connected:
+        await _write(connected, silence)
+        for key, old in (await _read_silences(connected)).items():
+            if old.ends_at < silence.starts_at - _KEPT:
+                await storage.put(connected.link, streams.SILENCES, key, b"")
+    print(silence.id)
+    return 0
+
+
+async def _expire(silence_id: str, url: str | None) -> int:
+    async with events.connect("silence", url) as connected:
+        by_id = await _read_silences(connected)
+        if silence_id not in by_id:
+            return output.fail("silence", f"there is no silence {silence_id}")
+        await _write(connected, by_id[silence_id].expired(datetime.now(UTC)))
+    return 0
+
+
+async def _list_silences(url: str | None, *, everything: bool, as_json: bool) -> int:
+    async with events.connect("silence", url) as connected:
+        by_id = await _read_silences(connected)
+    now = datetime.now(UTC)
+    shown = sorted(
+        (silence for silence in by_id.values() if everything or now < silence.ends_at),
+        key=lambda silence: silence.ends_at,
+    )
+    if as_json:
+        for silence in shown:
+            print(matching.encode_silence(silence).decode())
+        return 0
+    rows = [
+        (
+            silence.id,
+            " ".join(silence.matchers),
+            f"{silence.ends_at.astimezone():%Y-%m-%d %H:%M}"
+            + ("" if now < silence.ends_at else " (expired)"),
+            silence.author,
+            silence.comment,
+        )
+        for silence in shown
+    ]
+    output.table(("id", "matchers", "until", "author", "comment"), rows, nothing="no silences")
+    return 0
+
+
+async def _write(connected: bus.Bus, silence: matching.Silence) -> None:
+    await storage.put(
+        connected.link, streams.SILENCES, silence.id, matching.encode_silence(silence)
+    )
+
+
+async def _read_silences(connected: bus.Bus) -> dict[str, matching.Silence]:
+    """Return the silences by id; those that cannot be read are reported."""
+    by_id = {}
+    async for change in storage.follow(connected.link, streams.SILENCES):
+        if change is None:
+            break
+        key, value = change
+        if value:
+            try:
+                by_id[key] = matching.decode_silence(value)
+            except matching.MalformedSilence as error:
+                output.warn("silence", texts.plain(f"silence {key} cannot be read: {error}"))
+    return by_id
+
+
+dead_letters_app = cyclopts.App(
+    name="dlq", help="List what could not be delivered, and send it again."
+)
+
+_SUBJECTS: Final = "muster.dlq.>"
+_NOTIFICATION: Final = "muster.dlq.notification."
+_ID_SHOWN: Final = 12
+_Id = Annotated[str, Parameter(name="LETTER-ID")]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A notification that could not be delivered, or an event that could not be processed."""
+
+    subject: str
+    body: bytes
+    headers: Mapping[str, str]
+    number: int
+
+    @property
+    def id(self) -> str:
+        """Its id on the command line."""
+        return self.subject.rpartition(".")[2][:_ID_SHOWN]
+
+    @property
+    def receiver(self) -> str:
+        """The receiver that it did not reach; empty for an event."""
+        return self.headers.get("Muster-Receiver", "")
+
+    @property
+    def error(self) -> str:
+        """Why it was given up."""
+        return self.headers.get("Muster-Error") or self.headers.get("Muster-Reason", "")
+
+    def summary(self) -> dict[str, str]:
+        """Return it for programs, without its body."""
+        return {"id": self.id, "subject": self.subject, **self.headers}
+
+
+@dead_letters_app.command(name="list")
+def list_dead_letters(*, json: output.Json = False, url: events.Url = None) -> int:
+    """Print the dead letters."""
+    return events.run_within("dlq", _list_dead_letters(url, as_json=json))
+
+
+@dead_letters_app.command
+def show(letter_id: _Id, /, *, json: output.Json = False, url: events.Url = None) -> int:
+    """Print one dead letter in full.
+
+    Parameters
+    ----------
+    letter_id
+        Its id.
+
+    """
+    return events.run_within("dlq", _show(letter_id, url, as_json=json))
+
+
+@dead_letters_app.command
+def replay(letter_id: _Id, /, *, url: events.Url = None) -> int:
+    """Put dead letters back into the outbox.
+
+    Parameters
+    ----------
+    letter_id
+        The id of one, the name of a receiver for all of its, or `all`.
+
+    """
+    return events.run_within("dlq", _replay(letter_id, url))
+
+
+async def _read_dead_letters(connected: bus.Bus) -> list[DeadLetter]:
+    waiting = await storage.waiting_messages(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
+    return [DeadLetter(*message) for message in waiting]
+
+
+async def _list_dead_letters(url: str | None, *, as_json: bool) -> int:
+    async with events.connect("dlq", url) as connected:
+        letters = await _read_dead_letters(connected)
+    if as_json:
+        for letter in letters:
+            output.print_json(letter.summary())
+        return 0
+    rows = [
+        (
+            letter.id,
+            letter.receiver or "(event)",
+            letter.headers.get("Muster-Group") or letter.headers.get("Muster-Subject", ""),
+            letter.headers.get("Muster-Died-At", "")[:19],
+            letter.headers.get("Muster-Attempts", ""),
+            letter.error,
+        )
+        for letter in letters
+    ]
+    names = ("id", "receiver", "group", "given up", "attempts", "error")
+    output.table(names, rows, nothing="no dead letters")
+    return 0
+
+
+async def _show(letter_id: str, url: str | None, *, as_json: bool) -> int:
+    async with events.connect("dlq", url) as connected:
+        letters = [
+            letter for letter in await _read_dead_letters(connected) if letter.id == letter_id
+        ]
+    for letter in letters:
+        body = letter.body.decode("utf-8", "replace")
+        if as_json:
+            output.print_json({**letter.summary(), "body": body})
+            continue
+        for name, value in letter.headers.items():
+            print(f"{name}: {value}")
+        print(body)
+    return 0 if letters else output.fail("dlq", f"there is no dead letter {letter_id}")
+
+
+async def _replay(letter_id: str, url: str | None) -> int:
+    # into the outbox first: a crash in between repeats it, and loses nothing
+    async with events.connect("dlq", url) as connected:
+        letters = [
+            letter
+            for letter in await _read_dead_letters(connected)
+            if letter.subject.startswith(_NOTIFICATION)
+            and letter_id in {letter.id, letter.receiver, "all"}
+        ]
+        for letter in letters:
+            # two commands that replay the same letter at the same time put it there once
+            name = hashlib.sha256(f"{letter.subject} {letter.number}".encode()).hexdigest()[:32]
+            is_new = await storage.enqueue(
+                connected.link,
+                f"muster.outbox.{letter.receiver}.replay-{name}",
+                letter.body,
+                key=f"replay {name}",
+                headers={"Muster-Replay": "1"},
+            )
+            await storage.remove_waiting(
+                connected.link, streams.DEAD_LETTERS, letter.subject, up_to=letter.number
+            )
+            where = f"back in the outbox of {letter.receiver}"
+            print(f"{letter.id}: {where if is_new else f'{where} already'}")
+    if not letters and letter_id == "all":
+        return output.fail("dlq", "there are no undelivered notifications")
+    if not letters:
+        return output.fail("dlq", f"there is no undelivered notification {letter_id}")
+    return 0
