@@ -40,5 +40,5 @@ def test_deeply_nested_json_is_refused(
 
 
 def test_deeply_nested_json_is_no_answer_and_names_no_holder() -> None:
-    assert chat.read(DEEP).error
+    assert chat.read_slack_reply(DEEP).error
     assert lock.decode_holder(DEEP) is None

@@ -82,7 +82,7 @@ def test_every_receiver_gets_a_body_that_it_accepts(
         body = webhook.encode_body(notification, words, format_=layout)
         assert len(body) <= webhook.BODY_BYTES_MAX
         msgspec.json.decode(body)
-    slack = receivers_slack.message_content(notification, words)
+    slack = receivers_slack.slack_content(notification, words)
     assert len(msgspec.json.encode(slack)) < 40_000
     assert "<!" not in str(slack["text"])
     card = chat.teams_card(notification, words)
@@ -155,7 +155,7 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
         webhook.encode_body(kept, words, format_=receiver_settings.Format.ALERTMANAGER),
         pagerduty.event(kept, words, routing_key="k"),
         chat.teams_card(kept, words),
-        msgspec.json.encode(receivers_slack.message_content(kept, words)),
+        msgspec.json.encode(receivers_slack.slack_content(kept, words)),
     ):
         assert len(body) <= 500_000
     assert (

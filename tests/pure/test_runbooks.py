@@ -1,5 +1,6 @@
 """Every alert links to a page that says what to do, and the links of the pages work."""
 
+import asyncio
 import re
 import shlex
 from datetime import UTC, datetime
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster.cli import __main__ as cli
 from muster.vocabulary import AlertKind
 from muster_health.model import alerts
@@ -25,9 +26,9 @@ def link(kind: AlertKind) -> str:
     """Return the link that an alert of this kind carries, with the default settings."""
     if kind in OF_NOTIFIER:
         url = notifier.Settings().runbook_url
-        event = monitor.OwnAlerts(instance="i", runbook_url=url).firing(
-            kind, summary="s", observed="s", at=AT
-        )
+        events: asyncio.Queue[codec.CloudEvent] = asyncio.Queue()
+        own = monitor.OwnAlerts(events.put, instance="i", runbook_url=url)
+        event = own.alert(kind, "s", "s", fires=True, at=AT)
         assert isinstance(event.data, vocabulary.AlertChanged)
         return event.data.runbook
     alert = alerts.Alert(kind=kind, summary="s", evidence=(), starts_at=AT, told_at=AT)

@@ -1,4 +1,7 @@
-"""Adapter: the kubelet's own directories: its sockets, podresources clients, its checkpoint file."""
+"""Adapter: the kubelet's own sockets: prepares and serves them, answers podresources clients.
+
+Its checkpoint file is beside them.
+"""
 
 import asyncio
 import contextlib

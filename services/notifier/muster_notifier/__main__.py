@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import matching, vocabulary
+from muster import leadership, matching, vocabulary
 from muster.nats import bus, consumers, lock, storage, streams
 from muster.service import entry, logs, probes, runtime
-from muster_notifier import leadership, monitor
+from muster_notifier import monitor
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters, dispatcher
 from muster_notifier.receivers import endpoint, factory, kubernetes_api
@@ -28,6 +28,9 @@ _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
 _TICKS: Final = "muster.sys.*.watchdog.ticked"
 _CLOCK_S: Final = 10.0
 
+_IS_LEADER = prometheus_client.Gauge(
+    "muster_notifier_is_leader", "1 while this notifier is the leader, which sends notifications."
+)
 _WAITING = prometheus_client.Gauge(
     "muster_notifier_oldest_waiting_seconds",
     "For how long the oldest notification of a receiver has been waiting.",
@@ -82,6 +85,61 @@ async def _serve(settings: schema.Settings) -> None:
             await runtime.run(notifier.run(), notifier.election.lost(), notifier.election.failed())
 
 
+class _LeaderElection(lock.Lock):
+    """The notifier that holds the lock is active, others wait to take over.
+
+    Two at once would each receive half of the alerts, and forget the other half. A notifier that
+    has acted and finds that another holds the lock ends.
+    """
+
+    def __init__(self, acting: schema.Acting, connected: bus.Bus) -> None:
+        super().__init__(
+            lock.Key(connected.link, streams.TENURE, "notifier"),
+            us=lock.this_process(connected.instance),
+            timing=lock.Timing(
+                ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2
+            ),
+            on_change=self._on_leader,
+        )
+        self.known_leader = ""
+        """The other notifier that was last known to be the leader."""
+        self._has_led = False
+        self._is_elected = asyncio.Event()
+        self._lost = asyncio.Event()
+
+    @property
+    def is_leader(self) -> bool:
+        """Return whether we are the leader right now."""
+        return self.term() is not None
+
+    async def wait_until_leader(self) -> None:
+        """Wait until we are the leader."""
+        while not self.is_leader:
+            # becoming leader again is another term, and so another call of `_on_leader`
+            self._is_elected.clear()
+            await self._is_elected.wait()
+
+    async def lost(self) -> None:
+        """Wait until another notifier has become the leader after us."""
+        await self._lost.wait()
+
+    def _on_leader(self, _: leadership.Leadership, now: leadership.Leadership) -> None:
+        _IS_LEADER.set(now.term is not None)
+        if now.term is not None:
+            self._has_led = True
+            self._is_elected.set()
+        elif now.leader:
+            self._on_other_leader(now.leader)
+
+    def _on_other_leader(self, leader: str) -> None:
+        if self._has_led:
+            logs.logger().error("another_notifier_leads", leader=leader)
+            self._lost.set()
+        elif leader != self.known_leader:
+            logs.logger().warning("waiting_for_lock", leader=leader)
+        self.known_leader = leader
+
+
 class _Notifier:
     def __init__(self, settings: schema.Settings, connected: bus.Bus) -> None:
         self._settings = settings
@@ -102,7 +160,7 @@ class _Notifier:
             at=datetime.now(UTC),
             now=self._clock(),
         )
-        self.election = _election(settings, connected)
+        self.election = _LeaderElection(settings.acting, connected)
         self._dispatcher = dispatcher.Dispatcher(
             settings,
             connected,
@@ -110,8 +168,9 @@ class _Notifier:
             may_act=self.election.wait_until_leader,
             firing=self._machine.firing,
         )
-        alerts = monitor.OwnAlerts(instance=connected.instance, runbook_url=settings.runbook_url)
-        self._monitor = monitor.Monitor(alerts, self._enqueue)
+        self._own_alerts = monitor.OwnAlerts(
+            self._enqueue, instance=connected.instance, runbook_url=settings.runbook_url
+        )
         self._ping = _ping(settings)
         self._watchdog = monitor.Watchdog(patience_s=settings.watchdog.patience_s)
         self._owners = _owners(settings, self._enqueue)
@@ -124,7 +183,7 @@ class _Notifier:
         if not self._bus.link.is_connected:
             return "NATS is disconnected"
         if not self.election.is_leader:
-            unknown = None if self.election.leader else "no notifier is known to be leader"
+            unknown = None if self.election.known_leader else "no notifier is known to be leader"
             return self.election.problem() or unknown
         restoring = None if self._is_restored else "the ledger is being read"
         return self._bus.link.problem() or restoring
@@ -160,7 +219,7 @@ class _Notifier:
             tasks.create_task(self._listen())
             tasks.create_task(self._follow_silences(follower))
             tasks.create_task(self._read_clock())
-            tasks.create_task(self._monitor.watch_dead_letters(self._dead_letters))
+            tasks.create_task(self._own_alerts.watch_dead_letters(self._dead_letters))
             if self._owners is not None:
                 tasks.create_task(self._owners.run())
             if self._ping is not None:
@@ -171,7 +230,7 @@ class _Notifier:
             if self._settings.watchdog.enabled:
                 tasks.create_task(self._follow_link())
                 tasks.create_task(
-                    runtime.drive(self._watchdog, self._ticks, self._monitor.on_watchdog)
+                    runtime.drive(self._watchdog, self._ticks, self._own_alerts.on_watchdog)
                 )
 
     async def _restore(self) -> None:
@@ -209,7 +268,7 @@ class _Notifier:
                 case vocabulary.WatchdogTicked() as tick:
                     if self._watchdog.term == 0:
                         # an earlier process of ours may have raised the alert
-                        await self._enqueue(self._monitor.health_recovered(f"{tick.holder} ticks"))
+                        await self._own_alerts.health_recovered(f"{tick.holder} ticks")
                     await self._ticks.put(runtime.Delivery(tick, delivery.ack))
                 case vocabulary.AlertChanged(leader=term) if self._watchdog.is_stale(term):
                     _STALE_ALERTS.inc()
@@ -252,13 +311,6 @@ class _Notifier:
         async for is_connected in self._bus.link.changes():
             change = monitor.BusRestored() if is_connected else monitor.BusLost()
             await self._ticks.put(runtime.Delivery(change))
-
-
-def _election(settings: schema.Settings, connected: bus.Bus) -> leadership.LeaderElection:
-    key = lock.Key(connected.link, streams.TENURE, "notifier")
-    acting = settings.acting
-    timing = lock.Timing(ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2)
-    return leadership.LeaderElection(key, instance=connected.instance, timing=timing)
 
 
 def _ping(settings: schema.Settings) -> endpoint.Endpoint | None:

@@ -2,6 +2,23 @@
 
 It raises an alert when health is silent and while there are dead letters, and pings a URL, if one
 is configured, as long as the notifier works.
+
+The watchdog over health: if its ticks stop, plugins are not monitored.
+
+| state    | input                               | next      | output    |
+|----------|-------------------------------------|-----------|-----------|
+| waiting  | tick                                | ticking   |           |
+| waiting  | `patience_s` after the bus came     | silent    | Silent    |
+| ticking  | tick                                | ticking   |           |
+| ticking  | 2.5 intervals without a tick        | silent    | Silent    |
+| silent   | tick                                | ticking   | Recovered |
+| any      | connection lost                     | unchanged, and no deadline runs |
+| any      | connection restored                 | unchanged, and the deadline begins anew |
+| any      | we were late ourselves              | unchanged, and the deadline begins anew |
+
+A tick of an earlier term than the newest is ignored. Once the newest leader has been silent for a
+whole deadline an earlier term counts again: a lock bucket that was lost counts from 1. So does the
+first tick after the connection was restored: NATS may have lost its store.
 """
 
 import asyncio
@@ -29,131 +46,6 @@ _DEAD = prometheus_client.Gauge(
 _PINGS = prometheus_client.Counter(
     "muster_notifier_pings_total", "Pings to the outside watcher, by what they came to.", ["result"]
 )
-
-
-class OwnAlerts:
-    """Creates our own alerts, in the same form as those from the bus."""
-
-    def __init__(self, *, instance: str, runbook_url: str) -> None:
-        self._instance = instance
-        self._runbook_url = runbook_url
-        self._count = itertools.count(1)
-        self._since: dict[vocabulary.AlertKind, datetime] = {}
-
-    def firing(
-        self, kind: vocabulary.AlertKind, *, summary: str, observed: str, at: datetime
-    ) -> codec.CloudEvent:
-        """Return a firing alert, dated from when it first fired."""
-        self._since.setdefault(kind, at)
-        return self._event(kind, summary=summary, observed=observed, at=at, ends_at=None)
-
-    def resolved(
-        self, kind: vocabulary.AlertKind, *, summary: str, observed: str, at: datetime
-    ) -> codec.CloudEvent:
-        """Return the resolved alert; after a restart only the ledger knows that it fired."""
-        event = self._event(kind, summary=summary, observed=observed, at=at, ends_at=at)
-        self._since.pop(kind, None)
-        return event
-
-    def _event(
-        self,
-        kind: vocabulary.AlertKind,
-        *,
-        summary: str,
-        observed: str,
-        at: datetime,
-        ends_at: datetime | None,
-    ) -> codec.CloudEvent:
-        number = next(self._count)
-        state = vocabulary.AlertState.RESOLVED if ends_at else vocabulary.AlertState.FIRING
-        alert = vocabulary.AlertChanged(
-            node=vocabulary.FLEET,
-            at=at,
-            plugin=PLUGIN,
-            kind=kind,
-            severity=vocabulary.Severity.CRITICAL,
-            state=state,
-            fingerprint=hashlib.sha256(f"{PLUGIN}|{kind}".encode()).hexdigest()[:16],
-            summary=summary,
-            starts_at=self._since.get(kind, at),
-            ends_at=ends_at,
-            evidence=(vocabulary.Evidence(source=PLUGIN, observed=observed),),
-            runbook=f"{self._runbook_url}{kind}.md",
-        )
-        return codec.CloudEvent(
-            id=f"{self._instance}:{kind}:{number}",
-            source="/services/notifier",
-            type=alert.TYPE,
-            time=at,
-            instance=self._instance,
-            sequence=number,
-            boot="",
-            data=alert,
-        )
-
-
-class Monitor:
-    """Raises our own alerts and passes them to `emit`."""
-
-    def __init__(
-        self, alerts: OwnAlerts, emit: Callable[[codec.CloudEvent], Awaitable[None]]
-    ) -> None:
-        self._alerts = alerts
-        self._emit = emit
-
-    async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
-        """Raise an alert while there are dead letters (other than about this alert), forever."""
-        kind = vocabulary.AlertKind.DEAD_LETTERS
-        while True:
-            dead = await subjects()
-            _DEAD.set(len(dead))
-            count = sum(1 for subject in dead if not dead_letters.is_about_dead(subject))
-            at = datetime.now(UTC)
-            if count:
-                text, observed = _DEAD_LETTERS, f"{count} dead letters"
-                event = self._alerts.firing(kind, summary=text, observed=observed, at=at)
-            else:
-                text, observed = "all notifications are delivered", "no dead letters"
-                event = self._alerts.resolved(kind, summary=text, observed=observed, at=at)
-            await self._emit(event)
-            await asyncio.sleep(_COUNT_S)
-
-    async def on_watchdog(self, output: Output) -> None:
-        """Raise an alert when health is silent, and resolve it when health ticks again."""
-        kind, at = vocabulary.AlertKind.HEALTH_SILENT, datetime.now(UTC)
-        match output:
-            case Silent(seconds=seconds, holder=holder):
-                leader = f", the last leader was {holder}" if holder else ""
-                observed = f"no watchdog tick for {seconds:.0f} s{leader}"
-                event = self._alerts.firing(kind, summary=_SILENT, observed=observed, at=at)
-            case Recovered(seconds=seconds, holder=holder):
-                event = self.health_recovered(f"{holder} ticks again after {seconds:.0f} s")
-        await self._emit(event)
-
-    def health_recovered(self, observed: str) -> codec.CloudEvent:
-        """Return the resolved alert about health's silence, for those notified of it."""
-        return self._alerts.resolved(
-            vocabulary.AlertKind.HEALTH_SILENT,
-            summary="the health service is back",
-            observed=observed,
-            at=datetime.now(UTC),
-        )
-
-
-async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
-    """Ping a URL every `interval_s` while we work; its service notices when the pings stop."""
-    was_taken = True
-    while True:
-        if alive():
-            result = await to.request("GET", read=http.Read.NOTHING)
-            if not isinstance(result, results.Result):
-                result = results.of_status(result.status, result.headers)
-            _PINGS.labels(result.kind).inc()
-            is_taken = result.kind is results.Kind.TAKEN
-            if was_taken and not is_taken:
-                logs.logger().warning("watchdog_ping_failed", where=to.where, error=result.detail)
-            was_taken = is_taken
-        await asyncio.sleep(interval_s)
 
 
 _INTERVALS: Final = 2.5
@@ -259,3 +151,106 @@ class Watchdog:
     def _silence_s(self, now: float) -> float:
         since = self._ticked_at if self._ticked_at is not None else self._began_at
         return 0.0 if since is None else now - since
+
+
+class OwnAlerts:
+    """Raises our own alerts, in the same form as those from the bus, and passes them to `emit`."""
+
+    def __init__(
+        self,
+        emit: Callable[[codec.CloudEvent], Awaitable[None]],
+        *,
+        instance: str,
+        runbook_url: str,
+    ) -> None:
+        self._emit = emit
+        self._instance = instance
+        self._runbook_url = runbook_url
+        self._count = itertools.count(1)
+        self._since: dict[vocabulary.AlertKind, datetime] = {}
+
+    async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
+        """Raise an alert while there are dead letters (other than about this alert), forever."""
+        kind = vocabulary.AlertKind.DEAD_LETTERS
+        while True:
+            dead = await subjects()
+            _DEAD.set(len(dead))
+            count = sum(1 for subject in dead if not dead_letters.is_about_dead(subject))
+            summary = _DEAD_LETTERS if count else "all notifications are delivered"
+            observed = f"{count or 'no'} dead letters"
+            await self._report(kind, summary, observed, fires=count > 0)
+            await asyncio.sleep(_COUNT_S)
+
+    async def on_watchdog(self, output: Output) -> None:
+        """Raise an alert when health is silent, and resolve it when health ticks again."""
+        match output:
+            case Silent(seconds=seconds, holder=holder):
+                leader = f", the last leader was {holder}" if holder else ""
+                observed = f"no watchdog tick for {seconds:.0f} s{leader}"
+                kind = vocabulary.AlertKind.HEALTH_SILENT
+                await self._report(kind, _SILENT, observed, fires=True)
+            case Recovered(seconds=seconds, holder=holder):
+                await self.health_recovered(f"{holder} ticks again after {seconds:.0f} s")
+
+    async def health_recovered(self, observed: str) -> None:
+        """Resolve the alert about health's silence; after a restart only the ledger knows of it."""
+        kind = vocabulary.AlertKind.HEALTH_SILENT
+        await self._report(kind, "the health service is back", observed, fires=False)
+
+    async def _report(
+        self, kind: vocabulary.AlertKind, summary: str, observed: str, *, fires: bool
+    ) -> None:
+        await self._emit(self.alert(kind, summary, observed, fires=fires, at=datetime.now(UTC)))
+
+    def alert(
+        self,
+        kind: vocabulary.AlertKind,
+        summary: str,
+        observed: str,
+        *,
+        fires: bool,
+        at: datetime,
+    ) -> codec.CloudEvent:
+        """Return an alert, dated from when it first fired."""
+        since = self._since.setdefault(kind, at) if fires else self._since.pop(kind, at)
+        number = next(self._count)
+        alert = vocabulary.AlertChanged(
+            node=vocabulary.FLEET,
+            at=at,
+            plugin=PLUGIN,
+            kind=kind,
+            severity=vocabulary.Severity.CRITICAL,
+            state=vocabulary.AlertState.FIRING if fires else vocabulary.AlertState.RESOLVED,
+            fingerprint=hashlib.sha256(f"{PLUGIN}|{kind}".encode()).hexdigest()[:16],
+            summary=summary,
+            starts_at=since,
+            ends_at=None if fires else at,
+            evidence=(vocabulary.Evidence(source=PLUGIN, observed=observed),),
+            runbook=f"{self._runbook_url}{kind}.md",
+        )
+        return codec.CloudEvent(
+            id=f"{self._instance}:{kind}:{number}",
+            source="/services/notifier",
+            type=alert.TYPE,
+            time=at,
+            instance=self._instance,
+            sequence=number,
+            boot="",
+            data=alert,
+        )
+
+
+async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
+    """Ping a URL every `interval_s` while we work; its service notices when the pings stop."""
+    was_taken = True
+    while True:
+        if alive():
+            result = await to.request("GET", read=http.Read.NOTHING)
+            if not isinstance(result, results.Result):
+                result = results.of_status(result.status, result.headers)
+            _PINGS.labels(result.kind).inc()
+            is_taken = result.kind is results.Kind.TAKEN
+            if was_taken and not is_taken:
+                logs.logger().warning("watchdog_ping_failed", where=to.where, error=result.detail)
+            was_taken = is_taken
+        await asyncio.sleep(interval_s)

@@ -55,7 +55,7 @@ Json = dict[str, object]
 _OK: Final = 200
 
 
-class Reply(msgspec.Struct, frozen=True):
+class SlackReply(msgspec.Struct, frozen=True):
     """A response from Slack's API."""
 
     ok: bool = False
@@ -64,7 +64,7 @@ class Reply(msgspec.Struct, frozen=True):
     channel: str = ""
 
 
-def message_content(notification: notifications.Notification, words: message.Message) -> Json:
+def slack_content(notification: notifications.Notification, words: message.Message) -> Json:
     """Return the message content, for the API and for incoming webhooks."""
     _, _, rest = words.text.partition("\n")
     blocks: list[Json] = [
@@ -104,20 +104,20 @@ def change_line(notification: notifications.Notification, text: message.Message)
     return f"{reasons[notification.reason]}: {_escaped(text.title)}"
 
 
-def read(body: bytes) -> Reply:
+def read_slack_reply(body: bytes) -> SlackReply:
     """Return the API's response; an error if the body is not one."""
     try:
-        return msgspec.json.decode(body, type=Reply)
+        return msgspec.json.decode(body, type=SlackReply)
     except codec.UNREADABLE:
-        return Reply(error=_NO_RESPONSE)
+        return SlackReply(error=_NO_RESPONSE)
 
 
-def is_gone(reply: Reply) -> bool:
+def is_gone(reply: SlackReply) -> bool:
     """Return whether the message to edit no longer exists."""
     return reply.error in _GONE
 
 
-def result_of(reply: Reply) -> results.Result:
+def slack_result(reply: SlackReply) -> results.Result:
     """Return the result for a response."""
     if reply.ok:
         return results.Result(results.Outcome.TAKEN, "ok")
@@ -156,7 +156,7 @@ class SlackChannel:
     ) -> results.Result:
         """Post the group's message, or edit it and post the change in its thread."""
         text = message.compose(notification, self._templates)
-        content = message_content(notification, text)
+        content = slack_content(notification, text)
         if "ts" not in data:
             return await self._begin(content)
         where = {"channel": data.get("channel", self._channel), "ts": data["ts"]}
@@ -167,7 +167,7 @@ class SlackChannel:
             await asyncio.sleep(self._pace_s)
             return replace(await self._begin(content), requests=2)
         if not reply.ok:
-            return result_of(reply)
+            return slack_result(reply)
         await asyncio.sleep(self._pace_s)
         thread_reply = await self._call(
             "chat.postMessage",
@@ -178,7 +178,7 @@ class SlackChannel:
             },
         )
         answer = (
-            thread_reply if isinstance(thread_reply, results.Result) else result_of(thread_reply)
+            thread_reply if isinstance(thread_reply, results.Result) else slack_result(thread_reply)
         )
         return replace(answer, data=where, requests=2)
 
@@ -187,9 +187,9 @@ class SlackChannel:
         if isinstance(reply, results.Result):
             return reply
         data = {"channel": reply.channel or self._channel, "ts": reply.ts} if reply.ts else {}
-        return replace(result_of(reply), data=data)
+        return replace(slack_result(reply), data=data)
 
-    async def _call(self, method: str, body: Json) -> Reply | results.Result:
+    async def _call(self, method: str, body: Json) -> SlackReply | results.Result:
         answer = await self._endpoint.request(
             "POST", below=f"/{method}", headers=self._headers, body=msgspec.json.encode(body)
         )
@@ -197,7 +197,7 @@ class SlackChannel:
             return answer
         if answer.status != _OK:
             return results.of_status(answer.status, answer.headers)
-        return read(answer.body)
+        return read_slack_reply(answer.body)
 
 
 class SlackIncoming:
@@ -212,13 +212,11 @@ class SlackIncoming:
     ) -> results.Result:
         """Post a message."""
         text = message.compose(notification, self._templates)
-        body = msgspec.json.encode(message_content(notification, text))
+        body = msgspec.json.encode(slack_content(notification, text))
         return await self._endpoint.post_json(body)
 
 
 BODY_BYTES_MAX: Final = 27_000
-
-TeamsJson = dict[str, object]
 
 
 def teams_card(notification: notifications.Notification, message_text: message.Message) -> bytes:
@@ -230,14 +228,14 @@ def teams_card(notification: notifications.Notification, message_text: message.M
         shown = lines[:count]
         if count < len(lines):
             shown = [*shown, f"… {len(lines) - count} more lines"]
-        return msgspec.json.encode(_message(notification, message_text.title, shown))
+        return msgspec.json.encode(_teams_message(notification, message_text.title, shown))
 
     return webhook.encode_fitting(encode, len(lines), BODY_BYTES_MAX)
 
 
-def _message(notification: notifications.Notification, title: str, lines: list[str]) -> TeamsJson:
+def _teams_message(notification: notifications.Notification, title: str, lines: list[str]) -> Json:
     colour = "Attention" if notification.firing_ids else "Good"
-    head: TeamsJson = {
+    head: Json = {
         "type": "TextBlock",
         "text": title,
         "weight": "Bolder",
@@ -245,7 +243,7 @@ def _message(notification: notifications.Notification, title: str, lines: list[s
         "color": colour,
         "wrap": True,
     }
-    rest: list[TeamsJson] = [
+    rest: list[Json] = [
         {
             "type": "TextBlock",
             "text": line,
@@ -255,14 +253,14 @@ def _message(notification: notifications.Notification, title: str, lines: list[s
         }
         for line in lines
     ]
-    content: TeamsJson = {
+    content: Json = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
         "version": "1.4",
         "msteams": {"width": "Full"},
         "body": [head, *rest],
     }
-    attachment: TeamsJson = {
+    attachment: Json = {
         "contentType": "application/vnd.microsoft.card.adaptive",
         "contentUrl": None,
         "content": content,
