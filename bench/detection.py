@@ -37,7 +37,7 @@ import grpc.aio
 import orjson
 
 from bench import report
-from muster.local import layout, nats, processes
+from muster.local import nats, processes, stack
 from muster.nats import bus
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
@@ -373,7 +373,7 @@ async def _watched() -> AsyncIterator[tuple[processes.Process, processes.Process
             for name, tree in settings.items():
                 file = directory / f"{name}.json"
                 file.write_bytes(orjson.dumps(tree))
-                program = layout.service(name, str(file))
+                program = stack.service(name, str(file))
                 made.append(processes.Process(program, directory / f"{name}.log"))
             for process in made:
                 await process.start()

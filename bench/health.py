@@ -27,7 +27,7 @@ import orjson
 
 from bench import connections, programs, report
 from muster import vocabulary
-from muster.local import layout, nats, processes
+from muster.local import nats, processes, stack
 from muster.nats import bus, consumers, streams
 from tests.worlds import webhook_sink
 
@@ -101,7 +101,7 @@ class _World:
         file = self.directory / "health.json"
         settings = {"bus": {"url": self.server.url}, "blind": {"webhook_url": blind_url}}
         file.write_bytes(orjson.dumps(settings))
-        program = layout.Program("health", "muster_health", ("--config", str(file)))
+        program = processes.Program("health", "muster_health", ("--config", str(file)))
         self.health = processes.Process(program, self.directory / "health.log")
         await self.health.start()
         self.fleet_process = await asyncio.create_subprocess_exec(
@@ -343,32 +343,32 @@ async def _notified(
 
 
 async def _labelled(
-    world: _World, stack: contextlib.AsyncExitStack, nodes: int
+    world: _World, exits: contextlib.AsyncExitStack, nodes: int
 ) -> aiohttp.ClientSession:
     """Start a labeler that may write, over an API with some of the nodes; return the API."""
     kubeconfig = world.directory / "kubeconfig"
-    program = layout.kubernetes(str(kubeconfig))
+    program = stack.kubernetes(str(kubeconfig))
     api = processes.Process(program, world.directory / "kubernetes.log")
-    stack.push_async_callback(api.end)
+    exits.push_async_callback(api.end)
     await api.start()
-    http = await stack.enter_async_context(aiohttp.ClientSession(api.addresses["http"]))
+    http = await exits.enter_async_context(aiohttp.ClientSession(api.addresses["http"]))
     for number in range(min(nodes, _LABELLED)):
         body = orjson.dumps({"metadata": {"name": connections.name_of(number)}})
         async with http.post(_NODES, data=body) as answer:
             answer.raise_for_status()
     cluster = {"kubeconfig": str(kubeconfig), "namespace": "default"}
     settings = {"bus": {"url": world.server.url}, "mode": "apply", "kubernetes": cluster}
-    await _service(world, stack, "labeler", settings)
+    await _service(world, exits, "labeler", settings)
     return http
 
 
 async def _service(
-    world: _World, stack: contextlib.AsyncExitStack, name: str, settings: dict[str, Any]
+    world: _World, exits: contextlib.AsyncExitStack, name: str, settings: dict[str, Any]
 ) -> None:
     file = world.directory / f"{name}.json"
     file.write_bytes(orjson.dumps(settings))
-    process = processes.Process(layout.service(name, str(file)), world.directory / f"{name}.log")
-    stack.push_async_callback(process.end)
+    process = processes.Process(stack.service(name, str(file)), world.directory / f"{name}.log")
+    exits.push_async_callback(process.end)
     await process.start()
 
 

@@ -19,7 +19,7 @@ import orjson
 
 from bench import programs, report
 from muster import vocabulary
-from muster.local import layout, nats, processes
+from muster.local import nats, processes, stack
 from muster.nats import bus
 
 _KEY: Final = "skypilot.co/accelerator"
@@ -147,7 +147,7 @@ class _Cluster:
             "policy": {"writes_per_s": _RATE},
         }
         file.write_bytes(orjson.dumps(settings))
-        program = layout.Program("labeler", "muster_labeler", ("--config", str(file)))
+        program = processes.Program("labeler", "muster_labeler", ("--config", str(file)))
         labeler = processes.Process(program, self._directory / "labeler.log")
         await labeler.start()
         return labeler
@@ -224,7 +224,7 @@ print(peak, code, file=sys.stderr)
 @contextlib.asynccontextmanager
 async def _cluster(directory: Path) -> AsyncIterator[_Cluster]:
     log = str(directory / _AUDIT_LOG)
-    program = layout.kubernetes(str(directory / "kubeconfig"), "--audit-log-path", log)
+    program = stack.kubernetes(str(directory / "kubeconfig"), "--audit-log-path", log)
     api = processes.Process(program, directory / "kubernetes.log")
     await api.start()
     cluster = _Cluster(directory, api.addresses["http"])

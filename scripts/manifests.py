@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import yaml
 
 from muster import vocabulary
-from muster.local import layout
+from muster.local import stack
 from muster.nats.auth import permissions
 from scripts import dashboard
 
@@ -158,14 +158,14 @@ def _key(item: _Object) -> _Key:
 def _compose() -> dict[Path, bytes]:
     """Return the settings of each program of compose.yaml; the address of NATS is in there."""
     trees = {
-        "health": layout.health_settings(nats="", kubeconfig="/etc/kubeconfig"),
-        "labeler": layout.labeler_settings(nats="", kubeconfig="/etc/kubeconfig"),
-        "notifier": layout.notifier_settings(
+        "health": stack.health_settings(nats="", kubeconfig="/etc/kubeconfig"),
+        "labeler": stack.labeler_settings(nats="", kubeconfig="/etc/kubeconfig"),
+        "notifier": stack.notifier_settings(
             nats="", webhook_url="http://webhook:8080/notifications", reach="private"
         ),
     }
-    for node in layout.NODES:
-        trees[f"plugin-{node.name}"] = layout.plugin_settings(
+    for node in stack.NODES:
+        trees[f"plugin-{node.name}"] = stack.plugin_settings(
             node,
             nats="",
             directory="/var/lib/kubelet",
@@ -176,16 +176,16 @@ def _compose() -> dict[Path, bytes]:
     return {Path("compose", f"{name}.yaml"): _settings(tree) for name, tree in trees.items()}
 
 
-def _settings(tree: layout.Settings) -> bytes:
+def _settings(tree: stack.Settings) -> bytes:
     kept = {key: value for key, value in tree.items() if key != "bus"}
     kept["http"] = {"host": "0.0.0.0", "port": 8080}  # noqa: S104  # in a container of its own
     text = yaml.safe_dump(kept, sort_keys=False)
-    return f"# made by scripts/manifests.py from muster/local/layout.py\n{text}".encode()
+    return f"# made by scripts/manifests.py from muster/local/stack.py\n{text}".encode()
 
 
 def _accounts() -> dict[Path, bytes]:
     central = permissions.central()
-    nodes = [permissions.plugin(vocabulary.node_token(node.name)) for node in layout.NODES]
+    nodes = [permissions.plugin(vocabulary.node_token(node.name)) for node in stack.NODES]
     return {
         Path(place, "accounts.conf"): permissions.accounts_conf([*central, *plugins]).encode()
         for place, plugins in (("k8s/base/nats", [permissions.any_plugin()]), ("compose", nodes))

@@ -19,7 +19,7 @@ import cyclopts
 import msgspec
 
 from muster.cli import demo_steps, events, output
-from muster.local import layout, nats, processes, stack
+from muster.local import nats, processes, stack
 from muster.service import runtime
 from muster.vocabulary import AlertKind, Verdict
 
@@ -170,7 +170,7 @@ async def _on_containers(story: Story) -> None:
     started = asyncio.get_running_loop().time()
     since = datetime.now(UTC) - _EVENTS_AGE
     pod = f"{containers.http('kubernetes')}/api/v1/namespaces/default/pods/{demo_steps.POD}"
-    a, b, _ = (node.name for node in layout.NODES)
+    a, b, _ = (node.name for node in stack.NODES)
     recorder = events.Recorder()
     steps = demo_steps.Steps(containers, recorder)
     async with events.subscribe_all(os.environ["NATS_URL"], recorder.record, since=since):
@@ -185,8 +185,8 @@ async def _on_containers(story: Story) -> None:
 
 def _steps(running: stack.Stack, steps: demo_steps.Steps) -> list[tuple[str, demo_steps.Play]]:
     """Return the story: each fault on another node, detected, notified of, repaired, resolved."""
-    a, b, c = (node.name for node in layout.NODES)
-    plugin = {node.name: running.processes[f"plugin-{node.name}"] for node in layout.NODES}
+    a, b, c = (node.name for node in stack.NODES)
+    plugin = {node.name: running.processes[f"plugin-{node.name}"] for node in stack.NODES}
     fuse = "a simulated one" if running.fuse_simulated else "this machine's own"
 
     async def freeze() -> None:

@@ -17,13 +17,13 @@ from typing import Any, Final, Protocol
 
 from muster import vocabulary
 from muster.cli import events, registry
-from muster.local import layout
+from muster.local import stack
 from muster.vocabulary import AlertKind, AlertState, Verdict
 
 _XID: Final = 79
 _LABEL: Final = "skypilot.co/accelerator"
 POD: Final = "training"
-GPUS: Final = sum(node.gpus for node in layout.NODES)
+GPUS: Final = sum(node.gpus for node in stack.NODES)
 _TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.05
 
@@ -68,7 +68,7 @@ class Steps:
 
         async def refuse_and_drop() -> None:
             await post(f"{kubelet_a}/registration?accept=false")
-            await post(f"{kubelet_a}/drop-stream?resource={layout.FUSE}")
+            await post(f"{kubelet_a}/drop-stream?resource={stack.FUSE}")
 
         async def accept() -> None:
             await post(f"{kubelet_a}/registration?accept=true")
@@ -126,19 +126,19 @@ class Steps:
 
     async def _advertised(self, fuse: str) -> str:
         url = f"{self._place.http('kubernetes')}/api/v1/nodes"
-        expected = {node.name: node.capacity for node in layout.NODES}
+        expected = {node.name: node.capacity for node in stack.NODES}
         await poll(url, lambda nodes: _allocatable(nodes) == expected)
         return f"/dev/fuse ({fuse}) and {GPUS} GPUs on {len(expected)} nodes are allocatable"
 
     async def _allocated(self, node: str) -> str:
         since = asyncio.get_running_loop().time()
         url = f"{self._place.http('kubernetes')}/api/v1/namespaces/default/pods"
-        await post(url, _pod(POD, node, {layout.FUSE: 1, layout.GPU: 1}))
+        await post(url, _pod(POD, node, {stack.FUSE: 1, stack.GPU: 1}))
         phase = await poll(f"{url}/{POD}", _phase)
         if phase != "Running":
             raise StepFailed(f"the pod is {phase}")
         devices: list[str] = []
-        for resource in (layout.FUSE, layout.GPU):
+        for resource in (stack.FUSE, stack.GPU):
             _, allocation = await self._recorder.first(
                 vocabulary.AllocationObserved,
                 lambda event, resource=resource: event.resource == resource,  # type: ignore[misc]
@@ -149,7 +149,7 @@ class Steps:
 
     async def _labels_suggested(self) -> str:
         suggestions = []
-        for node in layout.NODES:
+        for node in stack.NODES:
             _, event = await self._recorder.first(
                 vocabulary.LabelsSuggested,
                 lambda event, name=node.name: event.node == name,  # type: ignore[misc]
@@ -162,7 +162,7 @@ class Steps:
         url = self._place.http("kubernetes")
         await poll(f"{url}/api/v1/namespaces/muster/configmaps", _lists_every_node)
         options = ("--apply", "--yes", "--simulated")
-        code, _ = await _label_gpus(url, *options, "--node", layout.NODES[0].name)
+        code, _ = await _label_gpus(url, *options, "--node", stack.NODES[0].name)
         if code == 0:
             raise StepFailed("one node alone was labelled, which hides the others")
         code, last_line = await _label_gpus(url, *options)
@@ -172,7 +172,7 @@ class Steps:
         return f"one node alone is refused, as it would hide the others; all at once: {last_line}"
 
     async def _judged_healthy(self) -> str:
-        for node in layout.NODES:
+        for node in stack.NODES:
             await self._recorder.first(
                 vocabulary.VerdictChanged,
                 lambda event, name=node.name: (  # type: ignore[misc]
@@ -180,7 +180,7 @@ class Steps:
                 ),
                 since=0.0,
             )
-        return f"{len(layout.NODES)} plugins HEALTHY"
+        return f"{len(stack.NODES)} plugins HEALTHY"
 
     async def _gpu_lost(self, node: str, harm: Callable[[], Awaitable[None]]) -> str:
         since = asyncio.get_running_loop().time()
@@ -199,9 +199,9 @@ class Steps:
         return f"{node} offers all its GPUs; resolution after {delivered_s:.2f} s"
 
     async def _gpus_allocatable(self, node: str, *, lost: int) -> None:
-        count = next(n.gpus for n in layout.NODES if n.name == node) - lost
+        count = next(n.gpus for n in stack.NODES if n.name == node) - lost
         url = f"{self._place.http('kubernetes')}/api/v1/nodes"
-        await poll(url, lambda nodes: _allocatable(nodes)[node].get(layout.GPU) == count)
+        await poll(url, lambda nodes: _allocatable(nodes)[node].get(stack.GPU) == count)
 
     async def _delivered(
         self, kind: AlertKind, node: str, state: AlertState, since: float
@@ -315,7 +315,7 @@ def _allocatable(nodes: Any) -> dict[str, dict[str, int]]:
 def _lists_every_node(configmaps: Any) -> bool:
     """Return whether the labeler has stored what every node's plugin reported."""
     texts = [text for item in configmaps["items"] for text in item.get("data", {}).values()]
-    return any(all(f'"{node.name}"' in text for node in layout.NODES) for text in texts)
+    return any(all(f'"{node.name}"' in text for node in stack.NODES) for text in texts)
 
 
 def _all_labelled(nodes: Any) -> bool:

@@ -16,7 +16,6 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from muster.nats.auth import permissions
@@ -93,12 +92,7 @@ class NatsServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the server."""
         await self.stop()
 

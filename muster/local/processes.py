@@ -11,13 +11,12 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import orjson
-
-from muster.local import layout
 
 _UP_TIMEOUT_S: Final = 20.0
 _END_TIMEOUT_S: Final = 5.0
@@ -55,10 +54,29 @@ def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
             os.kill(process.pid, number)
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A Python program to run: its name, module and arguments."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, http: str) -> "Program":
+        """Return the program with its HTTP address set to `http://host:port`."""
+        address = http.removeprefix("http://")
+        if self.module.startswith("muster.local."):
+            return replace(self, arguments=(*self.arguments, "--http", address))
+        variable = f"{self.module.upper()}__HTTP__PORT"
+        port = {variable: address.rpartition(":")[2]}
+        return replace(self, environment={**self.environment, **port})
+
+
 class Process:
     """One running program; restartable in place."""
 
-    def __init__(self, program: layout.Program, log: Path) -> None:
+    def __init__(self, program: Program, log: Path) -> None:
         self.program = program
         self.log = log
         self.addresses: dict[str, str] = {}

@@ -1,7 +1,11 @@
 """Adapter: processes: starts all of muster on this machine, and removes it completely.
 
-NATS, a Kubernetes API, a webhook receiver, three nodes with a kubelet and a plugin each, and the
-three central services; all real processes. The sockets, settings and logs are in one directory.
+NATS, a Kubernetes API, a webhook receiver, three simulated nodes with a kubelet and a plugin each,
+and the three central services; all real processes. One node offers this machine's own `/dev/fuse`
+besides simulated GPUs; the others GPUs only. The sockets, settings and logs are in one directory.
+
+Heartbeats come every second and `group_wait` is half a second, so that a fault is reported in
+seconds; the defaults, for a cluster, are slower.
 """
 
 import asyncio
@@ -10,16 +14,109 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import yaml
 
-from muster.local import layout, nats, processes
+from muster.local import nats, processes
 
+FUSE: Final = "smarter-devices/fuse"
+GPU: Final = "nvidia.com/gpu"
+PLUGIN: Final = "device-plugin"
+HEARTBEAT_S: Final = 1.0
 _RESTART_S: Final = (1.0, 30.0)
+
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One simulated node and what its plugin offers."""
+
+    name: str
+    gpus: int
+    product: str
+    memory_mib: int
+    fuse: bool = False
+
+    @property
+    def capacity(self) -> dict[str, int]:
+        """The node's devices by resource name once everything is registered."""
+        return {GPU: self.gpus} | ({FUSE: 1} if self.fuse else {})
+
+
+NODES: Final = (
+    Node("node-a", 8, "NVIDIA H100 80GB HBM3", 81_559, fuse=True),
+    Node("node-b", 4, "NVIDIA A100-SXM4-80GB", 81_920),
+    Node("node-c", 2, "NVIDIA L4", 23_034),
+)
+
+
+def kubernetes(kubeconfig: str, *more: str) -> processes.Program:
+    """Return the stand-in for the Kubernetes API, with `more` options."""
+    options = ("--kubeconfig", kubeconfig, "--namespace", "muster", *more)
+    return processes.Program("kubernetes", "muster.local.kubernetes", options)
+
+
+def service(name: str, file: str) -> processes.Program:
+    """Return one of the services, with its settings file."""
+    package = f"muster_{name.partition('-')[0]}"
+    return processes.Program(name, package, ("--config", file))
+
+
+def plugin_settings(
+    node: Node, *, nats: str, directory: str, fuse_path: str, faults: str
+) -> Settings:
+    """Return the settings of a node's plugin."""
+    fuse = {"name": FUSE, "groups": [{"devices": [{"path": fuse_path}]}]}
+    return {
+        "node": node.name,
+        "name": PLUGIN,
+        "bus": {"url": nats},
+        "kubelet": {"directory": directory},
+        "heartbeat": {"interval_s": HEARTBEAT_S},
+        "resources": [fuse] if node.fuse else [],
+        "gpus": {"health": {"poll_s": 1.0}},
+        "simulated_gpus": {
+            "count": node.gpus,
+            "product": node.product,
+            "memory_mib": node.memory_mib,
+            "faults": faults,
+        },
+    }
+
+
+def health_settings(*, nats: str, kubeconfig: str) -> Settings:
+    """Return the settings of health; `patience_s` is 0, as silence is always a fault here."""
+    return {
+        "bus": {"url": nats},
+        "detection": {"patience_s": 0},
+        "cluster": {
+            "kubeconfig": kubeconfig,
+            "plugins": [{"plugin": PLUGIN, "nodes": {"kubernetes.io/os": "linux"}}],
+        },
+    }
+
+
+def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:
+    """Return the settings of the labeler, which only suggests."""
+    return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": {"kubeconfig": kubeconfig}}
+
+
+def notifier_settings(*, nats: str, webhook_url: str, reach: str = "loopback") -> Settings:
+    """Return the settings of the notifier, which notifies the console and the webhook stand-in."""
+    return {
+        "bus": {"url": nats},
+        "group_wait_s": 0.5,
+        "group_interval_s": 1.0,
+        "receivers": [
+            {"name": "console", "console": {}},
+            {"name": "webhook", "webhook": {"url": webhook_url, "reach": reach}},
+        ],
+    }
 
 
 class Stack:
@@ -59,12 +156,7 @@ class Stack:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End everything; remove the directory."""
         await self._end()
 
@@ -92,19 +184,20 @@ class Stack:
             self.nats_url = self.nats.url
             self._restart_on_exit("nats-server", self.nats)
         self._show_address("NATS", self.nats_url)
-        await self._run(layout.kubernetes(str(self.kubeconfig)), layout.webhook())
+        webhook = processes.Program("webhook", "muster.local.webhook")
+        await self._run(kubernetes(str(self.kubeconfig)), webhook)
         self._show_address("Kubernetes API", f"{self.http('kubernetes')}  (stand-in)")
         self._show_address("", f"kubectl --kubeconfig {self.kubeconfig} get nodes")
         self._show_address("webhook", f"{self.http('webhook')}/received  (stand-in)")
-        await self._run(*(self._kubelet(node) for node in layout.NODES))
-        for node in layout.NODES:
+        await self._run(*(self._kubelet(node) for node in NODES))
+        for node in NODES:
             url = self.http(f"kubelet-{node.name}")
             self._show_address(f"kubelet {node.name}", f"{url}/state  (stand-in)")
         await self._run(*self._central(), *self._plugins())
         self._show_address("health", f"{self.http('health')}/state")
         self._show_address("notifier", f"{self.http('notifier')}/state")
         self._show_address("labeler", f"{self.http('labeler')}/state")
-        for node in layout.NODES:
+        for node in NODES:
             self._show_address(f"plugin {node.name}", f"{self.http(f'plugin-{node.name}')}/metrics")
 
     async def _start_nats(self) -> nats.NatsServer:
@@ -121,27 +214,31 @@ class Stack:
     def _show_address(self, what: str, where: str) -> None:
         self._show(f"{what:<15} {where}")
 
-    def _kubelet(self, node: layout.Node) -> layout.Program:
+    def _kubelet(self, node: Node) -> processes.Program:
         directory = self.directory / node.name
         directory.mkdir()
-        return layout.kubelet(node, directory=str(directory), api=self.http("kubernetes"))
+        options = ("--node", node.name, "--dir", str(directory), "--api", self.http("kubernetes"))
+        program = f"kubelet-{node.name}"
+        return processes.Program(
+            program, "muster.local.kubelet", (*options, "--status-period", "0.5")
+        )
 
-    def _central(self) -> list[layout.Program]:
+    def _central(self) -> list[processes.Program]:
         url = self.nats_url
         kubeconfig = str(self.kubeconfig)
         receiver = f"{self.http('webhook')}/notifications"
         return [
-            self._service("health", layout.health_settings(nats=url, kubeconfig=kubeconfig)),
-            self._service("labeler", layout.labeler_settings(nats=url, kubeconfig=kubeconfig)),
-            self._service("notifier", layout.notifier_settings(nats=url, webhook_url=receiver)),
+            self._service("health", health_settings(nats=url, kubeconfig=kubeconfig)),
+            self._service("labeler", labeler_settings(nats=url, kubeconfig=kubeconfig)),
+            self._service("notifier", notifier_settings(nats=url, webhook_url=receiver)),
         ]
 
-    def _plugins(self) -> list[layout.Program]:
+    def _plugins(self) -> list[processes.Program]:
         fuse = self._fuse()
         programs = []
-        for node in layout.NODES:
+        for node in NODES:
             self.faults(node.name).touch()
-            settings = layout.plugin_settings(
+            settings = plugin_settings(
                 node,
                 nats=self.nats_url,
                 directory=str(self.directory / node.name),
@@ -163,12 +260,12 @@ class Stack:
         simulated.symlink_to(os.devnull)
         return simulated
 
-    def _service(self, name: str, settings: layout.Settings) -> layout.Program:
+    def _service(self, name: str, settings: Settings) -> processes.Program:
         file = self.directory / f"{name}.yaml"
         file.write_text(yaml.safe_dump(dict(settings)), "utf-8")
-        return layout.service(name, str(file))
+        return service(name, str(file))
 
-    async def _run(self, *programs: layout.Program) -> None:
+    async def _run(self, *programs: processes.Program) -> None:
         """Start programs concurrently; all have started or failed when an error is raised."""
         starting = []
         for program in programs:

@@ -19,7 +19,7 @@ import yaml
 from muster import vocabulary
 from muster.cli import registry
 from muster.kubernetes import api as kubernetes_api
-from muster.local import layout, nats, processes
+from muster.local import nats, processes
 from muster.nats import bus
 from muster_labeler import model
 from muster_labeler.naming import schemes
@@ -299,7 +299,7 @@ async def _with_service(real: Real, story: Callable[[bus.Bus], Awaitable[None]])
         kubernetes = {"kubeconfig": real.kubeconfig, "namespace": "default"}
         settings = {"bus": {"url": started.url}, "mode": "apply", "kubernetes": kubernetes}
         file.write_bytes(orjson.dumps(settings))
-        program = layout.Program("labeler", "muster_labeler", ("--config", str(file)))
+        program = processes.Program("labeler", "muster_labeler", ("--config", str(file)))
         labeler = processes.Process(program, real.directory / "labeler.log")
         await labeler.start()
         open_.push_async_callback(labeler.end)

@@ -20,7 +20,7 @@ PLANTED = [
     ),
     (
         "The SDK, the command line and the stand-ins know no service",
-        "muster/local/layout.py",
+        "muster/local/stack.py",
         "muster_plugin.config.settings",
     ),
     (
@@ -30,7 +30,7 @@ PLANTED = [
     ),
     (
         "The stand-ins share no code of the bus",
-        "muster/local/layout.py",
+        "muster/local/stack.py",
         "muster.vocabulary",
     ),
     (

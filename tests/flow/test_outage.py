@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from muster import vocabulary
 from muster.cli import demo_steps
-from muster.local import layout, stack
+from muster.local import stack
 from muster.nats import bus, consumers, streams
 from muster.vocabulary import Health, Verdict
 
@@ -62,7 +62,7 @@ async def receive_heartbeats(connected: bus.Bus, count: int) -> None:
 
     async def receive(heartbeat: vocabulary.Heartbeat) -> None:
         counts[heartbeat.node] = counts.get(heartbeat.node, 0) + 1
-        if len(counts) == len(layout.NODES) and min(counts.values()) >= count:
+        if len(counts) == len(stack.NODES) and min(counts.values()) >= count:
             enough.set()
 
     await connected.heartbeats(receive)
@@ -82,7 +82,7 @@ async def outage() -> tuple[list[str], list[str]]:
             await asyncio.wait_for(wait_for_lost_gpu(running), 30)
             script(running, {"device": 0, "clear": 79})
             # longer than a suspicion takes: without the self-check every plugin would get a verdict
-            await asyncio.sleep(4 * layout.HEARTBEAT_S)
+            await asyncio.sleep(4 * stack.HEARTBEAT_S)
             await running.nats.start()
             changes = await events_until_healthy(connected, since)
             # as long again, for verdicts after the return
@@ -94,7 +94,7 @@ async def wait_for_lost_gpu(running: stack.Stack) -> None:
     """Return when the node's kubelet counts one GPU less."""
 
     def fewer(state: dict[str, object]) -> bool:
-        return layout.GPU in json.dumps(state) and '"Unhealthy"' in json.dumps(state)
+        return stack.GPU in json.dumps(state) and '"Unhealthy"' in json.dumps(state)
 
     await demo_steps.poll(f"{running.http(f'kubelet-{NODE}')}/state", fewer)
 

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from muster import vocabulary
-from muster.local import kubernetes, layout, nats, processes
+from muster.local import kubernetes, nats, processes
 from muster.nats import bus, consumers, streams
 from muster_labeler.service import decisions
 
@@ -47,7 +47,7 @@ class World:
             **settings,
         }
         file.write_bytes(orjson.dumps(chosen))
-        program = layout.Program("labeler", "muster_labeler", ("--config", str(file)))
+        program = processes.Program("labeler", "muster_labeler", ("--config", str(file)))
         self.labeler = processes.Process(program, self.directory / "labeler.log")
         await self.labeler.start()
         return self.labeler

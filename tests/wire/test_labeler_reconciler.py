@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from muster import vocabulary
-from muster.local import kubernetes, layout, nats, processes
+from muster.local import kubernetes, nats, processes
 from muster.nats import bus
 from muster_labeler import model
 from muster_labeler.kubernetes import projection
@@ -44,7 +44,7 @@ class World:
         cluster = {"kubeconfig": str(kubeconfig), "namespace": "default"}
         chosen = {"bus": {"url": self.server.url}, "mode": mode, "kubernetes": cluster}
         file.write_bytes(orjson.dumps({**chosen, "retry_s": 0.2, **settings}))
-        program = layout.Program(f"labeler-{number}", "muster_labeler", ("--config", str(file)))
+        program = processes.Program(f"labeler-{number}", "muster_labeler", ("--config", str(file)))
         labeler = processes.Process(program, self.directory / f"labeler-{number}.log")
         self.labelers.append(labeler)
         await labeler.start()

@@ -16,7 +16,7 @@ from nats import errors
 
 from muster import vocabulary
 from muster.cli import keyfiles
-from muster.local import layout, nats, processes
+from muster.local import nats, processes
 from muster.nats import bus, consumers, streams
 from tests.worlds import bus_subjects, manifests, token_issuer
 
@@ -104,7 +104,7 @@ async def gate(where: Path, urls: str) -> AsyncIterator[None]:
     }
     (where / "gate.yaml").write_text(json.dumps(settings))
     credentials = {"NATS_CREDS": f"{where}/gate.creds"}
-    program = layout.Program("g", "muster_gate", ("--config", f"{where}/gate.yaml"), credentials)
+    program = processes.Program("g", "muster_gate", ("--config", f"{where}/gate.yaml"), credentials)
     process = processes.Process(program, where / "gate.log")
     await process.start()
     try:

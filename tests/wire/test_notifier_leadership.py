@@ -10,7 +10,7 @@ import aiohttp
 import nats.js.errors
 import orjson
 
-from muster.local import layout, processes
+from muster.local import processes
 from tests.worlds import webhook_sink
 
 
@@ -35,7 +35,7 @@ class Pair:
             "acting": {"ttl_s": 1, "renew_s": 0.3},
         }
         file.write_bytes(orjson.dumps(settings))
-        program = layout.Program("notifier", "muster_notifier", ("--config", str(file)))
+        program = processes.Program("notifier", "muster_notifier", ("--config", str(file)))
         made = processes.Process(program, self.world.directory / f"{name}.log")
         await made.start()
         self.both.append(made)

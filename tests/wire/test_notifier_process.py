@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from muster import matching, vocabulary
-from muster.local import layout, nats, processes, webhook
+from muster.local import nats, processes, webhook
 from muster.nats import bus, consumers, storage, streams
 from muster.vocabulary import AlertState
 from muster_notifier.delivery.dead_letters import REPLAY
@@ -46,7 +46,7 @@ class World:
                 {"bus": {"url": self.server.url}, "receivers": [receiver], **times, **settings}
             )
         )
-        program = layout.Program("notifier", "muster_notifier", ("--config", str(file)))
+        program = processes.Program("notifier", "muster_notifier", ("--config", str(file)))
         self.notifier = processes.Process(program, self.directory / "notifier.log")
         await self.notifier.start()
         return self.notifier

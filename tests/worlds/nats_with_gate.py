@@ -17,8 +17,8 @@ from typing import Any, Self
 import orjson
 
 from muster.cli import keyfiles
-from muster.local import layout, processes
 from muster.local import nats as local
+from muster.local import processes
 from muster.nats.auth import nkeys
 from muster.service import probes
 from tests.worlds import bus_subjects, token_issuer
@@ -154,7 +154,7 @@ class World:
         }
         file = self.where / f"gate-{number}.yaml"
         file.write_text(json.dumps(settings))
-        program = layout.Program(
+        program = processes.Program(
             f"gate-{number}",
             "muster_gate",
             ("--config", str(file)),

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from muster import vocabulary
-from muster.local import layout, nats, processes
+from muster.local import nats, processes
 from muster.nats import bus
 
 T0: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -129,7 +129,7 @@ class World:
         config = {"bus": {"url": self.server.url}, "receivers": receivers, **settings}
         config["watchdog"] = {"enabled": False}
         file.write_bytes(msgspec.json.encode(config))
-        program = layout.Program("notifier", "muster_notifier", ("--config", str(file)))
+        program = processes.Program("notifier", "muster_notifier", ("--config", str(file)))
         self.notifier = processes.Process(program, self.directory / "notifier.log")
         await self.notifier.start()
         return self.notifier
