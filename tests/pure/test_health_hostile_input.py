@@ -9,7 +9,6 @@ from muster import vocabulary
 from muster.vocabulary import Condition, Health, StopReason
 from muster_health.fleet import detector
 from muster_health.model import config, facts, signals
-from muster_health.plugin import view
 
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 BOUNDS = config.Bounds(plugins_per_node=3, devices_per_plugin=5, alerts_per_plugin=4)
@@ -169,9 +168,9 @@ def test_whatever_is_received_the_detector_goes_on_and_stays_within_its_limits(
     dossiers = list(watched.plugins())
     assert len(dossiers) <= 4 * BOUNDS.plugins_per_node
     for dossier in dossiers:
-        shown = view.of(dossier, now)
-        assert len(shown.unhealthy) <= BOUNDS.devices_per_plugin
-        assert len(shown.alerts) <= BOUNDS.alerts_per_plugin
+        shown = dossier.shown(now)
+        assert len(shown["unhealthy"]) <= BOUNDS.devices_per_plugin
+        assert len(shown["alerts"]) <= BOUNDS.alerts_per_plugin
 
 
 def _check(outs: list[signals.Output]) -> None:

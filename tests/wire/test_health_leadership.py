@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 from muster import leadership, vocabulary
 from muster.local import nats
 from muster.nats import bus, consumers, lock, storage, streams
-from muster_health.bus import verdict_log, watchdog
+from muster_health import metrics
+from muster_health.bus import watchdog
 
 Story = Callable[[nats.NatsServer, bus.Bus], Awaitable[None]]
 
@@ -35,7 +36,7 @@ def election(on: bus.Bus, name: str) -> lock.Lock:
         lock.Key(on.link, streams.LEADER, "test"),
         us=lock.Holder(name=name, host=name, space="1", pid=1),
         timing=lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5),
-        on_change=verdict_log.count_leadership,
+        on_change=metrics.count_leadership,
     )
 
 
@@ -62,7 +63,7 @@ class Candidate(leadership.Election):
 
 def test_our_own_leadership_is_logged_when_it_changes_and_not_who_else_leads() -> None:
     async def played() -> None:
-        async with Candidate("a", verdict_log.count_leadership) as candidate:
+        async with Candidate("a", metrics.count_leadership) as candidate:
             await candidate.failed()
 
     with capture_logs() as lines:

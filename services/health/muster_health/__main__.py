@@ -25,14 +25,12 @@ from muster_health.bus import (
     nats_connections,
     out_of_band_alarm,
     outputs,
-    verdict_log,
     watchdog,
 )
 from muster_health.bus import probes as bus_probes
 from muster_health.fleet import detector
 from muster_health.kubernetes import watches
 from muster_health.model import config, signals
-from muster_health.plugin import view
 from muster_health.replay import recorder
 
 _POST_S: Final = 5.0
@@ -177,7 +175,7 @@ def _election(connected: bus.Bus, settings: config.Leading, name: str) -> lock.L
     key = lock.Key(connected.link, streams.LEADER, "health")
     timing = lock.Timing(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
     return lock.Lock(
-        key, us=lock.this_process(name), timing=timing, on_change=verdict_log.count_leadership
+        key, us=lock.this_process(name), timing=timing, on_change=metrics.count_leadership
     )
 
 
@@ -202,7 +200,7 @@ class _State:
         """Return the state as JSON."""
         now = asyncio.get_running_loop().time()
         state = {
-            "plugins": [view.of(plugin, now) for plugin in self._watched.plugins()],
+            "plugins": [plugin.shown(now) for plugin in self._watched.plugins()],
             "fleet": {
                 "alerts": list(self._watched.fleet_alerts()),
                 "storms": self._watched.mass_failures,

@@ -7,7 +7,7 @@ from typing import Final, assert_never
 import prometheus_client
 from prometheus_client import metrics_core, registry
 
-from muster import vocabulary
+from muster import leadership, vocabulary
 from muster_health.fleet import detector
 from muster_health.model import signals
 
@@ -43,6 +43,25 @@ DELAY: Final = prometheus_client.Histogram(
     "From the last heartbeat, or the first reported problem, to the verdict.",
     buckets=_DELAYS_S,
 )
+
+_IS_LEADER: Final = prometheus_client.Gauge(
+    "muster_health_is_leader",
+    "1 while this process is the leader and publishes verdicts and alerts.",
+)
+_LEADERSHIP: Final = prometheus_client.Counter(
+    "muster_health_leadership_changes_total", "Leadership won and lost.", ["change"]
+)
+
+
+def count_leadership(was: leadership.Leadership, now: leadership.Leadership) -> None:
+    """Count that this process became the leader or stopped leading, but not who else leads."""
+    if now.term == was.term:
+        return
+    _IS_LEADER.set(now.term is not None)
+    if was.term is not None:
+        _LEADERSHIP.labels("lost").inc()
+    if now.term is not None:
+        _LEADERSHIP.labels("won").inc()
 
 
 def count(noted: signals.Noted) -> None:

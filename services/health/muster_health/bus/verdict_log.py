@@ -1,23 +1,9 @@
-"""Adapter: the log: one line for each verdict, alert or remediation.
+"""Adapter: the log: one line for each verdict, alert or remediation."""
 
-Prometheus counts the changes of leader.
-"""
-
-from typing import Final, assert_never
-
-import prometheus_client
+from typing import assert_never
 
 from muster import vocabulary
-from muster.leadership import Leadership
 from muster.service import logs
-
-_IS_LEADER: Final = prometheus_client.Gauge(
-    "muster_health_is_leader",
-    "1 while this process is the leader and publishes verdicts and alerts.",
-)
-_CHANGES: Final = prometheus_client.Counter(
-    "muster_health_leadership_changes_total", "Leadership won and lost.", ["change"]
-)
 
 
 def log(
@@ -53,14 +39,3 @@ def log(
             )
         case _:
             assert_never(event)
-
-
-def count_leadership(was: Leadership, now: Leadership) -> None:
-    """Count that this process became the leader or stopped leading, but not who else leads."""
-    if now.term == was.term:
-        return
-    _IS_LEADER.set(now.term is not None)
-    if was.term is not None:
-        _CHANGES.labels("lost").inc()
-    if now.term is not None:
-        _CHANGES.labels("won").inc()

@@ -1,8 +1,7 @@
 """Tracks one plugin on one node, from its heartbeats to its verdict and its alerts.
 
 `tracked_plugin` is the machine; it is made of `liveness`, `self_reported` (with `problems`),
-`verdict` (with `verdict_state`, `investigation` and `diagnosis`) and `device_counts`; `view`
-shows it. A verdict needs evidence from two sides: silence alone raises a question, never an alarm.
+`verdict` (with `verdict_state`, `investigation` and `diagnosis`) and `device_counts`. A verdict needs evidence from two sides: silence alone raises a question, never an alarm.
 
 | state       | what comes                                    | then        | verdict              |
 |-------------|-----------------------------------------------|-------------|----------------------|

@@ -1,10 +1,10 @@
-"""Pure: the parts of one tracked plugin, and which of their state is saved.
+"""Pure: the parts of one tracked plugin, and which of their state is saved and shown.
 
 No part knows of this, nor of `tracked_plugin`, which adds what they do with events.
 """
 
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import device_alerts, plugin_alert, plugin_alerting
@@ -205,6 +205,37 @@ class Parts:
         }
         self.counts.restore(before.had, before.configuration, short)
         self.removal.due = now + alive.remaining_s(wait_s(machine.state), waited_s)
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """Return the state that `/state` shows; ages are seconds by our clock."""
+        alive, machine, alerting = self.alive, self.verdict, self.alerting
+        heard_at = alive.last_heard_at
+        return {
+            "node": self.node,
+            "plugin": self.plugin,
+            "state": machine.state,
+            "verdict": machine.standing.verdict,
+            "since": alerting.since,
+            "rule": alerting.rule,
+            "evidence": alerting.evidence,
+            "instance": alive.order.instance,
+            "interval_s": alive.order.interval_s,
+            "beat_age_s": None if heard_at is None else round(now - heard_at, 3),
+            "clock_skew_s": round(alive.clock.seconds, 3),
+            "expected": alive.is_expected,
+            "frozen": self.is_suspended,
+            "resources": self.reported.resources,
+            "devices": dict(self.counts.has or self.faults.totals),
+            "unhealthy": [
+                {"kind": kind, "resource": resource, "device": device, "why": fault.why}
+                for (kind, resource), devices in sorted(self.faults.by_group.items())
+                for device, fault in sorted(devices.items())
+            ],
+            "problems": self.problems,
+            "alerts": [
+                alerting.event_of(alert, 0) for alert in alerting.lifecycle.published.values()
+            ],
+        }
 
     def stored(self, leader: int) -> snapshot.Snapshot:
         """Return the state to save."""

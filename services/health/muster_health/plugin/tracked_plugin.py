@@ -220,11 +220,6 @@ class TrackedPlugin(parts.Parts):
         self.alerting.clear_pending()
         return [*events, signals.Store(key=self.key, value=b"", revision=leader)]
 
-    def open_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """Return the open alerts as they were published."""
-        published = self.alerting.lifecycle.published.values()
-        return tuple(self.alerting.event_of(alert, 0) for alert in published)
-
     def open_kinds(self) -> list[AlertKind]:
         """Return the kinds of the open alerts."""
         return [alert.kind for alert in self.alerting.lifecycle.published.values()]
