@@ -10,7 +10,7 @@ import pytest
 
 from muster import codec, matching
 from muster.nats import lock
-from muster_health.bus import nats_advisories
+from muster_health.bus import nats_connections
 from muster_health.model import snapshot
 from muster_labeler.kubernetes import projection
 from muster_notifier.receivers import chat
@@ -27,7 +27,7 @@ DEEP = b'{"no such field":' + b"[" * 15_000
         (lambda: matching.decode_silence(DEEP), matching.MalformedSilence),
         (lambda: notifications.decode(DEEP), notifications.MalformedNotification),
         (lambda: notifications.decode_entry(DEEP), notifications.MalformedEntry),
-        (lambda: nats_advisories.decode("muster.nats.connect", DEEP), nats_advisories.Unreadable),
+        (lambda: nats_connections.decode("muster.nats.connect", DEEP), nats_connections.Unreadable),
         (lambda: snapshot.decode(DEEP), ValueError),
         (lambda: projection.decode_inventory(DEEP.decode()), projection.UnreadableInventory),
     ],

@@ -8,7 +8,7 @@ import msgspec
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Health, Remedy, Verdict
-from muster_health.model import config, facts, signals, snapshot
+from muster_health.model import config, signals, snapshot
 from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World
 
 RESTARTS = config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN)
@@ -18,9 +18,9 @@ RESTARTS = config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN)
 class Told(Plugin):
     """A plugin of which Kubernetes says what it likes."""
 
-    known: facts.Facts | None = None
+    known: signals.Facts | None = None
 
-    def facts(self, now: float) -> facts.Facts:
+    def facts(self, now: float) -> signals.Facts:
         return self.known or super().facts(now)
 
 
@@ -35,7 +35,7 @@ def world_of(*nodes: str, expected: bool = True, **how: object) -> World:
 
 
 def expect(world: World, *nodes: str, causes: tuple[str, ...] = ()) -> None:
-    where = {node: facts.Expected(age_s=500.0, causes=causes) for node in nodes}
+    where = {node: signals.Expected(age_s=500.0, causes=causes) for node in nodes}
     hear(world, signals.ExpectedNodes(plugin="p", nodes=where))
 
 
@@ -44,7 +44,7 @@ def hear(world: World, event: signals.Input) -> None:
         service.feed(event)
 
 
-def say(world: World, node: str, before: facts.Facts | None) -> None:
+def say(world: World, node: str, before: signals.Facts | None) -> None:
     plugin = world.plugins[node]
     assert isinstance(plugin, Told)
     plugin.known = before
@@ -54,7 +54,7 @@ def test_a_node_that_is_gone_and_still_expected_is_overdue() -> None:
     world = world_of("a", "b")
     for node in ("a", "b"):
         world.kill(node)
-        say(world, node, facts.Facts(exists=False))
+        say(world, node, signals.Facts(exists=False))
     world.run(20.0)
     assert world.verdicts("a")[-1] is Verdict.MAINTENANCE
     assert world.alerts() == []
@@ -63,13 +63,13 @@ def test_a_node_that_is_gone_and_still_expected_is_overdue() -> None:
     assert world.alerts() == [("a", AlertKind.MAINTENANCE_OVERDUE, "")]
 
 
-def offering(count: int) -> facts.Facts:
-    return facts.Facts(
+def offering(count: int) -> signals.Facts:
+    return signals.Facts(
         exists=True,
         lease_age_s=1.0,
         ready=True,
-        pods=(facts.Pod(name="m/p", uid="1", phase="Running", ready=True),),
-        offers={GPU: facts.Offer(capacity=2, allocatable=count)},
+        pods=(signals.Pod(name="m/p", uid="1", phase="Running", ready=True),),
+        offers={GPU: signals.Offer(capacity=2, allocatable=count)},
     )
 
 
@@ -78,10 +78,10 @@ def test_an_old_watch_leads_to_no_verdict_and_a_new_answer_of_kubernetes_does() 
     for node, before in (
         ("a", offering(2)),
         ("b", offering(1)),
-        ("c", facts.Facts(problem="no")),
+        ("c", signals.Facts(problem="no")),
     ):
         say(world, node, before)
-        stale = {GPU: facts.Offer(capacity=2, allocatable=1)}
+        stale = {GPU: signals.Offer(capacity=2, allocatable=1)}
         hear(world, signals.NodeOffers(node=node, offers=stale))
     world.run(60.0)
     assert world.verdicts("a") == [Verdict.HEALTHY]

@@ -10,7 +10,7 @@ import pytest
 
 from muster.kubernetes import objects
 from muster_health.kubernetes import cluster_facts, membership
-from muster_health.model import config, facts, signals
+from muster_health.model import config, signals
 
 ZONE = "topology.kubernetes.io/zone"
 GPU = "nvidia.com/gpu"
@@ -84,12 +84,12 @@ def test_whether_a_node_is_ready_whether_it_will_be_removed_and_what_it_offers()
     )
     assert cluster_facts.is_ready(node) is False
     assert cluster_facts.planned(node) == (
-        facts.Planned.UNSCHEDULABLE,
-        facts.Planned.TO_BE_DELETED,
+        signals.Planned.UNSCHEDULABLE,
+        signals.Planned.TO_BE_DELETED,
     )
     assert cluster_facts.offers(node) == {
-        GPU: facts.Offer(capacity=5000, allocatable=0),
-        "example.com/fuse": facts.Offer(capacity=0, allocatable=0),
+        GPU: signals.Offer(capacity=5000, allocatable=0),
+        "example.com/fuse": signals.Offer(capacity=0, allocatable=0),
     }
     assert cluster_facts.is_ready(read(objects.Node, {"status": {"capacity": None}})) is None
 
@@ -115,7 +115,7 @@ def test_the_facts_about_a_plugins_pod() -> None:
             },
         },
     )
-    assert cluster_facts.pod(pod, current_revision="r2") == facts.Pod(
+    assert cluster_facts.pod(pod, current_revision="r2") == signals.Pod(
         name="n/p",
         uid="u",
         phase="Running",
@@ -206,7 +206,7 @@ class Fleet:
     def node(self, now: float, shape: objects.Node, age_s: float = 1000.0) -> None:
         self.membership.put_node(self.membership.to_node(shape, now=now, age_s=age_s), now)
 
-    def expected_nodes(self, now: float) -> list[Mapping[str, facts.Expected]]:
+    def expected_nodes(self, now: float) -> list[Mapping[str, signals.Expected]]:
         changes = self.membership.changes(now)
         return [change.nodes for change in changes if isinstance(change, signals.ExpectedNodes)]
 
@@ -275,12 +275,12 @@ def test_causes_are_the_zone_and_the_revision_that_runs_there() -> None:
     (_, change) = fleet.membership.changes(0.0)
     assert change == signals.ExpectedNodes(
         plugin="p",
-        nodes={"a": facts.Expected(age_s=0.0, causes=("zone=z1", "revision=r1"), revision="r1")},
+        nodes={"a": signals.Expected(age_s=0.0, causes=("zone=z1", "revision=r1"), revision="r1")},
     )
     fleet.membership.drop_pod("p", pod("u1", "a", "r1", "1"))
     (change,) = fleet.membership.changes(0.0)
     assert change == signals.ExpectedNodes(
-        plugin="p", nodes={"a": facts.Expected(age_s=0.0, causes=("zone=z1",))}
+        plugin="p", nodes={"a": signals.Expected(age_s=0.0, causes=("zone=z1",))}
     )
 
 

@@ -5,20 +5,20 @@ import dataclasses
 import pytest
 
 from muster.vocabulary import Verdict
-from muster_health.model import config, facts
-from muster_health.model.facts import Planned
+from muster_health.model import config, signals
+from muster_health.model.signals import Planned
 from muster_health.model.steps import Rule
 from muster_health.plugin import diagnosis, liveness
 
 SETTINGS = config.Detection()
 GPU = "nvidia.com/gpu"
-POD = facts.Pod(name="muster/plugin-x", uid="1", phase="Running", ready=True)
-WELL = facts.Facts(
+POD = signals.Pod(name="muster/plugin-x", uid="1", phase="Running", ready=True)
+WELL = signals.Facts(
     exists=True,
     lease_age_s=4.0,
     ready=True,
     pods=(POD,),
-    offers={GPU: facts.Offer(capacity=8, allocatable=8)},
+    offers={GPU: signals.Offer(capacity=8, allocatable=8)},
 )
 NOTHING: dict[str, object] = {}
 
@@ -47,11 +47,11 @@ def scene(**other: object) -> diagnosis.Observations:
     return dataclasses.replace(whole, **other)  # type: ignore[arg-type]  # by name
 
 
-def cluster_facts(**other: object) -> facts.Facts:
+def cluster_facts(**other: object) -> signals.Facts:
     return dataclasses.replace(WELL, **other)  # type: ignore[arg-type]  # by name
 
 
-def pod(**other: object) -> tuple[facts.Pod, ...]:
+def pod(**other: object) -> tuple[signals.Pod, ...]:
     return (dataclasses.replace(POD, **other),)  # type: ignore[arg-type]  # by name
 
 
@@ -179,7 +179,7 @@ OUTDATED = {"revision": "a", "current": "b"}
         ),
         ({"connections": link("Client Closed"), **JUST_NOW}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
         (
-            {"cluster": cluster_facts(offers={GPU: facts.Offer(capacity=8, allocatable=0)})},
+            {"cluster": cluster_facts(offers={GPU: signals.Offer(capacity=8, allocatable=0)})},
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
@@ -215,7 +215,7 @@ OUTDATED = {"revision": "a", "current": "b"}
             Verdict.PLUGIN_DOWN,
             Rule.NOT_BACK,
         ),
-        ({"cluster": facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"cluster": signals.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
     ],
 )
 def test_the_first_row_that_holds_decides(

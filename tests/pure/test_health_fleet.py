@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health.model import config, facts, signals
+from muster_health.model import config, signals
 from tests.worlds.detector_fleet import World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
@@ -113,7 +113,7 @@ def test_a_node_that_offers_another_number_is_a_mismatch_after_half_a_minute() -
 def test_a_node_without_its_plugin_is_missing_and_a_plugin_that_comes_ends_that() -> None:
     world = World("a", "b")
     world.plugins["b"].alive = False
-    nodes = {"a": facts.Expected(age_s=0.0), "b": facts.Expected(age_s=0.0)}
+    nodes = {"a": signals.Expected(age_s=0.0), "b": signals.Expected(age_s=0.0)}
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
     world.plugins["b"].died_at = 0.0
     world.run(119.0)
@@ -127,7 +127,7 @@ def test_a_node_without_its_plugin_is_missing_and_a_plugin_that_comes_ends_that(
 
 def test_a_silent_node_that_leaves_the_cluster_is_forgotten() -> None:
     world = running("a", "b")
-    nodes = {"a": facts.Expected(age_s=0.0), "b": facts.Expected(age_s=0.0)}
+    nodes = {"a": signals.Expected(age_s=0.0), "b": signals.Expected(age_s=0.0)}
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
     world.down("b")
     world.run(30.0)
@@ -219,19 +219,19 @@ def test_a_plugin_that_stays_stuck_while_reported_as_flapping_is_as_urgent_as_an
         (True, (), "not back 300 s after its pod was deleted"),
         (
             False,
-            (facts.Planned.UNSCHEDULABLE,),
+            (signals.Planned.UNSCHEDULABLE,),
             "not back 300 s after its last heartbeat, on a node that is cordoned or being removed",
         ),
     ],
 )
 def test_an_overdue_alert_names_what_the_planned_stop_began_with(
     deleting: bool,  # noqa: FBT001  # a case
-    planned: tuple[facts.Planned, ...],
+    planned: tuple[signals.Planned, ...],
     words: str,
 ) -> None:
     world = running("a")
-    pod = facts.Pod(name="m/p", uid="1", phase="Running", ready=True, deleting=deleting)
-    tracked = facts.Facts(exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned)
+    pod = signals.Pod(name="m/p", uid="1", phase="Running", ready=True, deleting=deleting)
+    tracked = signals.Facts(exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned)
     world.plugins["a"].facts = lambda now: tracked  # type: ignore[method-assign]  # noqa: ARG005  # told
     world.kill("a")
     world.run(320.0)
@@ -325,7 +325,9 @@ def test_many_silent_at_once_are_one_alert_and_those_that_stay_silent_get_a_verd
 def test_a_mass_failure_names_what_its_suspects_have_in_common() -> None:
     nodes = [f"n{number}" for number in range(200)]
     world = running(*nodes)
-    zones = {n: facts.Expected(age_s=0.0, causes=(f"zone={i % 20}",)) for i, n in enumerate(nodes)}
+    zones = {
+        n: signals.Expected(age_s=0.0, causes=(f"zone={i % 20}",)) for i, n in enumerate(nodes)
+    }
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=zones))
     for node in nodes[3::20]:
         world.freeze(node)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster.vocabulary import Condition, Health, StopReason
 from muster_health.fleet import detector
-from muster_health.model import config, facts, signals
+from muster_health.model import config, signals
 
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 BOUNDS = config.Bounds(plugins_per_node=3, devices_per_plugin=5, alerts_per_plugin=4)
@@ -98,13 +98,13 @@ EVENTS = st.one_of(
 LINK = {"node": NODES, "plugin": PLUGINS, "server": NAMES, "client": COUNTS}
 ASKED = {"node": NODES, "plugin": PLUGINS, "number": st.integers(0, 9)}
 FACTS = st.builds(
-    facts.Facts,
+    signals.Facts,
     exists=st.none() | st.booleans(),
     lease_age_s=st.none() | NUMBERS,
-    planned=st.lists(st.sampled_from(facts.Planned), max_size=2).map(tuple),
+    planned=st.lists(st.sampled_from(signals.Planned), max_size=2).map(tuple),
     pods=st.none()
     | st.lists(
-        st.builds(facts.Pod, name=NAMES, uid=NAMES, phase=NAMES, ready=st.booleans()),
+        st.builds(signals.Pod, name=NAMES, uid=NAMES, phase=NAMES, ready=st.booleans()),
         max_size=3,
     ).map(tuple),
     problem=TEXTS,
@@ -128,7 +128,7 @@ INPUTS = st.one_of(
         signals.ExpectedNodes,
         plugin=PLUGINS,
         nodes=st.dictionaries(
-            NODES, st.builds(facts.Expected, age_s=NUMBERS, causes=st.just(("zone=1",)))
+            NODES, st.builds(signals.Expected, age_s=NUMBERS, causes=st.just(("zone=1",)))
         ),
     ),
     st.builds(signals.Remediated, node=NODES, plugin=PLUGINS, pod=NAMES, error=TEXTS),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_health.bus import nats_advisories
+from muster_health.bus import nats_connections
 from muster_health.model import signals
 from muster_health.plugin import liveness
 
@@ -18,62 +18,62 @@ def advisory(name: str = "", user: str = "", kind: str = "Client", reason: str =
 
 def test_a_clients_user_takes_precedence_over_its_name() -> None:
     payload = advisory(name="other b", user="device-plugin node.a")
-    assert nats_advisories.decode(nats_advisories.CONNECT, payload) == signals.Connected(
+    assert nats_connections.decode(nats_connections.CONNECT, payload) == signals.Connected(
         node="node.a", plugin="device-plugin", server="NA", client=7
     )
 
 
 def test_without_a_user_of_its_own_a_clients_name_counts() -> None:
     payload = advisory(name="device-plugin a", user="muster", reason="Stale Connection")
-    assert nats_advisories.decode(nats_advisories.DISCONNECT, payload) == signals.Disconnected(
+    assert nats_connections.decode(nats_connections.DISCONNECT, payload) == signals.Disconnected(
         node="a", plugin="device-plugin", server="NA", client=7, reason="Stale Connection"
     )
 
 
 def test_a_user_of_one_nodes_plugin_cannot_pass_for_another_nodes() -> None:
     own = advisory(name="device-plugin a.b", user="plugin_a_b")
-    assert nats_advisories.decode(nats_advisories.CONNECT, own) == signals.Connected(
+    assert nats_connections.decode(nats_connections.CONNECT, own) == signals.Connected(
         node="a.b", plugin="device-plugin", server="NA", client=7
     )
     other = advisory(name="device-plugin c", user="plugin_a_b")
-    assert nats_advisories.decode(nats_advisories.DISCONNECT, other) == nats_advisories.OtherClient(
-        "device-plugin c", is_connected=False
-    )
+    assert nats_connections.decode(
+        nats_connections.DISCONNECT, other
+    ) == nats_connections.OtherClient("device-plugin c", is_connected=False)
 
 
 @pytest.mark.parametrize(
     "name", ["", "muster-health", "notifier", "Plugin a", "p A_b", "p ", " a", "p _fleet", "p a b"]
 )
 def test_a_client_that_is_no_plugin_is_another_client(name: str) -> None:
-    decoded = nats_advisories.decode(nats_advisories.CONNECT, advisory(name=name))
-    assert decoded == nats_advisories.OtherClient(name, is_connected=True)
+    decoded = nats_connections.decode(nats_connections.CONNECT, advisory(name=name))
+    assert decoded == nats_connections.OtherClient(name, is_connected=True)
 
 
 def test_a_lost_leaf_is_an_event_of_a_server() -> None:
     payload = advisory(name="leaf-1", kind="Leafnode")
-    assert nats_advisories.decode(nats_advisories.DISCONNECT, payload) == signals.ServerEvent(
+    assert nats_connections.decode(nats_connections.DISCONNECT, payload) == signals.ServerEvent(
         server="leaf-1", what="leaf_lost"
     )
     assert isinstance(
-        nats_advisories.decode(nats_advisories.CONNECT, payload), nats_advisories.OtherClient
+        nats_connections.decode(nats_connections.CONNECT, payload), nats_connections.OtherClient
     )
 
 
 @pytest.mark.parametrize("what", ["lameduck", "shutdown"])
 def test_a_stopping_server_is_named(what: str) -> None:
-    decoded = nats_advisories.decode(f"muster.nats.{what}.NB", b"{}")
+    decoded = nats_connections.decode(f"muster.nats.{what}.NB", b"{}")
     assert decoded == signals.ServerEvent(server="NB", what=what)
 
 
 @given(st.one_of(st.binary(max_size=200), st.builds(lambda t: json.dumps(t).encode(), st.text())))
 def test_anything_but_an_advisory_is_refused(payload: bytes) -> None:
-    with pytest.raises(nats_advisories.Unreadable):
-        nats_advisories.decode(nats_advisories.CONNECT, payload)
+    with pytest.raises(nats_connections.Unreadable):
+        nats_connections.decode(nats_connections.CONNECT, payload)
 
 
 def test_an_advisory_without_a_client_is_refused() -> None:
-    with pytest.raises(nats_advisories.Unreadable, match="no client"):
-        nats_advisories.decode(nats_advisories.CONNECT, b'{"server": {"id": "NA"}}')
+    with pytest.raises(nats_connections.Unreadable, match="no client"):
+        nats_connections.decode(nats_connections.CONNECT, b'{"server": {"id": "NA"}}')
 
 
 def test_a_servers_id_is_shortened_for_people_and_its_name_is_not() -> None:

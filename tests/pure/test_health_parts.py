@@ -6,7 +6,7 @@ import pytest
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Health, Verdict
 from muster_health.alerting import device_alerts, evidence
-from muster_health.fleet import startup_rate_limit, timer_queue
+from muster_health.fleet import effects, timer_queue
 from muster_health.model import alerts, config, signals, snapshot
 from muster_health.model.snapshot import State
 from muster_health.plugin import liveness, tracked_plugin
@@ -439,7 +439,7 @@ def test_a_deadline_that_moved_back_is_queued_anew_without_a_wakeup() -> None:
 
 
 def test_first_verdicts_are_published_fifty_at_a_time_in_order_and_each_once() -> None:
-    turns = startup_rate_limit.StartupRateLimit()
+    turns = effects.StartupRateLimit()
     names = [f"node-{number}.p" for number in range(120)]
     waiting = [name for name in names if turns.must_wait(name, 1.0)]
     assert waiting == names[50:]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health.model import config, facts, signals
+from muster_health.model import config, signals
 from muster_health.model.steps import Rule
 from muster_health.plugin import problems, self_reported
 from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World
@@ -52,7 +52,7 @@ RESOURCES: Final = st.builds(
     mismatch=st.sampled_from(["", "", "7 of 8"]),
     kubelet_away=st.booleans(),
 )
-OFFERS: Final = {GPU: facts.Offer(capacity=8, allocatable=8)}
+OFFERS: Final = {GPU: signals.Offer(capacity=8, allocatable=8)}
 
 
 @given(
@@ -69,7 +69,7 @@ def test_what_looks_well_in_few_steps_has_no_problem_in_many(
     checkers: dict[str, float],
     lag_ms: float,
     stretch: float,
-    offers: dict[str, facts.Offer] | None,
+    offers: dict[str, signals.Offer] | None,
 ) -> None:
     beat = beat_of(*resources, interval_s=interval_s, checkers=checkers, loop_lag_ms=lag_ms)
     if self_reported.is_well(beat, stretch, offers, SETTINGS):

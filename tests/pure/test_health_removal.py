@@ -6,7 +6,7 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, StopReason, Verdict
-from muster_health.model import facts, signals
+from muster_health.model import signals
 from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
@@ -19,10 +19,10 @@ class Gone(Plugin):
 
     node_gone: bool = False
 
-    def facts(self, now: float) -> facts.Facts:
+    def facts(self, now: float) -> signals.Facts:
         if self.node_gone:
-            return facts.Facts(exists=False)
-        return facts.Facts(exists=True, lease_age_s=now - self.lease_at, ready=True, pods=())
+            return signals.Facts(exists=False)
+        return signals.Facts(exists=True, lease_age_s=now - self.lease_at, ready=True, pods=())
 
 
 def remembered(world: World) -> list[str]:
@@ -30,7 +30,7 @@ def remembered(world: World) -> list[str]:
 
 
 def expect(world: World, *nodes: str) -> None:
-    where = {node: facts.Expected(age_s=500.0) for node in nodes}
+    where = {node: signals.Expected(age_s=500.0) for node in nodes}
     for service in world.services:
         service.feed(signals.ExpectedNodes(plugin="p", nodes=where))
 
@@ -150,7 +150,9 @@ def test_when_the_plugin_that_reports_a_dead_node_leaves_the_next_one_reports_it
         world.crash(5.0)
         world.run(60.0)
     assert who(world) == first == ["q"]
-    world.services[0].feed(signals.ExpectedNodes(plugin="q", nodes={"a": facts.Expected(age_s=0)}))
+    world.services[0].feed(
+        signals.ExpectedNodes(plugin="q", nodes={"a": signals.Expected(age_s=0)})
+    )
     world.services[0].feed(signals.ExpectedNodes(plugin="q", nodes={}))
     world.run(5.0)
     assert who(world) == ["p"]

@@ -6,7 +6,7 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health.model import config, facts, signals, snapshot, steps
+from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.signals import Note
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
@@ -102,13 +102,13 @@ class Plugin:
         event = signals.ProbeInconclusive(node="node-a", plugin="device-plugin", number=number)
         return self.receive(event, at)
 
-    def cluster_answered(self, answer: facts.Facts, number: int, at: float) -> list[steps.Effect]:
+    def cluster_answered(self, answer: signals.Facts, number: int, at: float) -> list[steps.Effect]:
         event = signals.ClusterAnswered(
             node="node-a", plugin="device-plugin", number=number, facts=answer
         )
         return self.receive(event, at)
 
-    def offered(self, offers: dict[str, facts.Offer], at: float) -> None:
+    def offered(self, offers: dict[str, signals.Offer], at: float) -> None:
         self.receive(signals.NodeOffers(node="node-a", offers=offers), at)
 
     def receive(self, event: steps.Event, at: float) -> list[steps.Effect]:
@@ -273,11 +273,11 @@ def test_silence_with_a_listener_that_does_not_answer_is_a_plugin_stuck() -> Non
     ]
 
 
-WELL = facts.Facts(
+WELL = signals.Facts(
     exists=True,
     lease_age_s=0.0,
     ready=True,
-    pods=(facts.Pod(name="m/p", uid="1", phase="Running", ready=True),),
+    pods=(signals.Pod(name="m/p", uid="1", phase="Running", ready=True),),
 )
 
 
@@ -739,8 +739,8 @@ def test_two_alternating_instances_are_no_failures_however_long_each_turn_is() -
 HAS = vocabulary.ResourceBeat(
     name=GPU, streams=1, probe_ok=True, probe_age_s=0.1, healthy=8, registered_age_s=100.0
 )
-OFFERS = {GPU: facts.Offer(capacity=8, allocatable=8)}
-FEWER = {GPU: facts.Offer(capacity=8, allocatable=7)}
+OFFERS = {GPU: signals.Offer(capacity=8, allocatable=8)}
+FEWER = {GPU: signals.Offer(capacity=8, allocatable=7)}
 APART_SAID = f"{GPU}: the plugin reports 8 Healthy, the node's allocatable is 7 of 8"
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from muster_health.bus import keyed_executor
+from muster_health.bus import outputs
 
 
 class Actions:
@@ -32,8 +32,8 @@ class Actions:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[tuple[keyed_executor.KeyedExecutor, Actions]]:
-    executor = keyed_executor.KeyedExecutor()
+async def running() -> AsyncIterator[tuple[outputs.KeyedExecutor, Actions]]:
+    executor = outputs.KeyedExecutor()
     task = asyncio.create_task(executor.run())
     async with asyncio.timeout(30):
         yield executor, Actions()

@@ -16,9 +16,9 @@ from aiohttp import web
 from muster.kubernetes import api as kubernetes_api
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
-from muster_health.bus import out_of_band_alarm
+from muster_health.bus import self_monitoring
 from muster_health.kubernetes import cluster_facts, queries, watches
-from muster_health.model import config, facts, signals
+from muster_health.model import config, signals
 
 GPU = "nvidia.com/gpu"
 SETTINGS = config.Cluster(plugins=(config.Plugin(namespace="kube-system", daemonset="d"),))
@@ -136,7 +136,7 @@ class World:
         spec = {"holderIdentity": name, "renewTime": renewed.strftime("%Y-%m-%dT%H:%M:%S.000000Z")}
         await self.do("POST", path, {"metadata": {"name": name}, "spec": spec})
 
-    async def expected(self) -> dict[str, facts.Expected]:
+    async def expected(self) -> dict[str, signals.Expected]:
         while True:
             result = await self.results.get()
             if isinstance(result, signals.ExpectedNodes):
@@ -148,7 +148,7 @@ class World:
             if isinstance(result, signals.NodeOffers) and result.node == node:
                 return result.offers[GPU].allocatable if result.offers else None
 
-    async def answer(self, query: signals.AskCluster = QUERY) -> facts.Facts | None:
+    async def answer(self, query: signals.AskCluster = QUERY) -> signals.Facts | None:
         self.watcher.queries.start(query)
         while True:
             result = await self.results.get()
@@ -250,12 +250,12 @@ def test_a_query_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
         assert answer.lease_age_s is not None
         assert answer.lease_age_s < 20
-        assert answer == facts.Facts(
+        assert answer == signals.Facts(
             exists=True,
             ready=True,
             lease_age_s=answer.lease_age_s,
             pods=(
-                facts.Pod(
+                signals.Pod(
                     name="kube-system/p1",
                     uid=uid,
                     phase="Running",
@@ -265,7 +265,7 @@ def test_a_query_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None:
                     current="r1",
                 ),
             ),
-            offers={GPU: facts.Offer(capacity=2, allocatable=2)},
+            offers={GPU: signals.Offer(capacity=2, allocatable=2)},
         )
 
     play(tmp_path, story)
@@ -305,8 +305,8 @@ def test_pods_of_all_namespaces_that_hold_a_nodes_devices_are_listed_on_request(
         await world.user("web", "ended", on="a", containers=[holding(GPU)])
         path = "/api/v1/namespaces/web/pods/ended/status"
         await world.do("PATCH", path, {"status": {"phase": "Succeeded"}})
-        assert await world.answer(query) == facts.Facts(holders=("ml/train", "web/sidecar"))
-        assert (await world.answer() or facts.Facts()).holders is None
+        assert await world.answer(query) == signals.Facts(holders=("ml/train", "web/sidecar"))
+        assert (await world.answer() or signals.Facts()).holders is None
 
     play(tmp_path, story, running=False)
 
@@ -321,7 +321,7 @@ def test_a_missing_permission_to_list_pods_is_reported_once(tmp_path: Path) -> N
         for _ in range(2):
             answer = await world.answer(query)
             assert answer is not None
-            assert answer == facts.Facts(problem=answer.problem)
+            assert answer == signals.Facts(problem=answer.problem)
             assert answer.problem.startswith("get /api/v1/pods: HTTP 403")
         assert list(world.watcher.problems) == ["list pods of all namespaces"]
         world.api.allow("/api/v1/pods")
@@ -443,7 +443,7 @@ def test_an_unreadable_answer_is_answered_too(tmp_path: Path, where: str, body: 
         is_about_pods = where == "/api/v1/pods"
         assert by_number[0] is not None
         assert by_number[0].exists is True
-        assert by_number[1] == (None if is_about_pods else facts.Facts(holders=()))
+        assert by_number[1] == (None if is_about_pods else signals.Facts(holders=()))
 
     asyncio.run(story())
 
@@ -474,7 +474,7 @@ def test_lists_of_pods_wait_for_their_turn_and_not_for_other_queries(tmp_path: P
             if isinstance(answer, signals.ClusterAnswered)
         ]
         assert pairs.count(((), None)) == 1
-        assert pairs.count(((GPU,), facts.Facts(holders=()))) == 16
+        assert pairs.count(((GPU,), signals.Facts(holders=()))) == 16
 
     asyncio.run(story())
 
@@ -532,7 +532,7 @@ def test_an_alarm_becomes_an_event_on_our_pod(tmp_path: Path) -> None:
             return await world.client.post(path, body, timeout_s=2)
 
         settings = config.OutOfBandAlarm(namespace="kube-system", pod="health-0")
-        alarms = out_of_band_alarm.AlarmSender(settings, name="health-0", post=post)
+        alarms = self_monitoring.AlarmSender(settings, name="health-0", post=post)
         running = asyncio.create_task(alarms.run())
         await alarms.send(signals.Alarm(firing=True, summary="disconnected for 10 s", seconds=10))
         path = "/api/v1/namespaces/kube-system/events"

@@ -13,7 +13,7 @@ from muster import leadership, vocabulary
 from muster.local import nats
 from muster.nats import bus, consumers, lock, storage, streams
 from muster_health import metrics
-from muster_health.bus import watchdog
+from muster_health.bus import self_monitoring
 
 Story = Callable[[nats.NatsServer, bus.Bus], Awaitable[None]]
 
@@ -83,7 +83,7 @@ def test_only_a_leader_publishes_ticks_and_on_the_stream_of_alerts(tmp_path: Pat
         async with election(on, "a") as a, election(on, "b") as b:
             ticking = [
                 asyncio.create_task(
-                    watchdog.publish_ticks(contender, publish, holder=name, interval_s=0.1)
+                    self_monitoring.publish_ticks(contender, publish, holder=name, interval_s=0.1)
                 )
                 for contender, name in ((a, "a"), (b, "b"))
             ]

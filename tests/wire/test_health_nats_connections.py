@@ -11,7 +11,7 @@ from typing import Final
 from muster.local import nats
 from muster.nats import bus
 from muster.nats.auth import permissions
-from muster_health.bus import nats_advisories, nats_connections
+from muster_health.bus import nats_connections
 from muster_health.model import signals
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs" / "health.md"
@@ -34,7 +34,7 @@ def play(
         [
             nats.NatsServer,
             nats_connections.ConnectionMonitor,
-            asyncio.Queue[nats_advisories.Advisory],
+            asyncio.Queue[nats_connections.Advisory],
         ],
         Awaitable[None],
     ],
@@ -51,7 +51,7 @@ def play(
             nats.NatsServer(tmp_path / "nats", config=file) as server,
             bus.Bus(server.url, producer="tests", name="test") as connected,
         ):
-            advisories: asyncio.Queue[nats_advisories.Advisory] = asyncio.Queue()
+            advisories: asyncio.Queue[nats_connections.Advisory] = asyncio.Queue()
             link = nats_connections.Link(
                 connected.subscribe, connected.link.probe_connect, connected.link.changes
             )
@@ -81,7 +81,7 @@ def test_a_killed_plugin_is_reported_within_a_second(tmp_path: Path) -> None:
     async def story(
         server: nats.NatsServer,
         monitor: nats_connections.ConnectionMonitor,
-        advisories: asyncio.Queue[nats_advisories.Advisory],
+        advisories: asyncio.Queue[nats_connections.Advisory],
     ) -> None:
         assert (monitor.is_flowing, monitor.problem) == (True, "")
         process = await client(server.url, "device-plugin node.a")
@@ -106,7 +106,7 @@ def test_a_stopping_server_is_reported_under_the_id_of_its_disconnects(tmp_path:
     async def story(
         server: nats.NatsServer,
         monitor: nats_connections.ConnectionMonitor,
-        advisories: asyncio.Queue[nats_advisories.Advisory],
+        advisories: asyncio.Queue[nats_connections.Advisory],
     ) -> None:
         process = await client(server.url, "device-plugin a")
         connection = await advisories.get()
@@ -131,7 +131,7 @@ def test_a_server_that_reports_nothing_is_noticed(tmp_path: Path) -> None:
     async def story(
         _: nats.NatsServer,
         monitor: nats_connections.ConnectionMonitor,
-        advisories: asyncio.Queue[nats_advisories.Advisory],
+        advisories: asyncio.Queue[nats_connections.Advisory],
     ) -> None:
         assert monitor.is_flowing is False
         assert monitor.problem.startswith("nats-server does not report connections")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from structlog.testing import capture_logs
 
 from muster.local import nats, webhook
-from muster_health.bus import out_of_band_alarm
+from muster_health.bus import self_monitoring
 from muster_health.model import config, signals
 
 FIRING = signals.Alarm(firing=True, summary="disconnected for 10 s", seconds=10.0)
@@ -15,8 +15,8 @@ RESOLVED = signals.Alarm(firing=False, summary="connected again", seconds=42.0)
 
 
 @contextlib.asynccontextmanager
-async def alarms(url: str) -> AsyncIterator[out_of_band_alarm.AlarmSender]:
-    sender = out_of_band_alarm.AlarmSender(
+async def alarms(url: str) -> AsyncIterator[self_monitoring.AlarmSender]:
+    sender = self_monitoring.AlarmSender(
         config.OutOfBandAlarm(webhook_url=url), name="health-0", post=None
     )
     assert sender.channels == ("webhook",)

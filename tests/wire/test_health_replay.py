@@ -15,7 +15,7 @@ import pytest
 from muster import vocabulary
 from muster.cli import registry
 from muster_health.fleet import detector
-from muster_health.model import config, facts, signals, snapshot
+from muster_health.model import config, signals, snapshot
 from muster_health.replay import recorder, recording
 
 ZERO = datetime(2026, 1, 1, tzinfo=UTC)
@@ -249,12 +249,12 @@ def test_the_last_line_of_a_killed_process_may_be_incomplete(
 
 
 HEARTBEAT = vocabulary.Heartbeat(node="a", plugin="p", instance="i", seq=1, interval_s=1.0)
-FACTS = facts.Facts(
+FACTS = signals.Facts(
     exists=True,
     lease_age_s=1.5,
-    planned=(facts.Planned.UNSCHEDULABLE,),
-    pods=(facts.Pod(name="m/p", uid="1", phase="Running", ready=True),),
-    offers={"r": facts.Offer(capacity=2, allocatable=1)},
+    planned=(signals.Planned.UNSCHEDULABLE,),
+    pods=(signals.Pod(name="m/p", uid="1", phase="Running", ready=True),),
+    offers={"r": signals.Offer(capacity=2, allocatable=1)},
 )
 STATE = snapshot.Snapshot(
     node="a", plugin="p", state=snapshot.State.HEALTHY, interval_s=1.0, since=ZERO
@@ -278,8 +278,8 @@ INPUTS: list[recording.Entry] = [
     signals.ServerEvent(server="s", what="shutdown"),
     signals.ClusterAnswered(node="a", plugin="p", number=4, facts=FACTS),
     signals.ClusterAnswered(node="a", plugin="p", number=4, facts=None),
-    signals.ExpectedNodes(plugin="p", nodes={"a": facts.Expected(age_s=1.0, causes=("z=1",))}),
-    signals.NodeOffers(node="a", offers={"r": facts.Offer(capacity=2, allocatable=1)}),
+    signals.ExpectedNodes(plugin="p", nodes={"a": signals.Expected(age_s=1.0, causes=("z=1",))}),
+    signals.NodeOffers(node="a", offers={"r": signals.Offer(capacity=2, allocatable=1)}),
     signals.NodeOffers(node="a", offers=None),
     signals.Leadership(revision=7),
     signals.ClockStalled(seconds=1.5),

@@ -11,7 +11,7 @@ from nats.js import api
 
 from muster.local import nats as local
 from muster.nats import bus, jetstream, storage, streams
-from muster_health.bus import keyed_executor, state_store, watchdog
+from muster_health.bus import outputs, self_monitoring, state_store
 from muster_health.model import signals
 
 BUCKET = f"KV_{streams.STATE.name}"
@@ -85,7 +85,7 @@ def test_unsaved_state_of_a_former_leader_is_dropped() -> None:
 
 def test_people_are_notified_once_without_the_bus_when_nats_accepts_nothing() -> None:
     async def story() -> None:
-        executor = keyed_executor.KeyedExecutor()
+        executor = outputs.KeyedExecutor()
         alarms: list[signals.Alarm] = []
         free, changed = asyncio.Event(), asyncio.Condition()
 
@@ -94,7 +94,7 @@ def test_people_are_notified_once_without_the_bus_when_nats_accepts_nothing() ->
                 alarms.append(alarm)
                 changed.notify_all()
 
-        watching = watchdog.watch_publishing(
+        watching = self_monitoring.watch_publishing(
             executor.stuck_s, notify, is_disconnected=lambda: False, stuck_max_s=0.1, check_s=0.02
         )
         tasks = [asyncio.create_task(executor.run()), asyncio.create_task(watching)]
@@ -116,7 +116,7 @@ def test_people_are_notified_once_without_the_bus_when_nats_accepts_nothing() ->
     asyncio.run(asyncio.wait_for(story(), 30))
 
 
-def _hold(free: asyncio.Event) -> keyed_executor.Action:
+def _hold(free: asyncio.Event) -> outputs.Action:
     async def act() -> None:
         await free.wait()
 

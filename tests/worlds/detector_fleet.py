@@ -8,7 +8,7 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
 from muster_health.fleet import detector
-from muster_health.model import config, facts, signals, snapshot
+from muster_health.model import config, signals, snapshot
 
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -83,11 +83,11 @@ class Plugin:
             ),
         )
 
-    def facts(self, now: float) -> facts.Facts:
+    def facts(self, now: float) -> signals.Facts:
         crashed = not self.alive and now - self.died_at > self.shows_after_s
         mute = self.suspended and now - self.frozen_at > _PROBED_S
         waiting = "CrashLoopBackOff" if crashed and not self.stopped else ""
-        pod = facts.Pod(
+        pod = signals.Pod(
             name="m/p",
             uid="1",
             phase="Running",
@@ -97,12 +97,12 @@ class Plugin:
         )
         dead = 0 if crashed else 2
         count = dead if self.offered is None else self.offered
-        return facts.Facts(
+        return signals.Facts(
             exists=True,
             lease_age_s=now - self.lease_at,
             ready=self.node_up,
             pods=(pod,),
-            offers={GPU: facts.Offer(capacity=2, allocatable=count)},
+            offers={GPU: signals.Offer(capacity=2, allocatable=count)},
         )
 
 
@@ -128,7 +128,7 @@ class Service:
         for value in list(world.stored.values()):
             self.feed(signals.Restored(state=snapshot.decode(value)))
         if world.has_cluster:
-            nodes = {node: facts.Expected(age_s=0.0) for node in world.plugins}
+            nodes = {node: signals.Expected(age_s=0.0) for node in world.plugins}
             self.feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
         if leader is not None:
             self.feed(signals.Leadership(revision=leader))
@@ -384,7 +384,7 @@ class World:
     def offer(self, node: str, count: int | None) -> None:
         plugin = self.plugins[node]
         plugin.offered = count
-        offers = {GPU: facts.Offer(capacity=2, allocatable=2 if count is None else count)}
+        offers = {GPU: signals.Offer(capacity=2, allocatable=2 if count is None else count)}
         self._feed_all(signals.NodeOffers(node=node, offers=offers))
 
     def outage(self, seconds: float) -> None:
@@ -468,7 +468,7 @@ class World:
         before, at = None if plugin is None else plugin.facts(self.now), self.now + 0.02
         if plugin is not None and question.resources:
             assert question.resources == (GPU,)
-            before = None if self.mute else facts.Facts(holders=plugin.holders)
+            before = None if self.mute else signals.Facts(holders=plugin.holders)
             at = self._listed_at = max(self._listed_at, self.now) + self.list_s
             at = self.now + question.timeout_s if self.mute else at
         answer = signals.ClusterAnswered(

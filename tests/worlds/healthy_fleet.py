@@ -22,7 +22,7 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.fleet import detector
-from muster_health.model import config, facts, signals
+from muster_health.model import config, signals
 from tests.worlds import plugin_gaps
 from tests.worlds.plugin_gaps import DAY_S, GPU, INTERVAL_S, RIGHT_VERDICT, SHORT_S, Gap, Kind
 
@@ -254,7 +254,7 @@ class Simulation:
         )
         self._at(self._now + after_s, lambda: self._feed(failed))
 
-    def _facts(self, node: str) -> facts.Facts:
+    def _facts(self, node: str) -> signals.Facts:
         return plugin_gaps.cluster_facts(self._gaps.get(node), self._phases[node], self._now)
 
     # what is made of a verdict

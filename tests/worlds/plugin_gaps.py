@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster.vocabulary import Verdict
-from muster_health.model import facts
+from muster_health.model import signals
 
 GPU: Final = "nvidia.com/gpu"
 DAY_S: Final = 86_400.0
@@ -191,7 +191,7 @@ class Draw:
         return gap
 
 
-def cluster_facts(gap: Gap | None, phase: float, now: float) -> facts.Facts:
+def cluster_facts(gap: Gap | None, phase: float, now: float) -> signals.Facts:
     """Return what the Kubernetes API answers about a node and its pod; `phase` is its kubelet's."""
     is_dead = gap is not None and gap.kind is Kind.NODE_DEAD
     last = min(now, gap.since) if gap is not None and is_dead else now
@@ -199,19 +199,19 @@ def cluster_facts(gap: Gap | None, phase: float, now: float) -> facts.Facts:
     ended = gap is not None and gap.kind is Kind.CRASHED and _shows_end(gap, phase, now)
     stands = gap is not None and is_seen_standing(gap, phase, now)
     withdrawn = gap is not None and ended and now > gap.since + phase * _OFFERS_S
-    pod = facts.Pod(
+    pod = signals.Pod(
         name="muster/plugin",
         uid="1",
         phase="Running",
         ready=not (ended or stands),
         waiting="CrashLoopBackOff" if ended else "",
     )
-    return facts.Facts(
+    return signals.Facts(
         exists=True,
         lease_age_s=now - renewed_at,
         ready=not is_dead or now - renewed_at < _NODE_GRACE_S,
         pods=(pod,),
-        offers={GPU: facts.Offer(capacity=8, allocatable=0 if withdrawn else 8)},
+        offers={GPU: signals.Offer(capacity=8, allocatable=0 if withdrawn else 8)},
     )
 
 

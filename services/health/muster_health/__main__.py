@@ -20,14 +20,8 @@ from muster.kubernetes import api
 from muster.nats import bus, consumers, lock, streams
 from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
-from muster_health.bus import (
-    inputs,
-    nats_connections,
-    out_of_band_alarm,
-    outputs,
-    watchdog,
-)
-from muster_health.bus import probes as bus_probes
+from muster_health.bus import inputs, nats_connections, outputs, self_monitoring
+from muster_health.bus import inputs as bus_probes
 from muster_health.fleet import detector
 from muster_health.kubernetes import watches
 from muster_health.model import config, signals
@@ -64,7 +58,7 @@ async def serve(settings: config.Settings) -> None:
         )
         stack.push_async_callback(prober.close)
         post = functools.partial(kubernetes.post, timeout_s=_POST_S) if kubernetes else None
-        alarms = out_of_band_alarm.AlarmSender(settings.blind, name=name, post=post)
+        alarms = self_monitoring.AlarmSender(settings.blind, name=name, post=post)
         cluster = (
             watches.ClusterWatcher(kubernetes, settings.cluster, incoming.put)
             if kubernetes
@@ -102,14 +96,14 @@ async def serve(settings: config.Settings) -> None:
             outgoing.store.run(),
             monitor.run(),
             alarms.run(),
-            watchdog.publish_ticks(
+            self_monitoring.publish_ticks(
                 election,
                 outgoing.publish_tick,
                 holder=name,
                 interval_s=settings.leading.watchdog_s,
                 is_detector_leading=lambda term: watched.leader == term,
             ),
-            watchdog.watch_publishing(
+            self_monitoring.watch_publishing(
                 outgoing.executor.stuck_s,
                 alarms.send,
                 is_disconnected=lambda: watched.is_disconnected,

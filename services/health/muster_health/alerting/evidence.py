@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from muster import vocabulary
-from muster_health.model import facts
+from muster_health.model import signals
 
 _TEXT_MAX: Final = 500
 _PODS_SHOWN: Final = 3
@@ -33,7 +33,7 @@ def no_answer(timeout_s: float) -> vocabulary.Evidence:
     return of("probe", f"the plugin is subscribed but did not answer within {timeout_s:g} s")
 
 
-def cluster(answer: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
+def cluster(answer: signals.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
     """Return what Kubernetes answered, and which parts could not be read."""
     if answer is None:
         return [undecided("no answer from the Kubernetes API")]
@@ -92,7 +92,7 @@ def overdue(return_s: float, since: str) -> vocabulary.Evidence:
     return of("clock", f"not back {return_s:g} s after {since}")
 
 
-def _node(answer: facts.Facts) -> str:
+def _node(answer: signals.Facts) -> str:
     parts = []
     if answer.exists is False:
         parts.append("the node is not in the cluster")
@@ -104,7 +104,7 @@ def _node(answer: facts.Facts) -> str:
     return "; ".join(parts)
 
 
-def _pod(pod: facts.Pod) -> str:
+def _pod(pod: signals.Pod) -> str:
     parts = [f"pod {pod.name} {pod.phase}", "Ready" if pod.ready else "not Ready"]
     if pod.waiting:
         parts.append(pod.waiting)

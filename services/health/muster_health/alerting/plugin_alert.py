@@ -15,7 +15,7 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
 from muster_health.alerting import alert_lifecycle
-from muster_health.model import alerts, config, facts, steps
+from muster_health.model import alerts, config, signals, steps
 from muster_health.model.snapshot import State
 
 _MARGIN_S: Final = 0.5
@@ -49,7 +49,7 @@ class PodsQuery:
         self.again_due = now + _AGAIN_S[min(self._asked_times, len(_AGAIN_S) - 1)]
         self._asked_times += 1
 
-    def answered(self, answer: facts.Facts | None, now: float) -> None:
+    def answered(self, answer: signals.Facts | None, now: float) -> None:
         """Record the answer from Kubernetes; the alert no longer waits for it."""
         self.due = min(self.due, now)
         if answer is not None:
@@ -187,7 +187,7 @@ class PluginAlert:
             self._query = PodsQuery(number, standing.resources, now, timeout_s=timeout_s)
         return standing.resources
 
-    def cluster_answered(self, answer: facts.Facts | None, number: int, now: float) -> bool:
+    def cluster_answered(self, answer: signals.Facts | None, number: int, now: float) -> bool:
         """Record Kubernetes' answer; return whether it answers our query for affected pods."""
         if self._query is None or self._query.number != number:
             return False

@@ -12,7 +12,7 @@ from typing import Final, assert_never
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import alert_lifecycle, device_alerts, evidence, plugin_alert
-from muster_health.model import alerts, config, facts, signals, snapshot, steps
+from muster_health.model import alerts, config, signals, snapshot, steps
 
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
 """The verdicts that a restart of the plugin's pod may repair."""
@@ -107,7 +107,7 @@ class PluginAlerting:
             case _:
                 assert_never(decision)
 
-    def cluster_answered(self, answer: facts.Facts | None, number: int, now: float) -> None:
+    def cluster_answered(self, answer: signals.Facts | None, number: int, now: float) -> None:
         """Record Kubernetes' answer, if it lists the pods that the alert needs."""
         if self.alert is not None:
             self.is_dirty |= self.alert.cluster_answered(answer, number, now)

@@ -1,27 +1,24 @@
 """Adapter: NATS: carries out the detector's outputs: publishes verdicts and alerts, saves state.
 
 Probes, cluster queries, remediation and alarms go to the adapters that do them. What takes a round
-trip runs beside the detector, in order: state is saved before its conclusion is published, and both
-only while this process leads.
+trip runs beside the detector: actions for one node run one after the other, in order; nodes do not
+wait for each other. An action that concerns all nodes runs after everything that was submitted
+before it: a position in the stream of events must not be saved before its consequences are
+published. State is saved before its conclusion is published, and both only while this process
+leads.
 """
 
 import asyncio
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, assert_never
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, assert_never
 
 from muster import leadership, vocabulary
 from muster.nats import bus, storage, streams
+from muster.service import logs
 from muster_health import metrics
-from muster_health.bus import (
-    inputs,
-    keyed_executor,
-    out_of_band_alarm,
-    probes,
-    state_store,
-    verdict_log,
-    watchdog,
-)
+from muster_health.bus import inputs, self_monitoring, state_store
 from muster_health.fleet import fleet_alerts
 from muster_health.model import signals
 
@@ -43,11 +40,11 @@ class Outputs:
         election: leadership.Election,
         put: inputs.Put,
         *,
-        prober: probes.Prober,
-        alarms: out_of_band_alarm.AlarmSender,
+        prober: inputs.Prober,
+        alarms: self_monitoring.AlarmSender,
         cluster: "watches.ClusterWatcher | None",
     ) -> None:
-        self.executor = keyed_executor.KeyedExecutor()
+        self.executor = KeyedExecutor()
         self.store = state_store.StateStore(
             functools.partial(_save, connected), last=fleet_alerts.KEY
         )
@@ -92,7 +89,7 @@ class Outputs:
     def problem(self) -> str | None:
         """Return why alerts are not published or state is not saved; None if all is well."""
         seconds = self.executor.stuck_s()
-        if seconds > watchdog.STUCK_S:
+        if seconds > self_monitoring.STUCK_S:
             return f"NATS has not accepted an alert or verdict for {seconds:.0f} s"
         return self.store.problem or None
 
@@ -119,7 +116,7 @@ class Outputs:
                 if await self._bus.publish(
                     output.event, event_id=output.event_id, is_leader=is_leader
                 ):
-                    verdict_log.log(output.event)
+                    log_published(output.event)
             case signals.Store():
                 await self.store.save(output.key, output.value, is_leader)
             case signals.Remediate():
@@ -152,3 +149,109 @@ async def _save(
     connected: bus.Bus, key: str, value: bytes, is_leader: state_store.IsLeader
 ) -> bool:
     return await storage.put(connected.link, streams.STATE, key, value, is_leader=is_leader)
+
+
+Action = Callable[[], Awaitable[None]]
+
+_QUEUES: Final = 16
+_PENDING_MAX: Final = 2_000
+"""The maximum number of actions in all queues together; beyond that `submit` waits."""
+
+
+class KeyedExecutor:
+    """Executes submitted actions while `run` runs; queue 0 is for actions about all nodes."""
+
+    def __init__(self) -> None:
+        self._queues: list[asyncio.Queue[Action]] = [asyncio.Queue() for _ in range(_QUEUES + 1)]
+        self._free = asyncio.Semaphore(_PENDING_MAX)
+        self._submitted = [0] * (_QUEUES + 1)
+        self._done = [0] * (_QUEUES + 1)
+        self._changed = asyncio.Condition()
+        self._clock = asyncio.get_running_loop().time
+        self._started_at: list[float | None] = [None] * (_QUEUES + 1)
+
+    def stuck_s(self) -> float:
+        """Return for how long the oldest action has been running."""
+        now = self._clock()
+        return max((now - at for at in self._started_at if at is not None), default=0.0)
+
+    async def submit(self, node: str, action: Action) -> None:
+        """Run an action after all that were submitted earlier for the same node."""
+        queue = 1 + zlib.crc32(node.encode()) % _QUEUES
+        await self._submit(queue, action)
+
+    async def submit_after_all(self, action: Action) -> None:
+        """Run an action after all that were submitted earlier for any node."""
+        before = list(self._submitted)
+
+        def is_everything_done() -> bool:
+            return all(
+                done >= submitted
+                for done, submitted in zip(self._done[1:], before[1:], strict=True)
+            )
+
+        async def when_all_is_done() -> None:
+            async with self._changed:
+                await self._changed.wait_for(is_everything_done)
+            self._started_at[0] = self._clock()
+            await action()
+
+        await self._submit(0, when_all_is_done)
+
+    async def run(self) -> None:
+        """Run actions forever."""
+        async with asyncio.TaskGroup() as tasks:
+            for queue in range(len(self._queues)):
+                tasks.create_task(self._work(queue))
+
+    async def _submit(self, queue: int, action: Action) -> None:
+        await self._free.acquire()
+        self._submitted[queue] += 1
+        self._queues[queue].put_nowait(action)
+
+    async def _work(self, queue: int) -> None:
+        while True:
+            action = await self._queues[queue].get()
+            # queue 0 first waits for the others, which does not mean that it is stuck
+            self._started_at[queue] = self._clock() if queue else None
+            await action()
+            self._started_at[queue] = None
+            self._free.release()
+            async with self._changed:
+                self._done[queue] += 1
+                self._changed.notify_all()
+
+
+def log_published(
+    event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided,
+) -> None:
+    """Log what has been published."""
+    match event:
+        case vocabulary.VerdictChanged():
+            logs.logger().info(
+                "verdict_changed",
+                node=event.node,
+                plugin=event.plugin,
+                verdict=event.verdict,
+                previous=event.previous,
+                rule=event.rule,
+                evidence=[evidence.observed for evidence in event.evidence],
+            )
+        case vocabulary.AlertChanged():
+            logs.logger().info(
+                "alert_changed",
+                node=event.node,
+                fingerprint=event.fingerprint,
+                state=event.state,
+                summary=event.summary,
+            )
+        case vocabulary.RemediationDecided():
+            logs.logger().info(
+                "remediation_decided",
+                node=event.node,
+                plugin=event.plugin,
+                outcome=event.outcome,
+                reason=event.reason,
+            )
+        case _:
+            assert_never(event)

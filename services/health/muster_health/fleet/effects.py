@@ -14,7 +14,6 @@ from muster_health.fleet import (
     registry,
     remediation,
     self_check,
-    startup_rate_limit,
     timer_queue,
 )
 from muster_health.model import alerts, config, signals, steps
@@ -58,7 +57,7 @@ class Fleet:
         self._clocks = self_check.FleetClocks(self._context, self._registry.plugins)
         self._remediator = remediation.Remediator(restarts or config.Remediation())
         self._may_restart = self._remediator.is_on
-        self._startup = startup_rate_limit.StartupRateLimit()
+        self._startup = StartupRateLimit()
 
     def _act(
         self, plugin: tracked_plugin.TrackedPlugin, effects: Iterable[steps.Effect], now: float
@@ -161,3 +160,43 @@ class Fleet:
 
     def _reschedule(self, plugin: tracked_plugin.TrackedPlugin) -> None:
         self._timers.set(plugin.key, plugin.next_deadline())
+
+
+_TURN_S: Final = 0.1
+_EACH_TURN: Final = 50
+
+
+class StartupRateLimit:
+    """Plugins whose first good verdict is published now, and those that wait, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, None] = {}
+        self._left = 0
+        self._until = 0.0
+
+    @property
+    def due(self) -> float | None:
+        """Return when the next plugins may be published, if any wait."""
+        return self._until if self._waiting else None
+
+    def must_wait(self, key: str, now: float) -> bool:
+        """Return whether this plugin's first verdict must wait before it is published."""
+        if self._waiting or not self._has_one(now):
+            self._waiting[key] = None
+            return True
+        self._left -= 1
+        return False
+
+    def turn(self, now: float) -> list[str]:
+        """Return the plugins that may be published now."""
+        self._has_one(now)
+        keys = [key for key, _ in zip(self._waiting, range(self._left), strict=False)]
+        self._left -= len(keys)
+        for key in keys:
+            del self._waiting[key]
+        return keys
+
+    def _has_one(self, now: float) -> bool:
+        if now >= self._until:
+            self._until, self._left = now + _TURN_S, _EACH_TURN
+        return self._left > 0

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from muster import pacing, vocabulary
 from muster.vocabulary import Verdict
-from muster_health.model import config, facts, signals
+from muster_health.model import config, signals
 from muster_health.plugin import tracked_plugin
 
 
@@ -16,7 +16,7 @@ class Node:
 
     def __init__(self) -> None:
         self.plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
-        self.offers: Mapping[str, facts.Offer] | None = None
+        self.offers: Mapping[str, signals.Offer] | None = None
         self.bucket: pacing.TokenBucket | None = None
 
     def find(self, plugin: str) -> tracked_plugin.TrackedPlugin | None:
@@ -34,7 +34,7 @@ class Registry:
         self.plugins: dict[str, tracked_plugin.TrackedPlugin] = {}
         self._context = about
         self.nodes: dict[str, Node] = {}
-        self._expected: dict[str, Mapping[str, facts.Expected]] = {}
+        self._expected: dict[str, Mapping[str, signals.Expected]] = {}
         self._bucket: pacing.TokenBucket | None = None
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
@@ -80,7 +80,7 @@ class Registry:
         return plugin in self._expected
 
     def expect(
-        self, plugin: str, nodes: Mapping[str, facts.Expected], now: float
+        self, plugin: str, nodes: Mapping[str, signals.Expected], now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
         """Record where a plugin is expected; return its instances on new and on former nodes."""
         before = self._expected.get(plugin, {})

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final
 
 from muster import pacing, vocabulary
-from muster_health.model import config, facts, signals, snapshot
+from muster_health.model import config, signals, snapshot
 from muster_health.plugin import tracked_plugin
 
 _HOUR_S: Final = 3600.0
@@ -49,11 +49,11 @@ class RestartBudget:
         self,
         node: str,
         plugin: str,
-        pods: Sequence[facts.Pod],
+        pods: Sequence[signals.Pod],
         now: float,
         *,
         is_mass_failure: bool,
-    ) -> facts.Pod | Refused:
+    ) -> signals.Pod | Refused:
         """Return the pod to restart, and count the restart; or return why none is restarted."""
         running = [pod for pod in pods if not pod.deleting]
         if is_mass_failure:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from muster.kubernetes import objects, scheduling
-from muster_health.model import facts
+from muster_health.model import signals
 
 TEMPLATE_GENERATION: Final = "pod-template-generation"
 REVISION: Final = "controller-revision-hash"
@@ -41,23 +41,23 @@ def is_ready(node: objects.Node) -> bool | None:
     return ready.status == "True" if ready is not None else None
 
 
-def planned(node: objects.Node) -> tuple[facts.Planned, ...]:
+def planned(node: objects.Node) -> tuple[signals.Planned, ...]:
     """Return the signs that a node is about to lose its plugins as planned."""
     signs = []
     if node.spec is not None and node.spec.unschedulable:
-        signs.append(facts.Planned.UNSCHEDULABLE)
+        signs.append(signals.Planned.UNSCHEDULABLE)
     is_to_be_removed = any(taint.key in _REMOVAL_TAINTS for taint in node.taints)
     if is_to_be_removed or node.metadata.is_being_deleted:
-        signs.append(facts.Planned.TO_BE_DELETED)
+        signs.append(signals.Planned.TO_BE_DELETED)
     return tuple(signs)
 
 
-def offers(node: objects.Node) -> dict[str, facts.Offer]:
+def offers(node: objects.Node) -> dict[str, signals.Offer]:
     """Return the amount of each extended resource on a node; an unreadable amount counts as 0."""
     capacity, allocatable = node.capacity, node.allocatable
     names = sorted(filter(_is_extended, capacity.keys() | allocatable.keys()))[:_OFFERS_MAX]
     return {
-        name: facts.Offer(
+        name: signals.Offer(
             capacity=scheduling.whole_quantity(capacity.get(name, 0)) or 0,
             allocatable=scheduling.whole_quantity(allocatable.get(name, 0)) or 0,
         )
@@ -65,11 +65,11 @@ def offers(node: objects.Node) -> dict[str, facts.Offer]:
     }
 
 
-def pod(shape: objects.Pod, *, current_revision: str) -> facts.Pod:
+def pod(shape: objects.Pod, *, current_revision: str) -> signals.Pod:
     """Return the facts about a plugin's pod; `current_revision` is its DaemonSet's newest."""
     states = [container.state for container in shape.container_statuses]
     waiting = [state.waiting.reason for state in states if state and state.waiting]
-    return facts.Pod(
+    return signals.Pod(
         name=f"{shape.metadata.namespace}/{shape.metadata.name}",
         uid=shape.metadata.uid,
         phase=shape.phase,

@@ -13,7 +13,7 @@ from typing import Final
 
 from muster.kubernetes import objects, scheduling
 from muster_health.kubernetes import cluster_facts
-from muster_health.model import config, facts, signals
+from muster_health.model import config, signals
 
 _REPELLING: Final = frozenset({"NoSchedule", "NoExecute"})
 _DAEMON_TOLERATIONS: Final = tuple(
@@ -42,7 +42,7 @@ class Node:
     """The time by our own clock."""
     labels: objects.Labels
     taints: tuple[objects.Taint, ...]
-    offers: Mapping[str, facts.Offer]
+    offers: Mapping[str, signals.Offer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class _Plugin:
     pods: dict[str, Pod] = field(default_factory=dict)
     pods_by_node: dict[str, dict[str, Pod]] = field(default_factory=dict)
     expected_since: dict[str, float] = field(default_factory=dict)
-    reported: Mapping[str, facts.Expected] | None = None
+    reported: Mapping[str, signals.Expected] | None = None
     changed: set[str] = field(default_factory=set)
     """Nodes to evaluate again; a rollout changes only a few each second."""
 
@@ -128,7 +128,7 @@ class Membership:
         self._cause_labels = settings.cause_labels
         self._plugins = {plugin.plugin: _Plugin(settings=plugin) for plugin in settings.plugins}
         self._nodes: dict[str, Node] = {}
-        self._changed_offers: dict[str, Mapping[str, facts.Offer] | None] = {}
+        self._changed_offers: dict[str, Mapping[str, signals.Offer] | None] = {}
         self._has_nodes = False
 
     @property
@@ -272,7 +272,7 @@ class Membership:
             since = max(node.created_at, plugin.created_at) if is_first else now
             plugin.expected_since[node.name] = min(since, now)
 
-    def _expected(self, plugin: _Plugin, name: str, now: float) -> facts.Expected | None:
+    def _expected(self, plugin: _Plugin, name: str, now: float) -> signals.Expected | None:
         since = plugin.expected_since.get(name)
         if since is None:
             return None
@@ -284,7 +284,7 @@ class Membership:
         ]
         if revision:
             causes.append(f"revision={revision}")
-        return facts.Expected(age_s=now - since, causes=tuple(causes), revision=revision)
+        return signals.Expected(age_s=now - since, causes=tuple(causes), revision=revision)
 
 
 def _is_determined(plugin: _Plugin) -> bool:

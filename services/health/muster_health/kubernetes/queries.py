@@ -20,7 +20,7 @@ import prometheus_client
 from muster.kubernetes import api, objects
 from muster.service import logs
 from muster_health.kubernetes import cluster_facts
-from muster_health.model import facts, signals
+from muster_health.model import signals
 
 _DELETE_S: Final = 10.0
 _LEASES_MAX: Final = 10_000
@@ -133,13 +133,13 @@ class ClusterQueries:
             )
         )
 
-    async def _query(self, query: signals.AskCluster) -> facts.Facts | None:
+    async def _query(self, query: signals.AskCluster) -> signals.Facts | None:
         with contextlib.suppress(TimeoutError), _QUERY_S.time():
             async with asyncio.timeout(query.timeout_s), self._free:
                 return await self._facts(query)
         return None
 
-    async def _facts(self, query: signals.AskCluster) -> facts.Facts | None:
+    async def _facts(self, query: signals.AskCluster) -> signals.Facts | None:
         timeout_s = query.timeout_s * _ANSWER_SHARE
         lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{query.node}"
         location = self._locate_pods(query.plugin, query.node)
@@ -156,7 +156,7 @@ class ClusterQueries:
         problems += [answer.problem for answer in (lease, *pods) if not _is_absent(answer)]
         if isinstance(location, str):
             problems.append(location)
-        result = facts.Facts(
+        result = signals.Facts(
             exists=True if node.is_ok else (False if is_gone else None),
             lease_age_s=self._lease_age_s(query.node, lease),
             problem="; ".join(filter(None, problems)),
@@ -191,7 +191,7 @@ class ClusterQueries:
         }
         return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
 
-    async def _list_pods(self, query: signals.AskCluster) -> facts.Facts | None:
+    async def _list_pods(self, query: signals.AskCluster) -> signals.Facts | None:
         """Return the pods that request the query's resources; None if the answer is unreadable."""
         timeout_s = query.timeout_s * _ANSWER_SHARE
         parameters = {
@@ -212,9 +212,9 @@ class ClusterQueries:
             self._note_refusal("list pods of all namespaces", answer)
             if answer.is_ok:
                 holders = cluster_facts.pods_requesting(answer.body, query.resources)
-                return facts.Facts(holders=holders)
+                return signals.Facts(holders=holders)
             if answer.is_forbidden:
-                return facts.Facts(problem=answer.problem)
+                return signals.Facts(problem=answer.problem)
         return None
 
     async def _get(
@@ -308,7 +308,7 @@ class _PodList(msgspec.Struct, frozen=True):
     items: tuple[objects.Pod, ...] | None = None
 
 
-def _with_node(result: facts.Facts, answer: api.Answer) -> facts.Facts:
+def _with_node(result: signals.Facts, answer: api.Answer) -> signals.Facts:
     node = msgspec.json.decode(answer.body, type=objects.Node)
     return replace(
         result,
@@ -319,8 +319,8 @@ def _with_node(result: facts.Facts, answer: api.Answer) -> facts.Facts:
 
 
 def _with_pods(
-    result: facts.Facts, answers: Sequence[api.Answer], *, current_revision: str
-) -> facts.Facts:
+    result: signals.Facts, answers: Sequence[api.Answer], *, current_revision: str
+) -> signals.Facts:
     pods = [pod for answer in answers for pod in _decoded(answer)]
     return replace(
         result,

@@ -7,7 +7,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health.model import facts, signals, snapshot
+from muster_health.model import signals, snapshot
 
 
 class Rule(enum.StrEnum):
@@ -131,7 +131,7 @@ Event = (
     | signals.Restored
     | signals.NodeOffers
     | signals.ClockStalled
-    | facts.Expected
+    | signals.Expected
     | NotExpected
     | Suspend
     | Resume

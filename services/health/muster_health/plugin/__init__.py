@@ -1,7 +1,8 @@
 """Tracks one plugin on one node, from its heartbeats to its verdict and its alerts.
 
 `tracked_plugin` is the machine; it is made of `liveness`, `self_reported` (with `problems`),
-`verdict` (with `verdict_state`, `investigation` and `diagnosis`) and `device_counts`. A verdict needs evidence from two sides: silence alone raises a question, never an alarm.
+`verdict` (with `verdict_state`, `investigation` and `diagnosis`) and `device_counts`. A verdict
+needs evidence from two sides: silence alone raises a question, never an alarm.
 
 | state       | what comes                                    | then        | verdict              |
 |-------------|-----------------------------------------------|-------------|----------------------|
@@ -21,7 +22,7 @@
 | LOST        | 20 s, 40 s, ... 2 min later                   | LOST (4)    | asked again: refined |
 | LOST        | a fresh heartbeat, or an answer               | RECOVERING  | as before            |
 | ILL         | a good heartbeat                              | RECOVERING  | as before            |
-| RECOVERING  | 3 good heartbeats, or 15 s; `flap_damping`    | HEALTHY     | HEALTHY              |
+| RECOVERING  | 3 good heartbeats, or 15 s; `FlapDamping`     | HEALTHY     | HEALTHY              |
 | any         | it announces its stop                         | MAINTENANCE | MAINTENANCE          |
 | MAINTENANCE | a heartbeat of another instance, or new start | RECOVERING  | as before            |
 | MAINTENANCE | not back in time                              | MAINTENANCE | as before: overdue   |

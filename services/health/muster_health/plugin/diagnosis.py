@@ -42,7 +42,7 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.alerting import evidence
-from muster_health.model import config, facts, steps
+from muster_health.model import config, signals, steps
 from muster_health.model.steps import Rule
 from muster_health.plugin import liveness
 
@@ -71,7 +71,7 @@ class Observations:
     is_subscribed: bool
     connections: liveness.Connections
     has_cluster: bool
-    cluster: facts.Facts | None
+    cluster: signals.Facts | None
     healthy: Mapping[str, int]
     has_waited: bool
     now: float
@@ -121,7 +121,7 @@ def _connection(connections: liveness.Connections, now: float) -> list[vocabular
 
 
 def _decide(observed: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
-    cluster = observed.cluster or facts.Facts()
+    cluster = observed.cluster or signals.Facts()
     pods = cluster.pods or ()
     is_gone = not observed.is_subscribed
     age_s = cluster.lease_age_s or 0.0

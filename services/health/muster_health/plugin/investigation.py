@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from muster.vocabulary import Verdict
-from muster_health.model import config, facts, steps
+from muster_health.model import config, signals, steps
 from muster_health.model.steps import Rule
 from muster_health.plugin import diagnosis, liveness
 
@@ -68,7 +68,7 @@ class Suspicion:
         self.number = self.cluster_number = number
         self.is_subscribed: bool | None = None
         """Whether an unanswered probe reached a subscriber; None until a probe fails."""
-        self.facts: facts.Facts | None = None
+        self.facts: signals.Facts | None = None
         is_disconnect = reason is Reason.DISCONNECT
         wait_s = settings.restart_s if is_disconnect else 0.0
         self._cluster_awaited = has_cluster and reason is not Reason.PROBLEM
@@ -113,7 +113,7 @@ class Suspicion:
             waits.append(self._cluster_due)
         return min(waits)
 
-    def answered(self, answer: facts.Facts | None) -> None:
+    def answered(self, answer: signals.Facts | None) -> None:
         """Record an answer from Kubernetes; None means that none came."""
         self._cluster_awaited = False
         if answer is not None:
@@ -197,7 +197,7 @@ class Investigation:
         suspicion = self.suspicion
         return suspicion if suspicion is not None and suspicion.number == number else None
 
-    def answered(self, answer: facts.Facts | None, number: int) -> Suspicion | None:
+    def answered(self, answer: signals.Facts | None, number: int) -> Suspicion | None:
         """Record an answer from Kubernetes; return the suspicion that it belongs to, if any."""
         suspicion = self.suspicion
         if suspicion is None or suspicion.cluster_number != number:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import device_alerts, plugin_alert, plugin_alerting
-from muster_health.model import config, facts, snapshot, steps
+from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
 from muster_health.plugin import (
@@ -124,7 +124,7 @@ class Parts:
         """Possible common causes: the plugin's zone, its revision."""
         self.problems: tuple[str, ...] = ()
         """Problems such as those with the configuration; they raise no alert."""
-        self.pods: tuple[facts.Pod, ...] = ()
+        self.pods: tuple[signals.Pod, ...] = ()
         self.is_restored = False
         """Whether the state was restored from what the former leader had saved."""
         self.restart_decided_for: datetime | None = None

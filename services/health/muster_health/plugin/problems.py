@@ -29,7 +29,7 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.alerting import evidence
-from muster_health.model import config, facts
+from muster_health.model import config, signals
 from muster_health.model.steps import Rule
 
 _SHOWN_MAX: Final = 8
@@ -58,7 +58,7 @@ def worst(
     heartbeat: vocabulary.Heartbeat,
     settings: config.Detection,
     *,
-    offers: Mapping[str, facts.Offer] | None = None,
+    offers: Mapping[str, signals.Offer] | None = None,
     unchanged_s: float = 0.0,
     two_instances: str = "",
     stretch: float = 1.0,
@@ -98,7 +98,7 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Proble
 
 
 def offered(
-    had: Mapping[str, int], offers: Mapping[str, facts.Offer], grace_s: float
+    had: Mapping[str, int], offers: Mapping[str, signals.Offer], grace_s: float
 ) -> Problem | None:
     """Return the problem if a node offers other devices than the plugin has."""
     mismatches = list(_offered_otherwise(had, offers))
@@ -151,7 +151,7 @@ def _stuck(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
 
 def _mismatched(
     heartbeat: vocabulary.Heartbeat,
-    offers: Mapping[str, facts.Offer] | None,
+    offers: Mapping[str, signals.Offer] | None,
     grace_s: float,
     mismatch_s: float,
     unchanged_s: float,
@@ -176,10 +176,10 @@ def _split(heartbeat: vocabulary.Heartbeat, two_instances: str, grace_s: float) 
 
 
 def _offered_otherwise(
-    had: Mapping[str, int], offers: Mapping[str, facts.Offer]
+    had: Mapping[str, int], offers: Mapping[str, signals.Offer]
 ) -> Iterable[tuple[str, str]]:
     for name, healthy in had.items():
-        offer = offers.get(name, facts.Offer(capacity=0, allocatable=0))
+        offer = offers.get(name, signals.Offer(capacity=0, allocatable=0))
         if offer.allocatable != healthy:
             node = f"the node's allocatable is {offer.allocatable} of {offer.capacity}"
             yield name, f"the plugin reports {healthy} Healthy, {node}"

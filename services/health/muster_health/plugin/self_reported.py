@@ -11,7 +11,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health.model import config, facts
+from muster_health.model import config, signals
 from muster_health.model.steps import Rule
 from muster_health.plugin import liveness, problems
 
@@ -51,7 +51,7 @@ class SelfReported:
         self.since = 0.0
         self.due: float | None = None
         self.suspended = False
-        self.offers: Mapping[str, facts.Offer] | None = None
+        self.offers: Mapping[str, signals.Offer] | None = None
         """What the node offers, according to Kubernetes."""
         self._unchanged_since = now
         """Since when `healthy` has not changed."""
@@ -135,7 +135,7 @@ class SelfReported:
         """Return whether this is the number of that query."""
         return number == self._recheck_number
 
-    def rechecked(self, answer: facts.Facts | None, *, is_alive: bool) -> problems.Problem | None:
+    def rechecked(self, answer: signals.Facts | None, *, is_alive: bool) -> problems.Problem | None:
         """Record the answer from Kubernetes; return the problem if the answer confirms it."""
         self._recheck_number = None
         if answer is None or answer.offers is None:
@@ -192,7 +192,7 @@ class SelfReported:
 def is_well(
     heartbeat: vocabulary.Heartbeat,
     stretch: float,
-    offers: Mapping[str, facts.Offer] | None,
+    offers: Mapping[str, signals.Offer] | None,
     settings: config.Detection,
 ) -> bool:
     """Return, by quick checks, whether `problems.worst` would find nothing; False: call it."""
@@ -212,7 +212,7 @@ def is_well(
     return offers is None or _is_offered(heartbeat, offers)
 
 
-def _is_offered(heartbeat: vocabulary.Heartbeat, offers: Mapping[str, facts.Offer]) -> bool:
+def _is_offered(heartbeat: vocabulary.Heartbeat, offers: Mapping[str, signals.Offer]) -> bool:
     for resource in heartbeat.resources:
         offer = offers.get(resource.name)
         if offer is None or offer.allocatable != resource.healthy:

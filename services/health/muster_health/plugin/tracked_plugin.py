@@ -23,7 +23,7 @@ from typing import assert_never
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import alert_lifecycle, plugin_alerting
-from muster_health.model import alerts, facts, signals, snapshot, steps
+from muster_health.model import alerts, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.plugin import liveness, parts
 
@@ -68,7 +68,7 @@ class TrackedPlugin(parts.Parts):
                 self.reported.offers = event.offers
                 if self.verdict.may_have_problem:
                     self.reported.offers_changed(self.alive.order.interval_s, now)
-            case facts.Expected():
+            case signals.Expected():
                 self._expected(event, now)
             case steps.NotExpected():
                 self.alive.is_expected, self.removal.was_dropped = False, True
@@ -299,7 +299,7 @@ class TrackedPlugin(parts.Parts):
         return self._effects(steps_taken, now)
 
     def _cluster_answered(
-        self, answer: facts.Facts | None, number: int, now: float
+        self, answer: signals.Facts | None, number: int, now: float
     ) -> list[steps.Step]:
         if answer is not None and answer.pods is not None:
             self.pods, self.removal.has_no_pod = answer.pods, not answer.pods
@@ -307,7 +307,7 @@ class TrackedPlugin(parts.Parts):
         self.alerting.cluster_answered(answer, number, now)
         return steps_taken
 
-    def _expected(self, expected: facts.Expected, now: float) -> None:
+    def _expected(self, expected: signals.Expected, now: float) -> None:
         revision = (f"revision={expected.revision}",) if expected.revision else ()
         self.causes, self.removal.was_dropped = (*expected.causes, *revision), False
         self.alive.expect(expected.age_s, now)

@@ -10,7 +10,7 @@ from typing import Final, assert_never
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.alerting import evidence
-from muster_health.model import facts, signals, steps
+from muster_health.model import signals, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
 from muster_health.plugin import problems, verdict_state
@@ -98,7 +98,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return []
 
     def cluster_answered(
-        self, answer: facts.Facts | None, number: int, now: float
+        self, answer: signals.Facts | None, number: int, now: float
     ) -> list[steps.Step]:
         """Handle an answer from Kubernetes; None means that none came."""
         if self.reported.is_recheck(number):

@@ -10,7 +10,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health.alerting import evidence, flap_damping
+from muster_health.alerting import alert_lifecycle, evidence
 from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
@@ -43,7 +43,7 @@ class StandingVerdict:
         self.resources: tuple[str, ...] = ()
         self.actual: steps.Diagnosis | None = None
         self.failed_at = 0.0
-        self.damping = flap_damping.FlapDamping(settings)
+        self.damping = alert_lifecycle.FlapDamping(settings)
         self.settle_due: float | None = None
         """When to report the failure behind FLAPPING by its own name, if it has not changed."""
         self._settings = settings
