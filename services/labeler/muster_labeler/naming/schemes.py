@@ -1,4 +1,4 @@
-"""Pure: the label schemes and instance types by which others name accelerators.
+"""Pure: the label schemes by which others name accelerators.
 
 SkyPilot reads one scheme for a whole cluster, the first of these (in this order) whose first value
 is valid (sky/provision/kubernetes/utils.py, _GPULabelFormatterSelector); those behind Nebius are
@@ -21,7 +21,6 @@ COUNT: Final = "muster.dev/accelerator-count"
 MEMORY: Final = "muster.dev/accelerator-memory-mib"
 GFD_PRODUCT: Final = "nvidia.com/gpu.product"
 
-INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 AUTOSCALER_KEYS: Final = frozenset(
     {
         "accelerator",
@@ -54,51 +53,6 @@ _MIB: Final = re.compile(r"[0-9]{1,9}")
 _MIB_PER_GIB: Final = 1024
 OWNED: Final = frozenset({SKYPILOT, MUSTER, GFD_PRODUCT, COUNT, MEMORY})
 """Labels whose owners matter: those that we may write."""
-_INSTANCE_TYPES: Final = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"p2\..+", "k80"),
-        (r"p3dn\..+", "v100-32gb"),
-        (r"p3\..+", "v100"),
-        (r"p4d\..+", "a100"),
-        (r"p4de\..+", "a100-80gb"),
-        (r"p5\..+", "h100"),
-        (r"p5en?\..+", "h200"),
-        (r"p6-b200\..+", "b200"),
-        (r"p6-b300\..+", "b300"),
-        (r"g3s?\..+", "m60"),
-        (r"g4dn\..+", "t4"),
-        (r"g5\..+", "a10g"),
-        (r"g5g\..+", "t4g"),
-        (r"g6\..+|gr6\..+", "l4"),
-        (r"g6e\..+", "l40s"),
-        (r"standard_nc\d+as_t4_v3", "t4"),
-        (r"standard_nc\d+s_v3|standard_nd40s?_v2", "v100"),
-        (r"standard_nd40rs_v2", "v100-32gb"),
-        (r"standard_nc\d+ads_a100_v4|standard_nd96amsr_a100_v4", "a100-80gb"),
-        (r"standard_nd96asr_v4", "a100"),
-        (r"standard_nc\d+adi?s_h100_v5", "h100-nvl"),
-        (r"standard_nd96isr_h100_v5", "h100"),
-        (r"standard_nd96isr_h200_v5", "h200"),
-        (r"standard_nd96isr_mi300x_v5", "mi300x"),
-        (r"a2-highgpu-.+|a2-megagpu-.+", "a100"),
-        (r"a2-ultragpu-.+", "a100-80gb"),
-        (r"a3-(high|edge)gpu-.+", "h100"),
-        (r"a3-megagpu-.+", "h100-mega"),
-        (r"a3-ultragpu-.+", "h200"),
-        (r"a4-highgpu-.+", "b200"),
-        (r"g2-standard-.+", "l4"),
-        (r"bm\.gpu\.h100\..+", "h100"),
-        (r"bm\.gpu\.h200\..+", "h200"),
-        (r"bm\.gpu\.b200\..+", "b200"),
-        (r"bm\.gpu4\..+", "a100"),
-        (r"bm\.gpu\.a100-v2\..+", "a100-80gb"),
-        (r"bm\.gpu\.l40s.*", "l40s"),
-        (r"(bm|vm)\.gpu\.a10\..+", "a10"),
-        (r"bm\.gpu\.mi300x\..+", "mi300x"),
-        (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
-    )
-)
 
 
 class Fault(enum.StrEnum):
@@ -233,16 +187,3 @@ KEYS: Final = (
     | {COUNT, MEMORY, model.VGPU_LABEL}
 )
 """All labels of a node that matter here."""
-
-
-def instance_type_hint(instance_type: str) -> str | None:
-    """Return the accelerator of an instance type, or None for an unlisted one.
-
-    It is a hint for people, and a label only if they ask for it: the type says what was ordered.
-    """
-    text = instance_type.lower()
-    for pattern, name in _INSTANCE_TYPES:
-        match = pattern.fullmatch(text)
-        if match:
-            return name or match[1]
-    return None

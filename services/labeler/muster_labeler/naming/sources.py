@@ -86,10 +86,58 @@ class Evidence:
 NO_GPU: Final = "no GPU"
 NO_EVIDENCE: Final = Evidence({}, {}, {})
 
+_INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 _PRODUCTS_SHOWN_MAX: Final = 5
 _COUNTS: Final = re.compile(r"(?:^|(?<=, ))\d+ x ")
 _WRITTEN_SCHEMES: Final = frozenset({"skypilot", "muster"})
 """Schemes that people and muster write: they are checked, but are not evidence."""
+_INSTANCE_TYPES: Final = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"p2\..+", "k80"),
+        (r"p3dn\..+", "v100-32gb"),
+        (r"p3\..+", "v100"),
+        (r"p4d\..+", "a100"),
+        (r"p4de\..+", "a100-80gb"),
+        (r"p5\..+", "h100"),
+        (r"p5en?\..+", "h200"),
+        (r"p6-b200\..+", "b200"),
+        (r"p6-b300\..+", "b300"),
+        (r"g3s?\..+", "m60"),
+        (r"g4dn\..+", "t4"),
+        (r"g5\..+", "a10g"),
+        (r"g5g\..+", "t4g"),
+        (r"g6\..+|gr6\..+", "l4"),
+        (r"g6e\..+", "l40s"),
+        (r"standard_nc\d+as_t4_v3", "t4"),
+        (r"standard_nc\d+s_v3|standard_nd40s?_v2", "v100"),
+        (r"standard_nd40rs_v2", "v100-32gb"),
+        (r"standard_nc\d+ads_a100_v4|standard_nd96amsr_a100_v4", "a100-80gb"),
+        (r"standard_nd96asr_v4", "a100"),
+        (r"standard_nc\d+adi?s_h100_v5", "h100-nvl"),
+        (r"standard_nd96isr_h100_v5", "h100"),
+        (r"standard_nd96isr_h200_v5", "h200"),
+        (r"standard_nd96isr_mi300x_v5", "mi300x"),
+        (r"a2-highgpu-.+|a2-megagpu-.+", "a100"),
+        (r"a2-ultragpu-.+", "a100-80gb"),
+        (r"a3-(high|edge)gpu-.+", "h100"),
+        (r"a3-megagpu-.+", "h100-mega"),
+        (r"a3-ultragpu-.+", "h200"),
+        (r"a4-highgpu-.+", "b200"),
+        (r"g2-standard-.+", "l4"),
+        (r"bm\.gpu\.h100\..+", "h100"),
+        (r"bm\.gpu\.h200\..+", "h200"),
+        (r"bm\.gpu\.b200\..+", "b200"),
+        (r"bm\.gpu4\..+", "a100"),
+        (r"bm\.gpu\.a100-v2\..+", "a100-80gb"),
+        (r"bm\.gpu\.l40s.*", "l40s"),
+        (r"(bm|vm)\.gpu\.a10\..+", "a10"),
+        (r"bm\.gpu\.mi300x\..+", "mi300x"),
+        (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
+    )
+)
+"""What an instance type says is a hint for people, and a label only if they ask for it: it says what
+was ordered."""
 
 
 def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
@@ -150,14 +198,18 @@ def _claims(
         source = Source.GFD if is_gfd else Source.CLOUD
         text = f"{reading.scheme.key}={reading.value}"
         yield Claim(source, text, name, memory, reading.value if is_gfd else "")
-    instance_type = node.labels.get(schemes.INSTANCE_TYPE, "")
-    hint = schemes.instance_type_hint(instance_type)
+    instance_type = node.labels.get(_INSTANCE_TYPE, "")
+    hint = _instance_type_hint(instance_type)
     is_whole = not (node.has_partitions or node.is_virtual)
     if hint is not None and node.has_accelerators and is_whole:
         reason = Reason.EXACT if evidence.may_use_instance_type else Reason.FALLBACK
-        yield Claim(
-            Source.INSTANCE_TYPE, f"{schemes.INSTANCE_TYPE}={instance_type}", Name(hint, reason)
-        )
+        yield Claim(Source.INSTANCE_TYPE, f"{_INSTANCE_TYPE}={instance_type}", Name(hint, reason))
+
+
+def _instance_type_hint(instance_type: str) -> str | None:
+    text = instance_type.lower()
+    matches = ((pattern.fullmatch(text), name) for pattern, name in _INSTANCE_TYPES)
+    return next((name or match[1] for match, name in matches if match), None)
 
 
 def _claim(source: Source, products: Kinds, aliases: Mapping[str, str]) -> Claim:
