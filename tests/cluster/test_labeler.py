@@ -22,12 +22,12 @@ from muster.kubernetes import api as kubernetes_api
 from muster.local import nats, processes
 from muster.nats import bus
 from muster_labeler import model
-from muster_labeler.naming import schemes
+from muster_labeler.naming import accelerators
 from muster_labeler.service import decision_publisher
 from tests.worlds import api_server
 from tests.worlds import labeler_cluster as clusters
 
-KEY = schemes.SKYPILOT
+KEY = accelerators.SKYPILOT
 DOKS = "doks.digitalocean.com/gpu-model"
 NODE = "muster-test-{}"
 POLICY = pathlib.Path(__file__).resolve().parents[2] / "k8s/base/admission.yaml"

@@ -63,7 +63,7 @@ PLANTED = [
     # layers of muster_labeler
     (
         "Packages of the labeler import downwards only",
-        "services/labeler/muster_labeler/naming/schemes.py",
+        "services/labeler/muster_labeler/naming/accelerators.py",
         "muster_labeler.service.decisions",
     ),
     # layers of muster_notifier

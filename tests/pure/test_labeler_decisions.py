@@ -16,7 +16,7 @@ from muster_labeler import config, model
 from muster_labeler.check import label_plan
 from muster_labeler.config import Mode
 from muster_labeler.kubernetes import cluster_api
-from muster_labeler.naming import accelerators, node_labels, schemes, sources
+from muster_labeler.naming import accelerators, node_labels, sources
 from muster_labeler.naming.node_labels import LabelSet
 from muster_labeler.naming.sources import Product
 from muster_labeler.service import decision_publisher, decisions, fleet
@@ -24,6 +24,7 @@ from muster_labeler.service.decisions import Action, Decision, Report
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 KEY = decisions.KEY
+GFD = accelerators.GFD_PRODUCT
 AGENT = "agent inventory"
 L4 = Product("NVIDIA L4", 23034)
 L4_SLICED = Product("NVIDIA L4", 23034, is_mig=True)
@@ -139,7 +140,7 @@ def test_an_alias_makes_a_guess_certain() -> None:
 
 
 def test_sources_that_disagree_label_nothing() -> None:
-    node = model.Node(name="a", labels={schemes.GFD_PRODUCT: "Tesla-T4"})
+    node = model.Node(name="a", labels={GFD: "Tesla-T4"})
     assert decide(Mode.APPLY, {L4: 2}, node) == decision(
         Action.REFUSE,
         {},
@@ -190,7 +191,7 @@ def test_all_sets_together_name_no_key_of_an_autoscalers() -> None:
     kinds = decisions.kinds_of(node)
     labels = node_labels.wanted_labels(list(LabelSet), "l4", kinds=kinds, gpus=node)
     assert labels.keys() >= {KEY, "muster.dev/accelerator", "nvidia.com/gpu.product"}
-    assert not labels.keys() & schemes.AUTOSCALER_KEYS
+    assert not labels.keys() & accelerators.AUTOSCALER_KEYS
     lines = node_labels.feature_file(labels).splitlines()
     assert [line.partition("=")[0] for line in lines] == sorted(labels)
 
@@ -354,7 +355,7 @@ HELD = "held: all GPU nodes or none, and the policy cannot label b"
         (config.Policy(), model.Node(name="b", capacity=GPU, labels={KEY: ""}), {}, HELD),
         (
             config.Policy(),
-            model.Node(name="b", capacity=GPU, labels={schemes.GFD_PRODUCT: "Tesla-T4"}),
+            model.Node(name="b", capacity=GPU, labels={GFD: "Tesla-T4"}),
             {},
             HELD,
         ),
@@ -458,16 +459,16 @@ def test_a_label_without_a_known_owner_is_not_changed() -> None:
 
 
 def test_our_own_labels_are_no_second_opinion() -> None:
-    node = ours("t4", "1 x Tesla T4", **{schemes.GFD_PRODUCT: "Tesla-T4"})
+    node = ours("t4", "1 x Tesla T4", **{GFD: "Tesla-T4"})
     policy = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.NVIDIA))
     assert decide(Mode.APPLY, {L4: 2}, node, policy=policy).action is Action.APPLY
-    bare = dataclasses.replace(node, labels={schemes.GFD_PRODUCT: "Tesla-T4"}, capacity=GPU)
+    bare = dataclasses.replace(node, labels={GFD: "Tesla-T4"}, capacity=GPU)
     assert made(bare).covering_scheme() is None
-    assert made(dataclasses.replace(bare, our_labels={})).covering_scheme() == schemes.GFD_PRODUCT
+    assert made(dataclasses.replace(bare, our_labels={})).covering_scheme() == GFD
 
 
 def test_labels_of_ours_that_no_longer_apply_are_removed() -> None:
-    memory, count = schemes.MEMORY, schemes.COUNT
+    memory, count = accelerators.MEMORY, accelerators.COUNT
     node = ours("l4", OF_L4, **{"muster.dev/accelerator": "l4", count: "2", memory: "1"})
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
     kinds = {L4: 1, Product("NVIDIA L4", 1): 1}
@@ -528,8 +529,8 @@ def test_one_node_is_never_written_more_often_than_that_in_twice_the_time(
 
 
 LABELS = st.sampled_from(
-    [{}, {KEY: "l4"}, {KEY: ""}, {schemes.GFD_PRODUCT: "NVIDIA-L4"}, {"nebius.com/gpu-name": "L4"},
-     {KEY: "l4", schemes.GFD_PRODUCT: "NVIDIA-L4"}, {schemes.GFD_PRODUCT: "NVIDIA-T400-4GB"}]
+    [{}, {KEY: "l4"}, {KEY: ""}, {GFD: "NVIDIA-L4"}, {"nebius.com/gpu-name": "L4"},
+     {KEY: "l4", GFD: "NVIDIA-L4"}, {GFD: "NVIDIA-T400-4GB"}]
 )  # fmt: skip
 CLUSTERS = st.dictionaries(st.sampled_from("abcde"), st.tuples(LABELS, st.integers(0, 2)))
 

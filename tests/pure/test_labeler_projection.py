@@ -11,7 +11,7 @@ from muster.kubernetes import objects, scheduling
 from muster_labeler import model
 from muster_labeler.kubernetes import cluster_api as kubernetes_pace
 from muster_labeler.kubernetes import projection
-from muster_labeler.naming import schemes, sources
+from muster_labeler.naming import accelerators, sources
 from muster_labeler.naming.sources import Product
 
 L4 = Product("NVIDIA L4", 23034)
@@ -32,7 +32,7 @@ def test_a_node_without_status_labels_or_fields_is_a_node() -> None:
 
 
 def test_of_a_node_only_what_concerns_accelerators_is_kept() -> None:
-    fields: dict[str, object] = {"f:metadata": {"f:labels": {f"f:{schemes.SKYPILOT}": {}}}}
+    fields: dict[str, object] = {"f:metadata": {"f:labels": {f"f:{accelerators.SKYPILOT}": {}}}}
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     kept = read(
         {
@@ -40,7 +40,7 @@ def test_of_a_node_only_what_concerns_accelerators_is_kept() -> None:
                 "name": "a",
                 "uid": "u",
                 "resourceVersion": "7",
-                "labels": {schemes.SKYPILOT: "t4", "app": "x"},
+                "labels": {accelerators.SKYPILOT: "t4", "app": "x"},
                 "annotations": {model.PROVENANCE: "{}", "other": "y"},
                 "managedFields": [
                     {"manager": "muster-labeler", "fieldsV1": fields},
@@ -61,9 +61,9 @@ def test_of_a_node_only_what_concerns_accelerators_is_kept() -> None:
         name="a",
         uid="u",
         version="7",
-        labels={schemes.SKYPILOT: "t4"},
-        owners={schemes.SKYPILOT: ("muster-labeler",)},
-        our_labels={schemes.SKYPILOT: "t4"},
+        labels={accelerators.SKYPILOT: "t4"},
+        owners={accelerators.SKYPILOT: ("muster-labeler",)},
+        our_labels={accelerators.SKYPILOT: "t4"},
         capacity={"nvidia.com/gpu": 8, "muster.dev/fuse": 1000},
         allocatable={"nvidia.com/gpu": 7, "muster.dev/fuse": 0},
         ready_since=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),

@@ -4,15 +4,14 @@ from typing import Any
 import pytest
 
 from muster_labeler import model
-from muster_labeler.naming import node_labels, schemes, sources
-from muster_labeler.naming.accelerators import Name, Reason
+from muster_labeler.naming import accelerators, node_labels, sources
+from muster_labeler.naming.accelerators import Fault, Name, Reason
 from muster_labeler.naming.node_labels import LabelState
-from muster_labeler.naming.schemes import Fault
 from muster_labeler.naming.sources import Claim, Evidence, Product, Source
 
 GPU = {"nvidia.com/gpu": 8}
-KEY = schemes.SKYPILOT
-GFD = schemes.GFD_PRODUCT
+KEY = accelerators.SKYPILOT
+GFD = accelerators.GFD_PRODUCT
 TYPE = "node.kubernetes.io/instance-type"
 
 
@@ -118,17 +117,22 @@ def owned(value: str, *managers: str, **labels: str) -> dict[str, object]:
 def test_each_scheme_is_read_back_into_the_same_names(
     labels: Mapping[str, str], name: Name, fault: Fault | None
 ) -> None:
-    ((read_name, read_fault),) = [(r.name, r.fault) for r in schemes.read(labels)]
+    ((read_name, read_fault),) = [(r.name, r.fault) for r in accelerators.read_labels(labels)]
     assert (read_name, read_fault) == (name, fault)
 
 
 def test_what_a_scheme_makes_no_name_of_has_none() -> None:
-    (read,) = schemes.read({"cloud.google.com/gke-accelerator": "nvidia-.x"})
+    (read,) = accelerators.read_labels({"cloud.google.com/gke-accelerator": "nvidia-.x"})
     assert read.name == Name(None, Reason.NOT_A_NAME)
 
 
 def test_empty_values_on_cpu_nodes_of_coreweave_say_nothing() -> None:
-    assert schemes.read({"gpu.nvidia.com/class": "", "cloud.google.com/gke-accelerator": ""}) == []
+    assert (
+        accelerators.read_labels(
+            {"gpu.nvidia.com/class": "", "cloud.google.com/gke-accelerator": ""}
+        )
+        == []
+    )
 
 
 def test_sources_are_believed_in_their_order() -> None:

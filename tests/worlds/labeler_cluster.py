@@ -15,10 +15,10 @@ import orjson
 from muster.cli import output, registry
 from muster.local import kubernetes
 from muster_labeler.kubernetes import projection
-from muster_labeler.naming import node_labels, schemes, sources
+from muster_labeler.naming import accelerators, node_labels, sources
 
-KEY = schemes.SKYPILOT
-GFD = schemes.GFD_PRODUCT
+KEY = accelerators.SKYPILOT
+GFD = accelerators.GFD_PRODUCT
 READY = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
 _KINDS = {
     "Node": "/api/v1/nodes",

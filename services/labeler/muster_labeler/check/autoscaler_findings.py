@@ -21,7 +21,6 @@ _INSUFFICIENT: Final = re.compile(r"Insufficient ([-a-z0-9.]+/fuse[-_.A-Za-z0-9]
 _GATE: Final = re.compile(r"NodeOverlay=true", re.IGNORECASE)
 _STALE: Final = dt.timedelta(minutes=5)
 """The Cluster Autoscaler renews its status each loop, 10 s by default (--scan-interval)."""
-_DOCS: Final = "docs/check.md"
 _SLOTS: Final = 1000
 _AZURE: Final = re.compile(
     r"azure:///subscriptions/[^/]+/resourceGroups/([^/]+)/.*/virtualMachineScaleSets/([^/]+)/.*",
@@ -64,7 +63,6 @@ def _pending(pod: model.Pod, commands: Commands) -> Iterable[Finding]:
         f"pending on {', '.join(pod.requests)}: autoscalers may not know this resource",
         evidence=pod.messages[:3],
         command=commands.kubectl("describe", "pod", pod.name, "-n", pod.namespace),
-        docs=_DOCS,
     )
 
 
@@ -81,7 +79,6 @@ def _not_triggered(
             f"the autoscaler adds no node for it: {event.text[:300]}",
             evidence=(f"event {event.reason}",),
             command=commands.kubectl("get", "events", "-n", event.namespace),
-            docs=_DOCS,
         )
 
 
@@ -111,7 +108,6 @@ def _templates(
             if setting.platform != "karpenter"
             else ("no NodeOverlay gives it",),
             command=setting.command,
-            docs=_DOCS,
         )
 
 
@@ -136,7 +132,6 @@ def _gate(world: ClusterView, commands: Commands) -> Iterable[Finding]:
         )
         if karpenter.name
         else "",
-        docs=_DOCS,
     )
 
 
@@ -154,7 +149,6 @@ def _node_local(slices: Iterable[model.ResourceSlice], commands: Commands) -> It
             "node-local DRA devices for fuse: scale-down considers only their use",
             evidence=(f"ResourceSlices of driver {driver} with a node name",),
             command=commands.kubectl("get", "resourceslices", "-o", "wide"),
-            docs=_DOCS,
         )
 
 
@@ -177,17 +171,8 @@ def _stale_status(world: ClusterView, commands: Commands) -> Iterable[Finding]:
         f"its status is {int(age.total_seconds())} s old: its loop fails, or it is gone",
         evidence=(f"kube-system/cluster-autoscaler-status of {autoscaler.renewed.isoformat()}",),
         command=commands.kubectl(
-            *(
-                "get",
-                "configmap",
-                "cluster-autoscaler-status",
-                "-n",
-                "kube-system",
-                "-o",
-                "yaml",
-            )
+            *("get", "configmap", "cluster-autoscaler-status", "-n", "kube-system", "-o", "yaml")
         ),
-        docs=_DOCS,
     )
 
 

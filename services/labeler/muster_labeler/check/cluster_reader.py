@@ -162,7 +162,6 @@ class ClusterReader:
             flagged = _NODES_FLAG.findall(" ".join(arguments))
             named = [name for name in _GROUP_NAMES.findall(text) if name not in flagged]
             scaler = findings.ClusterAutoscaler(
-                image=_image(ours[0]) if ours else "",
                 arguments=arguments,
                 groups=tuple(dict.fromkeys([*flagged, *named])),
                 renewed=renewed,

@@ -2,7 +2,7 @@
 
 import enum
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -178,34 +178,6 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
         return [*context, *(["--kubeconfig", self.kubeconfig] if self.kubeconfig else [])]
 
 
-def report(
-    findings: Iterable[Finding],
-    *,
-    cluster: str,
-    time: datetime,
-    topics: Sequence[str],
-    checked: dict[str, int],
-    notes: Sequence[str] = (),
-) -> Report:
-    """Return the report of these findings, worst first, then by id and object."""
-    order = tuple(Severity)
-    ordered = sorted(
-        findings, key=lambda finding: (order.index(finding.severity), finding.id, finding.object)
-    )
-    summary = {str(severity): 0 for severity in Severity}
-    for finding in ordered:
-        summary[finding.severity] += 1
-    return Report(
-        cluster=cluster,
-        time=time,
-        topics=tuple(topics),
-        checked=checked,
-        summary=summary,
-        notes=tuple(notes),
-        findings=tuple(ordered),
-    )
-
-
 def exit_code(report: Report, *, strict: bool) -> Exit:
     """Return the exit code for a report.
 
@@ -237,7 +209,6 @@ class Unread:
 class ClusterAutoscaler:
     """The Cluster Autoscaler, from its Deployment and its status."""
 
-    image: str = ""
     arguments: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     renewed: datetime | None = None
@@ -251,7 +222,6 @@ class Karpenter:
     name: str = ""
     gates: str = ""
     overlays: tuple[str, ...] = ()
-    pools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +239,3 @@ class ClusterView:
     autoscaler: ClusterAutoscaler | None = None
     karpenter: Karpenter | None = None
     unread: Sequence[Unread] = field(default_factory=tuple)
-
-
-def plain(text: str) -> str:
-    """Return an untrusted text without characters that would control a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

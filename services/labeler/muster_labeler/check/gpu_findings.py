@@ -8,7 +8,7 @@ from typing import Final
 from muster_labeler import model
 from muster_labeler.check import findings, label_plan
 from muster_labeler.check.findings import Commands, Finding, Id, Severity
-from muster_labeler.naming import node_labels, schemes, sources
+from muster_labeler.naming import accelerators, node_labels, sources
 from muster_labeler.naming.accelerators import Reason
 from muster_labeler.naming.node_labels import LabelState, LabelStatus
 
@@ -146,7 +146,7 @@ def _unlabelled(status: LabelStatus, label_all: _LabelAll) -> Finding:
         Id.GPU001,
         Severity.SUGGEST,
         status.node.name,
-        f"no label {schemes.SKYPILOT}: it would be {status.wanted}"
+        f"no label {accelerators.SKYPILOT}: it would be {status.wanted}"
         + (", but no accelerator is allocatable" if is_empty else ""),
         evidence=_claims_of(status),
         command=label_all.command,
@@ -163,7 +163,7 @@ def _wrong(status: LabelStatus, commands: Commands) -> Finding:
         status.node.name,
         f"labelled {status.current}, and has {status.wanted}"
         + (f" (set by {owners})" if owners else ""),
-        evidence=(f"{schemes.SKYPILOT}={status.current}", *_claims_of(status)),
+        evidence=(f"{accelerators.SKYPILOT}={status.current}", *_claims_of(status)),
         command=commands.muster(
             *("label-gpus", "--apply", "--overwrite", "--yes", "--node", status.node.name),
             *(["--force-ambiguous"] if is_guess else []),
@@ -263,7 +263,7 @@ def _show(node: str, commands: Commands) -> str:
 
 def _invalid_labels(node: model.Node, commands: Commands) -> Iterable[Finding]:
     """Report each invalid value: the first one disables its scheme for the whole cluster."""
-    for reading in schemes.read(node.labels):
+    for reading in accelerators.read_labels(node.labels):
         if reading.fault is None or (reading.scheme.id == "muster" and not reading.value):
             continue
         yield findings.finding(
@@ -287,7 +287,7 @@ def _held_as_unready(node: model.Node, commands: Commands) -> Iterable[Finding]:
         # no autoscaler recognizes this machine
         return
     # each key belongs to one provider; for an unknown provider any may matter
-    mine = _PROVIDERS.get(provider, schemes.AUTOSCALER_KEYS - {"accelerator"})
+    mine = _PROVIDERS.get(provider, accelerators.AUTOSCALER_KEYS - {"accelerator"})
     for key in sorted(mine & node.labels.keys()):
         yield findings.finding(
             Id.GPU009,

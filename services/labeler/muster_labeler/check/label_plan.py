@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_labeler import model
-from muster_labeler.naming import accelerators, node_labels, schemes
+from muster_labeler.naming import accelerators, node_labels
 from muster_labeler.naming.accelerators import Reason
 from muster_labeler.naming.node_labels import LabelState, LabelStatus
 
@@ -100,7 +100,9 @@ def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list
                 _planned(status, Step.KEEP, status.current, f"owned by {status.foreign_owners}")
             )
         elif status.foreign_owners:
-            reason = f"our other labels; {schemes.SKYPILOT} is owned by {status.foreign_owners}"
+            reason = (
+                f"our other labels; {accelerators.SKYPILOT} is owned by {status.foreign_owners}"
+            )
             planned.append(_planned(status, Step.REMOVE, status.current, reason))
         else:
             planned.append(_planned(status, Step.REMOVE, None, "ours"))
@@ -127,7 +129,7 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
     if left:
         return (
             f"{len(left)} of {len(planned)} GPU nodes would remain without "
-            f"{schemes.SKYPILOT} and be hidden: {some(left)}"
+            f"{accelerators.SKYPILOT} and be hidden: {some(left)}"
         )
     return None
 

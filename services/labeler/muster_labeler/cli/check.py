@@ -1,45 +1,74 @@
-"""Adapter: the command line: `muster check` reads a cluster and reports its problems."""
+"""Adapter: the command line: `muster check` reads a cluster and prints its problems.
+
+The report is printed as text, as JSON, or as JUnit XML for CI.
+"""
 
 import asyncio
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from xml.sax import saxutils
+
+import msgspec
 
 from muster.cli import output as printing
 from muster.kubernetes import api as kubernetes_api
-from muster_labeler.check import cluster_reader, findings, report
-from muster_labeler.check.report import Output, Topic
+from muster_labeler.check import (
+    autoscaler_findings,
+    cluster_reader,
+    findings,
+    fuse_findings,
+    gpu_findings,
+)
+from muster_labeler.check.findings import Finding, Id, Report, Severity
 from muster_labeler.cli import options
 from muster_labeler.kubernetes import cluster_api
-from muster_labeler.naming import sources
+from muster_labeler.naming import node_labels, sources
+
+_LINES_MAX = 20
+_NOUNS = {
+    "error": ("error", "errors"),
+    "warn": ("warning", "warnings"),
+    "suggest": ("suggestion", "suggestions"),
+    "info": ("remark", "remarks"),
+    "unknown": ("unknown", "unknown"),
+    "nodes": ("node", "nodes"),
+    "gpuNodes": ("GPU node", "GPU nodes"),
+    "fusePods": ("FUSE pod", "FUSE pods"),
+}
+"""How counts are called in text, one and several; in JSON the keys are what they are."""
+_FAILING = frozenset({Severity.ERROR, Severity.WARN})
+_ORDER = tuple(Severity).index
+"""The worst findings come first."""
 
 
 def run(
     topic: str, *, cluster: options.ClusterOptions, output: str, strict: bool, node: str | None
 ) -> int:
     """Check a cluster and print the report; return the exit code. Raises UsageError."""
-    topics = list(Topic) if topic == "all" else [Topic(topic)]
+    topics = ["gpu", "fuse", "autoscaler"] if topic == "all" else [topic]
     aliases = options.aliases(cluster.aliases)
-    kind = Output(output)
     try:
         result = asyncio.run(_report(topics, cluster, aliases, node))
     except (kubernetes_api.NoCluster, cluster_reader.Unreachable) as error:
         printing.warn("check", str(error))
-        if kind is not Output.TEXT:
+        if output != "text":
             # a program reads one document, whatever happened
             unread = findings.Unread("cluster", str(error))
             view = findings.ClusterView(now=datetime.now(UTC), unread=[unread])
             name = cluster.context or cluster.kubeconfig or "cluster"
-            result = report.evaluate(view, [], findings.Commands(), cluster=name)
-            sys.stdout.write(report.render(result, kind))
+            result = _evaluate(view, [], findings.Commands(), cluster=name)
+            sys.stdout.write(_rendered(result, output))
         return findings.Exit.UNREACHABLE
-    sys.stdout.write(report.render(result, kind))
+    sys.stdout.write(_rendered(result, output))
     return findings.exit_code(result, strict=strict)
 
 
 async def _report(
-    topics: list[Topic], cluster: options.ClusterOptions, aliases: dict[str, str], node: str | None
-) -> findings.Report:
+    topics: list[str], cluster: options.ClusterOptions, aliases: dict[str, str], node: str | None
+) -> Report:
     progress = options.progress_printer()
     async with await options.connect(cluster) as api:
         reader = cluster_reader.ClusterReader(api, timeout_s=cluster.timeout, progress=progress)
@@ -56,24 +85,24 @@ async def _report(
         namespace=None if is_usual else cluster.muster_namespace,
     )
     name = cluster.context or api.server
-    return report.evaluate(view, topics, commands, cluster=name, only=node)
+    return _evaluate(view, topics, commands, cluster=name, only=node)
 
 
-def _permissions(topics: list[Topic]) -> tuple[cluster_api.Permission, ...]:
-    if Topic.AUTOSCALER in topics:
+def _permissions(topics: list[str]) -> tuple[cluster_api.Permission, ...]:
+    if "autoscaler" in topics:
         return cluster_reader.AUTOSCALER
-    return cluster_reader.FUSE if Topic.FUSE in topics else cluster_reader.GPU
+    return cluster_reader.FUSE if "fuse" in topics else cluster_reader.GPU
 
 
 async def _read(
     reader: cluster_reader.ClusterReader,
-    topics: list[Topic],
+    topics: list[str],
     api: kubernetes_api.Api,
     aliases: dict[str, str],
     *,
     namespace: str,
 ) -> findings.ClusterView:
-    wants_pods = topics != [Topic.GPU]
+    wants_pods = topics != ["gpu"]
     nodes = await reader.nodes()
     slices = await reader.slices()
     agents, simulated = await reader.reports(namespace)
@@ -82,7 +111,7 @@ async def _read(
     is_annotated = any(pod.is_annotated for pod in pods or ())
     namespaces = await reader.namespaces() if is_annotated else None
     autoscaler, karpenter = None, None
-    if Topic.AUTOSCALER in topics:
+    if "autoscaler" in topics:
         autoscaler, karpenter = await reader.autoscalers()
     return findings.ClusterView(
         now=api.now() or datetime.now(UTC),
@@ -97,3 +126,168 @@ async def _read(
         karpenter=karpenter,
         unread=tuple(reader.unread),
     )
+
+
+def _evaluate(
+    view: findings.ClusterView,
+    topics: Sequence[str],
+    commands: findings.Commands,
+    *,
+    cluster: str,
+    only: str | None = None,
+) -> Report:
+    """Return all findings about a cluster, or, with `only`, about one node."""
+    results: list[Finding] = list(_unread(view.unread, commands))
+    notes = [entry.why for entry in view.unread if _is_notable(entry)]
+    fleet = node_labels.label_statuses(view.nodes or (), view.evidence)
+    if "gpu" in topics and view.nodes is not None:
+        results.extend(
+            gpu_findings.evaluate(
+                view.nodes, view.evidence, commands, simulated=view.simulated, only=only
+            )
+        )
+        covering = node_labels.covering_scheme(fleet)
+        if covering is not None:
+            notes.append(f"{covering} names the model of every GPU node: nothing to label")
+    if "fuse" in topics:
+        results.extend(fuse_findings.evaluate(view, commands, only=only))
+    if "autoscaler" in topics:
+        results.extend(autoscaler_findings.evaluate(view, commands, only=only))
+    checked = {"nodes": len(view.nodes or ()), "gpuNodes": len(fleet)}
+    if view.pods is not None:
+        checked["fusePods"] = sum(not pod.is_agent for pod in view.pods)
+    results = sorted(
+        _deduplicated(results), key=lambda each: (_ORDER(each.severity), each.id, each.object)
+    )
+    counts = Counter(finding.severity for finding in results)
+    return Report(
+        cluster=cluster,
+        time=view.now,
+        topics=tuple(topics),
+        checked=checked,
+        summary={str(severity): counts[severity] for severity in Severity},
+        notes=tuple(notes),
+        findings=tuple(results),
+    )
+
+
+def _unread(unread: Iterable[findings.Unread], commands: findings.Commands) -> Iterable[Finding]:
+    for entry in unread:
+        if _is_notable(entry):
+            continue
+        path = entry.what if entry.what.startswith("/") else ""
+        asking = ("get", "--raw", path) if path else ("auth", "can-i", "list", entry.what, "-A")
+        yield findings.finding(
+            Id.ACCESS if entry.is_forbidden else Id.UNREAD,
+            Severity.UNKNOWN,
+            entry.what,
+            f"cannot be read: {entry.why}",
+            command=commands.kubectl(*asking),
+        )
+
+
+def _is_notable(entry: findings.Unread) -> bool:
+    """Return whether an unreadable source is optional, so that a note about it is enough."""
+    return entry.is_forbidden and not entry.is_needed
+
+
+def _deduplicated(results: Iterable[Finding]) -> list[Finding]:
+    """Return each finding about an object once: a pod and its event may report the same."""
+    kept: dict[tuple[str, str, str], Finding] = {}
+    for finding in results:
+        kept.setdefault((finding.id, finding.object, finding.message), finding)
+    return list(kept.values())
+
+
+def _rendered(report: Report, output: str) -> str:
+    if output == "json":
+        return msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
+    lines = _junit(report) if output == "junit" else _text(report)
+    return "\n".join(lines) + "\n"
+
+
+def _text(report: Report) -> Iterable[str]:
+    shown: Counter[str] = Counter()
+    totals = Counter(finding.id for finding in report.findings)
+    for finding in report.findings:
+        shown[finding.id] += 1
+        if shown[finding.id] <= _LINES_MAX:
+            yield printing.plain(
+                f"{finding.severity.upper():<8} {finding.id:<8} {finding.object}: {finding.message}"
+            )
+        elif shown[finding.id] == totals[finding.id]:
+            more = totals[finding.id] - _LINES_MAX
+            yield f"{'':<8} {finding.id:<8} and {more} more; --json shows all"
+    for note in report.notes:
+        yield printing.plain(f"{'NOTE':<8} {note}")
+    commands = _commands(report.findings)
+    if commands:
+        yield ""
+        yield "To fix:"
+        for command, ids in commands.items():
+            yield f"  # {', '.join(ids)}"
+            yield printing.plain(f"  {command}")
+    summary = _counts(report.summary)
+    checked = _counts(report.checked, with_zero=True)
+    if report.findings:
+        yield ""
+    yield f"{report.cluster}: {summary or 'nothing found'} ({checked})"
+
+
+def _counts(counts: Mapping[str, int], *, with_zero: bool = False) -> str:
+    """Return counts in plain words."""
+    return ", ".join(
+        f"{count} {_NOUNS[what][count != 1]}"
+        for what, count in counts.items()
+        if count or with_zero
+    )
+
+
+def _commands(findings: Iterable[Finding]) -> dict[str, list[str]]:
+    """Return each command once with the ids of the findings it fixes, at most 20 for an id."""
+    commands: dict[str, list[str]] = {}
+    used: Counter[str] = Counter()
+    for finding in findings:
+        command = finding.fix.command
+        if not command or (command not in commands and used[finding.id] >= _LINES_MAX):
+            continue
+        if command not in commands:
+            used[finding.id] += 1
+        ids = commands.setdefault(command, [])
+        if finding.id not in ids:
+            ids.append(finding.id)
+    return commands
+
+
+def _junit(report: Report) -> Iterable[str]:
+    failures = sum(finding.severity in _FAILING for finding in report.findings)
+    skipped = sum(finding.severity is Severity.UNKNOWN for finding in report.findings)
+    count = len(report.findings) or 1
+    yield '<?xml version="1.0" encoding="UTF-8"?>'
+    yield (
+        f'<testsuite name="muster check" tests="{count}" failures="{failures}" '
+        f'skipped="{skipped}" timestamp="{report.time:%Y-%m-%dT%H:%M:%S}">'
+    )
+    if not report.findings:
+        yield f'  <testcase classname="muster" name={_quoted(", ".join(report.topics))}/>'
+    for finding in report.findings:
+        head = f"  <testcase classname={_quoted(finding.id)} name={_quoted(finding.object)}"
+        body = _quoted(finding.message)
+        details = saxutils.escape(
+            printing.plain("; ".join((*finding.evidence, finding.fix.command)))
+        )
+        match finding.severity:
+            case Severity.ERROR | Severity.WARN:
+                yield f"{head}><failure type={_quoted(finding.severity)} message={body}>{details}"
+                yield "  </failure></testcase>"
+            case Severity.UNKNOWN:
+                yield f"{head}><skipped message={body}/></testcase>"
+            case Severity.SUGGEST | Severity.INFO:
+                text = saxutils.escape(printing.plain(finding.message))
+                yield f"{head}><system-out>{text}</system-out>"
+                yield "  </testcase>"
+    yield "</testsuite>"
+
+
+def _quoted(text: str) -> str:
+    return saxutils.quoteattr(printing.plain(text))

@@ -23,7 +23,7 @@ from muster_labeler.check.findings import Exit
 from muster_labeler.check.label_plan import Row, Step
 from muster_labeler.cli import options
 from muster_labeler.kubernetes import cluster_api
-from muster_labeler.naming import node_labels, schemes, sources
+from muster_labeler.naming import accelerators, node_labels, sources
 from muster_labeler.naming.node_labels import LabelSet
 
 _WRITERS: Final = 32
@@ -311,7 +311,7 @@ async def _write_node(
     )
     return await node_api.label(
         row.status.node,
-        {schemes.SKYPILOT: row.new},
+        {accelerators.SKYPILOT: row.new},
         provenance=msgspec.json.encode(provenance).decode(),
         force=request.label.overwrite and bool(row.status.other_owners),
     )

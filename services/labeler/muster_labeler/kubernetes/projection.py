@@ -19,7 +19,7 @@ import msgspec
 from muster import codec
 from muster.kubernetes import objects, scheduling
 from muster_labeler import model
-from muster_labeler.naming import schemes, sources
+from muster_labeler.naming import accelerators, sources
 
 INVENTORY_CONFIG_MAP: Final = "muster-inventory"
 MUSTER_NAMESPACE: Final = "muster"
@@ -241,7 +241,7 @@ def _shared_owners(items: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[st
 
 
 def _matters(key: str) -> bool:
-    return key in schemes.KEYS or key in _NODE_GROUP_LABELS or model.is_pci_label(key)
+    return key in accelerators.KEYS or key in _NODE_GROUP_LABELS or model.is_pci_label(key)
 
 
 def _counts(resources: Mapping[str, str | int]) -> dict[str, int]:
@@ -291,7 +291,7 @@ def _owners(
     # decoding the fields of every manager of ten thousand nodes would cost seconds
     return {
         key: tuple(entry.manager for entry in managed if entry.owns(key))
-        for key in schemes.OWNED & labels.keys()
+        for key in accelerators.OWNED & labels.keys()
     }
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster_labeler import model
-from muster_labeler.naming import accelerators, feature_discovery, schemes, sources
+from muster_labeler.naming import accelerators, feature_discovery, sources
 from muster_labeler.naming.accelerators import Reason
 
 FIELD_MANAGER: Final = model.FIELD_MANAGER
@@ -61,7 +61,7 @@ class LabelStatus:
     @property
     def current(self) -> str | None:
         """Return the label's value, or None without one."""
-        return self.node.labels.get(schemes.SKYPILOT)
+        return self.node.labels.get(accelerators.SKYPILOT)
 
     @property
     def wanted(self) -> str | None:
@@ -71,7 +71,9 @@ class LabelStatus:
     @property
     def other_owners(self) -> tuple[str, ...]:
         """Return the other field managers that own the label."""
-        return tuple(o for o in self.node.owners.get(schemes.SKYPILOT, ()) if o != FIELD_MANAGER)
+        return tuple(
+            o for o in self.node.owners.get(accelerators.SKYPILOT, ()) if o != FIELD_MANAGER
+        )
 
     @property
     def foreign_owners(self) -> str:
@@ -84,7 +86,7 @@ class LabelStatus:
     def is_outdated(self) -> bool:
         """Return whether muster wrote the label for other GPUs than these."""
         claim, (source, product) = self.identity.best, self.node.labelled_from
-        if claim is None or not self.node.is_ours_alone(schemes.SKYPILOT):
+        if claim is None or not self.node.is_ours_alone(accelerators.SKYPILOT):
             return False
         if self.identity.name.reason in {Reason.NO_NAME, Reason.NOT_A_NAME}:
             # a problem with the driver, not other GPUs
@@ -99,7 +101,7 @@ class LabelStatus:
     @property
     def is_ours(self) -> bool:
         """Return whether muster owns the label."""
-        return FIELD_MANAGER in self.node.owners.get(schemes.SKYPILOT, ())
+        return FIELD_MANAGER in self.node.owners.get(accelerators.SKYPILOT, ())
 
 
 def label_status(node: model.Node, evidence: sources.Evidence = sources.NO_EVIDENCE) -> LabelStatus:
@@ -123,7 +125,7 @@ def provenance(
     claim = status.identity.best
     previous = {"previous": status.current} if status.current is not None else {}
     return {
-        "key": schemes.SKYPILOT,
+        "key": accelerators.SKYPILOT,
         "value": value,
         "source": claim.source if claim else "",
         "product": claim.text if claim else "",
@@ -142,8 +144,8 @@ def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
     """
     if not statuses or any(status.current is not None for status in statuses):
         return None
-    for scheme in schemes.SCHEMES:
-        if not scheme.is_skypilots or scheme.key == schemes.SKYPILOT:
+    for scheme in accelerators.SCHEMES:
+        if not scheme.is_skypilots or scheme.key == accelerators.SKYPILOT:
             continue
         if all(is_named_by(status, scheme) for status in statuses):
             return scheme.key
@@ -157,7 +159,7 @@ def partial_schemes(statuses: Sequence[LabelStatus]) -> Mapping[str, int]:
     """
     counts = {
         scheme.key: sum(_has_valid_label(status, scheme) for status in statuses)
-        for scheme in schemes.SCHEMES
+        for scheme in accelerators.SCHEMES
         if scheme.is_skypilots
     }
     used = {key: count for key, count in counts.items() if count}
@@ -167,13 +169,13 @@ def partial_schemes(statuses: Sequence[LabelStatus]) -> Mapping[str, int]:
     return used
 
 
-def _has_valid_label(status: LabelStatus, scheme: schemes.Scheme) -> bool:
+def _has_valid_label(status: LabelStatus, scheme: accelerators.Scheme) -> bool:
     return any(
         reading.scheme is scheme and not reading.fault for reading in status.identity.readings
     )
 
 
-def is_named_by(status: LabelStatus, scheme: schemes.Scheme) -> bool:
+def is_named_by(status: LabelStatus, scheme: accelerators.Scheme) -> bool:
     """Return whether a scheme names a node's model with certainty."""
     return any(
         reading.scheme is scheme
@@ -184,7 +186,7 @@ def is_named_by(status: LabelStatus, scheme: schemes.Scheme) -> bool:
 
 
 def _state(node: model.Node, identity: sources.Identity) -> LabelState:
-    label = node.labels.get(schemes.SKYPILOT)
+    label = node.labels.get(accelerators.SKYPILOT)
     is_reported = any(
         claim.source in {sources.Source.AGENT, sources.Source.DRA} and claim.text != sources.NO_GPU
         for claim in identity.claims
@@ -213,7 +215,7 @@ def _labelled_state(node: model.Node, identity: sources.Identity, label: str) ->
 
 
 def _owned_state(node: model.Node) -> LabelState:
-    owners = node.owners.get(schemes.SKYPILOT, ())
+    owners = node.owners.get(accelerators.SKYPILOT, ())
     return (
         LabelState.FOREIGN_OWNED
         if owners and FIELD_MANAGER not in owners
@@ -251,14 +253,14 @@ def wanted_labels(
     """
     labels: dict[str, str] = {}
     if LabelSet.SKYPILOT in sets:
-        labels[schemes.SKYPILOT] = name
+        labels[accelerators.SKYPILOT] = name
     if LabelSet.MUSTER in sets:
-        labels[schemes.MUSTER] = name
+        labels[accelerators.MUSTER] = name
         if kinds:
-            labels[schemes.COUNT] = str(sum(kinds.values()))
+            labels[accelerators.COUNT] = str(sum(kinds.values()))
         memory = {kind.memory_mib for kind in kinds}
         if len(memory) == 1 and None not in memory:
-            labels[schemes.MEMORY] = str(memory.pop())
+            labels[accelerators.MEMORY] = str(memory.pop())
     if LabelSet.NVIDIA in sets and gpus is not None:
         labels.update(feature_discovery.labels(gpus))
     return labels
@@ -281,7 +283,7 @@ def stale_labels(
         key
         for key in ours
         if key not in wanted
-        and key != schemes.SKYPILOT
+        and key != accelerators.SKYPILOT
         and not (undecided and key.startswith(undecided))
     )
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from muster.kubernetes import scheduling
 from muster_labeler import model
-from muster_labeler.naming import accelerators, schemes
+from muster_labeler.naming import accelerators
 from muster_labeler.naming.accelerators import Name, Reason
 
 
@@ -60,7 +60,7 @@ class Identity:
     claims: tuple[Claim, ...] = ()
     best: Claim | None = None
     is_conflict: bool = False
-    readings: tuple[schemes.Reading, ...] = ()
+    readings: tuple[accelerators.Reading, ...] = ()
 
     @property
     def name(self) -> Name:
@@ -136,13 +136,12 @@ _INSTANCE_TYPES: Final = tuple(
         (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
     )
 )
-"""What an instance type says is a hint for people, and a label only if they ask for it: it says what
-was ordered."""
+"""A hint for people, and a label only if they ask for it: the type says what was ordered."""
 
 
 def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
     """Return the claims of all sources about a node, and which one counts."""
-    readings = tuple(schemes.read(node.labels))
+    readings = tuple(accelerators.read_labels(node.labels))
     claims = tuple(_claims(node, readings, evidence))
     conclusive = [claim for claim in claims if _is_conclusive(claim)]
     if not conclusive:
@@ -172,7 +171,7 @@ def without_counts(text: str) -> str:
 
 
 def _claims(
-    node: model.Node, readings: Iterable[schemes.Reading], evidence: Evidence
+    node: model.Node, readings: Iterable[accelerators.Reading], evidence: Evidence
 ) -> Iterable[Claim]:
     if node.name in evidence.agents:
         yield _claim(Source.AGENT, evidence.agents[node.name], evidence.aliases)
@@ -235,7 +234,7 @@ def _claim(source: Source, products: Kinds, aliases: Mapping[str, str]) -> Claim
     )
 
 
-def _memory(node: model.Node, reading: schemes.Reading) -> int | None:
+def _memory(node: model.Node, reading: accelerators.Reading) -> int | None:
     written = node.labels.get(reading.scheme.memory_key, "")
     amount = scheduling.quantity_count(written) if reading.scheme.memory_key else 0
     return amount * reading.scheme.memory_unit_mib or None

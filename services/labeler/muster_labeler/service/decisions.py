@@ -10,14 +10,16 @@ from typing import Final, NamedTuple
 
 from muster import vocabulary
 from muster_labeler import config
-from muster_labeler.naming import node_labels, schemes, sources
+from muster_labeler.naming import accelerators, node_labels, sources
 from muster_labeler.naming.node_labels import LabelState, LabelStatus
 
-KEY: Final = schemes.SKYPILOT
+KEY: Final = accelerators.SKYPILOT
 
 _SHOWN_MAX: Final = 5
 _OTHER_SCHEMES: Final = tuple(
-    scheme for scheme in schemes.SCHEMES if scheme.is_skypilots and scheme.key != schemes.SKYPILOT
+    scheme
+    for scheme in accelerators.SCHEMES
+    if scheme.is_skypilots and scheme.key != accelerators.SKYPILOT
 )
 
 
