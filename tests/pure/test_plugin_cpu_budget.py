@@ -33,3 +33,9 @@ def test_no_rest_is_longer_than_a_few_seconds() -> None:
 
 def test_work_that_may_take_all_the_time_never_waits() -> None:
     assert taken(inotify.CpuBudget(1), took_s=1, looks=100) == 1
+
+
+def test_one_rest_repays_even_an_expensive_scan() -> None:
+    budget = inotify.CpuBudget(0.2)
+    assert budget.rest_s(10.0, 10.0) == 5.0
+    assert budget.rest_s(0.001, 15.0) < 0.1

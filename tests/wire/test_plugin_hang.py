@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,8 @@ from muster import blocking
 from muster.local import kubelet as stand_in
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
+from muster_plugin.config import resources
+from muster_plugin.discovery import devfs, host_scanner, inotify
 
 # Linux, include/uapi/linux/fuse.h: FUSE_INIT is answered, and nothing after it
 SERVER: Final = """
@@ -214,3 +217,59 @@ def test_while_a_look_hangs_the_last_answer_stands_and_is_not_waited_for_again()
         assert not look.is_hanging
 
     asyncio.run(story())
+
+
+def test_a_device_that_appears_during_a_late_scan_is_found_soon_after_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else changes afterwards, so no notice of inotify causes another scan."""
+    entries = [resources.Entry(path=f"{root}/hot*")]
+    release, scan = threading.Event(), devfs.scan
+
+    def late(wanted: Iterable[resources.Entry]) -> devfs.Scan:
+        release.wait(20)
+        return scan(wanted)
+
+    async def story() -> None:
+        scanner = host_scanner.HostScanner()
+        scans = 0
+        async with scanner.scan_times(list) as times, asyncio.timeout(10):
+            async for _ in times:
+                scans += 1
+                if (await scanner.scan(entries)).nodes:
+                    break
+                if scans == 2:
+                    monkeypatch.setattr(host_scanner, "_ELSEWHERE_TIMEOUT_S", 0.05)
+                    monkeypatch.setattr(devfs, "scan", late)
+                    (root / "hot0").symlink_to("/dev/zero")
+                if scans == 3:
+                    monkeypatch.setattr(devfs, "scan", scan)
+                    release.set()
+
+    run(story)
+
+
+def test_directories_that_come_and_go_do_not_exceed_the_share(tmp_path: Path) -> None:
+    """A directory that is watched for the first time is scanned at once, but within the budget."""
+
+    async def story() -> int:
+        scans = 0
+        folder = tmp_path / "0"
+        folder.mkdir()
+        times = inotify.scan_times(lambda: [folder], period_s=30, share=0.01)
+        with contextlib.suppress(TimeoutError):
+            async with contextlib.aclosing(times), asyncio.timeout(4):
+                async for _ in times:
+                    scans += 1
+                    if scans == 15:
+                        break
+                    folder.rmdir()
+                    folder = tmp_path / str(scans)
+                    folder.mkdir()
+                    began = time.process_time()
+                    while time.process_time() - began < 0.1:
+                        pass
+        return scans
+
+    # half a second of work is free, then a rest takes longer than the test
+    assert asyncio.run(story()) < 15

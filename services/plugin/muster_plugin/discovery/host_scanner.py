@@ -21,6 +21,8 @@ _DEV_TIMEOUT_S: Final = 10.0
 """devtmpfs does not hang; but some sysfs attributes are read from the hardware."""
 _ELSEWHERE_TIMEOUT_S: Final = 2.0
 _PATHS_TIMEOUT_S: Final = 1.0
+_RETRY_S: Final = 1.0
+"""After a scan that was not done in time."""
 _LISTED_MAX: Final = 3
 _FEW_NODES: Final = 200
 """Planning these takes less time than starting a thread for it."""
@@ -91,6 +93,9 @@ class HostScanner:
             for scan, scanned in ((self._dev, dev_entries), (self._elsewhere, others))
             if scan.is_hanging and scanned
         )
+        if hanging:
+            # the last result may lack the change that caused this scan
+            asyncio.get_running_loop().call_later(_RETRY_S, self.changed.set)
         result = scan_result.merged(dev.result, elsewhere.result)
         return scan_result.merged(result, scan_result.ScanResult(problems=hanging))
 

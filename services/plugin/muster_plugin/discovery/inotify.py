@@ -79,7 +79,8 @@ async def scan_times(
                         period_s if is_watched else min(period_s, _WITHOUT_INOTIFY_S)
                     ):
                         await changed.wait()
-                        await asyncio.sleep(max(settle_s, rest_until - clock()))
+                        await asyncio.sleep(settle_s)
+            await asyncio.sleep(rest_until - clock())
             scanned = watched
             changed.clear()
             # not by the clock, which on a busy machine counts the work of others
@@ -130,7 +131,10 @@ _REST_MAX_S: Final = 5.0
 
 
 class CpuBudget:
-    """A token bucket that limits one kind of work to a `share` of CPU time; 1 is no limit."""
+    """A token bucket that limits one kind of work to a `share` of CPU time; 1 is no limit.
+
+    One rest repays any debt, so that a single expensive scan does not delay every later one.
+    """
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -140,8 +144,9 @@ class CpuBudget:
     def rest_s(self, cost_s: float, now: float) -> float:
         """Return how long to rest after work that cost so much CPU time."""
         repaid_s = (now - self._at) * self._share
-        self._debt_s = max(0.0, self._debt_s - repaid_s) + cost_s
+        debt_s = max(0.0, self._debt_s - repaid_s) + cost_s
+        self._debt_s = min(debt_s, _BURST_S + _REST_MAX_S * self._share)
         self._at = now
         if self._share >= 1:
             return 0.0
-        return min(_REST_MAX_S, max(0.0, self._debt_s - _BURST_S) / self._share)
+        return max(0.0, self._debt_s - _BURST_S) / self._share
