@@ -329,9 +329,9 @@ def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -
     nameless = unit("a", minor=None)
     mig = advertised.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
     assert container_spec.request_problem("r", [nameless], container_spec.AllocationContext()) == ""
-    expected_text = "r: a: the number of its device node is unknown"
+    expected_text = "r: a: the minor number of its device node is unknown"
     assert container_spec.request_problem("r", [nameless], with_nodes) == expected_text
-    expected_text = "r: MIG-1: mig-minors has no gpu3/gi5/access"
+    expected_text = "r: MIG-1: /proc/driver/nvidia-caps/mig-minors does not list gpu3/gi5/access"
     assert container_spec.request_problem("r", [mig], with_nodes) == expected_text
 
 

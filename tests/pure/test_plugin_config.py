@@ -100,8 +100,8 @@ def test_a_directory_too_deep_for_a_socket_path_is_refused(tmp_path: Path) -> No
     path = f"{directory}/plugins_registry/muster-smarter-devices_fuse-00000000-99999.sock"
     assert problems(tmp_path, text) == [
         (
-            f"kubelet.directory: the socket of smarter-devices/fuse could be 126 bytes "
-            f"({path}); Linux allows 107: shorten the directory, or the name"
+            f"kubelet.directory: the path of the socket of smarter-devices/fuse can have 126 bytes "
+            f"({path}), and Linux allows 107; shorten the directory or the name of the resource"
         )
     ]
 

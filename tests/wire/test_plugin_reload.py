@@ -113,7 +113,7 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
         ):
             await until_allocatable(kubelet, one=1)
             mounted(root, b"resources: [{name: one, group: []}]")
-            entry = await process.said("configuration_refused")
+            entry = await process.said("configuration_rejected")
             assert entry["problems"] == [
                 f"{file}: resources[0].group: unknown key (value []); did you mean groups?",
                 f"{file}: resources[0].groups: required, and missing",
@@ -141,14 +141,14 @@ def test_a_restored_file_ends_the_refusal_and_the_same_mistake_is_reported_again
             await process.said("listening")
             for times in (1, 2):
                 plugin_process.written(file, plugin_process.resource("no-domain", "/dev/null"))
-                entry = await process.said("configuration_refused")
+                entry = await process.said("configuration_rejected")
                 _, metrics = await process.asked("/metrics")
                 assert f"muster_plugin_configurations_refused_total {times}.0" in metrics
                 assert "muster_plugin_problems 1.0" in metrics
                 assert "muster_plugin_configuration_refused_seconds 0.0\n" not in metrics
                 file.write_bytes(good)
                 applied = await process.said("configuration_applied")
-                assert applied["config_hash"] == entry["active"]
+                assert applied["config_hash"] == entry["active_configuration"]
                 assert [applied[key] for key in ("added", "removed", "restart")] == [[], [], []]
                 _, metrics = await process.asked("/metrics")
                 assert "muster_plugin_configuration_refused_seconds 0.0\n" in metrics

@@ -121,7 +121,9 @@ def test_of_hundreds_of_problems_the_first_are_published_and_how_many_more() -> 
     events = event_log.EventLog("n1", "p")
     published: list[vocabulary.Event] = []
     events.publish_to(published.append)
-    events.configuration_refused(tuple(f"problem {number}" for number in range(150)), active="0")
+    events.configuration_rejected(
+        tuple(f"problem {number}" for number in range(150)), active_hash="0"
+    )
     (refused,) = published
     assert isinstance(refused, vocabulary.ConfigurationRefused)
     assert refused.problems == (

@@ -126,7 +126,7 @@ class Collector(registry.Collector):
             (([checker], now - at) for checker, at in self._node.checked_at.items()),
         )
         log = self._node.event_log
-        refused_at = log.configuration_refused_at
+        rejected_at = log.configuration_rejected_at
         yield _gauge(
             "muster_plugin_problems",
             "Current problems with devices and configuration.",
@@ -135,12 +135,12 @@ class Collector(registry.Collector):
         yield _counter(
             "muster_plugin_configurations_refused",
             "Changed configurations that could not be used.",
-            samples=[([], log.configurations_refused)],
+            samples=[([], log.configurations_rejected)],
         )
         yield _gauge(
             "muster_plugin_configuration_refused_seconds",
             "For how long the configuration file has been unusable; 0 if it is usable.",
-            samples=[([], 0.0 if refused_at is None else now - refused_at)],
+            samples=[([], 0.0 if rejected_at is None else now - rejected_at)],
         )
 
 

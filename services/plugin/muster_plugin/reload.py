@@ -1,4 +1,4 @@
-"""Adapter: reloads the settings file while the plugin runs; applies or refuses its changes."""
+"""Adapter: reloads the settings file while the plugin runs; applies or rejects its changes."""
 
 import asyncio
 import contextlib
@@ -83,8 +83,8 @@ class Reloader:
             await self._reload_gpu_policy(configuration)
         except (ValueError, TimeoutError) as error:
             problems = tuple(str(error).splitlines()) or (f"{self._file}: read timed out",)
-            active = self._active.hash_for(self._node.name)
-            self._node.event_log.configuration_refused(problems, active=active)
+            active_hash = self._active.hash_for(self._node.name)
+            self._node.event_log.configuration_rejected(problems, active_hash=active_hash)
             self._node.heartbeat_due.set()
             # it may name another file, which is not watched
             self._stamps = ()

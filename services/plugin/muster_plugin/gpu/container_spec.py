@@ -25,6 +25,7 @@ CONTROL_NODES: Final = (
 )
 _IMEX_CHANNELS: Final = "NVIDIA_IMEX_CHANNELS"
 _MOUNTS_ROOT: Final = "/var/run/nvidia-container-devices"
+_MIG_MINORS: Final = "/proc/driver/nvidia-caps/mig-minors"
 _DEV_NULL: Final = "/dev/null"
 _CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CRI})
 
@@ -91,7 +92,7 @@ def request_problem(
             return f"{prefix}placement is exclusive, one replica of each GPU; found {counts}"
     if _passes_nodes(rules.given):
         for unit in requested:
-            missing = _unknown_number(unit.gpu, context.scan.caps) if unit.gpu else ""
+            missing = _unknown_node(unit.gpu, context.scan.caps) if unit.gpu else ""
             if missing:
                 return f"{resource}: {unit.id}: {missing}"
     return ""
@@ -189,12 +190,12 @@ def _capabilities(device: gpu.Device) -> tuple[str, ...]:
     return f"{instance}/access", f"{instance}/ci{device.part.ci}/access"
 
 
-def _unknown_number(device: gpu.Device, caps: Mapping[str, int]) -> str:
-    """Return the name of a device whose number is unknown; empty without one."""
+def _unknown_node(device: gpu.Device, caps: Mapping[str, int]) -> str:
+    """Return which device node of a device is unknown; empty if all are known."""
     if device.minor is None:
-        return "the number of its device node is unknown"
+        return "the minor number of its device node is unknown"
     unknown = [name for name in _capabilities(device) if name not in caps]
-    return f"mig-minors has no {unknown[0]}" if unknown else ""
+    return f"{_MIG_MINORS} does not list {unknown[0]}" if unknown else ""
 
 
 def _channel(number: int) -> str:

@@ -72,8 +72,8 @@ def socket_problems(path: str, *, resource: str) -> Iterator[str]:
     length = len(path.encode(errors="surrogateescape"))
     if length > SOCKET_PATH_BYTES_MAX:
         yield (
-            f"the socket of {resource} could be {length} bytes ({path}); "
-            f"Linux allows {SOCKET_PATH_BYTES_MAX}: shorten the directory, or the name"
+            f"the path of the socket of {resource} can have {length} bytes ({path}), and Linux "
+            f"allows {SOCKET_PATH_BYTES_MAX}; shorten the directory or the name of the resource"
         )
 
 

@@ -16,7 +16,7 @@ from muster_plugin.kubelet import registration_model
 
 _PENDING_MAX: Final = 1_000
 _PROBLEMS_MAX: Final = 20
-_REFUSAL_PROBLEMS_MAX: Final = 100
+_REJECTION_PROBLEMS_MAX: Final = 100
 _TEXT_MAX: Final = 2048
 """Longest text in an event (vocabulary.Text)."""
 _WARNINGS: Final = frozenset({"device_unhealthy", "device_degraded", "device_unmonitored"})
@@ -33,10 +33,10 @@ class EventLog:
         self._publish: Callable[[vocabulary.Event], None] = self._pending.append
         self._problems: tuple[str, ...] = ()
         self._shortages: dict[str, str] = {}
-        self._refusal: tuple[str, ...] = ()
-        self.configurations_refused = 0
+        self._rejection: tuple[str, ...] = ()
+        self.configurations_rejected = 0
         """How often a changed configuration could not be used."""
-        self.configuration_refused_at: float | None = None
+        self.configuration_rejected_at: float | None = None
         """Since when the configuration cannot be used, in monotonic seconds; None if it can."""
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
@@ -113,9 +113,9 @@ class EventLog:
     @property
     def current_problems(self) -> tuple[str, ...]:
         """The current problems with devices and with the configuration file, in words."""
-        if not self._refusal:
+        if not self._rejection:
             return self._problems
-        first, *others = self._refusal
+        first, *others = self._rejection
         more = f" (and {len(others)} more)" if others else ""
         return (f"the changed configuration cannot be used: {first}{more}", *self._problems)
 
@@ -160,7 +160,7 @@ class EventLog:
         restart: tuple[str, ...],
     ) -> None:
         """Record that a changed configuration was applied, and to which resources."""
-        self._refusal, self.configuration_refused_at = (), None
+        self._rejection, self.configuration_rejected_at = (), None
         event = vocabulary.ConfigurationApplied(
             **self._origin(),
             config_hash=config_hash,
@@ -180,25 +180,27 @@ class EventLog:
         self._publish(event)
 
     def configuration_restored(self, config_hash: str) -> None:
-        """Record that a refused file was changed back to the applied configuration."""
-        if self._refusal:
+        """Record that a rejected file was changed back to the applied configuration."""
+        if self._rejection:
             self.configuration_applied(
                 config_hash, added=(), removed=(), registered_again=(), restart=()
             )
 
-    def configuration_refused(self, problems: tuple[str, ...], *, active: str) -> None:
+    def configuration_rejected(self, problems: tuple[str, ...], *, active_hash: str) -> None:
         """Record that a changed configuration cannot be used."""
-        if problems == self._refusal:
+        if problems == self._rejection:
             return
-        self._refusal = problems
-        self.configurations_refused += 1
-        self.configuration_refused_at = self.configuration_refused_at or time.monotonic()
-        self._log.warning("configuration_refused", problems=problems, active=active)
+        self._rejection = problems
+        self.configurations_rejected += 1
+        self.configuration_rejected_at = self.configuration_rejected_at or time.monotonic()
+        self._log.warning(
+            "configuration_rejected", problems=problems, active_configuration=active_hash
+        )
         self._publish(
             vocabulary.ConfigurationRefused(
                 **self._origin(),
-                config_hash=active,
-                problems=_bounded([text[:_TEXT_MAX] for text in problems], _REFUSAL_PROBLEMS_MAX),
+                config_hash=active_hash,
+                problems=_bounded([text[:_TEXT_MAX] for text in problems], _REJECTION_PROBLEMS_MAX),
             )
         )
 

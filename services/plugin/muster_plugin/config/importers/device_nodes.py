@@ -203,8 +203,7 @@ def _path(reader: peer_file.Reader, value: object, path: str) -> dict[str, objec
             if not permissions:
                 reader.note_difference(
                     "permissions",
-                    f"where they are missing, {_PERMISSIONS} is written, generic's default; the "
-                    "default here is rw",
+                    f"entries without any get {_PERMISSIONS}, generic's default; muster's is rw",
                 )
             if read_only:
                 reader.note_difference(
