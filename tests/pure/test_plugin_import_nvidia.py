@@ -22,7 +22,7 @@ from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import settings as config_settings
 from muster_plugin.config.importers import nvidia, nvidia_settings, peer_file
 
-Format = files.Format
+Format = config_settings.Format
 GPU: Final = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 MIG: Final = "MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"

@@ -20,7 +20,7 @@ from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings as config_settings
 from muster_plugin.config.importers import device_nodes, peer_file
 
-Format = files.Format
+Format = config_settings.Format
 
 
 def imported(

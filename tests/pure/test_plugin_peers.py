@@ -41,7 +41,7 @@ AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
 
 Given = list[tuple[str, str, str]]
 """What one container is given: path on the host, path in the container, permissions."""
-Used = Callable[[str, files.Format], settings.Settings]
+Used = Callable[[str, settings.Format], settings.Settings]
 
 SMARTER: Final = """
 - {devicematch: ^snd$, nummaxdevices: 20}
@@ -167,14 +167,14 @@ CASES: Final[Mapping[str, tuple[str, str, dict[str, tuple[int, list[Given]]]]]] 
 }
 
 
-def imported(text: str, peer: files.Format) -> settings.Settings:
+def imported(text: str, peer: settings.Format) -> settings.Settings:
     """Read what the import prints."""
     made = files.import_peer(text.encode(), source="FILE", peer=peer).rules
     printed = msgspec.yaml.encode(made)
-    return files.read(printed, source="-", written_for=files.Format.MUSTER)
+    return files.read(printed, source="-", written_for=settings.Format.MUSTER)
 
 
-def direct(text: str, peer: files.Format) -> settings.Settings:
+def direct(text: str, peer: settings.Format) -> settings.Settings:
     return files.read(text.encode(), source="FILE", written_for=peer)
 
 
@@ -208,4 +208,4 @@ def answered(settings: settings.Settings) -> dict[str, tuple[int, list[Given]]]:
 def test_a_peers_published_configuration_gives_pods_what_the_peer_says(
     used: Used, peer: str, text: str, expected: dict[str, tuple[int, list[Given]]]
 ) -> None:
-    assert answered(used(text, files.Format(peer))) == expected
+    assert answered(used(text, settings.Format(peer))) == expected

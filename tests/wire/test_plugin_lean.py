@@ -19,6 +19,7 @@ import gc, sys
 import muster_plugin.__main__
 assert gc.isenabled()
 unwanted = {"nats", "prometheus_client", "rich", "_ssl", "_hashlib"}
+unwanted |= {"muster_plugin.config.importers", "muster_plugin.gpu.nvml"}
 print(*sorted(unwanted & sys.modules.keys()))
 """
 WITHHELD_MODULES_AFTERWARDS = """

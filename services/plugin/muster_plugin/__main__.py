@@ -18,10 +18,9 @@ from muster import machine
 from muster.service import entry, logs, runtime, settings
 from muster_plugin import node as node_door
 from muster_plugin import preflight, reload
-from muster_plugin.config import document, files
+from muster_plugin.config import document
 from muster_plugin.config import settings as config_settings
-from muster_plugin.gpu import evaluation, health_state, simulated
-from muster_plugin.gpu.nvml import observer
+from muster_plugin.gpu import evaluation, health_state
 from muster_plugin.kubelet import socket_directory
 
 lean.end_imports()
@@ -34,8 +33,8 @@ def main() -> int:
     """Run the plugin; return the exit code."""
     formats = {
         form.value: functools.partial(_foreign, form)
-        for form in files.Format
-        if form is not files.Format.MUSTER
+        for form in config_settings.Format
+        if form is not config_settings.Format.MUSTER
     }
     return entry.run("plugin", config_settings.Settings, serve, formats=formats, resolve=_resolved)
 
@@ -154,16 +153,22 @@ def _gpus(
     health = configuration.gpus.health
     gpu_source: evaluation.Source
     if chosen.simulated_gpus:
+        from muster_plugin.gpu import simulated  # noqa: PLC0415  # see `lean`
+
         gpu_source = simulated.SimulatedSource(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
+        from muster_plugin.gpu.nvml import observer  # noqa: PLC0415  # see `lean`
+
         gpu_source = observer.NvmlSource(configuration.gpus)
     return evaluation.GpuEvaluator(
         gpu_source, health_state.GpuHealth(evaluation.load_policy(health), health), _new_runner()
     )
 
 
-def _foreign(peer: files.Format, text: bytes, source: str) -> dict[str, object]:
+def _foreign(peer: config_settings.Format, text: bytes, source: str) -> dict[str, object]:
     """Return the settings tree of another plugin's file. Raises BadSettings."""
+    from muster_plugin.config import files  # noqa: PLC0415  # see `lean`
+
     imported = files.import_peer(text, source=source, peer=peer)
     tree: dict[str, object] = msgspec.to_builtins(imported.rules)
     return tree

@@ -57,8 +57,8 @@ _Domain = Annotated[str | None, Parameter(help="The domain of generic's resource
 class Options:
     """The options that `validate` and `show` share."""
 
-    format: Annotated[files.Format, Parameter(help="Whose configuration it is.")] = (
-        files.Format.MUSTER
+    format: Annotated[config_settings.Format, Parameter(help="Whose configuration it is.")] = (
+        config_settings.Format.MUSTER
     )
     domain: _Domain = None
     node: Annotated[str, Parameter(show_default=False, help="The node's name.")] = ""
@@ -121,7 +121,7 @@ def import_file(
     domain: _Domain = None,
 ) -> int:
     """Print another plugin's configuration as muster's; differences go to stderr."""
-    return _exit_code(lambda: _import(file, files.Format(peer), domain))
+    return _exit_code(lambda: _import(file, config_settings.Format(peer), domain))
 
 
 def schema() -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _exit_code(command: Callable[[], None]) -> int:
     return 0
 
 
-def _import(file: str, peer: files.Format, domain: str | None) -> None:
+def _import(file: str, peer: config_settings.Format, domain: str | None) -> None:
     imported = files.import_peer(
         _text(file), source=file, peer=peer, domain=_checked_domain(domain, peer)
     )
@@ -238,8 +238,8 @@ def _on_node(
         raise settings.BadSettings(problems) from None
 
 
-def _checked_domain(domain: str | None, form: files.Format) -> str | None:
-    if domain and form is not files.Format.GENERIC:
+def _checked_domain(domain: str | None, form: config_settings.Format) -> str | None:
+    if domain and form is not config_settings.Format.GENERIC:
         raise settings.BadSettings(["--domain: only generic's resources take it"])
     return domain or None
 

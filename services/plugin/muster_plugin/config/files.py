@@ -4,7 +4,6 @@ A file may also be the Kubernetes manifest that holds the configuration. Any unu
 settings.BadSettings with every problem, and nothing else.
 """
 
-import enum
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, assert_never
@@ -18,20 +17,11 @@ from muster_plugin.config.importers import device_nodes, nvidia, peer_file
 _LOGGED_MAX: Final = 1000
 
 
-class Format(enum.StrEnum):
-    """The plugin for which a file is written."""
-
-    MUSTER = "muster"
-    SMARTER = "smarter"
-    GENERIC = "generic"
-    NVIDIA = "nvidia"
-
-
 def read(
-    text: bytes, *, source: str, written_for: Format, domain: str | None = None
+    text: bytes, *, source: str, written_for: config_settings.Format, domain: str | None = None
 ) -> config_settings.Settings:
     """Return the settings of a file, ours or another plugin's. Raises settings.BadSettings."""
-    if written_for is not Format.MUSTER:
+    if written_for is not config_settings.Format.MUSTER:
         configuration = import_peer(text, source=source, peer=written_for, domain=domain).rules
         tree = msgspec.to_builtins(configuration)
         return settings.validate(config_settings.Settings, tree, source=source)
@@ -45,7 +35,7 @@ def read(
 
 
 def import_peer(
-    text: bytes, *, source: str, peer: Format, domain: str | None = None
+    text: bytes, *, source: str, peer: config_settings.Format, domain: str | None = None
 ) -> peer_file.ImportedConfiguration:
     """Return another plugin's configuration, converted to ours. Raises settings.BadSettings.
 
@@ -66,20 +56,20 @@ def _log(source: str, difference: str) -> None:
 
 
 def _imported(
-    text: bytes, *, source: str, peer: Format, domain: str | None
+    text: bytes, *, source: str, peer: config_settings.Format, domain: str | None
 ) -> peer_file.ImportedConfiguration:
     documents = settings.parse(text, source=source)
     manifest = peer_file.find_in_manifests(documents)
     if manifest is None:
         return _converted(_only(documents, source), peer, domain)
-    if manifest.devices and peer is Format.GENERIC:
+    if manifest.devices and peer is config_settings.Format.GENERIC:
         flags = [
             _only(settings.parse(text.encode(), source=f"{source}: --device"), source)
             for text in manifest.devices
         ]
         return device_nodes.read_generic_flags(flags, domain=domain or manifest.domain)
     inputs = manifest.arguments, manifest.environment, manifest.elsewhere
-    if peer is Format.NVIDIA and nvidia.has_settings(*inputs):
+    if peer is config_settings.Format.NVIDIA and nvidia.has_settings(*inputs):
         document = (
             _only_document(manifest, peer, source) if _files(manifest, peer, source) else None
         )
@@ -94,26 +84,30 @@ def _imported(
 
 def _hints(document: Any, source: str) -> Iterator[str]:
     """Yield hints which other plugin the configuration seems to be written for."""
-    for form in Format:
-        if form is not Format.MUSTER and _looks_like(document, form):
+    for form in config_settings.Format:
+        if form is not config_settings.Format.MUSTER and _looks_like(document, form):
             yield f"{source}: this looks like {form}'s configuration; try --format {form}"
 
 
-def _converted(document: Any, peer: Format, domain: str | None) -> peer_file.ImportedConfiguration:
+def _converted(
+    document: Any, peer: config_settings.Format, domain: str | None
+) -> peer_file.ImportedConfiguration:
     match peer:
-        case Format.SMARTER:
+        case config_settings.Format.SMARTER:
             return device_nodes.read_smarter(document)
-        case Format.GENERIC:
+        case config_settings.Format.GENERIC:
             return device_nodes.read_generic(document, domain=domain)
-        case Format.NVIDIA:
+        case config_settings.Format.NVIDIA:
             return nvidia.read(document)
-        case Format.MUSTER:
+        case config_settings.Format.MUSTER:
             raise AssertionError("our own files are read, not imported")
         case _ as never:
             assert_never(never)
 
 
-def _only_document(manifest: peer_file.ManifestContent, written_for: Format, source: str) -> Any:
+def _only_document(
+    manifest: peer_file.ManifestContent, written_for: config_settings.Format, source: str
+) -> Any:
     """Return the only configuration in the manifests."""
     documents = _files(manifest, written_for, source)
     if not documents:
@@ -126,7 +120,7 @@ def _only_document(manifest: peer_file.ManifestContent, written_for: Format, sou
 
 
 def _files(
-    manifest: peer_file.ManifestContent, written_for: Format, source: str
+    manifest: peer_file.ManifestContent, written_for: config_settings.Format, source: str
 ) -> list[tuple[str, Any]]:
     """Return the configurations in the manifests, each with its file's name."""
     matching: list[tuple[str, Any]] = []
@@ -138,15 +132,15 @@ def _files(
     return matching
 
 
-def _looks_like(document: Any, written_for: Format) -> bool:
+def _looks_like(document: Any, written_for: config_settings.Format) -> bool:
     match written_for:
-        case Format.SMARTER:
+        case config_settings.Format.SMARTER:
             return isinstance(document, list)
-        case Format.MUSTER:
+        case config_settings.Format.MUSTER:
             raise AssertionError("our own document is found by settings.only")
-        case Format.GENERIC:
+        case config_settings.Format.GENERIC:
             keys = {"devices", "device"}
-        case Format.NVIDIA:
+        case config_settings.Format.NVIDIA:
             keys = {"version", "flags", "sharing"}
         case _ as never:
             assert_never(never)

@@ -4,6 +4,7 @@ The devices are those of schema v1 (`document`), in the same file; the rest conc
 and a change of it needs a restart.
 """
 
+import enum
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,15 @@ _GPUS_AT_START: Final = ("library",)
 
 FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Labels = Annotated[Mapping[str, str], msgspec.Meta(max_length=500)]
+
+
+class Format(enum.StrEnum):
+    """The plugin for which a file is written."""
+
+    MUSTER = "muster"
+    SMARTER = "smarter"
+    GENERIC = "generic"
+    NVIDIA = "nvidia"
 
 
 class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
