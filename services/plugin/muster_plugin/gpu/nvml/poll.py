@@ -6,12 +6,10 @@ only if the GPU is lost, or if no query was answered: one failed query does not 
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from muster_plugin.gpu.nvml import decode, library
 from muster_plugin.model import gpu
-
-Answer = TypeVar("Answer")
 
 # nvml.h, NVML_FI_*
 _RECOVERY_ACTION: Final = 230
@@ -125,7 +123,7 @@ class _Query:
         self.failed = ""
         """NVML's name of the first error."""
 
-    def __call__(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
+    def __call__(self, call: Callable[..., library.Answer], *arguments: object) -> library.Answer | None:
         """Return the answer of a query, or None without one."""
         try:
             answer = library.call_if_supported(self._nvml, call, *arguments)
