@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import sections, settings
-from muster_plugin.config import document, resources
+from muster_plugin.config import resources
 from muster_plugin.config import settings as config_settings
 
 
@@ -147,7 +147,9 @@ def test_what_is_reported_of_a_nodes_devices_makes_its_hash_and_nothing_else_doe
     log = msgspec.structs.replace(entry, log=sections.Log(level=sections.LogLevel.DEBUG))
     elsewhere = msgspec.structs.replace(
         entry,
-        nodes=(document.NodeOverride(match="n2", resources=(resource("a.com/y", "/dev/y"),)),),
+        nodes=(
+            config_settings.NodeOverride(match="n2", resources=(resource("a.com/y", "/dev/y"),)),
+        ),
     )
     others = config_settings.Settings(resources=(resource("a.com/x", "/dev/y"),))
     simulated = msgspec.structs.replace(

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from muster.service import settings
 from muster_plugin.cli import configure
-from muster_plugin.config import document, resources
+from muster_plugin.config import resources
+from muster_plugin.config import settings as config_settings
 from muster_plugin.model import names
 
 
-def read(text: str) -> document.Document:
+def read(text: str) -> config_settings.Document:
     (tree,) = settings.parse(text.encode(), source="FILE")
-    return settings.validate(document.Document, tree)
+    return settings.validate(config_settings.Document, tree)
 
 
 def problems(text: str) -> list[str]:
@@ -395,7 +396,7 @@ def test_derived_names_are_names_that_the_kubelet_takes(path: str) -> None:
 
 
 PAGES: Final = ("configuration.md", "gpus.md")
-SHAPES: Final = msgspec.json.schema(document.Document)["$defs"].values()
+SHAPES: Final = msgspec.json.schema(config_settings.Document)["$defs"].values()
 KEYS: Final = st.sampled_from(sorted({key for s in SHAPES for key in s.get("properties", {})}))
 VALUES: Final = st.sampled_from(
     ["muster.dev/v1", "a.example/b", "a.example/*", "/dev/a*", "^a[0-9]+$", "1a86", "Mount", "rw"]
@@ -413,7 +414,7 @@ def usable(text: bytes) -> bool:
     """Tell whether rules come out; anything raised but BadSettings fails the test."""
     try:
         for tree in settings.parse(text, source="FILE"):
-            settings.validate(document.Document, tree)
+            settings.validate(config_settings.Document, tree)
     except settings.BadSettings:
         return False
     return True
@@ -481,4 +482,4 @@ def test_the_documentation_names_every_key_and_its_examples_can_be_used() -> Non
     examples = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
     assert len(examples) > 8
     for example in examples:
-        assert isinstance(read(example), document.Document)
+        assert isinstance(read(example), config_settings.Document)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import settings
-from muster_plugin.config import document, files
+from muster_plugin.config import files
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings as config_settings
 from muster_plugin.config.importers import device_nodes, peer_file
@@ -515,10 +515,10 @@ def test_any_tree_gives_rules_or_says_why_not(tree: object, peer: Format) -> Non
 def test_importers_are_given_trees_by_other_programs_too() -> None:
     assert device_nodes.read_smarter(
         [{"devicematch": "^a$", "nummaxdevices": 2.0}]
-    ).rules == document.Document(api_version="muster.dev/v1", resources=(each("^a$", 2),))
+    ).rules == config_settings.Document(api_version="muster.dev/v1", resources=(each("^a$", 2),))
     assert device_nodes.read_generic_flags(
         ["aa,/dev/a,/dev/b"], domain="d.e"
-    ).rules == document.Document(
+    ).rules == config_settings.Document(
         api_version="muster.dev/v1",
         resources=(
             config_resources.Resource(name="d.e/aa", groups=(group("/dev/a"), group("/dev/b"))),

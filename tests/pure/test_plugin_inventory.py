@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from muster import codec, vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
+from muster_plugin import bus_reporter
 from muster_plugin.config import gpus, resources
 from muster_plugin.discovery import resource_plan, scan_result
 from muster_plugin.gpu import container_spec, simulated
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, cdi, protobuf, registration_model
 from muster_plugin.model import advertised, gpu, names
-from muster_plugin.publishing import heartbeats
 
 LARGE = codec.EVENT_BYTES_MAX
 AT = datetime(2026, 11, 1, tzinfo=UTC)
@@ -666,7 +666,7 @@ NEVER = registration_model.ResourceStatus(
 )
 
 
-WHO = heartbeats.Identity(
+WHO = bus_reporter.Identity(
     node="n1",
     plugin="p",
     instance="i",
@@ -675,7 +675,7 @@ WHO = heartbeats.Identity(
     interval_s=5.0,
     started_at=90.0,
 )
-VITALS = heartbeats.ProcessStatus(
+VITALS = bus_reporter.ProcessStatus(
     seq=7,
     phase=vocabulary.Phase.SERVING,
     kubelet="1.2",
@@ -693,7 +693,7 @@ def test_a_heartbeat_that_is_too_large_is_cut_and_still_has_the_problems() -> No
     states = [msgspec.structs.replace(wrong, name=f"{n}.com/{'z' * 240}") for n in range(64)]
     vitals = msgspec.structs.replace(VITALS, problems=("p" * 2000,) * 21)
     most = codec.HEARTBEAT_BYTES_MAX
-    heartbeat = heartbeats.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
+    heartbeat = bus_reporter.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
     assert codec.decode_heartbeat(codec.encode_heartbeat(heartbeat)) == heartbeat
     assert [entry.name for entry in heartbeat.resources] == [state.name for state in states]
     assert all(r.problem and r.short and r.mismatch for r in heartbeat.resources)
@@ -701,7 +701,7 @@ def test_a_heartbeat_that_is_too_large_is_cut_and_still_has_the_problems() -> No
 
 def test_a_heartbeat_has_ages_and_never_where_nothing_happened() -> None:
     states = [STATE, NEVER]
-    heartbeat = heartbeats.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
+    heartbeat = bus_reporter.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
     assert heartbeat == vocabulary.Heartbeat(
         node="n1",
         plugin="p",
@@ -751,8 +751,8 @@ def test_readiness_names_what_is_missing_for_each_resource() -> None:
 def test_the_first_heartbeat_of_a_node_is_sent_within_the_interval(
     node: str, interval_s: float
 ) -> None:
-    assert 0 <= heartbeats.first_heartbeat_s(node, interval_s) <= interval_s
-    assert heartbeats.first_heartbeat_s(node, interval_s) == heartbeats.first_heartbeat_s(
+    assert 0 <= bus_reporter.first_heartbeat_s(node, interval_s) <= interval_s
+    assert bus_reporter.first_heartbeat_s(node, interval_s) == bus_reporter.first_heartbeat_s(
         node, interval_s
     )
 

@@ -14,9 +14,9 @@ import pytest
 
 from muster.pb import podresources_pb2 as podres
 from muster.pb import rpc
-from muster_plugin.kubelet import podresources, podresources_check
+from muster_plugin.kubelet import podresources
 
-HELD = podresources_check.Listing(holders={("a.com/x", "0"): "default/pod"}, allocatable={})
+HELD = podresources.Listing(holders={("a.com/x", "0"): "default/pod"}, allocatable={})
 
 
 class Kubelet:
@@ -83,23 +83,21 @@ async def serving(kubelet: Kubelet, socket: Path) -> AsyncIterator[None]:
 def test_a_kubelet_without_allocatable_resources_still_lists_pods(
     socket: Path,
 ) -> None:
-    async def story() -> podresources_check.Listing:
+    async def story() -> podresources.Listing:
         kubelet = Kubelet()
         kubelet.knows_allocatable = False
         async with serving(kubelet, socket):
             return await podresources.query(socket)
 
-    assert asyncio.run(story()) == podresources_check.Listing(
-        holders=HELD.holders, allocatable=None
-    )
+    assert asyncio.run(story()) == podresources.Listing(holders=HELD.holders, allocatable=None)
 
 
 def test_an_answer_stays_valid_while_the_kubelet_is_busy_but_not_for_ever(socket: Path) -> None:
-    async def story() -> list[podresources_check.Listing | None]:
-        listings: list[podresources_check.Listing | None] = []
+    async def story() -> list[podresources.Listing | None]:
+        listings: list[podresources.Listing | None] = []
         turned = asyncio.Event()
 
-        async def heard(listing: podresources_check.Listing | None) -> None:
+        async def heard(listing: podresources.Listing | None) -> None:
             if not listings or listings[-1] != listing:
                 listings.append(listing)
                 turned.set()
@@ -129,7 +127,7 @@ def test_an_answer_stays_valid_while_the_kubelet_is_busy_but_not_for_ever(socket
 
 def test_without_the_socket_nothing_is_known(socket: Path) -> None:
     async def story() -> None:
-        heard: asyncio.Queue[podresources_check.Listing | None] = asyncio.Queue()
+        heard: asyncio.Queue[podresources.Listing | None] = asyncio.Queue()
         pods = podresources.PodResourcesPoller(socket, heard.put)
         following = asyncio.create_task(pods.run(period_s=60))
         async with asyncio.timeout(30):

@@ -18,7 +18,6 @@ from muster import machine
 from muster.service import entry, logs, runtime, settings
 from muster_plugin import node as node_door
 from muster_plugin import preflight, reload
-from muster_plugin.config import document
 from muster_plugin.config import settings as config_settings
 from muster_plugin.gpu import evaluation, health_state
 from muster_plugin.kubelet import socket_directory
@@ -145,7 +144,7 @@ def _new_runner() -> machine.MachineRunner[In, Out]:
 
 
 def _gpus(
-    chosen: config_settings.Settings, configuration: document.NodeConfiguration, node: str
+    chosen: config_settings.Settings, configuration: config_settings.NodeConfiguration, node: str
 ) -> evaluation.GpuEvaluator | None:
     """Return the source of the node's GPUs with their health rules; None without GPUs."""
     if configuration.gpus is None:

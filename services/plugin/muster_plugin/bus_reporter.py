@@ -4,7 +4,9 @@ This module is imported after the registration, see `lean`. The bus may stay unr
 """
 
 import asyncio
+import hashlib
 import time
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -18,7 +20,6 @@ from muster_plugin import metrics, preflight
 from muster_plugin import node as node_door
 from muster_plugin.config import settings
 from muster_plugin.kubelet import client, registration_model
-from muster_plugin.publishing import heartbeats
 
 _STOP_FLUSH_S: Final = 0.5
 _HEARTBEATS_MISSED_MAX: Final = 3
@@ -30,7 +31,7 @@ class BusReporter:
     def __init__(self, chosen: settings.Settings, node: node_door.Node) -> None:
         self._settings = chosen
         self._node = node
-        self._identity = heartbeats.Identity(
+        self._identity = Identity(
             node=node.name,
             plugin=node.plugin,
             instance="unconnected",
@@ -81,7 +82,7 @@ class BusReporter:
         """Send heartbeats on the interval, and at once when a problem begins or ends."""
         clock = asyncio.get_running_loop().time
         interval_s = self._settings.heartbeat.interval_s
-        due = clock() + heartbeats.first_heartbeat_s(self._node.name, interval_s)
+        due = clock() + first_heartbeat_s(self._node.name, interval_s)
         while True:
             try:
                 async with asyncio.timeout_at(due):
@@ -138,7 +139,7 @@ class BusReporter:
             logs.logger().warning("stop_announcement_not_delivered")
 
     def _heartbeat(self, connected: bus.Bus) -> vocabulary.Heartbeat:
-        process = heartbeats.ProcessStatus(
+        process = ProcessStatus(
             seq=self._sequence,
             phase=self._phase,
             kubelet=self._node.resource_plugins.kubelet_socket,
@@ -149,7 +150,7 @@ class BusReporter:
             config_hash=self._node.config_hash,
         )
         now = time.monotonic()
-        return heartbeats.heartbeat(
+        return heartbeat(
             self._identity,
             process,
             self._node.statuses(),
@@ -178,3 +179,121 @@ class BusReporter:
 
     def _heartbeat_age_s(self) -> float:
         return time.monotonic() - self._heartbeat_at
+
+
+_DIGITS: Final = 2
+_NEVER: Final = -1.0
+_TEXTS_MAX: Final = (300, 100, 30, 10)
+"""Lengths that texts are cut to, until the heartbeat fits; the events have the whole texts."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity of the process, which does not change while it runs."""
+
+    node: str
+    plugin: str
+    instance: str
+    boot: str
+    version: str
+    interval_s: float
+    started_at: float
+
+
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of the process at the time of a heartbeat; `kubelet` identifies its kubelet.sock."""
+
+    seq: int
+    phase: vocabulary.Phase
+    kubelet: str
+    checked_at: Mapping[str, float]
+    lag_s: float
+    reconnects: int
+    config_hash: str
+    problems: tuple[str, ...] = ()
+
+
+def heartbeat(
+    identity: Identity,
+    process: ProcessStatus,
+    resources: Iterable[registration_model.ResourceStatus],
+    *,
+    now: float,
+    wall: float,
+    bytes_max: int,
+) -> vocabulary.Heartbeat:
+    """Return a heartbeat; `now` is monotonic like all other times, `wall` is the time of day.
+
+    Its texts are cut until it has at most `bytes_max` bytes, because consumers reject larger ones:
+    the numbers show whether all is well, and the events have the full reasons.
+    """
+    statuses = [*resources]
+    for text_max in _TEXTS_MAX:
+        message = _heartbeat(identity, process, statuses, now=now, wall=wall, text_max=text_max)
+        if len(msgspec.json.encode(message)) <= bytes_max:
+            break
+    return message
+
+
+def first_heartbeat_s(node: str, interval_s: float) -> float:
+    """Return the delay of a node's first heartbeat, which spreads a fleet over the interval."""
+    share = int.from_bytes(hashlib.sha256(node.encode()).digest()[:4]) / 2**32
+    return share * interval_s
+
+
+def _heartbeat(
+    identity: Identity,
+    process: ProcessStatus,
+    resources: Iterable[registration_model.ResourceStatus],
+    *,
+    now: float,
+    wall: float,
+    text_max: int,
+) -> vocabulary.Heartbeat:
+    return vocabulary.Heartbeat(
+        node=identity.node,
+        plugin=identity.plugin,
+        instance=identity.instance,
+        boot=identity.boot,
+        version=identity.version,
+        config_hash=process.config_hash,
+        seq=process.seq,
+        interval_s=identity.interval_s,
+        uptime_s=_age(identity.started_at, now),
+        wall=round(wall, _DIGITS),
+        phase=process.phase,
+        kubelet_socket=process.kubelet,
+        resources=tuple(_resource(state, now, text_max) for state in resources),
+        checkers={name: _age(at, now) for name, at in process.checked_at.items()},
+        loop_lag_ms=round(process.lag_s * 1000, _DIGITS),
+        reconnects=process.reconnects,
+        problems=tuple(problem[:text_max] for problem in process.problems),
+    )
+
+
+def _resource(
+    state: registration_model.ResourceStatus, now: float, text_max: int
+) -> vocabulary.ResourceBeat:
+    probe = state.probe
+    return vocabulary.ResourceBeat(
+        name=state.name,
+        registered_age_s=_age(state.registered_at, now),
+        streams=state.streams,
+        last_send_age_s=_age(state.sent_at, now),
+        registrations=state.registrations,
+        probe_ok=probe is not None and probe.ok,
+        probe_ms=round(probe.seconds * 1000, _DIGITS) if probe else 0.0,
+        probe_age_s=_age(probe.at if probe else None, now),
+        devices=state.devices,
+        healthy=state.healthy,
+        allocated=state.allocated,
+        problem=state.problem[:text_max],
+        short=state.shortage[:text_max],
+        mismatch=state.mismatch[:text_max],
+        degraded=state.conditions.get(vocabulary.Condition.DEGRADED, 0),
+        kubelet_away=state.waits_for_kubelet,
+        unmonitored=state.conditions.get(vocabulary.Condition.UNMONITORED, 0),
+    )
+
+
+def _age(at: float | None, now: float) -> float:
+    return _NEVER if at is None else round(max(0.0, now - at), _DIGITS)

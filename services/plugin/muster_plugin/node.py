@@ -13,7 +13,7 @@ import msgspec
 from muster import machine, vocabulary
 from muster.service import logs
 from muster_plugin import preflight
-from muster_plugin.config import document, settings
+from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
 from muster_plugin.gpu import evaluation
 from muster_plugin.inventory import device_checks, inventory
@@ -222,7 +222,7 @@ class Node:
             self._start_if_all_seen()
 
     async def configure(
-        self, rules: document.NodeConfiguration, *, config_hash: str, restart: tuple[str, ...]
+        self, rules: settings.NodeConfiguration, *, config_hash: str, restart: tuple[str, ...]
     ) -> None:
         """Apply changed rules; resources that did not change stay registered."""
         self.config_hash = config_hash

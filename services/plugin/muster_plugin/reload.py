@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from muster import blocking
 from muster_plugin import node as node_door
-from muster_plugin.config import document, settings
+from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
 from muster_plugin.gpu import evaluation
 
@@ -101,7 +101,7 @@ class Reloader:
         self._active = new
         await self._node.configure(configuration, config_hash=config_hash, restart=restart)
 
-    async def _reload_gpu_policy(self, configuration: document.NodeConfiguration) -> None:
+    async def _reload_gpu_policy(self, configuration: settings.NodeConfiguration) -> None:
         """Apply the GPU health rules of the files. Raises ValueError or TimeoutError."""
         if configuration.gpus is not None and self._node.watches_gpus:
             health = configuration.gpus.health

@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from muster import vocabulary
 from muster.cli import output
 from muster.service import settings, validation
-from muster_plugin.config import document, files, gpus
+from muster_plugin.config import files, gpus
 from muster_plugin.config import settings as config_settings
 from muster_plugin.discovery import devfs, resource_plan
 from muster_plugin.gpu import evaluation, replicas, simulated, xid_policy
@@ -160,14 +160,16 @@ def _import(file: str, peer: config_settings.Format, domain: str | None) -> None
 def _show(file: str, options: Options, *, matches: bool) -> None:
     configuration = _read(file, options)
     on_node = _on_node(file, options, configuration)
-    if on_node == document.NodeConfiguration():
+    if on_node == config_settings.NodeConfiguration():
         print("# nothing on this node")
     elif matches:
         _show_matches(on_node, configuration.simulated_gpus, options.node or configuration.node)
     else:
         _print_yaml(
-            document.Document(
-                api_version=document.API_VERSION, resources=on_node.resources, gpus=on_node.gpus
+            config_settings.Document(
+                api_version=config_settings.API_VERSION,
+                resources=on_node.resources,
+                gpus=on_node.gpus,
             )
         )
         for warning in xid_policy.warnings(on_node.gpus):
@@ -180,7 +182,7 @@ def _validate(file: str, options: Options) -> None:
     gpu_warnings = [*xid_policy.warnings(configuration.gpus)]
     for number, node in enumerate(configuration.nodes):
         gpu_warnings += (f"nodes[{number}].{text}" for text in xid_policy.warnings(node.gpus))
-    rule_warnings = document.warnings(configuration.resources, configuration.nodes)
+    rule_warnings = config_settings.warnings(configuration.resources, configuration.nodes)
     for warning in (*rule_warnings, *gpu_warnings):
         output.warn("config", f"{file}: warning: {warning}")
     summary = _counted(on_node)
@@ -191,7 +193,7 @@ def _validate(file: str, options: Options) -> None:
     print(f"{file}: can be used; {summary}")
 
 
-def _counted(on_node: document.NodeConfiguration) -> str:
+def _counted(on_node: config_settings.NodeConfiguration) -> str:
     count = len(on_node.resources)
     resources = f"{count or 'no'} resource{'' if count == 1 else 's'}"
     if on_node.gpus:
@@ -223,7 +225,7 @@ def _read(file: str, options: Options) -> config_settings.Settings:
 
 def _on_node(
     file: str, options: Options, configuration: config_settings.Settings
-) -> document.NodeConfiguration:
+) -> config_settings.NodeConfiguration:
     """Return the configuration of the node that was named."""
     name = options.node or configuration.node
     try:
@@ -262,12 +264,14 @@ def _text(file: str) -> bytes:
         raise settings.BadSettings([f"{file}: {problem}"]) from None
 
 
-def _print_yaml(configuration: document.Document) -> None:
+def _print_yaml(configuration: config_settings.Document) -> None:
     print(msgspec.yaml.encode(configuration).decode(), end="")
 
 
 def _show_matches(
-    on_node: document.NodeConfiguration, fake: config_settings.SimulatedGpus | None, node: str
+    on_node: config_settings.NodeConfiguration,
+    fake: config_settings.SimulatedGpus | None,
+    node: str,
 ) -> None:
     """Print which devices of this machine the rules match, scanned once as the plugin does."""
     entries = [nodes for resource in on_node.resources for _, nodes in resource.entries()]

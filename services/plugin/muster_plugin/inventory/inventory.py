@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from muster import vocabulary
-from muster_plugin.config import document
 from muster_plugin.config import resources as config_resources
+from muster_plugin.config import settings
 from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec, replicas
 from muster_plugin.inventory import device_lifecycle, device_messages, resource_devices
@@ -257,13 +257,13 @@ class Planned(NamedTuple):
 class Planner:
     """Combines the last plan of device nodes (`devices`) with the newest scan of the GPUs."""
 
-    def __init__(self, configuration: document.NodeConfiguration) -> None:
+    def __init__(self, configuration: settings.NodeConfiguration) -> None:
         self.devices = resource_plan.Plan()
         self.gpu_scan: gpu.Scan | None = None
         self._configuration = configuration
         self._gpu_rules: dict[str, config_resources.Resource] = {}
 
-    def configure(self, configuration: document.NodeConfiguration) -> None:
+    def configure(self, configuration: settings.NodeConfiguration) -> None:
         """Plan by other rules from now on."""
         self._gpu_rules.clear()
         self._configuration = configuration

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from muster import vocabulary
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import podresources, podresources_check, resource_manager
+from muster_plugin.kubelet import podresources, resource_manager
 from muster_plugin.publishing import event_log
 
 
@@ -109,7 +109,7 @@ class PodDevices:
         self._event_log = events
         self._updates = updates
         self._on_polled = on_polled
-        self._check = podresources_check.PodResourcesCheck()
+        self._check = podresources.PodResourcesCheck()
         self._poller = podresources.PodResourcesPoller(socket, self._on_listing)
 
     def run(self) -> Coroutine[object, object, None]:
@@ -128,13 +128,11 @@ class PodDevices:
         """Say how the kubelet's listing persistently differs; empty if it does not."""
         return self._check.mismatch(resource, now)
 
-    async def _on_listing(self, listing: podresources_check.Listing | None) -> None:
+    async def _on_listing(self, listing: podresources.Listing | None) -> None:
         now, at = time.monotonic(), datetime.now(UTC)
         before = set(self._check.mismatches)
         advertised = {
-            name: podresources_check.Advertised(
-                self._devices.devices(name), self._sent_at(name, now)
-            )
+            name: podresources.Advertised(self._devices.devices(name), self._sent_at(name, now))
             for name in self._devices.resources
         }
         for allocation in self._check.compare(listing, advertised, now):

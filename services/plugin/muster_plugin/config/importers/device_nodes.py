@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from muster_plugin.config import document
 from muster_plugin.config import resources as config_resources
+from muster_plugin.config import settings
 from muster_plugin.config.importers import peer_file
 from muster_plugin.model import errors, names
 
@@ -244,7 +244,7 @@ def _shared(
 ) -> list[config_resources.Resource]:
     """Mark nodes of several resources as shared, which generic-device-plugin always allows."""
     common: dict[str, config_resources.Entry] = {}
-    for narrow, wide in document.overlaps(document.claims(resources)):
+    for narrow, wide in settings.overlaps(settings.claims(resources)):
         if narrow.key not in common:
             common[narrow.key] = narrow.entry
             reader.note_difference(

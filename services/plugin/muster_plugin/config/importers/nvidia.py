@@ -11,9 +11,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from muster_plugin.config import document
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.config.importers import nvidia_settings, nvidia_sharing, peer_file
+from muster_plugin.config import settings
+from muster_plugin.config.importers import nvidia_settings, peer_file
 from muster_plugin.model import errors
 
 Kind = nvidia_settings.Kind
@@ -95,8 +95,8 @@ def read(
     if fork is not None:
         _read_fork(reader, str(fork.value), fork.path, ours)
     _note_unread(reader, arguments, elsewhere)
-    nvidia_sharing.read_sharing(reader, file.get("sharing"), ours)
-    nvidia_sharing.read_resources(reader, file.get("resources"), ours)
+    nvidia_settings.read_sharing(reader, file.get("sharing"), ours)
+    nvidia_settings.read_resources(reader, file.get("resources"), ours)
     return _imported(reader, ours)
 
 
@@ -118,7 +118,7 @@ def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfig
         raise peer_file.ImportRejected(reader.problems)
     try:
         gpus = msgspec.convert(ours, config_gpus.Gpus, strict=True)
-        rules = document.Document(api_version=document.API_VERSION, gpus=gpus)
+        rules = settings.Document(api_version=settings.API_VERSION, gpus=gpus)
     except ValueError as error:
         raise peer_file.ImportRejected(
             [f"gpus: {error}".replace(" - at `$", " - at `gpus")]
@@ -264,7 +264,7 @@ def _numbers(text: str) -> list[object]:
 
 
 def _read_fork(reader: peer_file.Reader, text: str, path: str, ours: _Tree) -> None:
-    shared, renamed = nvidia_sharing.read_iktos(text, path, reader)
+    shared, renamed = nvidia_settings.read_iktos(text, path, reader)
     if shared:
         peer_file.put(ours, "sharing.resources", shared)
     if renamed:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from muster.service import validation
-from muster_plugin.config import document, resources
+from muster_plugin.config import resources, settings
 from muster_plugin.model import errors
 
 _MEANT: Final = "; did you mean "
@@ -32,7 +32,7 @@ class ImportRejected(ValueError):
 class ImportedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """Another plugin's configuration, converted to ours."""
 
-    rules: document.Document
+    rules: settings.Document
     differences: tuple[str, ...]
 
 
@@ -127,7 +127,7 @@ class Reader:
             meant = [line for line in self.differences if _MEANT in line]
             raise ImportRejected([*self.problems, *meant])
         try:
-            rules = document.Document(api_version=document.API_VERSION, resources=tuple(resources))
+            rules = settings.Document(api_version=settings.API_VERSION, resources=tuple(resources))
         except validation.Refused as error:
             line = [problem.removeprefix("resources: ") for problem in error.problems]
             raise ImportRejected(line) from None

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from muster import vocabulary
-from muster_plugin.gpu.nvml import decode, library, poll
+from muster_plugin.gpu.nvml import decode, library
 from muster_plugin.model import gpu
 
 Answer = TypeVar("Answer")
@@ -200,7 +200,7 @@ def _gpu(
     mig_enabled = is_mig_enabled(nvml, handle)
     reader = MigReader(nvml, handle, total_bytes=total)
     numa = files.pci(bus_id, "numa_node") or "" if bus_id else ""
-    fabric = ask(poll.fabric_info, nvml, handle)
+    fabric = ask(library.fabric_info, nvml, handle)
     physical = vocabulary.Gpu(
         uuid=uuid,
         product=nvml.nvmlDeviceGetName(handle),
@@ -230,7 +230,7 @@ def _active_nvlinks(nvml: library.Binding, handle: library.Handle) -> dict[int, 
     active: dict[int, str] = {}
     try:
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            state = poll.nvlink_is_up(nvml, handle, link)
+            state = library.nvlink_is_up(nvml, handle, link)
             if state is None:
                 break
             if state:

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster import pacing
-from muster_plugin.gpu.nvml import decode, library, poll
+from muster_plugin.gpu.nvml import decode, library
 from muster_plugin.model import gpu
 
 _XID: Final = 0x8
@@ -208,7 +208,7 @@ class EventListener:
     def _find_lost(self) -> bool:
         """Find the GPUs that break the event set: query each, then wait for each alone."""
         watched = [uuid for uuid in self._handles if uuid not in self._problems]
-        lost = {uuid: poll.is_lost(self._nvml, self._handles[uuid]) for uuid in watched}
+        lost = {uuid: library.is_lost(self._nvml, self._handles[uuid]) for uuid in watched}
         for uuid, name in lost.items():
             if name:
                 self._on_event(gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=name))

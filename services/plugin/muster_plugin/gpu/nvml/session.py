@@ -11,7 +11,7 @@ import msgspec
 from muster import vocabulary
 from muster_plugin.config import gpus
 from muster_plugin.gpu.nvml import decode, discovery, events, library
-from muster_plugin.gpu.nvml import poll as nvml_poll
+from muster_plugin.gpu.nvml import library as nvml_poll
 from muster_plugin.model import gpu
 
 
