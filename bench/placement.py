@@ -13,7 +13,7 @@ from typing import Final
 
 from bench import report
 from muster_plugin.config import gpus
-from muster_plugin.gpu import placement
+from muster_plugin.kubelet import allocation
 from muster_plugin.model import advertised, gpu
 
 _GPUS: Final = 16
@@ -47,9 +47,9 @@ def _row(name: str, value: float, *, target: float | None = None, how: str = "")
     return report.Row(name=name, value=round(value, 2), unit="ms", target=target, how=expected)
 
 
-def _timed(links: placement.Links, size: int) -> float:
+def _timed(links: allocation.Links, size: int) -> float:
     started = time.perf_counter()
-    chosen = placement.prefer(
+    chosen = allocation.prefer(
         [*_UNITS], [], size, units=_UNITS, policy=gpus.Placement.ALIGNED, links=links
     )
     took = time.perf_counter() - started
@@ -66,7 +66,7 @@ def _unit(number: int) -> advertised.Unit:
 _UNITS: Final = {unit.id: unit for unit in map(_unit, range(_GPUS))}
 
 
-def _machines() -> Iterator[tuple[str, placement.Links]]:
+def _machines() -> Iterator[tuple[str, allocation.Links]]:
     chance = random.Random(16)  # noqa: S311  # the same machines in every run, not a secret
     yield "PCIe tree", _links(_tree)
     yield "all alike", _links(lambda _left, _right: gpu.Link())
@@ -82,7 +82,7 @@ def _machines() -> Iterator[tuple[str, placement.Links]]:
         )
 
 
-def _links(joins: Joins) -> placement.Links:
+def _links(joins: Joins) -> allocation.Links:
     names = [*_UNITS]
     return {
         (names[first], names[other]): joins(first, other)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import muster_plugin
 from muster import vocabulary
 from muster_plugin.config import gpus
-from muster_plugin.gpu import health_state, poll_signals, recovery, xid_policy
+from muster_plugin.gpu import faults, health_state, xid_policy
+from muster_plugin.gpu import faults as gpu_faults
 from muster_plugin.model import gpu
 
 HERE = Path(muster_plugin.__file__).parent
@@ -186,7 +187,7 @@ def test_a_fault_reports_code_reason_policy_and_evidence() -> None:
 def test_a_polled_fault_reports_where_nvml_says_so() -> None:
     story = Story()
     story.see(poll(slowdowns=("HW_THERMAL",), temperature_c=91, slowdown_c=89, fabric="failed"))
-    began = story.holding[A, poll_signals.FABRIC]
+    began = story.holding[A, gpu_faults.FABRIC]
     assert began.reason == "not ready: CUDA cannot start, the GPU's fabric is failed"
     assert began.policy == "polled/fabric-not-ready: unhealthy (NVML GPU fabric state)"
 
@@ -196,7 +197,7 @@ def test_a_slowdown_is_reported_once_it_has_lasted_and_its_heat_with_it() -> Non
     slow = poll(slowdowns=("HW_SLOWDOWN", "HW_THERMAL"), temperature_c=91, slowdown_c=89)
     assert story.polls(slow, 2) + story.polls(FINE, 1) + story.polls(slow, 2) == []
     assert story.polls(slow, 1) == ["1: +degraded slowdown"]
-    assert story.holding[A, poll_signals.SLOWDOWN].reason == (
+    assert story.holding[A, gpu_faults.SLOWDOWN].reason == (
         "slowed down: HW_SLOWDOWN, HW_THERMAL (91 C, slows down at 89 C)"
     )
     assert story.polls(FINE, 3) == ["3: -degraded slowdown"]
@@ -471,7 +472,7 @@ def test_what_was_well_for_long_has_no_history() -> None:
     for _ in range(3):
         story.xid(94)
         assert story.polls(FINE, 6) == ["6: -unhealthy xid-94"]
-        story.polls(FINE, int(recovery.FLAP_WINDOW_S) // 10)
+        story.polls(FINE, int(faults.FLAP_WINDOW_S) // 10)
 
 
 @pytest.mark.parametrize(
@@ -493,7 +494,7 @@ def test_quiet_is_bounded(
     is_proven: bool,  # noqa: FBT001  # a column
     needed: float,
 ) -> None:
-    changes = recovery.required_quiet_s(cooldown_s, doublings=doublings, has_evidence=is_proven)
+    changes = faults.required_quiet_s(cooldown_s, doublings=doublings, has_evidence=is_proven)
     assert changes == needed
 
 
@@ -703,11 +704,11 @@ def assert_believable(ended: gpu.FaultEnded, past: Steps) -> None:
     polls = [p for _, e in past for p in (e.polls if isinstance(e, gpu.Scan) else (e,))]
     answered = [change for change in polls if isinstance(change, gpu.Poll)]
     assert is_good(answered[-1]), "the last that was seen is good"
-    assert ended.code != poll_signals.REMAP_FAILED
+    assert ended.code != gpu_faults.REMAP_FAILED
     if any(isinstance(event, gpu.RepairReported) for _, event in past):
         return
     assert all(map(is_good, answered[-TOLD.good :])), "good polls in a row"
-    if ended.code == poll_signals.FABRIC:
+    if ended.code == gpu_faults.FABRIC:
         return
     now = past[-1][0]
     faults = [at for at, event in past if is_fault(event, ended.part)]
@@ -779,4 +780,4 @@ def test_a_gpu_that_is_well_again_is_found_to_be_so(steps: Steps) -> None:
     well = poll(remap_pending=False, remap_failed=False, retired_pending=False, fabric="completed")
     story.polls(well, 10, every=1000)
     left = {code for _, code in story.holding}
-    assert left <= {poll_signals.REMAP_FAILED}
+    assert left <= {gpu_faults.REMAP_FAILED}

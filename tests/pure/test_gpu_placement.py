@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.gpu import placement
+from muster_plugin.kubelet import allocation
 from muster_plugin.model import advertised, gpu
 
 ALIGNED, DISTRIBUTED, PACKED, EXCLUSIVE = config_gpus.Placement
@@ -86,7 +86,7 @@ FOURTEEN = machine(
 
 def aligned(links: Links, available: list[int], required: list[int], size: int) -> list[int]:
     count = 1 + max(int(name[4:]) for pair in links for name in pair)
-    chosen = placement.prefer(
+    chosen = allocation.prefer(
         [whole(at).id for at in available],
         [whole(at).id for at in required],
         size,
@@ -185,7 +185,7 @@ def prefer(
     available: list[str] | None = None,
     required: list[str] | None = None,
 ) -> list[str]:
-    return placement.prefer(
+    return allocation.prefer(
         [*devices] if available is None else available,
         required or [],
         size,
@@ -237,7 +237,7 @@ def test_what_is_in_use_counts_and_then_what_was_just_picked() -> None:
 def test_unshared_gpus_are_aligned_whatever_the_policy() -> None:
     gpus = {whole(at).id: whole(at) for at in range(8)}
     for policy in config_gpus.Placement:
-        chosen = placement.prefer([*gpus], [], 2, units=gpus, policy=policy, links=VOLTA)
+        chosen = allocation.prefer([*gpus], [], 2, units=gpus, policy=policy, links=VOLTA)
         assert chosen == ["GPU-00", "GPU-03"]
 
 

@@ -16,7 +16,7 @@ from muster.service import settings
 from muster_plugin.cli import configure
 from muster_plugin.config import resources
 from muster_plugin.config import settings as config_settings
-from muster_plugin.model import names
+from muster_plugin.model import advertised
 
 
 def read(text: str) -> config_settings.Document:
@@ -120,7 +120,7 @@ def test_the_schema_for_editors_takes_what_the_loader_takes_and_knows_every_key(
 def test_a_node_gets_the_rules_that_match_its_name_or_its_labels() -> None:
     parsed = read(EVERYTHING)
     of = {
-        node: [(r.name, len(r.groups)) for r in parsed.at(node, labels).resources]
+        node: [(r.name, len(r.groups)) for r in parsed.for_node(node, labels).resources]
         for node, labels in {
             "a": {},
             "edge-1": {"zone": "south", "gpu": "true"},
@@ -145,9 +145,9 @@ def test_rules_that_only_clash_on_one_node_are_refused_there() -> None:
             resources: [{name: a.example/c, groups: [{devices: [{path: '/dev/f*'}]}]}]
         """
     )
-    assert [r.name for r in parsed.at("m", {}).resources] == ["a.example/b"]
+    assert [r.name for r in parsed.for_node("m", {}).resources] == ["a.example/b"]
     with pytest.raises(ValueError, match=r"^resources\[0\]\.groups\[0\]\.devices\[0\]: a\.example"):
-        parsed.at("n", {})
+        parsed.for_node("n", {})
 
 
 def test_every_problem_is_reported_at_once_with_key_value_and_nearest_name() -> None:
@@ -387,12 +387,12 @@ def test_more_entries_than_can_be_compared_in_time_are_refused() -> None:
     ],
 )
 def test_a_match_is_named_after_its_path_as_smarter_does(path: str, name: str) -> None:
-    assert names.derived_name("e.com/*", path) == name
+    assert advertised.derived_name("e.com/*", path) == name
 
 
 @given(st.text(min_size=1))
 def test_derived_names_are_names_that_the_kubelet_takes(path: str) -> None:
-    assert [*names.name_problems(names.derived_name("e.com/*", path))] == []
+    assert [*advertised.name_problems(advertised.derived_name("e.com/*", path))] == []
 
 
 PAGES: Final = ("configuration.md", "gpus.md")

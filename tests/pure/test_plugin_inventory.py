@@ -14,7 +14,7 @@ from muster_plugin.discovery import resource_plan, scan_result
 from muster_plugin.gpu import container_spec, simulated
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, cdi, protobuf, registration_model
-from muster_plugin.model import advertised, gpu, names
+from muster_plugin.model import advertised, gpu
 
 LARGE = codec.EVENT_BYTES_MAX
 AT = datetime(2026, 11, 1, tzinfo=UTC)
@@ -35,7 +35,7 @@ EACH = resources.Resource(
     env="",
     grace_s=60.0,
 )
-GPU_0, GPU_1 = (names.gpu_uuid("n1", index) for index in range(2))
+GPU_0, GPU_1 = (advertised.gpu_uuid("n1", index) for index in range(2))
 GPU_RULE = resources.Resource(name="nvidia.com/gpu", groups=(), env="")
 Events = list[vocabulary.PluginEvent]
 
@@ -128,7 +128,7 @@ def test_every_match_has_as_many_ids_as_its_count() -> None:
 def test_a_device_that_appears_is_added_to_its_resource() -> None:
     devices = inventory.Inventory(node="n1", plugin="p")
     assert look(devices, configured=(EACH,)) == []
-    device = vocabulary.Device(id=names.device_id("/dev/net/tun", 0), resource="b.com/net_tun")
+    device = vocabulary.Device(id=advertised.device_id("/dev/net/tun", 0), resource="b.com/net_tun")
     assert look(devices, TUN, configured=(EACH,)) == [
         vocabulary.DeviceAdded(node="n1", at=AT, plugin="p", device=device)
     ]
@@ -407,13 +407,13 @@ def test_a_snapshot_has_every_device_with_its_reason_and_equal_replicas_once() -
 
 
 def test_simulated_gpus_of_two_nodes_have_different_uuids() -> None:
-    assert names.gpu_uuid("n2", 0) != GPU_0
+    assert advertised.gpu_uuid("n2", 0) != GPU_0
 
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF), min_size=1, max_size=300))
 def test_an_id_is_stable_short_and_plain(name: str) -> None:
-    device_id = names.device_id(f"/dev/{name}", 999)
-    assert device_id == names.device_id(f"/dev/{name}", 999)
+    device_id = advertised.device_id(f"/dev/{name}", 999)
+    assert device_id == advertised.device_id(f"/dev/{name}", 999)
     assert 0 < len(device_id) <= 63
     assert device_id.isascii()
     assert device_id.isprintable()
@@ -421,7 +421,7 @@ def test_an_id_is_stable_short_and_plain(name: str) -> None:
 
 def test_ids_of_paths_that_only_look_alike_differ() -> None:
     paths = ["/dev/a/b", "/dev/a-b", "/dev/a b", "/x/a-b", "/dev/" + "x" * 80, "/dev/" + "x" * 81]
-    assert len({names.device_id(path, 0) for path in paths}) == len(paths)
+    assert len({advertised.device_id(path, 0) for path in paths}) == len(paths)
 
 
 # Fault scripts

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from muster_plugin.config import resources
 from muster_plugin.discovery import resource_plan, scan_result
 from muster_plugin.model import advertised, patterns
-from muster_plugin.model import names as resource_names
+from muster_plugin.model import advertised as resource_names
 
 DEVICE = resources.NodeType.DEVICE
 MOUNT = resources.NodeType.MOUNT

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_plugin.model import gpu, selectors
+from muster_plugin.model import gpu
 
 GPU = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 MIG = "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"
 
-FORMS: list[tuple[int | str, selectors.Selector | None]] = [
-    ("0", selectors.Index(0)),
-    (0, selectors.Index(0)),
-    ("0:0", selectors.Index(0, 0)),
-    (GPU, selectors.Uuid(GPU.lower())),
-    (GPU.upper(), selectors.Uuid(GPU.lower())),
-    (MIG, selectors.Uuid(MIG.lower())),
-    (f"MIG-{GPU}/10/0", selectors.Instance(GPU.lower(), 10, 0)),
-    (f"MIG-{GPU}/0/0", selectors.Instance(GPU.lower(), 0, 0)),
+FORMS: list[tuple[int | str, gpu.Selector | None]] = [
+    ("0", gpu.Index(0)),
+    (0, gpu.Index(0)),
+    ("0:0", gpu.Index(0, 0)),
+    (GPU, gpu.Uuid(GPU.lower())),
+    (GPU.upper(), gpu.Uuid(GPU.lower())),
+    (MIG, gpu.Uuid(MIG.lower())),
+    (f"MIG-{GPU}/10/0", gpu.Instance(GPU.lower(), 10, 0)),
+    (f"MIG-{GPU}/0/0", gpu.Instance(GPU.lower(), 0, 0)),
     (-1, None),
     ("-1", None),
     ("not-all", None),
@@ -44,13 +44,13 @@ FORMS: list[tuple[int | str, selectors.Selector | None]] = [
 
 @pytest.mark.parametrize(("expected_text", "meant"), FORMS, ids=lambda value: str(value)[:30])
 def test_a_selector_is_read_as_nvidia_reads_it(
-    expected_text: int | str, meant: selectors.Selector | None
+    expected_text: int | str, meant: gpu.Selector | None
 ) -> None:
     if meant is not None:
-        assert selectors.parse(expected_text) == meant
+        assert gpu.parse_selector(expected_text) == meant
         return
     with pytest.raises(ValueError, match=r"does not name a device|an index is at most"):
-        selectors.parse(expected_text)
+        gpu.parse_selector(expected_text)
 
 
 PATTERNS = [
@@ -81,7 +81,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize(("pattern", "text", "expected"), PATTERNS)
 def test_a_pattern_matches_the_whole_text(pattern: str, text: str, *, expected: bool) -> None:
-    assert selectors.matches(pattern, text) is expected
+    assert gpu.matches_pattern(pattern, text) is expected
 
 
 SHORT = st.text("ab*.", max_size=8)
@@ -90,19 +90,19 @@ SHORT = st.text("ab*.", max_size=8)
 @given(pattern=SHORT, text=SHORT)
 def test_a_star_stands_for_anything_and_nothing_else_is_special(pattern: str, text: str) -> None:
     slow = ".*".join(re.escape(part) for part in pattern.split("*"))
-    assert selectors.matches(pattern, text) is bool(re.fullmatch(slow, text, re.DOTALL))
+    assert gpu.matches_pattern(pattern, text) is bool(re.fullmatch(slow, text, re.DOTALL))
 
 
 @given(wide=SHORT, narrow=SHORT, text=st.text("ab.", max_size=8))
 def test_a_pattern_that_matches_a_pattern_matches_all_that_it_does(
     wide: str, narrow: str, text: str
 ) -> None:
-    if selectors.matches(wide, narrow) and selectors.matches(narrow, text):
-        assert selectors.matches(wide, text)
+    if gpu.matches_pattern(wide, narrow) and gpu.matches_pattern(narrow, text):
+        assert gpu.matches_pattern(wide, text)
 
 
 def test_a_pattern_of_stars_takes_no_time() -> None:
-    assert not selectors.matches("*a" * 128 + "b", "a" * 10_000)
+    assert not gpu.matches_pattern("*a" * 128 + "b", "a" * 10_000)
 
 
 @given(
@@ -113,7 +113,7 @@ def test_a_pattern_of_stars_takes_no_time() -> None:
 def test_any_text_or_number_is_a_selector_or_is_refused(expected_text: int | str) -> None:
     for products in (False, True):
         try:
-            selectors.parse(expected_text, products=products)
+            gpu.parse_selector(expected_text, products=products)
         except ValueError as error:
             assert "\n" not in str(error)  # noqa: PT017  # most are references
 
@@ -140,8 +140,8 @@ DEVICE = gpu.Device(part=gpu.Part(gpu=GPU, gi=3, ci=0), uuid=MIG, index="2:1", m
 def test_what_names_a_gpu_names_its_mig_devices_too(
     expected_text: int | str, *, expected: bool
 ) -> None:
-    meant = selectors.parse(expected_text, products=True)
-    assert selectors.selects(meant, DEVICE, "NVIDIA H100 80GB HBM3") is expected
+    meant = gpu.parse_selector(expected_text, products=True)
+    assert gpu.selects(meant, DEVICE, "NVIDIA H100 80GB HBM3") is expected
 
 
 def test_everything_wrong_with_a_list_is_reported() -> None:
@@ -156,7 +156,7 @@ def test_everything_wrong_with_a_list_is_reported() -> None:
         "GPU-1",
         "3090 Ti",
     ]
-    assert [*selectors.problems(expected_text, products=True)] == [
+    assert [*gpu.selector_problems(expected_text, products=True)] == [
         "[1]: '0' is named by [0] already",
         "[2]: '0:1' is named by [0] already",
         f"[4]: 'MIG-{GPU}/1/0' is named by [3] already",

@@ -16,12 +16,12 @@ from muster_health.alerting import device_alerts as health_devices
 from muster_plugin.config import resources
 from muster_plugin.discovery import resource_plan
 from muster_plugin.inventory import device_messages, inventory
-from muster_plugin.model import advertised, gpu, names
+from muster_plugin.model import advertised, gpu
 
 AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
 GPU: Final = "nvidia.com/gpu"
 FEW_UNHEALTHY = "only a few Unhealthy ones of each resource are listed"
-UUIDS: Final = tuple(sorted(names.gpu_uuid("n1", index) for index in range(8)))
+UUIDS: Final = tuple(sorted(advertised.gpu_uuid("n1", index) for index in range(8)))
 RULE: Final = resources.Resource(name=GPU, groups=(), env="")
 
 

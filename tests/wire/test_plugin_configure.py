@@ -10,7 +10,7 @@ import pytest
 
 from muster.cli import registry
 from muster_plugin.cli import configure
-from muster_plugin.model import names
+from muster_plugin.model import advertised
 
 FUSE = "apiVersion: muster.dev/v1\nresources: [{name: a.b/fuse, groups: [%s]}]\n"
 GROUP = "resources[0].groups[0]"
@@ -93,7 +93,7 @@ def test_the_configuration_of_one_node_is_shown(
         (["show", "FILE", "--kubelet-directory", "x"], "--kubelet-directory: 'x' is not an abs"),
         (
             ["show", "FILE", "--kubelet-directory", "/" + 80 * "x"],
-            "--kubelet-directory: the so",
+            "--kubelet-directory: the pa",
         ),
         (["show", "FILE", "--node", "A_B"], "--node: 'A_B' is not a Kubernetes node name"),
         (["show", "FILE", "--domain", "a.b"], "--domain: only generic's resources take it"),
@@ -173,7 +173,7 @@ def test_the_gpus_that_the_rules_match_are_shown_or_why_there_are_none(
     file = tmp_path / "muster.yaml"
     sharing = "{resources: [{name: nvidia.com/gpu, replicas: 4, devices: [0]}]}"
     file.write_text(f"gpus: {{sharing: {sharing}}}\nsimulated_gpus: {{count: 2, product: H100}}\n")
-    first, other = (names.gpu_uuid("n1", index) for index in range(2))
+    first, other = (advertised.gpu_uuid("n1", index) for index in range(2))
     code, printed, errors = called(capfd, "show", str(file), "--matches", "--node", "n1")
     rows = [line.split(None, 1) for line in printed.splitlines()]
     assert (code, errors, rows) == (

@@ -26,7 +26,7 @@ from muster_plugin.config import settings as config_settings
 from muster_plugin.gpu import evaluation, health_state, simulated
 from muster_plugin.gpu import evaluation as gpu_source
 from muster_plugin.kubelet import registration, resource_plugin, socket_directory
-from muster_plugin.model import names
+from muster_plugin.model import advertised
 
 FUSE = "smarter-devices/fuse"
 GPU = "nvidia.com/gpu"
@@ -194,7 +194,7 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert (event.reason, event.registrations) == (Reason.START, 1)
             assert event.endpoint == events.endpoint
             assert (events.registered, events.streams_open) == (1, 1)
-            device_id = names.device_id(str(root / "fuse"), 0)
+            device_id = advertised.device_id(str(root / "fuse"), 0)
             assert events.devices == {device_id: "Healthy"}
             (state,) = node.statuses()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
@@ -408,7 +408,7 @@ def test_a_resource_without_devices_is_listed_empty_until_one_comes(root: Path) 
             await until_allocatable(kubelet, 1)
             added = await published.of_kind(vocabulary.DeviceAdded, 1)
             assert [event.device for event in added] == [
-                vocabulary.Device(id=names.device_id(str(root / "late"), 0), resource=FUSE)
+                vocabulary.Device(id=advertised.device_id(str(root / "late"), 0), resource=FUSE)
             ]
 
     run(story)
@@ -583,7 +583,7 @@ def test_a_scripted_xid_makes_one_gpu_unhealthy_until_it_is_cleared(root: Path) 
             script.write_text('{"device": 2, "xid": 79}\n{"device": 0, "xid": 13}\n')
             event = await published.until_health(Health.UNHEALTHY)
             await until_allocatable(kubelet, 3, GPU)
-            assert (event.resource, event.device_id) == (GPU, names.gpu_uuid("n1", 2))
+            assert (event.resource, event.device_id) == (GPU, advertised.gpu_uuid("n1", 2))
             assert (event.code, event.reason) == ("xid-79", "XID 79: GPU has fallen off the bus")
             assert event.policy.startswith("nvidia-compatible/")
             assert [evaluator.source for evaluator in event.evidence] == [
@@ -609,7 +609,7 @@ def test_a_container_gets_what_it_requested_and_the_allocation_is_published(root
             path = str(root / "fuse")
             spec = dp.DeviceSpec(container_path=path, host_path=path, permissions="rw")
             assert list(device.answer.devices) == [spec]
-            assert dict(device.answer.envs) == {names.environment_variable(FUSE): path}
+            assert dict(device.answer.envs) == {advertised.environment_variable(FUSE): path}
             assert dict(gpu.answer.envs) == {"NVIDIA_VISIBLE_DEVICES": gpu.ids[0]}
             observed = [e for e in published.events if isinstance(e, vocabulary.AllocationObserved)]
             assert [(e.resource, e.device_ids) for e in observed] == [
@@ -671,7 +671,7 @@ def test_a_device_that_is_gone_is_advertised_so_before_its_allocation_fails(root
             await until_allocatable(kubelet, 1)
             path = socket_of(node, kubelet.plugins_directory)
             (root / "one").unlink()
-            device_id = names.device_id(str(root / "one"), 0)
+            device_id = advertised.device_id(str(root / "one"), 0)
             request = dp.AllocateRequest(
                 container_requests=[dp.ContainerAllocateRequest(devices_ids=[device_id])]
             )
@@ -791,7 +791,7 @@ def test_an_unknown_id_fails_with_a_helpful_text(root: Path) -> None:
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await rpc.DevicePluginClient(channel).allocate(request)
-            device_id = names.device_id(str(root / "fuse"), 0)
+            device_id = advertised.device_id(str(root / "fuse"), 0)
             assert (caught.value.code(), caught.value.details()) == (
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{FUSE} has no device 'nope'; it has {device_id}",
@@ -820,7 +820,7 @@ def test_no_request_breaks_the_plugin_or_stops_its_stream(root: Path) -> None:
             plugin(fuse(root)) as (node, published),
         ):
             await published.registered(1)
-            device_id = names.device_id(str(root / "fuse"), 0)
+            device_id = advertised.device_id(str(root / "fuse"), 0)
             path, chance = socket_of(node, kubelet.plugins_directory), random.Random(1)  # noqa: S311  # the same requests every time
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 client = rpc.DevicePluginClient(channel)

@@ -6,7 +6,7 @@ import contextlib
 from muster_plugin.config import settings
 from muster_plugin.gpu import evaluation as gpu_source
 from muster_plugin.gpu import simulated
-from muster_plugin.model import gpu, names
+from muster_plugin.model import advertised, gpu
 
 
 def test_simulated_gpus_are_polled_as_often_as_is_reported_last() -> None:
@@ -20,7 +20,7 @@ def test_simulated_gpus_are_polled_as_often_as_is_reported_last() -> None:
         async with asyncio.timeout(30):
             polls = [await heard.get() for _ in range(2)]
         assert [poll.gpu for poll in polls if isinstance(poll, gpu.Poll)] == [
-            names.gpu_uuid("n1", 0)
+            advertised.gpu_uuid("n1", 0)
         ] * 2
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster import vocabulary
+from muster_plugin import publisher
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import resource_manager, resource_plugin
-from muster_plugin.publishing import device_updates, event_log
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -42,25 +42,23 @@ def removed(letter: str) -> vocabulary.PluginEvent:
 
 def played(
     root: Path,
-    story: Callable[
-        [device_updates.UpdatePublisher, Slow, list[vocabulary.Event]], Awaitable[None]
-    ],
+    story: Callable[[publisher.UpdatePublisher, Slow, list[vocabulary.Event]], Awaitable[None]],
 ) -> None:
     async def run() -> None:
         devices = inventory.Inventory(node="n1", plugin="p")
-        slow, events = Slow(root, devices), event_log.EventLog("n1", "p")
+        slow, events = Slow(root, devices), publisher.EventLog("n1", "p")
         published: list[vocabulary.Event] = []
         events.publish_to(published.append)
-        publisher = device_updates.UpdatePublisher(
+        updates = publisher.UpdatePublisher(
             devices,
             slow,
             events,
             reason=lambda: vocabulary.RegistrationReason.START,
             on_published=lambda: None,
         )
-        following = asyncio.create_task(publisher.run())
+        following = asyncio.create_task(updates.run())
         async with asyncio.timeout(30):
-            await story(publisher, slow, published)
+            await story(updates, slow, published)
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
@@ -77,12 +75,12 @@ def test_changes_that_arrive_during_a_publication_are_published_together_and_in_
     tmp_path: Path,
 ) -> None:
     async def story(
-        publisher: device_updates.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
+        updates: publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
-        first = asyncio.create_task(publisher.publish([removed("a")]))
+        first = asyncio.create_task(updates.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
-        publisher.publish_soon([removed("b")])
-        publisher.publish_soon([removed("c")])
+        updates.publish_soon([removed("b")])
+        updates.publish_soon([removed("c")])
         assert published == []
         slow.may.release()
         await first
@@ -98,11 +96,11 @@ def test_changes_that_arrive_during_a_publication_are_published_together_and_in_
 
 def test_a_change_is_published_even_if_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def story(
-        publisher: device_updates.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
+        updates: publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
-        bringing = asyncio.create_task(publisher.publish([removed("a")]))
+        bringing = asyncio.create_task(updates.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
-        waiting = asyncio.create_task(publisher.publish([removed("b")]))
+        waiting = asyncio.create_task(updates.publish([removed("b")]))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -118,7 +116,7 @@ def test_a_change_is_published_even_if_its_caller_is_cancelled(tmp_path: Path) -
 
 
 def test_of_hundreds_of_problems_the_first_are_published_and_how_many_more() -> None:
-    events = event_log.EventLog("n1", "p")
+    events = publisher.EventLog("n1", "p")
     published: list[vocabulary.Event] = []
     events.publish_to(published.append)
     events.configuration_rejected(

@@ -1,7 +1,7 @@
 """The node's agent: serves devices to the kubelet and reports to the bus.
 
-`__main__` is the process, `node` its wiring, `preflight` what is checked before it serves, `reload`
-the settings while it runs, `bus_reporter` and `metrics` what it reports, `lean` how it stays small.
-Packages, top to bottom: `cli`, `publishing`, `kubelet`, `inventory`, `gpu`, `discovery`, `config`,
+`__main__` is the process, `node` its wiring, `reload` the settings while it runs, `publisher`
+records and publishes changes, `bus_reporter` and `metrics` are what it reports, `lean` is how it
+stays small. Packages, top to bottom: `cli`, `kubelet`, `inventory`, `gpu`, `discovery`, `config`,
 `model`.
 """

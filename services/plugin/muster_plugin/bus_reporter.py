@@ -4,10 +4,12 @@ This module is imported after the registration, see `lean`. The bus may stay unr
 """
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,11 +18,12 @@ import muster
 from muster import codec, vocabulary
 from muster.nats import bus
 from muster.service import logs, probes
-from muster_plugin import metrics, preflight
+from muster_plugin import metrics
 from muster_plugin import node as node_door
 from muster_plugin.config import settings
 from muster_plugin.kubelet import client, registration_model
 
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STOP_FLUSH_S: Final = 0.5
 _HEARTBEATS_MISSED_MAX: Final = 3
 
@@ -35,7 +38,7 @@ class BusReporter:
             node=node.name,
             plugin=node.plugin,
             instance="unconnected",
-            boot=preflight.boot(),
+            boot=_boot(),
             version=muster.__version__,
             interval_s=chosen.heartbeat.interval_s,
             started_at=node.started_at,
@@ -297,3 +300,10 @@ def _resource(
 
 def _age(at: float | None, now: float) -> float:
     return _NEVER if at is None else round(max(0.0, now - at), _DIGITS)
+
+
+def _boot() -> str:
+    """Return the machine's boot id; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return _BOOT_ID.read_text("ascii").strip()
+    return ""

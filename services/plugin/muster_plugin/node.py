@@ -12,7 +12,7 @@ import msgspec
 
 from muster import machine, vocabulary
 from muster.service import logs
-from muster_plugin import preflight
+from muster_plugin import publisher
 from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
 from muster_plugin.gpu import evaluation
@@ -25,13 +25,13 @@ from muster_plugin.kubelet import (
     resource_plugin,
 )
 from muster_plugin.model import advertised, gpu
-from muster_plugin.publishing import device_updates, event_log
 
 if TYPE_CHECKING:
     from muster_plugin.config import gpus
     from muster_plugin.gpu import xid_policy
 
 _Reason = vocabulary.RegistrationReason
+RESOURCES_MAX: Final = 1000
 _RESCAN_TIMEOUT_S: Final = 0.5
 _DEVICES: Final = "devices"
 _CHECKS: Final = "checks"
@@ -58,7 +58,7 @@ class Node:
         new_runner: machine.NewRunner,
         gpus: evaluation.GpuEvaluator | None = None,
         timing: resource_plugin.Timing | None = None,
-        resources_max: int = preflight.RESOURCES_MAX,
+        resources_max: int = RESOURCES_MAX,
     ) -> None:
         self.name = name
         self.plugin = settings.name
@@ -69,13 +69,13 @@ class Node:
         self.stopping = asyncio.Event()
         """Set when the process must end: only a new one can use a new GPU driver."""
         self.stop_reason = vocabulary.StopReason.SIGNAL
-        self.event_log = event_log.EventLog(name, settings.name)
+        self.event_log = publisher.EventLog(name, settings.name)
         self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
         self.resource_plugins = resource_manager.ResourcePlugins(
             self._root, self.inventory, new_runner=new_runner, observer=self, timing=timing
         )
-        self._updates = device_updates.UpdatePublisher(
+        self._updates = publisher.UpdatePublisher(
             self.inventory,
             self.resource_plugins,
             self.event_log,
@@ -91,7 +91,7 @@ class Node:
         self._scan_lock = asyncio.Lock()
         self._scanner = host_scanner.HostScanner()
         self._host_paths = host_scanner.HostPaths()
-        self._pods = device_updates.PodDevices(
+        self._pods = publisher.PodDevices(
             self._root / podresources.SOCKET,
             self.inventory,
             self.resource_plugins,

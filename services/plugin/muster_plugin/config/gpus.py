@@ -1,7 +1,7 @@
 """Pure: the configuration of GPUs: names, sharing, what containers get, placement and health.
 
 It has every setting of NVIDIA's device plugin; `importers.nvidia` translates. A selector
-(`model.selectors`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both,
+(`model.gpu`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both,
 "GPU-..." and "MIG-..." by uuid, and where a pattern is allowed, `*` matches anything in a product's
 name. In a file the keys are written `migStrategy`; a unit at the end, as in `poll_s`, stays.
 """
@@ -17,7 +17,7 @@ import msgspec
 from muster import vocabulary
 from muster.service import sections
 from muster_plugin.config import resources as config_resources
-from muster_plugin.model import errors, names, selectors
+from muster_plugin.model import advertised, errors, gpu
 
 DOMAIN: Final = "nvidia.com"
 DEFAULT_NAME: Final = f"{DOMAIN}/gpu"
@@ -30,7 +30,7 @@ _PROFILE = re.compile(r"[0-9*][-0-9a-z.+*]*")
 _UNIT: Final = "_s"
 
 Selector = (
-    Annotated[int, msgspec.Meta(ge=0, le=selectors.INDEX_MAX)]
+    Annotated[int, msgspec.Meta(ge=0, le=gpu.INDEX_MAX)]
     | Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 )
 Pattern = Annotated[str, msgspec.Meta(max_length=256)]
@@ -146,7 +146,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
             yield "give either replicas or perGb: true"
         if self.devices == ():
             yield "devices: it is empty; leave the key out to share all"
-        yield from (f"devices{problem}" for problem in selectors.problems(self.listed_devices))
+        yield from (f"devices{problem}" for problem in gpu.selector_problems(self.listed_devices))
 
 
 class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
@@ -281,14 +281,14 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
 
     def _all_named(self) -> bool:
         """Return whether patterns give every device a name, so none gets the default name."""
-        products = any(naming.product == selectors.ANY for naming in self.resources)
-        parts = any(naming.mig == selectors.ANY for naming in self.resources)
+        products = any(naming.product == gpu.ANYTHING for naming in self.resources)
+        parts = any(naming.mig == gpu.ANYTHING for naming in self.resources)
         return products and (parts or self.mig_strategy is not MigStrategy.SINGLE)
 
     def problems(self) -> Iterator[str]:
         """Yield the problems; each begins with its key."""
         yield from (
-            f"exclude{problem}" for problem in selectors.problems(self.exclude, products=True)
+            f"exclude{problem}" for problem in gpu.selector_problems(self.exclude, products=True)
         )
         for at, naming in enumerate(self.resources):
             if naming.mig and self.mig_strategy is MigStrategy.NONE:
@@ -308,23 +308,21 @@ def _name_problems(field: str, name: str) -> Iterator[str]:
     if "/" not in name:
         yield f"{field}: {errors.quoted(name)} has no domain; write it as {DOMAIN}/{name[:63]}"
         return
-    for problem in names.name_problems(name):
+    for problem in advertised.name_problems(name):
         yield f"{field}: {problem.removeprefix('name: ')}"
 
 
 def _matches_all(earlier: Naming, later: Naming) -> bool:
     if earlier.product and later.product:
-        return selectors.matches(earlier.product, later.product)
-    return bool(earlier.mig and later.mig) and selectors.matches(earlier.mig, later.mig)
+        return gpu.matches_pattern(earlier.product, later.product)
+    return bool(earlier.mig and later.mig) and gpu.matches_pattern(earlier.mig, later.mig)
 
 
 def _overlapping(earlier: Iterable[int | str], later: Iterable[int | str]) -> Iterator[int | str]:
-    selectors_before = [selectors.parse(text) for text in earlier]
+    selectors_before = [gpu.parse_selector(text) for text in earlier]
     for text in later:
-        meant = selectors.parse(text)
-        if any(
-            selectors.includes(b, meant) or selectors.includes(meant, b) for b in selectors_before
-        ):
+        meant = gpu.parse_selector(text)
+        if any(gpu.includes(b, meant) or gpu.includes(meant, b) for b in selectors_before):
             yield text
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from muster import vocabulary
 from muster.service import sections, validation
-from muster_plugin.model import errors, names, patterns
+from muster_plugin.model import advertised, errors, patterns
 
 _PERMISSIONS: Final = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -259,7 +259,7 @@ class Resource(
         yield self._match_problems
 
     def _name_problems(self) -> Iterator[str]:
-        yield from names.name_problems(self.name, per_match=self.per_match)
+        yield from advertised.name_problems(self.name, per_match=self.per_match)
 
     def _env_problems(self) -> Iterator[str]:
         if self.env and not _VARIABLE.fullmatch(self.env):

@@ -20,7 +20,7 @@ from muster import vocabulary
 from muster.service import sections, validation
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import resources as config_resources
-from muster_plugin.model import errors, names, patterns
+from muster_plugin.model import advertised, errors, patterns
 
 API_VERSION: Final = "muster.dev/v1"
 
@@ -93,16 +93,20 @@ class Document(
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the consistency checks of this section."""
         yield self._empty_problems
-        yield lambda: name_problems(self.resources, self.gpus, self.nodes)
+        yield lambda: name_problems(self.resources, self._gpus, self.nodes)
         yield lambda: overlap_problems(self.resources, self.nodes)
 
-    def at(self, node: str, labels: Mapping[str, str]) -> NodeConfiguration:
+    def for_node(self, node: str, labels: Mapping[str, str]) -> NodeConfiguration:
         """Return the configuration of one node. Raises ValueError if its resources conflict."""
-        chosen, gpus = self.resources, self.gpus
+        chosen, gpus = self.resources, self._gpus
         for override in self.nodes:
             if override.applies_to(node, labels):
                 chosen, gpus = _replaced(chosen, override.resources), override.gpus or gpus
         return NodeConfiguration(resources=chosen, gpus=gpus)
+
+    @property
+    def _gpus(self) -> config_gpus.Gpus | None:
+        return self.gpus
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and not self.nodes and self.gpus is None:
@@ -289,7 +293,11 @@ class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(
-    errors.CheckedInParts, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}
+    Document,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=False,
+    rename={"api_version": "apiVersion"},
 ):
     """All settings of the plugin. An empty `node` is NODE_NAME, else the host's name.
 
@@ -309,31 +317,17 @@ class Settings(
     heartbeat: Heartbeat = msgspec.field(default_factory=Heartbeat)
     snapshot_period_s: sections.Pause = 300.0
     handover_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-    resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
-    gpus: config_gpus.Gpus | None = None
-    nodes: Annotated[tuple[NodeOverride, ...], msgspec.Meta(max_length=100)] = ()
     simulated_gpus: SimulatedGpus | None = None
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the consistency checks of this section."""
-        yield self._empty_problems
-        yield lambda: name_problems(self.resources, self._gpus, self.nodes)
-        yield lambda: overlap_problems(self.resources, self.nodes)
+        # not super(): a settings tree with invalid fields is no instance
+        yield from Document.demands(self)
         yield self._socket_problems
-
-    @property
-    def device_document(self) -> Document:
-        """The device configuration. Raises ValueError if its resources conflict."""
-        return Document(
-            api_version=self.api_version,
-            resources=self.resources,
-            gpus=self._gpus,
-            nodes=self.nodes,
-        )
 
     def at(self, node: str) -> NodeConfiguration:
         """Return the configuration of one node. Raises ValueError if its resources conflict."""
-        return self.device_document.at(node, self.labels)
+        return self.for_node(node, self.labels)
 
     def hash_for(self, node: str) -> str:
         """Return a hash of one node's device configuration alone.
@@ -344,7 +338,7 @@ class Settings(
         canonical = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:12]
 
-    def restart_needed_for(self, other: "Settings") -> tuple[str, ...]:
+    def restart_needed_for(self, other: Settings) -> tuple[str, ...]:
         """Return the changed keys that are only read at the start."""
         sections = tuple(
             field.encode_name
@@ -372,13 +366,13 @@ class Settings(
         gpus = [self._gpus, *(override.gpus for _, override in validation.whole(self.nodes))]
         for name in sorted(resources.union(*(gpus_.names() for gpus_ in gpus if gpus_))):
             longest = endpoint(
-                name.replace(names.WILDCARD, "x" * names.LABEL_MAX),
+                name.replace(advertised.WILDCARD, "x" * advertised.LABEL_MAX),
                 process="0" * 2 * PROCESS_BYTES,
                 serial=_SERIAL_MAX,
             )
             path = f"{self.kubelet.directory}/{REGISTRY_DIRECTORY}/{longest}"
             yield from errors.prefixed(
-                "kubelet.directory", names.socket_problems(path, resource=name)
+                "kubelet.directory", advertised.socket_problems(path, resource=name)
             )
 
 

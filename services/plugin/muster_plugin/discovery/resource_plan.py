@@ -19,7 +19,7 @@ import msgspec
 from muster import vocabulary
 from muster_plugin.config import resources
 from muster_plugin.discovery import scan_result
-from muster_plugin.model import advertised, errors, names
+from muster_plugin.model import advertised, errors
 
 DEVICES_MAX: Final = 10_000
 """Ids of one resource: their list has to fit into one message to the kubelet."""
@@ -173,7 +173,7 @@ def _names_by_key(
     """Return the name of each match by its key, where each match is a resource."""
     keys_by_name: dict[str, dict[str, None]] = {}
     for key, _, _ in keys:
-        keys_by_name.setdefault(names.derived_name(rule, _short(key)), {})[key] = None
+        keys_by_name.setdefault(advertised.derived_name(rule, _short(key)), {})[key] = None
     owners = {}
     for name, rivals in keys_by_name.items():
         owner_before = current_names.get(name, "")
@@ -230,7 +230,7 @@ def _unit(key: str, replica: int, row: Row, problems: list[str]) -> advertised.U
                     host_path=match.path, container_path=inside, read_only=entry.read_only
                 )
     return advertised.Unit(
-        id=names.device_id(key, replica),
+        id=advertised.device_id(key, replica),
         physical=key,
         identity={number: match.identity for number, (_, match) in row.items()},
         devices=tuple(devices.values()),

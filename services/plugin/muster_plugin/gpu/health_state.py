@@ -33,7 +33,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import gpus
-from muster_plugin.gpu import poll_signals, recovery, xid_policy
+from muster_plugin.gpu import faults, xid_policy
 from muster_plugin.model import gpu
 
 OVERDUE_POLLS: Final = 3
@@ -137,8 +137,8 @@ class GpuCondition:
     def __init__(self, name: str) -> None:
         self.last_heard_at: float | None = None
         self._whole = gpu.Part(gpu=name)
-        self._faults: dict[tuple[gpu.Part, str], recovery.ActiveFault] = {}
-        self._histories: dict[gpu.Part, recovery.FlapHistory] = {}
+        self._faults: dict[tuple[gpu.Part, str], faults.ActiveFault] = {}
+        self._histories: dict[gpu.Part, faults.FlapHistory] = {}
         self._in_a_row: dict[str, int] = {}
         self._unanswered = 0
         self._is_lost = False
@@ -221,8 +221,8 @@ class GpuCondition:
             policy=str(rule),
             evidence=tuple(evidence),
         )
-        ends = poll_signals.EndsWhen.QUIET
-        fault = recovery.ActiveFault(began, now, ends=ends, action=rule.action)
+        ends = faults.EndsWhen.QUIET
+        fault = faults.ActiveFault(began, now, ends=ends, action=rule.action)
         if self._is_lost:
             fault.on_gone(now)
         yield self._begin(fault, now)
@@ -232,15 +232,15 @@ class GpuCondition:
     ) -> Iterator[gpu.FaultChange]:
         """Begin and end faults by a poll, whether the GPU answered or NVML gave an error."""
         self.last_heard_at = now
-        self._last_summary = poll_signals.summary(poll)
+        self._last_summary = faults.summary(poll)
         yield from self._end(self._whole, UNPOLLED, poll.at, "it is polled again")
-        if poll.error and not poll_signals.is_conclusive(poll.error):
+        if poll.error and poll.error not in faults.CONCLUSIVE_ERRORS:
             yield from self._not_answered(poll, now)
             return
         self._unanswered = 0
         answers = f"NVML answers: {self._last_summary}"
         yield from self._end(self._whole, UNANSWERED, poll.at, answers)
-        reading = poll_signals.interpret(poll, ecc_before=self._ecc)
+        reading = faults.interpret(poll, ecc_before=self._ecc)
         self._count_ecc(poll)
         yield from self._apply(poll, reading, now, is_off=policy.is_off)
         yield from self._recover(now, poll.at, rules)
@@ -263,7 +263,7 @@ class GpuCondition:
         self._ecc = poll.ecc_uncorrected
 
     def _apply(
-        self, poll: gpu.Poll, reading: poll_signals.PollReading, now: float, *, is_off: bool
+        self, poll: gpu.Poll, reading: faults.PollReading, now: float, *, is_off: bool
     ) -> Iterator[gpu.FaultChange]:
         """Begin the faults that a poll shows, and count it as evidence for the end of others."""
         signals = {signal.code: signal for signal in reading.signals}
@@ -280,7 +280,7 @@ class GpuCondition:
             is_new = (self._whole, code) not in self._faults
             if is_new and self._in_a_row[code] >= signal.polls_in_a_row:
                 began = _began(self._whole, signal, poll, is_off=is_off)
-                yield self._begin(recovery.ActiveFault(began, now, ends=signal.ends), now)
+                yield self._begin(faults.ActiveFault(began, now, ends=signal.ends), now)
 
     def _begin_unmonitored(
         self, code: str, reason: str, now: float, at: datetime, source: str
@@ -295,10 +295,10 @@ class GpuCondition:
             at=at,
             policy=f"{source}/{code}: {gpu.Effect.UNMONITORED}",
         )
-        never = poll_signals.EndsWhen.NEVER
-        yield self._begin(recovery.ActiveFault(began, now, ends=never), now)
+        never = faults.EndsWhen.NEVER
+        yield self._begin(faults.ActiveFault(began, now, ends=never), now)
 
-    def _begin(self, fault: recovery.ActiveFault, now: float) -> gpu.FaultChange:
+    def _begin(self, fault: faults.ActiveFault, now: float) -> gpu.FaultChange:
         began = fault.began
         if fault.is_unhealthy and not self._is_unhealthy(began.part):
             flapped = self._history(began.part).on_unhealthy(now)
@@ -336,8 +336,8 @@ class GpuCondition:
     def _is_unhealthy(self, part: gpu.Part) -> bool:
         return any(fault.is_unhealthy for (of, _), fault in self._faults.items() if of == part)
 
-    def _history(self, part: gpu.Part) -> recovery.FlapHistory:
-        return self._histories.setdefault(part, recovery.FlapHistory())
+    def _history(self, part: gpu.Part) -> faults.FlapHistory:
+        return self._histories.setdefault(part, faults.FlapHistory())
 
 
 def _is_exhaustive(scan: gpu.Scan) -> bool:
@@ -348,7 +348,7 @@ def _is_exhaustive(scan: gpu.Scan) -> bool:
 
 
 def _began(
-    whole: gpu.Part, signal: poll_signals.Signal, poll: gpu.Poll, *, is_off: bool
+    whole: gpu.Part, signal: faults.Signal, poll: gpu.Poll, *, is_off: bool
 ) -> gpu.FaultBegan:
     """Return the fault that a signal begins; only Degraded if all health checks are off."""
     is_downgraded = is_off and signal.effect is gpu.Effect.UNHEALTHY
@@ -360,7 +360,7 @@ def _began(
         reason=signal.reason[:_TEXT_MAX],
         at=poll.at,
         policy=spared if is_downgraded else signal.policy,
-        evidence=(_evidence("nvml-poll", poll_signals.summary(poll)),),
+        evidence=(_evidence("nvml-poll", faults.summary(poll)),),
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.model import gpu, names, selectors
+from muster_plugin.model import advertised, gpu
 
 _UUID_MAX: Final = 58
 """A device id has 63 characters; `::999` of them number the replica."""
@@ -40,7 +40,7 @@ def included_gpus(
 ) -> tuple[vocabulary.Gpu, ...]:
     """Return the GPUs without the excluded ones, by index; note selectors that match nothing."""
     distinct = [*_distinct(scan, note)]
-    excluded = [selectors.parse(text, products=True) for text in rules.exclude]
+    excluded = [gpu.parse_selector(text, products=True) for text in rules.exclude]
     matched: set[int] = set()
     included = []
     for physical in distinct:
@@ -61,10 +61,10 @@ def included_gpus(
     return tuple(included)
 
 
-def is_unreadable(selector: selectors.Selector, scan: gpu.Scan) -> bool:
+def is_unreadable(selector: gpu.Selector, scan: gpu.Scan) -> bool:
     """Return whether the selector names a GPU that is present but cannot be read."""
     return any(
-        selectors.selects(
+        gpu.selects(
             selector,
             gpu.Device(part=gpu.Part(gpu=failed.uuid), uuid=failed.uuid, index=str(failed.index)),
             "",
@@ -92,10 +92,8 @@ def gpu_label(physical: vocabulary.Gpu) -> str:
     return f"GPU {physical.index} ({physical.uuid})"
 
 
-def _matching(excluded: Sequence[selectors.Selector], device: gpu.Device, product: str) -> set[int]:
-    return {
-        at for at, selector in enumerate(excluded) if selectors.selects(selector, device, product)
-    }
+def _matching(excluded: Sequence[gpu.Selector], device: gpu.Device, product: str) -> set[int]:
+    return {at for at, selector in enumerate(excluded) if gpu.selects(selector, device, product)}
 
 
 def _distinct(scan: gpu.Scan, note: NoteProblem) -> Iterator[vocabulary.Gpu]:
@@ -219,7 +217,7 @@ def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> s
     profile = candidate.profile
     for naming in rules.resources:
         pattern = naming.mig if profile else naming.product
-        if pattern and selectors.matches(pattern, profile or candidate.product):
+        if pattern and gpu.matches_pattern(pattern, profile or candidate.product):
             return naming.name
     if not profile or rules.mig_strategy is config_gpus.MigStrategy.SINGLE:
         return config_gpus.DEFAULT_NAME
@@ -234,7 +232,7 @@ def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> s
         )
         return ""
     name = f"{config_gpus.DOMAIN}/mig-{profile.replace('+', '.')}"
-    for problem in names.name_problems(name):
+    for problem in advertised.name_problems(name):
         note(f"{label}: {problem}")
         return ""
     return name

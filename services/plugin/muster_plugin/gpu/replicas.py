@@ -14,7 +14,7 @@ from muster import vocabulary
 from muster_plugin.config import gpus, resources
 from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import naming
-from muster_plugin.model import advertised, gpu, names, selectors
+from muster_plugin.model import advertised, gpu
 
 _MIB_PER_REPLICA: Final = 1000
 """What the iktos fork calls a GB (cmd/nvidia-device-plugin, replicas of -1)."""
@@ -162,11 +162,11 @@ class _Sharer:
     ) -> Iterable[str]:
         selected: dict[str, int] = {}
         for at, text in enumerate(listed):
-            selector = selectors.parse(text)
+            selector = gpu.parse_selector(text)
             matching = [
                 candidate.device.uuid
                 for candidate in candidates
-                if selectors.selects(selector, candidate.device, candidate.product)
+                if gpu.selects(selector, candidate.device, candidate.product)
             ]
             if not matching and not naming.is_unreadable(selector, self._scan):
                 self._problems.append(f"{key}[{at}]: {text} is not a device of {name}")
@@ -225,7 +225,7 @@ def _rule(name: str, rules: gpus.Gpus, *, is_permanent: bool) -> resources.Resou
     """
     domain = name.partition("/")[0]
     return resources.Resource(
-        name=name if is_permanent else f"{domain}/{names.WILDCARD}",
+        name=name if is_permanent else f"{domain}/{advertised.WILDCARD}",
         groups=(),
         per_match=not is_permanent,
         env="",

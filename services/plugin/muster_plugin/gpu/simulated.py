@@ -19,7 +19,7 @@ from muster.service import logs
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
 from muster_plugin.gpu import evaluation, xid_policy
-from muster_plugin.model import gpu, names
+from muster_plugin.model import advertised, gpu
 
 KIND: Final = "fault_script"
 
@@ -41,7 +41,7 @@ class SimulatedSource:
         self._is_due = asyncio.Event()
         self._gpus = tuple(
             vocabulary.Gpu(
-                uuid=names.gpu_uuid(node, index),
+                uuid=advertised.gpu_uuid(node, index),
                 product=simulated.product,
                 memory_mib=simulated.memory_mib,
                 index=index,

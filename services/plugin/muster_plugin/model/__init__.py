@@ -1,5 +1,6 @@
 """The types and names that all other packages share; imports no other package.
 
-`advertised` is a device as the kubelet sees it, `gpu` what is observed of GPUs; `names`, `patterns`
-and `selectors` are the names and patterns of the configuration, `errors` its problems.
+`advertised` are resources and devices as the kubelet sees them, `gpu` what is observed of GPUs and
+the selectors that name them, `patterns` globs and regular expressions, `errors` the problems of a
+configuration.
 """

@@ -19,7 +19,7 @@ import msgspec
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings
 from muster_plugin.config.importers import peer_file
-from muster_plugin.model import errors, names
+from muster_plugin.model import advertised, errors
 
 GENERIC_DOMAIN: Final = "squat.ai"
 """The default until 0.1; from 0.2.0 it is devic.es."""
@@ -91,7 +91,7 @@ def _imported_generic(
             f"missing; {GENERIC_DOMAIN} is used, the default of generic 0.1; "
             "since 0.2.0 it is devic.es",
         )
-    for problem in names.name_problems(f"{domain or GENERIC_DOMAIN}/any"):
+    for problem in advertised.name_problems(f"{domain or GENERIC_DOMAIN}/any"):
         reader.reject("domain", problem.removeprefix("name: "))
     imported = []
     for path, item in items:

@@ -1,4 +1,4 @@
-"""Pure: what NVIDIA's k8s-device-plugin (v0.20) and its iktos fork can be configured to do, as ours.
+"""Pure: the settings of NVIDIA's k8s-device-plugin (v0.20) and its iktos fork, and ours for them.
 
 A table has every flag, variable and key with our key for it; sharing and renaming have functions.
 Sources: cmd/nvidia-device-plugin/main.go, cmd/gpu-feature-discovery/main.go and api/config/v1; for
@@ -20,7 +20,7 @@ import msgspec
 
 from muster_plugin.config import gpus
 from muster_plugin.config.importers import peer_file
-from muster_plugin.model import errors, names, selectors
+from muster_plugin.model import advertised, errors, gpu
 
 _ANY_VALUE: Final[Mapping[str, str]] = {}
 
@@ -293,7 +293,7 @@ def _devices(reader: peer_file.Reader, value: object, path: str) -> object:
             reader.reject(f"{path}[{at}]", f"{errors.quoted(item)} does not name a device")
             continue
         try:
-            selectors.parse(item)
+            gpu.parse_selector(item)
         except ValueError as error:
             reader.reject(f"{path}[{at}]", str(error))
     return value
@@ -313,7 +313,7 @@ def _name(reader: peer_file.Reader, value: object, path: str) -> str:
     elif name != name.lower() or "_" in name:
         reader.reject(path, f"incorrect format for resource name {errors.quoted(name)}")
     else:
-        for problem in names.name_problems(name):
+        for problem in advertised.name_problems(name):
             reader.reject(path, problem.removeprefix("name: "))
     return name
 
