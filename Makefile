@@ -12,7 +12,9 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up demo test lint types contracts unit coverage generate bench manifests test-compose test-newest lock sbom clean
+KUBERNETES ?= 1.37
+
+.PHONY: help up demo test lint types contracts unit coverage generate bench manifests test-compose test-newest cluster cluster-down test-cluster lock sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +79,12 @@ test-newest: ## run the tests on the newest Python in Debian; needs root
 
 test-compose: $(STAMP) ## build the image, start compose.yaml, play the demo, kill a container, stop everything
 	@scripts/test-compose
+
+cluster: $(STAMP) ## start a real Kubernetes of one node on this machine; needs root, Go and apt-get (KUBERNETES=1.34: an older one)
+	@$(BIN)/python -m scripts.cluster up --version $(KUBERNETES)
+
+cluster-down: $(STAMP) ## end it, leaving only its programs and images in the cache
+	@$(BIN)/python -m scripts.cluster down
 
 LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 lock: $(STAMP) ## renew the locked dependencies of the images

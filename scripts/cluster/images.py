@@ -1,0 +1,136 @@
+"""Adapter: the images that pods run, built here with buildah and kept as archives in the cache.
+
+muster's own comes from the Dockerfile, on a Debian that debootstrap makes; no registry is asked.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from muster.local import nats
+from scripts.cluster import components, layout
+
+MUSTER: Final = "localhost/muster:test"
+BUSYBOX: Final = "localhost/busybox:1"
+_BASE: Final = "localhost/python:3.11-slim"
+_SOURCES: Final = (
+    *("Dockerfile", "requirements", "muster", "services", "pyproject.toml"),
+    "scripts/entry_points.py",
+)
+_SUITE: Final = "bookworm"
+_PAUSE: Final = '["/bin/sh", "-c", "trap \'exit 0\' TERM; sleep infinity & wait"]'
+
+
+def nats_name() -> str:
+    """Return the name under which muster's manifests ask for NATS."""
+    text = (layout.ROOT / "k8s/base/nats.yaml").read_text()
+    (name,) = re.findall(r"image: (\S*nats:\S+)", text)
+    return str(name)
+
+
+def build(say: Callable[[str], None]) -> list[Path]:
+    """Build what is not in the cache yet; return the archives of all images."""
+    folder = layout.CACHE / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    server, busybox = nats.binary(), Path("/bin/busybox")
+    # fmt: off
+    makers: Iterable[tuple[str, str, Callable[[Path], None]]] = (
+        ("busybox", _hash(busybox), lambda file: _busybox(file, BUSYBOX, '["/bin/sh"]')),
+        ("pause", _hash(busybox), lambda file: _busybox(file, components.PAUSE, _PAUSE)),
+        ("nats", _hash(server), lambda file: _nats(file, server)),
+        ("muster", _hash(*(layout.ROOT / name for name in _SOURCES)), _muster),
+    )
+    # fmt: on
+    archives = []
+    for name, digest, make in makers:
+        archive = folder / f"{name}-{digest}.tar"
+        if not archive.exists():
+            say(f"building the image {name}")
+            unfinished = archive.with_suffix(".new")
+            unfinished.unlink(missing_ok=True)
+            make(unfinished)
+            for old in folder.glob(f"{name}-*.tar"):
+                old.unlink()
+            unfinished.rename(archive)
+        archives.append(archive)
+    return archives
+
+
+def _busybox(file: Path, name: str, command: str) -> None:
+    container = _buildah("from", "scratch")
+    _buildah("add", container, "/bin/busybox", "/bin/busybox")
+    applets = subprocess.check_output(["/bin/busybox", "--list"], text=True).split()
+    links = layout.CACHE / "images/applets"
+    shutil.rmtree(links, ignore_errors=True)
+    links.mkdir()
+    for applet in applets:
+        if applet != "busybox":
+            (links / applet).symlink_to("busybox")
+    _buildah("add", container, str(links), "/bin")
+    shutil.rmtree(links)
+    _buildah("config", "--entrypoint", "[]", "--cmd", command, container)
+    _commit(container, name, file)
+
+
+def _nats(file: Path, server: Path) -> None:
+    container = _buildah("from", "scratch")
+    _buildah("add", "--chmod", "755", container, str(server), "/nats-server")
+    _buildah("config", "--entrypoint", '["/nats-server"]', container)
+    _commit(container, nats_name(), file)
+
+
+def _muster(file: Path) -> None:
+    if not _buildah("images", "--quiet", "--filter", f"reference={_BASE}"):
+        rootfs = layout.CACHE / "rootfs"
+        shutil.rmtree(rootfs, ignore_errors=True)
+        packages = "--include=python3,python3-venv,ca-certificates"
+        _checked("debootstrap", "--variant=minbase", packages, _SUITE, str(rootfs))
+        container = _buildah("from", "scratch")
+        _buildah("add", container, str(rootfs), "/")
+        _buildah("commit", "--rm", container, _BASE)
+        shutil.rmtree(rootfs)
+    # the wheels come from here, as the build knows no index
+    _checked(
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"),
+        *("-r", "requirements/services.lock", "-d", "build/wheels"),
+    )
+    _buildah(
+        *("build", "--isolation", "chroot", "--network", "host", "--layers"),
+        *("--build-arg", f"PYTHON_IMAGE={_BASE}"),
+        *("--build-arg", "PIP_OPTIONS=--no-index --find-links /wheels"),
+        *("--target", "services", "--tag", MUSTER, "."),
+    )
+    _buildah("push", MUSTER, f"oci-archive:{file}:{MUSTER}")
+
+
+def _commit(container: str, name: str, file: Path) -> None:
+    _buildah("commit", "--rm", container, f"oci-archive:{file}:{name}")
+
+
+def _buildah(*arguments: str) -> str:
+    storage = layout.CACHE / "buildah"
+    options = ("--root", str(storage), "--runroot", str(storage / "run"))
+    return _checked("buildah", *options, *arguments).strip()
+
+
+def _checked(*command: str) -> str:
+    done = subprocess.run(command, cwd=layout.ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise layout.Refused(f"{' '.join(command[:6])} ...: {done.stderr.strip()[-1000:]}")
+    return done.stdout
+
+
+def _hash(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(str(file).encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,236 @@
+"""Adapter: the node: namespaces of their own, and the processes in them.
+
+All that runs belongs to one PID namespace, whose first process does nothing but reap. When that is
+killed, the kernel kills the rest, and network, mounts and host name go with them. What remains is
+the folder STATE and the cgroups, which `destroy` removes.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from scripts.cluster import layout
+
+_FIRST: Final = (
+    "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: signal.pause()"
+)
+_DEVICES: Final = (
+    *("null c 1 3", "zero c 1 5", "full c 1 7", "random c 1 8", "urandom c 1 9"),
+    *("kmsg c 1 11", "tty c 5 0", "fuse c 10 229"),
+)
+_MOUNTS: Final = f"""
+mount --make-rshared /
+for folder in /run /var/lib /var/log; do mount -t tmpfs tmpfs $folder; done
+mkdir -p /run/lock /run/cdi /var/lib/kubelet /var/log/pods
+mount --bind {layout.KUBELET} /var/lib/kubelet
+mount --make-shared /var/lib/kubelet
+mount --bind {layout.STATE}/hosts /etc/hosts
+mount -t tmpfs -o mode=755 tmpfs /dev
+mkdir /dev/pts /dev/shm /dev/mqueue
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mount -t mqueue mqueue /dev/mqueue
+ln -s pts/ptmx /dev/ptmx
+ln -s /proc/self/fd /dev/fd
+ln -s fd/0 /dev/stdin; ln -s fd/1 /dev/stdout; ln -s fd/2 /dev/stderr
+"""
+_NETWORK: Final = f"""
+hostname {layout.NODE}
+ip link set lo up
+ip address add {layout.NODE_IP}/30 dev node0
+ip link set node0 up
+ip route add default via {layout.HOST_IP}
+echo 1 > /proc/sys/net/ipv4/ip_forward
+"""
+_END_S: Final = 20.0
+
+
+def first() -> int | None:
+    """Return the process of the running node that all others depend on; None without a node."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((layout.STATE / "pid").read_text())
+        if _FIRST.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None
+
+
+def create() -> None:
+    """Make the namespaces, the network link to this machine, and the cgroups."""
+    for folder in (layout.LOGS, layout.KUBELET, layout.STATE / "volumes"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (layout.STATE / "hosts").write_text(f"127.0.0.1 localhost\n{layout.NODE_IP} {layout.NODE}\n")
+    for folder in _cgroups():
+        folder.mkdir(exist_ok=True)
+        _inherit_cpuset(folder)
+    kinds = (
+        "--pid",
+        "--fork",
+        "--mount",
+        "--net",
+        "--uts",
+        "--ipc",
+        "--mount-proc",
+        "--kill-child=KILL",
+    )
+    with (layout.LOGS / "node.log").open("wb") as log:
+        outer = subprocess.Popen(
+            ["unshare", *kinds, "python3", "-S", "-c", _FIRST],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    pid = _only_child(outer.pid)
+    (layout.STATE / "pid").write_text(str(pid))
+    _run(
+        "ip", "link", "add", layout.LINK, "type", "veth", "peer", "name", "node0", "netns", str(pid)
+    )
+    _run("ip", "address", "add", f"{layout.HOST_IP}/30", "dev", layout.LINK)
+    _run("ip", "link", "set", layout.LINK, "up")
+    for network in (layout.PODS, layout.SERVICES):
+        _run("ip", "route", "replace", network, "via", layout.NODE_IP)
+    nodes = "".join(f"mknod -m 666 /dev/{device}\n" for device in (*_DEVICES, *_disks()))
+    _run(*entering(pid), "sh", "-ec", _MOUNTS + nodes + _NETWORK)
+
+
+def entering(pid: int) -> list[str]:
+    """Return the beginning of a command that runs inside the node."""
+    return ["nsenter", f"--target={pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--"]
+
+
+def spawn(
+    command: Sequence[str], folders: Sequence[Path], more: Mapping[str, str] | None = None
+) -> None:
+    """Start a component inside the node; its output goes to a log of its name."""
+    pid = first()
+    assert pid is not None
+    path = ":".join(
+        map(str, (*folders, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"))
+    )
+    environment = {"PATH": path, "HOME": "/root", "GOTRACEBACK": "single", **(more or {})}
+    log = layout.LOGS / f"{command[0]}.log"
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))
+    with log.open("wb") as output:
+        subprocess.Popen(
+            [*entering(pid), *command],
+            env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True, cwd="/",
+        )  # fmt: skip
+
+
+def processes(name: str) -> list[int]:
+    """Return the pids, as this machine counts, of a program that runs inside the node."""
+    pid = first()
+    if pid is None:
+        return []
+    namespace = _link(pid, "ns/pid")
+    return [
+        other
+        for other in _processes()
+        if _link(other, "exe").rpartition("/")[2] == name and _link(other, "ns/pid") == namespace
+    ]
+
+
+def end(name: str, number: signal.Signals = signal.SIGTERM) -> None:
+    """End a component and wait until it is gone; SIGKILL after 20 s."""
+    deadline = time.monotonic() + _END_S
+    while pids := processes(name):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number if time.monotonic() < deadline else signal.SIGKILL)
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def destroy() -> None:
+    """End everything that runs in the node and remove what it left on this machine."""
+    if (pid := first()) is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + _END_S
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+    subprocess.run(["ip", "link", "delete", layout.LINK], capture_output=True, check=False)
+    until = time.monotonic() + _END_S
+    for folder in _cgroups():
+        _remove_cgroup(folder, until)
+    shutil.rmtree(layout.STATE, ignore_errors=True)
+    if layout.STATE.exists():
+        raise layout.Refused(
+            f"{layout.STATE} cannot be removed: something in it is mounted or busy"
+        )
+
+
+def _cgroups() -> Iterator[Path]:
+    """Yield our folder in each hierarchy of cgroups, of version 1 or 2."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mounted, kind, *_ = line.split()
+        if kind in {"cgroup", "cgroup2"}:
+            yield Path(mounted) / layout.CGROUP
+
+
+def _inherit_cpuset(folder: Path) -> None:
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        file = folder / name
+        if file.exists() and not file.read_text().strip():
+            with contextlib.suppress(OSError):
+                file.write_text((folder.parent / name).read_text())
+
+
+def _remove_cgroup(folder: Path, until: float) -> None:
+    for below, _, _ in os.walk(folder, topdown=False):
+        while True:
+            try:
+                Path(below).rmdir()
+            except FileNotFoundError:
+                break
+            except OSError:
+                # its last processes are still dying
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+            else:
+                break
+
+
+def _disks() -> Iterator[str]:
+    """Yield this machine's disks, whose use the kubelet watches."""
+    for file in Path("/dev").iterdir():
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            if stat.S_ISBLK(status.st_mode):
+                yield f"{file.name} b {os.major(status.st_rdev)} {os.minor(status.st_rdev)}"
+
+
+def _only_child(pid: int) -> int:
+    until = time.monotonic() + _END_S
+    while time.monotonic() < until:
+        for other in _processes():
+            with contextlib.suppress(OSError, ValueError):
+                parent = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
+                if parent == pid and _FIRST.encode() in Path(f"/proc/{other}/cmdline").read_bytes():
+                    return other
+        time.sleep(0.02)
+    raise layout.Refused(f"no namespaces: {(layout.LOGS / 'node.log').read_text().strip()}")
+
+
+def _processes() -> Iterator[int]:
+    yield from (int(file.name) for file in Path("/proc").iterdir() if file.name.isdigit())
+
+
+def _link(pid: int, name: str) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/{name}").readlink())
+    except OSError:
+        return ""
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise layout.Refused(f"{command[0]}: {(done.stderr or done.stdout).strip()[-500:]}")
