@@ -39,6 +39,7 @@ def up(*, version: Literal["1.37", "1.34"] = "1.37") -> None:
         raise layout.Refused("only root can make the namespaces of a node")
     if _running() == version:
         say(f"Kubernetes {version} runs already")
+        _import(images.build(say), say)
         return
     node.destroy()
     tools.install_packages(say)
@@ -123,7 +124,7 @@ def _start(
     _spawn(components.apiserver())
     _spawn(components.containerd())
     with ThreadPoolExecutor(1) as pool:
-        imported = pool.submit(_import, archives)
+        imported = pool.submit(_import, archives, say)
         _until("kube-apiserver", lambda: _kubectl("get", "--raw", "/readyz") == "ok")
         say("kube-apiserver is ready")
         _spawn(components.controller_manager())
@@ -131,7 +132,6 @@ def _start(
         _spawn(components.proxy())
         _spawn(components.dns())
         imported.result()
-    say(f"{len(archives)} images are imported")
     _spawn(components.kubelet())
     # the first apply needs it, and fails for good without it
     _until("kube-apiserver", lambda: _kubectl("get", "--raw", "/openapi/v2")[:1] == "{")
@@ -154,20 +154,28 @@ def _spawn(command: Sequence[str]) -> None:
     node.spawn(command, [layout.STATE / "bin"])
 
 
-def _import(archives: Sequence[Path]) -> None:
+def _import(archives: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Import into containerd the images that it does not have yet in this form."""
     ctr = [f"{layout.STATE}/bin/ctr", "--address", str(layout.CONTAINERD), "--namespace", "k8s.io"]
-    _until(
-        "containerd",
-        lambda: subprocess.run([*ctr, "version"], capture_output=True, check=False).returncode == 0,
-    )
+    _until("containerd", lambda: _succeeds(*ctr, "version"))
+    pid = node.first()
+    assert pid is not None
     for archive in archives:
+        mark = layout.STATE / "imported" / archive.name
+        if mark.exists():
+            continue
         # the layers are unpacked in the node, which sees its own mounts
-        pid = node.first()
-        assert pid is not None
         command = [*node.entering(pid), *ctr, "images", "import", str(archive)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise layout.Refused(f"import of {archive}: {done.stderr.strip()[-500:]}")
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+        say(f"imported the image {archive.stem}")
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _kubectl(*arguments: str, text: str | None = None) -> str:
