@@ -107,7 +107,7 @@ PLANTED = [
     ),
     (
         "Modules of muster.local.kubernetes import downwards only",
-        "muster/local/kubernetes/watches.py",
+        "muster/local/kubernetes/requests.py",
         "muster.local.kubernetes.server",
     ),
     ("A module is pure unless it is an adapter", "muster/vocabulary/facts.py", "time"),

@@ -1,6 +1,6 @@
 import pytest
 
-from muster.local.kubernetes import access, refusals, resources
+from muster.local.kubernetes import refusals, requests, resources
 
 NODE = resources.place(["api", "v1", "nodes", "a"])
 PODS = resources.place(["api", "v1", "namespaces", "n", "pods"])
@@ -22,11 +22,11 @@ PODS = resources.place(["api", "v1", "namespaces", "n", "pods"])
 def test_a_request_has_the_verb_that_rbac_gives_it(
     method: str, place: resources.Place, verb: str, *, is_watch: bool
 ) -> None:
-    assert access.verb(method, place, is_watch=is_watch) == verb
+    assert requests.verb(method, place, is_watch=is_watch) == verb
 
 
 def test_a_denied_right_is_refused_by_name_and_a_review_shows_it_before() -> None:
-    users = access.Users()
+    users = requests.Users()
     users.deny("dev", "patch", "nodes")
     users.deny("dev", "*", "pods")
     users.refuse_forbidden("", "patch", NODE)
@@ -41,7 +41,7 @@ def test_a_denied_right_is_refused_by_name_and_a_review_shows_it_before() -> Non
 
 
 def test_an_unknown_token_is_unauthorized() -> None:
-    users = access.Users()
+    users = requests.Users()
     users.add("dev")
     users.refuse_unknown("")
     users.refuse_unknown("dev")

@@ -21,7 +21,7 @@ from kubernetes.aio import config as aio_config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from muster.local import httpd, kubernetes
-from muster.local.kubernetes import refusals, server
+from muster.local.kubernetes import refusals, requests, server
 
 Story = Callable[[kubernetes.KubernetesApi, aiohttp.ClientSession], Awaitable[None]]
 NODE = {"metadata": {"name": "node-a", "labels": {"zone": "a"}}}
@@ -370,13 +370,13 @@ def test_a_bad_request_is_answered_with_a_status_and_never_with_500() -> None:
 )
 def test_yaml_that_json_cannot_express_is_refused(body: bytes) -> None:
     with pytest.raises(refusals.RequestError) as refused:
-        server.decode_object(body, "application/yaml")
+        requests.decode_object(body, "application/yaml")
     assert refused.value.code == 400
 
 
 def test_a_date_in_yaml_stays_a_string() -> None:
     body = b"at: 2026-11-01T10:00:00Z"
-    assert server.decode_object(body, "application/yaml") == {"at": "2026-11-01T10:00:00Z"}
+    assert requests.decode_object(body, "application/yaml") == {"at": "2026-11-01T10:00:00Z"}
 
 
 POD_YAML = """

@@ -5,26 +5,34 @@ Reasons and codes are those of apimachinery `pkg/apis/meta/v1/types.go` and `pkg
 
 import dataclasses
 import enum
-from typing import assert_never
+from typing import Self
 
 
 class Reason(enum.StrEnum):
-    """The machine-readable word in `Status.reason`; clients branch on it."""
+    """The word in `Status.reason`, on which clients branch, and the HTTP status for it."""
 
-    BAD_REQUEST = "BadRequest"
-    UNAUTHORIZED = "Unauthorized"
-    FORBIDDEN = "Forbidden"
-    NOT_FOUND = "NotFound"
-    METHOD_NOT_ALLOWED = "MethodNotAllowed"
-    NOT_ACCEPTABLE = "NotAcceptable"
-    ALREADY_EXISTS = "AlreadyExists"
-    CONFLICT = "Conflict"
-    EXPIRED = "Expired"
-    TOO_LARGE = "RequestEntityTooLarge"
-    UNSUPPORTED_MEDIA_TYPE = "UnsupportedMediaType"
-    INVALID = "Invalid"
-    TOO_MANY_REQUESTS = "TooManyRequests"
-    UNAVAILABLE = "ServiceUnavailable"
+    code: int
+
+    def __new__(cls, word: str, code: int) -> Self:
+        """Make a word with a status."""
+        reason = str.__new__(cls, word)
+        reason._value_ = word
+        reason.code = code
+        return reason
+
+    BAD_REQUEST = "BadRequest", 400
+    UNAUTHORIZED = "Unauthorized", 401
+    FORBIDDEN = "Forbidden", 403
+    NOT_FOUND = "NotFound", 404
+    METHOD_NOT_ALLOWED = "MethodNotAllowed", 405
+    ALREADY_EXISTS = "AlreadyExists", 409
+    CONFLICT = "Conflict", 409
+    EXPIRED = "Expired", 410
+    TOO_LARGE = "RequestEntityTooLarge", 413
+    UNSUPPORTED_MEDIA_TYPE = "UnsupportedMediaType", 415
+    INVALID = "Invalid", 422
+    TOO_MANY_REQUESTS = "TooManyRequests", 429
+    UNAVAILABLE = "ServiceUnavailable", 503
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,15 +58,11 @@ class RequestError(Exception):
     ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.code = reason.code
         self.message = message
         self.kind = kind
         self.name = name
         self.causes = causes
-
-    @property
-    def code(self) -> int:
-        """Return the HTTP status that goes with the reason."""
-        return code(self.reason)
 
     def status(self) -> dict[str, object]:
         """Return the `Status` object to answer with."""
@@ -68,10 +72,7 @@ class RequestError(Exception):
         if self.kind:
             details["kind"] = self.kind
         if self.causes:
-            details["causes"] = [
-                {"reason": cause.reason, "message": cause.message, "field": cause.field}
-                for cause in self.causes
-            ]
+            details["causes"] = [dataclasses.asdict(cause) for cause in self.causes]
         return {
             "kind": "Status",
             "apiVersion": "v1",
@@ -82,39 +83,6 @@ class RequestError(Exception):
             "details": details,
             "code": self.code,
         }
-
-
-def code(reason: Reason) -> int:  # noqa: C901, PLR0911, PLR0912 - one line a reason is the point
-    """Return the HTTP status of a reason."""
-    match reason:
-        case Reason.BAD_REQUEST:
-            return 400
-        case Reason.UNAUTHORIZED:
-            return 401
-        case Reason.FORBIDDEN:
-            return 403
-        case Reason.NOT_FOUND:
-            return 404
-        case Reason.METHOD_NOT_ALLOWED:
-            return 405
-        case Reason.NOT_ACCEPTABLE:
-            return 406
-        case Reason.ALREADY_EXISTS | Reason.CONFLICT:
-            return 409
-        case Reason.EXPIRED:
-            return 410
-        case Reason.TOO_LARGE:
-            return 413
-        case Reason.UNSUPPORTED_MEDIA_TYPE:
-            return 415
-        case Reason.INVALID:
-            return 422
-        case Reason.TOO_MANY_REQUESTS:
-            return 429
-        case Reason.UNAVAILABLE:
-            return 503
-        case _:
-            assert_never(reason)
 
 
 def bad_request(message: str) -> RequestError:

@@ -17,10 +17,10 @@ STATUS_VERBS = ("get", "patch", "update")
 class Resource:
     """One kind of object under one group and version."""
 
-    group: str
-    version: str
     plural: str
     kind: str
+    group: str = ""
+    version: str = "v1"
     short_names: tuple[str, ...] = ()
     namespaced: bool = True
     has_status: bool = False
@@ -98,8 +98,6 @@ _EVENT_RENAMES = {
 _REFERENCE = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 
 NODES = Resource(
-    group="",
-    version="v1",
     plural="nodes",
     kind="Node",
     short_names=("no",),
@@ -108,8 +106,6 @@ NODES = Resource(
     fields={"spec.unschedulable": "false"},
 )
 NAMESPACES = Resource(
-    group="",
-    version="v1",
     plural="namespaces",
     kind="Namespace",
     short_names=("ns",),
@@ -119,8 +115,6 @@ NAMESPACES = Resource(
     fields={"status.phase": ""},
 )
 PODS = Resource(
-    group="",
-    version="v1",
     plural="pods",
     kind="Pod",
     short_names=("po",),
@@ -138,8 +132,6 @@ PODS = Resource(
     },
 )
 EVENTS = Resource(
-    group="",
-    version="v1",
     plural="events",
     kind="Event",
     short_names=("ev",),
@@ -156,10 +148,9 @@ RESOURCES = (
     NAMESPACES,
     PODS,
     EVENTS,
-    Resource(group="", version="v1", plural="configmaps", kind="ConfigMap", short_names=("cm",)),
+    Resource(plural="configmaps", kind="ConfigMap", short_names=("cm",)),
     Resource(
         group="coordination.k8s.io",
-        version="v1",
         plural="leases",
         kind="Lease",
         creates_on_update=True,
@@ -167,7 +158,6 @@ RESOURCES = (
     ),
     Resource(
         group="events.k8s.io",
-        version="v1",
         plural="events",
         kind="Event",
         short_names=("ev",),
@@ -182,7 +172,6 @@ RESOURCES = (
     ),
     Resource(
         group="apps",
-        version="v1",
         plural="daemonsets",
         kind="DaemonSet",
         short_names=("ds",),
@@ -191,7 +180,6 @@ RESOURCES = (
     ),
     Resource(
         group="apps",
-        version="v1",
         plural="deployments",
         kind="Deployment",
         short_names=("deploy",),
@@ -200,7 +188,6 @@ RESOURCES = (
     ),
     Resource(
         group="resource.k8s.io",
-        version="v1",
         plural="resourceslices",
         kind="ResourceSlice",
         namespaced=False,

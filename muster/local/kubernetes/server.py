@@ -3,8 +3,12 @@
 What it does is decided in `objects`, `writes` and `resources`. Answers are JSON whatever the client
 prefers (kubectl asks for tables and accepts what it gets), and bodies are JSON or YAML: `kubectl
 create -f` works, `kubectl create namespace` sends protobuf and is refused. No TLS. Rights can be
-withdrawn from a user with a token (`access`), and paths with some prefix can be refused, as by an
+withdrawn from a user with a token (`requests`), and paths with some prefix can be refused, as by an
 overloaded server; `fieldValidation` is ignored.
+
+Watches are long-running answers with each change, bookmarks, and `410 Expired`. A watch has a
+version, not a queue: it reads the store's log from there on. One that falls behind by more than the
+log gets 410 and must list again, as with the real API server.
 """
 
 import asyncio
@@ -12,31 +16,27 @@ import contextlib
 import json
 import os
 import pathlib
-import random
 import time
 import urllib.parse
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Self
 
 import orjson
-import yaml
 from aiohttp import typedefs, web
 
 from muster.local import httpd
-from muster.local.kubernetes import access, objects, refusals, resources, trees, watches, writes
-from muster.local.kubernetes import selectors as selecting
+from muster.local.kubernetes import objects, refusals, requests, resources, trees, writes
 
-_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-YAML_BYTES_MAX = 256 * 1024
-"""The YAML reader takes seconds for a megabyte, and blocks all other requests."""
+DEFAULT_TIMEOUT_S = 1800
+"""The lower end of what the API server picks where the client names none."""
 
+WATCHES_MAX = 1000
+_ENDED = "k8s.io/initial-events-end"
+_ANNOTATIONS = ("object", "metadata", "annotations")
 BODY_BYTES_MAX = 3 * 1024 * 1024
 """The API server's own limit for a request's body."""
 
-MANAGER_LENGTH_MAX = 128
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.0+muster", "platform": "linux/amd64"}
-_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _PLAIN = {"/readyz": "ok", "/healthz": "ok", "/livez": "ok"}
 
 
@@ -51,7 +51,7 @@ def auditing(path: pathlib.Path) -> Iterator[typedefs.Middleware]:
 
         @web.middleware
         async def record(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
-            verb = _VERBS.get(request.method)
+            verb = requests.WRITES.get(request.method)
             if verb is not None:
                 at = httpd.timestamp(fraction=True)
                 line = {"verb": verb, "requestURI": request.path_qs, "requestReceivedTimestamp": at}
@@ -61,63 +61,123 @@ def auditing(path: pathlib.Path) -> Iterator[typedefs.Middleware]:
         yield record
 
 
-def decode_object(body: bytes, media_type: str) -> trees.Json:
-    """Decode a body: an object, or the options of a DELETE."""
-    # aiohttp's octet-stream stands for no media type; the API server then expects JSON
-    if media_type in {"application/json", "application/octet-stream"}:
-        return trees.from_json(body)
-    if media_type in {"application/yaml", "application/x-yaml"}:
-        return _from_yaml(body)
-    raise _unsupported(media_type, ["application/json", "application/yaml"])
+class Watches:
+    """All open watches of one store; `wake` them after each write."""
+
+    def __init__(
+        self, store: objects.Store, *, bookmark_period_s: float, closing: asyncio.Event
+    ) -> None:
+        self._store = store
+        self._bookmark_period_s = bookmark_period_s
+        self._closing = closing
+        self._written = asyncio.Event()
+        self._open = 0
+        self._ends = 0
+
+    def wake(self) -> None:
+        """Have every watch read the log."""
+        self._written.set()
+        self._written = asyncio.Event()
+
+    def end(self) -> None:
+        """End every open watch, as a server that restarts does."""
+        self._ends += 1
+        self.wake()
+
+    async def serve(self, request: web.Request, selection: objects.Selection) -> web.StreamResponse:
+        """Answer a request with a watch, until its timeout or until either side ends it."""
+        version = requests.number(request, "resourceVersion")
+        timeout_s = requests.number(request, "timeoutSeconds") or DEFAULT_TIMEOUT_S
+        bookmarks = requests.flag(request, "allowWatchBookmarks")
+        wants_initial = requests.flag(request, "sendInitialEvents")
+        if self._open >= WATCHES_MAX:
+            raise refusals.RequestError(
+                refusals.Reason.TOO_MANY_REQUESTS, f"{WATCHES_MAX} watches are open"
+            )
+        watch = _Watch(self._store, selection, bookmarks=bookmarks)
+        events = watch.begin(version or 0, wants_initial=wants_initial)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        self._open += 1
+        try:
+            await response.prepare(request)
+            await self._send(response, watch, events, time.monotonic() + timeout_s)
+            await response.write_eof()
+        except ConnectionResetError:
+            pass  # the client has disconnected in the middle of a line
+        finally:
+            self._open -= 1
+        return response
+
+    async def _send(
+        self,
+        response: web.StreamResponse,
+        watch: "_Watch",
+        events: list[trees.Tree],
+        until: float,
+    ) -> None:
+        bookmark_at = time.monotonic() + self._bookmark_period_s
+        ends = self._ends
+        while True:
+            if events:
+                await response.write(b"".join(orjson.dumps(event) + b"\n" for event in events))
+            now = time.monotonic()
+            if watch.expired or self._closing.is_set() or now >= until or self._ends != ends:
+                break
+            if watch.bookmarks and now >= bookmark_at:
+                await response.write(orjson.dumps(watch.bookmark()) + b"\n")
+                bookmark_at = now + self._bookmark_period_s
+            written = self._written
+            events = watch.changes()
+            if not events:
+                wake_at = min(until, bookmark_at) if watch.bookmarks else until
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, wake_at - now)):
+                        await written.wait()
+        if watch.bookmarks and not watch.expired:
+            await response.write(orjson.dumps(watch.bookmark()) + b"\n")
 
 
-def decode_patch(body: bytes, media_type: str) -> tuple[trees.Json, writes.PatchFormat]:
-    """Decode a patch; also return its format."""
-    try:
-        patch_format = writes.PatchFormat(media_type)
-    except ValueError as error:
-        raise _unsupported(media_type, list(writes.PatchFormat)) from error
-    if patch_format is writes.PatchFormat.APPLY:
-        return _from_yaml(body), patch_format
-    return trees.from_json(body), patch_format
+class _Watch:
+    """The position of one watch in the log."""
 
+    def __init__(
+        self, store: objects.Store, selection: objects.Selection, *, bookmarks: bool
+    ) -> None:
+        self.bookmarks = bookmarks
+        self.expired = False
+        self._store = store
+        self._selection = selection
+        self._version = store.version
 
-def _from_yaml(body: bytes) -> trees.Json:
-    """Decode YAML (or JSON) with JSON's types only."""
-    with contextlib.suppress(orjson.JSONDecodeError):
-        value: trees.Json = orjson.loads(body)
-        trees.refuse_depth(value)
-        return value
-    if len(body) > YAML_BYTES_MAX:
-        raise refusals.bad_request(f"YAML of more than {YAML_BYTES_MAX} bytes; send JSON")
-    try:
-        loaded: object = yaml.load(body, Loader=_Loader)  # noqa: S506 - a SafeLoader with less
-        spelled = orjson.dumps(loaded)
-    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
-        raise refusals.bad_request(f"the body is not YAML for JSON: {error}") from error
-    return trees.from_json(spelled)
+    def begin(self, version: int, *, wants_initial: bool) -> list[trees.Tree]:
+        """Return the first events: what exists, or what happened after `version`.
 
+        `wants_initial` is the streaming list of client-go: what exists, then a marked bookmark.
+        """
+        if wants_initial:
+            marked = trees.with_value(self.bookmark(), {_ENDED: "true"}, *_ANNOTATIONS)
+            return [*self._store.initial(self._selection), marked]
+        if not version:
+            return self._store.initial(self._selection)
+        self._version = version
+        return self.changes()
 
-class _Loader(yaml.SafeLoader):
-    """YAML's JSON subset: no aliases (a few lines could stand for gigabytes), no dates."""
+    def changes(self) -> list[trees.Tree]:
+        """Return what happened since the last call; an ERROR if the log has lost a part of it."""
+        try:
+            events = self._store.since(self._selection, self._version)
+        except refusals.RequestError as error:
+            self.expired = True
+            return [{"type": "ERROR", "object": trees.from_json(orjson.dumps(error.status()))}]
+        self._version = self._store.version
+        return events
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - yaml reads it from the class
-        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not accepted")
-        return super().compose_node(parent, index)
-
-
-def _unsupported(media_type: str, supported: list[str]) -> refusals.RequestError:
-    return refusals.RequestError(
-        refusals.Reason.UNSUPPORTED_MEDIA_TYPE,
-        f"the body of the request was in an unknown format ({media_type}) - accepted media types "
-        f"include: {', '.join(supported)}",
-    )
+    def bookmark(self) -> trees.Tree:
+        """Return the event with the version up to which a client has read."""
+        resource = self._selection.place.resource
+        metadata: trees.Tree = {"resourceVersion": str(self._version), "creationTimestamp": None}
+        bookmark = resource.view({"metadata": metadata})
+        return {"type": "BOOKMARK", "object": bookmark}
 
 
 class KubernetesApi:
@@ -145,9 +205,9 @@ class KubernetesApi:
         self._address = http
         self._audit_log = audit_log
         self._refused: dict[str, refusals.Reason] = {}
-        self._users = access.Users()
+        self._users = requests.Users()
         self._closing = asyncio.Event()
-        self._watches = watches.Watches(
+        self._watches = Watches(
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
         )
         self._documents = {
@@ -175,7 +235,7 @@ class KubernetesApi:
         """Write a kubeconfig file for this server, of the administrator or another user."""
         if token:
             self._users.add(token)
-        config = access.kubeconfig(self.url, token)
+        config = requests.kubeconfig(self.url, token)
         # JSON is YAML; the rename prevents a reader from seeing half a file
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         partial.write_text(json.dumps(config, indent=2) + "\n")
@@ -214,12 +274,12 @@ class KubernetesApi:
         for refused, reason in self._refused.items():
             if path.startswith(refused):
                 raise refusals.RequestError(reason, f"{request.method} {path}: not now")
-        if path == access.REVIEWS and request.method == "POST":
-            review = decode_object(await request.read(), request.content_type)
+        if path == requests.REVIEWS and request.method == "POST":
+            review = requests.decode_object(await request.read(), request.content_type)
             return httpd.json_response(self._users.review(token, review), status=201)
         raw = request.rel_url.raw_path.strip("/").split("/")
         place = resources.place([urllib.parse.unquote(segment) for segment in raw])
-        verb = access.verb(request.method, place, is_watch=_flag(request, "watch"))
+        verb = requests.verb(request.method, place, is_watch=requests.flag(request, "watch"))
         self._users.refuse_forbidden(token, verb, place)
         return await self._do(request, place)
 
@@ -237,30 +297,30 @@ class KubernetesApi:
                 raise _wrong_method(request)
 
     async def _many(self, request: web.Request, place: resources.Place) -> web.StreamResponse:
-        selection = _selection(request, place)
-        if _flag(request, "watch"):
+        selection = requests.selection(request, place)
+        if requests.flag(request, "watch"):
             return await self._watches.serve(request, selection)
-        limit = watches.number(request, "limit") or 0
+        limit = requests.number(request, "limit") or 0
         return httpd.json_response(
             self._store.page(selection, limit=limit, token=request.query.get("continue", ""))
         )
 
     async def _write(self, request: web.Request, place: resources.Place) -> web.Response:
         body, media_type = await request.read(), request.content_type
-        write = _write(request, place)
+        write = requests.write(request, place)
         created = False
         match request.method:
             case "POST" if not place.name:
                 shown, created = (
-                    self._store.create(decode_object(body, media_type), write),
+                    self._store.create(requests.decode_object(body, media_type), write),
                     True,
                 )
             case "PUT" if place.name:
-                shown, created = self._store.update(decode_object(body, media_type), write)
+                shown, created = self._store.update(requests.decode_object(body, media_type), write)
             case "PATCH" if place.name:
-                tree, patch_format = decode_patch(body, media_type)
+                tree, patch_format = requests.decode_patch(body, media_type)
                 if patch_format is writes.PatchFormat.APPLY:
-                    _refuse_nameless(request)
+                    requests.refuse_nameless(request)
                 shown, created = self._store.patch(tree, patch_format, write)
             case _:
                 raise _wrong_method(request)
@@ -269,12 +329,14 @@ class KubernetesApi:
 
     async def _delete(self, request: web.Request, place: resources.Place) -> web.Response:
         body = await request.read()
-        options = decode_object(body, request.content_type) if body else None
-        dry_run = _dry_run(request) or (isinstance(options, dict) and bool(options.get("dryRun")))
+        options = requests.decode_object(body, request.content_type) if body else None
+        dry_run = requests.dry_run(request) or (
+            isinstance(options, dict) and bool(options.get("dryRun"))
+        )
         if place.name:
             gone = self._store.delete(place, options, dry_run=dry_run)
         else:
-            gone = self._store.delete_all(_selection(request, place), dry_run=dry_run)
+            gone = self._store.delete_all(requests.selection(request, place), dry_run=dry_run)
         self._watches.wake()
         # pods and collections are returned, of other objects only that they are gone
         if not place.name or place.resource == resources.PODS:
@@ -297,51 +359,6 @@ async def _statuses(
     except web.HTTPRequestEntityTooLarge as error:
         refusal = refusals.RequestError(refusals.Reason.TOO_LARGE, error.text or error.reason)
         return httpd.json_response(refusal.status(), status=refusal.code)
-
-
-def _write(request: web.Request, place: resources.Place) -> writes.Write:
-    # the API server names a writer without a fieldManager after its program
-    program = request.headers.get("User-Agent", "").partition("/")[0]
-    manager = request.query.get("fieldManager") or program.encode("ascii", "replace").decode()
-    if len(manager) > MANAGER_LENGTH_MAX or not manager.isprintable():
-        raise refusals.bad_request(f"fieldManager: not {MANAGER_LENGTH_MAX} printable characters")
-    return writes.Write(
-        place=place,
-        manager=manager or "unknown",
-        at=httpd.timestamp(),
-        uid=str(uuid.uuid4()),
-        suffix="".join(random.choices(_SUFFIX_LETTERS, k=5)),  # noqa: S311 - no secret
-        force=_flag(request, "force"),
-        dry_run=_dry_run(request),
-    )
-
-
-def _selection(request: web.Request, place: resources.Place) -> objects.Selection:
-    fields = selecting.fields(request.query.get("fieldSelector", ""))
-    place.resource.refuse_unknown_fields(fields.keys())
-    labels = selecting.labels(request.query.get("labelSelector", ""))
-    return objects.Selection(place=place, labels=labels, fields=fields)
-
-
-def _flag(request: web.Request, name: str) -> bool:
-    return request.query.get(name, "").lower() in {"true", "1"}
-
-
-def _dry_run(request: web.Request) -> bool:
-    value = request.query.get("dryRun", "")
-    if value not in {"", "All"}:
-        raise refusals.bad_request(f"dryRun: {value!r} is not All")
-    return value == "All"
-
-
-def _refuse_nameless(request: web.Request) -> None:
-    if not request.query.get("fieldManager"):
-        cause = refusals.Cause(
-            field="fieldManager",
-            message="Required value: is required for apply patch",
-            reason="FieldValueRequired",
-        )
-        raise refusals.invalid("PatchOptions", "", cause)
 
 
 def _wrong_method(request: web.Request) -> refusals.RequestError:
