@@ -1,7 +1,7 @@
 """Adapter: gRPC: which path, request and answer each method of the kubelet's services has.
 
 The generated half stops at the messages. A `_pb2_grpc.py` would refuse every grpcio older than
-its generator, so the tables are here, once, for servers and clients: a `*_handler` function
+its generator, so the methods are here, once, for servers and clients: a `*_handler` function
 wraps a servicer for `server.add_generic_rpc_handlers`, a `*Client` holds one multicallable per
 method. Paths and shapes are those of the .proto files in `proto/muster/pb`.
 """
@@ -9,7 +9,7 @@ method. Paths and shapes are those of the .proto files in `proto/muster/pb`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -27,13 +27,84 @@ POD_RESOURCES = "v1.PodResourcesLister"
 Request = TypeVar("Request", bound=message.Message)
 Answer = TypeVar("Answer", bound=message.Message)
 if TYPE_CHECKING:
-    Methods: TypeAlias = dict[str, grpc.RpcMethodHandler[Any, Any]]
+    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
     Context: TypeAlias = grpc.aio.ServicerContext[Request, Answer]
     Unary: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[Request, Answer]
     Stream: TypeAlias = grpc.aio.UnaryStreamMultiCallable[Request, Answer]
 else:
     # grpc.aio's classes take type arguments only in the stubs; at run time these are annotations.
     Context = Unary = Stream = dict
+
+
+class _Unary(NamedTuple, Generic[Request, Answer]):
+    """A method with one request and one answer."""
+
+    path: str
+    request: type[Request]
+    answer: type[Answer]
+
+    def serve(
+        self, method: Callable[[Request, Context[Request, Answer]], Awaitable[Answer]]
+    ) -> Handler:
+        return grpc.unary_unary_rpc_method_handler(
+            method, self.request.FromString, self.answer.SerializeToString
+        )
+
+    def on(self, channel: grpc.aio.Channel) -> Unary[Request, Answer]:
+        return channel.unary_unary(
+            self.path, self.request.SerializeToString, self.answer.FromString
+        )
+
+
+class _Stream(NamedTuple, Generic[Request, Answer]):
+    """A method with one request and a stream of answers."""
+
+    path: str
+    request: type[Request]
+    answer: type[Answer]
+
+    def serve(
+        self, method: Callable[[Request, Context[Request, Answer]], AsyncIterator[Answer]]
+    ) -> Handler:
+        return grpc.unary_stream_rpc_method_handler(
+            method, self.request.FromString, self.answer.SerializeToString
+        )
+
+    def on(self, channel: grpc.aio.Channel) -> Stream[Request, Answer]:
+        return channel.unary_stream(
+            self.path, self.request.SerializeToString, self.answer.FromString
+        )
+
+
+_REGISTER = _Unary(f"/{REGISTRATION}/Register", dp.RegisterRequest, dp.Empty)
+_OPTIONS = _Unary(f"/{DEVICE_PLUGIN}/GetDevicePluginOptions", dp.Empty, dp.DevicePluginOptions)
+_LIST_AND_WATCH = _Stream(f"/{DEVICE_PLUGIN}/ListAndWatch", dp.Empty, dp.ListAndWatchResponse)
+_PREFERRED = _Unary(
+    f"/{DEVICE_PLUGIN}/GetPreferredAllocation",
+    dp.PreferredAllocationRequest,
+    dp.PreferredAllocationResponse,
+)
+_ALLOCATE = _Unary(f"/{DEVICE_PLUGIN}/Allocate", dp.AllocateRequest, dp.AllocateResponse)
+_PRE_START = _Unary(
+    f"/{DEVICE_PLUGIN}/PreStartContainer", dp.PreStartContainerRequest, dp.PreStartContainerResponse
+)
+_INFO = _Unary(f"/{PLUGIN_WATCHER}/GetInfo", pr.InfoRequest, pr.PluginInfo)
+_NOTIFY = _Unary(
+    f"/{PLUGIN_WATCHER}/NotifyRegistrationStatus",
+    pr.RegistrationStatus,
+    pr.RegistrationStatusResponse,
+)
+_LIST = _Unary(
+    f"/{POD_RESOURCES}/List", podres.ListPodResourcesRequest, podres.ListPodResourcesResponse
+)
+_ALLOCATABLE = _Unary(
+    f"/{POD_RESOURCES}/GetAllocatableResources",
+    podres.AllocatableResourcesRequest,
+    podres.AllocatableResourcesResponse,
+)
+_GET = _Unary(
+    f"/{POD_RESOURCES}/Get", podres.GetPodResourcesRequest, podres.GetPodResourcesResponse
+)
 
 
 class RegistrationServicer(Protocol):
@@ -121,149 +192,75 @@ class PodResourcesServicer(Protocol):
 
 def registration_handler(servicer: RegistrationServicer) -> grpc.GenericRpcHandler:
     """Wrap the kubelet's half of a registration for a server."""
-    methods: Methods = {"Register": _unary(servicer.register, dp.RegisterRequest, dp.Empty)}
-    return grpc.method_handlers_generic_handler(REGISTRATION, methods)
+    return _handler(REGISTRATION, {_REGISTER.path: _REGISTER.serve(servicer.register)})
 
 
 def device_plugin_handler(servicer: DevicePluginServicer) -> grpc.GenericRpcHandler:
     """Wrap a plugin for a server."""
-    methods: Methods = {
-        "GetDevicePluginOptions": _unary(
-            servicer.get_device_plugin_options, dp.Empty, dp.DevicePluginOptions
-        ),
-        "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-            servicer.list_and_watch,
-            dp.Empty.FromString,
-            dp.ListAndWatchResponse.SerializeToString,
-        ),
-        "GetPreferredAllocation": _unary(
-            servicer.get_preferred_allocation,
-            dp.PreferredAllocationRequest,
-            dp.PreferredAllocationResponse,
-        ),
-        "Allocate": _unary(servicer.allocate, dp.AllocateRequest, dp.AllocateResponse),
-        "PreStartContainer": _unary(
-            servicer.pre_start_container, dp.PreStartContainerRequest, dp.PreStartContainerResponse
-        ),
+    methods = {
+        _OPTIONS.path: _OPTIONS.serve(servicer.get_device_plugin_options),
+        _LIST_AND_WATCH.path: _LIST_AND_WATCH.serve(servicer.list_and_watch),
+        _PREFERRED.path: _PREFERRED.serve(servicer.get_preferred_allocation),
+        _ALLOCATE.path: _ALLOCATE.serve(servicer.allocate),
+        _PRE_START.path: _PRE_START.serve(servicer.pre_start_container),
     }
-    return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
+    return _handler(DEVICE_PLUGIN, methods)
 
 
 def plugin_watcher_handler(servicer: PluginWatcherServicer) -> grpc.GenericRpcHandler:
     """Wrap a plugin's registration socket for a server."""
-    methods: Methods = {
-        "GetInfo": _unary(servicer.get_info, pr.InfoRequest, pr.PluginInfo),
-        "NotifyRegistrationStatus": _unary(
-            servicer.notify_registration_status,
-            pr.RegistrationStatus,
-            pr.RegistrationStatusResponse,
-        ),
+    methods = {
+        _INFO.path: _INFO.serve(servicer.get_info),
+        _NOTIFY.path: _NOTIFY.serve(servicer.notify_registration_status),
     }
-    return grpc.method_handlers_generic_handler(PLUGIN_WATCHER, methods)
+    return _handler(PLUGIN_WATCHER, methods)
 
 
 def pod_resources_handler(servicer: PodResourcesServicer) -> grpc.GenericRpcHandler:
     """Wrap the kubelet's podresources API for a server."""
-    methods: Methods = {
-        "List": _unary(
-            servicer.list, podres.ListPodResourcesRequest, podres.ListPodResourcesResponse
-        ),
-        "GetAllocatableResources": _unary(
-            servicer.get_allocatable_resources,
-            podres.AllocatableResourcesRequest,
-            podres.AllocatableResourcesResponse,
-        ),
-        "Get": _unary(servicer.get, podres.GetPodResourcesRequest, podres.GetPodResourcesResponse),
+    methods = {
+        _LIST.path: _LIST.serve(servicer.list),
+        _ALLOCATABLE.path: _ALLOCATABLE.serve(servicer.get_allocatable_resources),
+        _GET.path: _GET.serve(servicer.get),
     }
-    return grpc.method_handlers_generic_handler(POD_RESOURCES, methods)
+    return _handler(POD_RESOURCES, methods)
 
 
 class RegistrationClient:
     """Calls the kubelet as a plugin does."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        path = f"/{REGISTRATION}/Register"
-        self.register = _caller(channel, path, dp.RegisterRequest, dp.Empty)
+        self.register = _REGISTER.on(channel)
 
 
 class DevicePluginClient:
     """Calls a plugin as the kubelet does."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        service = f"/{DEVICE_PLUGIN}"
-        self.get_device_plugin_options = _caller(
-            channel, f"{service}/GetDevicePluginOptions", dp.Empty, dp.DevicePluginOptions
-        )
-        self.list_and_watch: Stream[dp.Empty, dp.ListAndWatchResponse] = channel.unary_stream(
-            f"{service}/ListAndWatch",
-            dp.Empty.SerializeToString,
-            dp.ListAndWatchResponse.FromString,
-        )
-        self.get_preferred_allocation = _caller(
-            channel,
-            f"{service}/GetPreferredAllocation",
-            dp.PreferredAllocationRequest,
-            dp.PreferredAllocationResponse,
-        )
-        self.allocate = _caller(
-            channel, f"{service}/Allocate", dp.AllocateRequest, dp.AllocateResponse
-        )
-        self.pre_start_container = _caller(
-            channel,
-            f"{service}/PreStartContainer",
-            dp.PreStartContainerRequest,
-            dp.PreStartContainerResponse,
-        )
+        self.get_device_plugin_options = _OPTIONS.on(channel)
+        self.list_and_watch = _LIST_AND_WATCH.on(channel)
+        self.get_preferred_allocation = _PREFERRED.on(channel)
+        self.allocate = _ALLOCATE.on(channel)
+        self.pre_start_container = _PRE_START.on(channel)
 
 
 class PluginWatcherClient:
     """Calls a plugin's registration socket as the kubelet does."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        service = f"/{PLUGIN_WATCHER}"
-        self.get_info = _caller(channel, f"{service}/GetInfo", pr.InfoRequest, pr.PluginInfo)
-        self.notify_registration_status = _caller(
-            channel,
-            f"{service}/NotifyRegistrationStatus",
-            pr.RegistrationStatus,
-            pr.RegistrationStatusResponse,
-        )
+        self.get_info = _INFO.on(channel)
+        self.notify_registration_status = _NOTIFY.on(channel)
 
 
 class PodResourcesClient:
     """Reads from the kubelet which pod holds which device."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        service = f"/{POD_RESOURCES}"
-        self.list = _caller(
-            channel,
-            f"{service}/List",
-            podres.ListPodResourcesRequest,
-            podres.ListPodResourcesResponse,
-        )
-        self.get_allocatable_resources = _caller(
-            channel,
-            f"{service}/GetAllocatableResources",
-            podres.AllocatableResourcesRequest,
-            podres.AllocatableResourcesResponse,
-        )
-        self.get = _caller(
-            channel,
-            f"{service}/Get",
-            podres.GetPodResourcesRequest,
-            podres.GetPodResourcesResponse,
-        )
+        self.list = _LIST.on(channel)
+        self.get_allocatable_resources = _ALLOCATABLE.on(channel)
+        self.get = _GET.on(channel)
 
 
-def _unary(
-    method: Callable[[Request, Context[Request, Answer]], Awaitable[Answer]],
-    request: type[Request],
-    answer: type[Answer],
-) -> grpc.RpcMethodHandler[Request, Answer]:
-    return grpc.unary_unary_rpc_method_handler(method, request.FromString, answer.SerializeToString)
-
-
-def _caller(
-    channel: grpc.aio.Channel, path: str, request: type[Request], answer: type[Answer]
-) -> Unary[Request, Answer]:
-    return channel.unary_unary(path, request.SerializeToString, answer.FromString)
+def _handler(service: str, by_path: dict[str, Handler]) -> grpc.GenericRpcHandler:
+    methods = {path.rpartition("/")[2]: handler for path, handler in by_path.items()}
+    return grpc.method_handlers_generic_handler(service, methods)
