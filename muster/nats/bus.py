@@ -61,9 +61,7 @@ class Bus:
         self._boot = boot
         self._log = logs.logger()
         self._sequence = itertools.count(1)
-        self._queue: collections.deque[tuple[vocabulary.Event, str | None, int]] = (
-            collections.deque()
-        )
+        self._queue: collections.deque[tuple[vocabulary.Event, int]] = collections.deque()
         self._queued = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -90,7 +88,7 @@ class Bus:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.link.__aexit__()
 
-    def enqueue(self, event: vocabulary.Event, *, event_id: str | None = None) -> None:
+    def enqueue(self, event: vocabulary.Event) -> None:
         """Queue an event to be published in order; never waits, never raises.
 
         During an outage the newest `QUEUE_MAX` events are kept.
@@ -98,7 +96,7 @@ class Bus:
         if len(self._queue) >= QUEUE_MAX:
             self._queue.popleft()
             connection.PUBLISHED.labels("dropped").inc()
-        self._queue.append((event, event_id, next(self._sequence)))
+        self._queue.append((event, next(self._sequence)))
         _QUEUED.set(len(self._queue))
         self._idle.clear()
         self._queued.set()
@@ -123,7 +121,7 @@ class Bus:
         repeats it under the same one. `is_leader` is called before every attempt; once it returns
         False, nothing more is attempted and this returns False.
         """
-        return await self._publish(event, event_id, next(self._sequence), is_leader)
+        return await self._publish(event, next(self._sequence), event_id, is_leader)
 
     async def send_heartbeat(self, heartbeat: vocabulary.Heartbeat) -> bool:
         """Send a heartbeat; return False if it was skipped because the server is away."""
@@ -234,8 +232,8 @@ class Bus:
     async def _publish(
         self,
         event: vocabulary.Event,
-        event_id: str | None,
         sequence: int,
+        event_id: str | None = None,
         is_leader: Callable[[], bool] | None = None,
     ) -> bool:
         # another publisher of the stream could use an id that it can guess before us

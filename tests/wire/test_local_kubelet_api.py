@@ -132,7 +132,7 @@ async def until(
 ) -> Object:
     """Read an object again and again until it is as expected; the scene's limit ends it."""
     while True:
-        value, raw = await api.get(path)
+        value, raw = await api.send("GET", path)
         if value == code:
             read = msgspec.convert(raw, Object)
             if code != 200 or holds(read):
@@ -171,9 +171,9 @@ def test_conditions_of_others_survive_a_status_update(root: pathlib.Path) -> Non
     async def scene(_stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
         await until(api, NODE, lambda node: node.fuse == ("2", "2"))
         foreign = {"status": {"conditions": [{"type": "DevicesReady", "status": "True"}]}}
-        await api.patch(f"{NODE}/status", foreign, kind=node_status.STRATEGIC_PATCH)
+        await api.send("PATCH", f"{NODE}/status", foreign, kind=node_status.STRATEGIC_PATCH)
         away = {"status": {"capacity": {FUSE: "7"}}}
-        await api.patch(f"{NODE}/status", away, kind=node_status.MERGE_PATCH)
+        await api.send("PATCH", f"{NODE}/status", away, kind=node_status.MERGE_PATCH)
         node = await until(api, NODE, lambda node: node.fuse == ("2", "2"))
         assert {c["type"] for c in node.status.conditions} == {"Ready", "DevicesReady"}
 
@@ -183,7 +183,7 @@ def test_conditions_of_others_survive_a_status_update(root: pathlib.Path) -> Non
 def test_a_pod_gets_its_devices_runs_and_frees_them_when_deleted(root: pathlib.Path) -> None:
     async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
         await stand_in.until(lambda state: bool(state.resources[FUSE].devices))
-        await api.post(PODS, pod("one", "2"))
+        await api.send("POST", PODS, pod("one", "2"))
         await until(api, f"{PODS}/one", running)
         (held,) = stand_in.state().resources[FUSE].allocations
         assert (held.namespace, held.pod, held.container, held.ids) == (
@@ -192,9 +192,9 @@ def test_a_pod_gets_its_devices_runs_and_frees_them_when_deleted(root: pathlib.P
             "c",
             ("0", "1"),
         )
-        await api.delete(f"{PODS}/one", {"gracePeriodSeconds": 0})
+        await api.send("DELETE", f"{PODS}/one", {"gracePeriodSeconds": 0})
         await stand_in.until(lambda state: state.resources[FUSE].allocations == ())
-        await api.post(PODS, pod("two", "1"))
+        await api.send("POST", PODS, pod("two", "1"))
         await until(api, f"{PODS}/two", running)
 
     play(root, scene)
@@ -206,7 +206,7 @@ def test_a_refused_pod_fails_with_the_plugins_text_and_frees_its_devices(
     async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, toy: Toy) -> None:
         await stand_in.until(lambda state: bool(state.resources[FUSE].devices))
         toy.refuses = True
-        await api.post(PODS, pod("one", "2"))
+        await api.send("POST", PODS, pod("one", "2"))
         failed = await until(api, f"{PODS}/one", lambda pod: pod.status.phase == "Failed")
         assert (failed.status.reason, failed.status.message) == (
             "UnexpectedAdmissionError",
@@ -216,7 +216,7 @@ def test_a_refused_pod_fails_with_the_plugins_text_and_frees_its_devices(
             ),
         )
         toy.refuses = False
-        await api.post(PODS, pod("two", "2"))
+        await api.send("POST", PODS, pod("two", "2"))
         await until(api, f"{PODS}/two", running)
 
     play(root, scene)
@@ -227,13 +227,13 @@ def test_pods_keep_running_over_a_restart_and_deletions_meanwhile_are_noticed(
 ) -> None:
     async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
         await stand_in.until(lambda state: bool(state.resources[FUSE].devices))
-        await api.post(PODS, pod("one", "1"))
+        await api.send("POST", PODS, pod("one", "1"))
         await until(api, f"{PODS}/one", running)
         await stand_in.restart()
         assert stand_in.state().pods == ("default/one",)
         await until(api, NODE, lambda node: node.fuse == ("0", "0"))
         assert running(await until(api, f"{PODS}/one", lambda _: True))
-        await api.delete(f"{PODS}/one", {"gracePeriodSeconds": 0})
+        await api.send("DELETE", f"{PODS}/one", {"gracePeriodSeconds": 0})
         await stand_in.until(lambda state: state.pods == ())
 
     play(root, scene)

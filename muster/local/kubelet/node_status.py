@@ -26,7 +26,7 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_PERIOD_S = 10.0
 # The first node status after a start comes this late; a plugin registered by then never shows 0.
 _FIRST_STATUS_S = 0.1
-_NOT_FOUND = 404
+NOT_FOUND = 404
 _CONFLICT = 409
 
 
@@ -58,21 +58,25 @@ class Api:
         """Close every connection."""
         await self._session.close()
 
-    async def get(self, path: str, params: Mapping[str, str] | None = None) -> tuple[int, object]:
-        """Read an object or a list: HTTP status and body."""
-        return await self._send("GET", path, params=params)
-
-    async def post(self, path: str, body: object) -> tuple[int, object]:
-        """Create an object."""
-        return await self._send("POST", path, body=body)
-
-    async def patch(self, path: str, body: object, *, kind: str) -> tuple[int, object]:
-        """Change an object; `kind` is the patch's content type."""
-        return await self._send("PATCH", path, body=body, kind=kind)
-
-    async def delete(self, path: str, body: object) -> tuple[int, object]:
-        """Delete an object."""
-        return await self._send("DELETE", path, body=body)
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> tuple[int, object]:
+        """Send a request: HTTP status and body; `kind` is the content type of what is sent."""
+        data = None if body is None else orjson.dumps(body)
+        headers = {"Accept": "application/json"} | ({"Content-Type": kind} if data else {})
+        try:
+            async with self._session.request(
+                method, self._url + path, params=params, data=data, headers=headers
+            ) as answer:
+                return answer.status, orjson.loads(await answer.read() or b"null")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
 
     async def watch(self, path: str, params: Mapping[str, str]) -> AsyncIterator[object]:
         """Yield watch events until the server ends the watch. Raises Gone, ApiUnavailable."""
@@ -89,25 +93,6 @@ class Api:
                         yield orjson.loads(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiUnavailable(f"watch {path}: {error!r}") from error
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: object = None,
-        kind: str = "application/json",
-    ) -> tuple[int, object]:
-        data = None if body is None else orjson.dumps(body)
-        headers = {"Accept": "application/json"} | ({"Content-Type": kind} if data else {})
-        try:
-            async with self._session.request(
-                method, self._url + path, params=params, data=data, headers=headers
-            ) as answer:
-                return answer.status, orjson.loads(await answer.read() or b"null")
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,19 +207,21 @@ class Node:
         body = node_status(
             status, self._usage, started=self._started, now=httpd.timestamp(), zero=self._zero
         )
-        code, answer = await self._api.patch(f"{self._path}/status", body, kind=STRATEGIC_PATCH)
-        self._is_registered = code != _NOT_FOUND
-        _expect_success(code, answer, f"patch {self._path}/status")
+        code, answer = await self._api.send(
+            "PATCH", f"{self._path}/status", body, kind=STRATEGIC_PATCH
+        )
+        self._is_registered = code != NOT_FOUND
+        expect_success(code, answer, f"patch {self._path}/status")
         self._zero = frozenset()
 
     async def renew(self) -> None:
         """Renew the node's Lease; create it if there is none."""
         lease = new_lease(self._name, httpd.timestamp(fraction=True))
         path = f"{_LEASES}/{self._name}"
-        code, answer = await self._api.patch(path, lease, kind=MERGE_PATCH)
-        if code == _NOT_FOUND:
-            code, answer = await self._api.post(_LEASES, lease)
-        _expect_success(code, answer, f"renew {path}")
+        code, answer = await self._api.send("PATCH", path, lease, kind=MERGE_PATCH)
+        if code == NOT_FOUND:
+            code, answer = await self._api.send("POST", _LEASES, lease)
+        expect_success(code, answer, f"renew {path}")
 
     async def renew_forever(self, period_s: float) -> None:
         """Renew the Lease on its period; the status loop logs when the API is unavailable."""
@@ -244,13 +231,13 @@ class Node:
             await asyncio.sleep(period_s)
 
     async def _register(self) -> None:
-        code, node = await self._api.get(self._path)
-        if code == _NOT_FOUND:
+        code, node = await self._api.send("GET", self._path)
+        if code == NOT_FOUND:
             body = node_object(self._name, self._usage)
-            code, node = await self._api.post("/api/v1/nodes", body)
+            code, node = await self._api.send("POST", "/api/v1/nodes", body)
             if code == _CONFLICT:
                 raise ApiUnavailable(f"{self._path} was created by somebody else just now")
-        _expect_success(code, node, f"register {self._path}")
+        expect_success(code, node, f"register {self._path}")
         # A kubelet that registers takes over the Node with its device resources at 0
         # (kubelet_node_status.go, zero extended resources).
         self._zero |= extended_resources(node)
@@ -304,6 +291,7 @@ def _usage() -> Usage:
     )
 
 
-def _expect_success(code: int, answer: object, what: str) -> None:
+def expect_success(code: int, answer: object, what: str) -> None:
+    """Raise ApiUnavailable unless the request succeeded."""
     if code >= 400:  # noqa: PLR2004 (HTTP's errors)
         raise ApiUnavailable(f"{what}: {code} {answer}")

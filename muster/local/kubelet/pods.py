@@ -287,9 +287,8 @@ class PodLoop:
                 delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
 
     async def _list(self) -> str:
-        code, answer = await self._api.get(_PODS, self._selector())
-        if code >= 400:  # noqa: PLR2004 (HTTP's errors)
-            raise node_status.ApiUnavailable(f"list {_PODS}: {code} {answer}")
+        code, answer = await self._api.send("GET", _PODS, params=self._selector())
+        node_status.expect_success(code, answer, f"list {_PODS}")
         listed = msgspec.convert(answer, _List)
         uids = {uid for item in listed.items if (uid := await self._reconcile(item)) is not None}
         for uid in [*self._current_pods()]:
@@ -320,7 +319,7 @@ class PodLoop:
             self._release(pod.uid)
         elif pod.is_deleting:
             self._release(pod.uid)
-            await self._api.delete(_path(pod), {"gracePeriodSeconds": 0})
+            await self._api.send("DELETE", _path(pod), {"gracePeriodSeconds": 0})
         elif pod.phase == "Pending":
             await self._start(pod)
         else:
@@ -336,16 +335,16 @@ class PodLoop:
             event = admission_event(
                 pod, str(refused), node=self._node, now=now, suffix=uuid.uuid4().hex[:16]
             )
-            await self._api.post(f"/api/v1/namespaces/{pod.namespace}/events", event)
+            await self._api.send("POST", f"/api/v1/namespaces/{pod.namespace}/events", event)
             status = pod_failed(str(refused))
         else:
             status = pod_running(pod, now)
-        code, answer = await self._api.patch(
-            f"{_path(pod)}/status", status, kind=node_status.MERGE_PATCH
+        code, answer = await self._api.send(
+            "PATCH", f"{_path(pod)}/status", status, kind=node_status.MERGE_PATCH
         )
         # A pod that is gone by now is freed by its DELETED event.
-        if code >= 400 and code != 404:  # noqa: PLR2004 (HTTP's errors)
-            raise node_status.ApiUnavailable(f"patch {_path(pod)}/status: {code} {answer}")
+        if code != node_status.NOT_FOUND:
+            node_status.expect_success(code, answer, f"patch {_path(pod)}/status")
 
     def _selector(self) -> dict[str, str]:
         return {"fieldSelector": f"spec.nodeName={self._node}"}

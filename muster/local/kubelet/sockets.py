@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from muster import pacing
 from muster.local import httpd
 from muster.local.kubelet import device_manager, pods
 from muster.pb import podresources_pb2 as podres
@@ -109,8 +110,8 @@ class PodResources:
     def __init__(self, manager: device_manager.DeviceManager, pods: Mapping[str, pods.Pod]) -> None:
         self._manager = manager
         self._pods = pods
-        self._tokens = _BURST
-        self._filled_s = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        self._bucket = pacing.TokenBucket(per_s=_CALLS_PER_S, burst=_BURST, now=now)
 
     async def list(
         self,
@@ -159,13 +160,7 @@ class PodResources:
         return podres.GetPodResourcesResponse(pod_resources=self._of(matching[0]))
 
     def _has_token(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _CALLS_PER_S)
-        self._filled_s = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+        return self._bucket.try_take(asyncio.get_running_loop().time())
 
     def _of(self, pod: pods.Pod) -> podres.PodResources:
         grants = [grant for grant in self._manager.grants() if grant.pod == pod.uid]

@@ -192,16 +192,13 @@ class KubernetesApi:
         *,
         http: httpd.Address = httpd.LOCAL,
         bookmark_period_s: float = 5.0,
-        limits: objects.Limits | None = None,
         audit_log: pathlib.Path | None = None,
         namespaces: Sequence[str] = (),
     ) -> None:
         self.url = ""
         # after a restart every older version is before the log: 410, and clients list again
         version = int(time.time() * 1000)
-        self._store = objects.Store(
-            at=httpd.timestamp(), version=version, limits=limits, more=namespaces
-        )
+        self._store = objects.Store(at=httpd.timestamp(), version=version, more=namespaces)
         self._address = http
         self._audit_log = audit_log
         self._refused: dict[str, refusals.Reason] = {}

@@ -21,24 +21,24 @@ _NODES_MAX: Final = 200_000
 
 class _Server(msgspec.Struct, frozen=True):
     id: str
-    name: str = ""
 
 
 class _Client(msgspec.Struct, frozen=True):
     host: str = ""
-    id: int = 0
-    name: str = ""
-    kind: str = ""
 
 
 class _Options(msgspec.Struct, frozen=True):
     auth_token: str = ""
     name: str = ""
+    """The name that the client gives its connection."""
 
 
-class _Request(msgspec.Struct, frozen=True):
+class AuthRequest(msgspec.Struct, frozen=True):
+    """A request to connect, as nats-server passes it on."""
+
     server_id: _Server
     user_nkey: str
+    """The public key that the answer must be for."""
     client_info: _Client = _Client()
     connect_opts: _Options = _Options()
 
@@ -46,20 +46,7 @@ class _Request(msgspec.Struct, frozen=True):
 class _Claims(msgspec.Struct, frozen=True):
     iss: str
     aud: str
-    nats: _Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthRequest:
-    """A request to connect, as nats-server passes it on."""
-
-    server: str
-    user: str
-    """The public key that the answer must be for."""
-    token: str
-    name: str
-    """The name that the client gives its connection."""
-    host: str
+    nats: AuthRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +99,15 @@ class Authorizer:
         except Refused as refusal:
             return Denied(answer=b"", reason=refusal.reason)
         try:
-            bearer = tokens.verify(request.token, self._tokens, self._keys, ring=self.ring, at=at)
+            token = request.connect_opts.auth_token
+            bearer = tokens.verify(token, self._tokens, self._keys, ring=self.ring, at=at)
             self._check(request, bearer, now)
         except Refused as refusal:
             return Denied(
                 answer=deny(request, refusal.reason, self.signing, at=at),
                 reason=refusal.reason,
-                name=request.name[:256],
-                host=request.host,
+                name=request.connect_opts.name[:256],
+                host=request.client_info.host[:64],
                 subject=refusal.subject,
             )
         return Admitted(
@@ -130,7 +118,7 @@ class Authorizer:
         )
 
     def _check(self, request: AuthRequest, bearer: tokens.Bearer, now: float) -> None:
-        if not is_named_for(request.name, bearer.node):
+        if not is_named_for(request.connect_opts.name, bearer.node):
             raise Refused(Reason.NAME, subject=bearer.node)
         if not self._connects.try_take(bearer.node, now):
             raise Refused(Reason.TOO_OFTEN, subject=bearer.node)
@@ -166,14 +154,7 @@ def read_request(payload: bytes) -> AuthRequest:
         raise Refused(Reason.UNREADABLE) from None
     if claims.aud != _AUDIENCE or claims.iss != claims.nats.server_id.id:
         raise Refused(Reason.UNREADABLE)
-    request = claims.nats
-    return AuthRequest(
-        server=request.server_id.id,
-        user=request.user_nkey,
-        token=request.connect_opts.auth_token,
-        name=request.connect_opts.name,
-        host=request.client_info.host[:64],
-    )
+    return claims.nats
 
 
 def is_named_for(name: str, node: str) -> bool:
@@ -192,7 +173,7 @@ def allow(request: AuthRequest, bearer: tokens.Bearer, keys: Signing, *, at: flo
     """Return the answer that allows a connection, for one node and a limited time."""
     user = accounts.user(
         accounts.Role.NODE,
-        request.user,
+        request.user_nkey,
         name=permissions.plugin_user(bearer.node),
         account=keys.plugins,
         until=at + bearer.lifetime_s,
@@ -207,5 +188,5 @@ def deny(request: AuthRequest, reason: Reason, keys: Signing, *, at: float) -> b
 
 def _answer(request: AuthRequest, content: dict[str, str], keys: Signing, *, at: float) -> bytes:
     nats = content | {"type": "authorization_response", "version": 2, "issuer_account": keys.auth}
-    claims = {"sub": request.user, "aud": request.server, "nats": nats}
+    claims = {"sub": request.user_nkey, "aud": request.server_id.id, "nats": nats}
     return nkeys.encode_jwt(claims, keys.answer, at=at).encode()

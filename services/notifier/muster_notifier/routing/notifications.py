@@ -139,11 +139,6 @@ def _affected(alert: vocabulary.AlertChanged) -> int:
     return max(len(alert.pods), alert.pods_total)
 
 
-def shortened(notification: Notification) -> Notification:
-    """Return the notification with at most `ALERTS_MAX` alerts, each with the first of its pods."""
-    return _with_at_most(notification, ALERTS_MAX)
-
-
 def token(group: str) -> str:
     """Return a group's name in a form that subjects and bucket keys allow."""
     return hashlib.sha256(group.encode()).hexdigest()[:16]
