@@ -414,7 +414,11 @@ def test_an_implausibly_short_interval_is_not_used() -> None:
 
 def test_events_of_the_instance_that_stays_are_processed_whichever_came_first() -> None:
     about = config.Context(
-        config.Detection(), config.Bounds(), runbook_url="", has_cluster=False, leader=0
+        settings=config.Detection(),
+        bounds=config.Bounds(),
+        runbook_url="",
+        has_cluster=False,
+        leader=0,
     )
     plugin = tracked_plugin.TrackedPlugin("a.b", "p", about, now=0.0)
     stale = [signals.Noted(note=signals.Note.EVENT_STALE)]

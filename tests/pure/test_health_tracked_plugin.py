@@ -22,7 +22,11 @@ DEAF = vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=False, probe_age_s=
 
 def tracked(now: float, *, has_cluster: bool = False) -> tracked_plugin.TrackedPlugin:
     context = config.Context(
-        SETTINGS, config.Bounds(), runbook_url="", has_cluster=has_cluster, leader=None
+        settings=SETTINGS,
+        bounds=config.Bounds(),
+        runbook_url="",
+        has_cluster=has_cluster,
+        leader=None,
     )
     return tracked_plugin.TrackedPlugin("node-a", "device-plugin", context, now=now)
 

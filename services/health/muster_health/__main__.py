@@ -70,7 +70,7 @@ async def serve(settings: config.Settings) -> None:
         driven: machine.Machine[signals.Input, signals.Output] = watched
         if settings.recording.file:
             driven = _recorded(watched, settings, stack, has_cluster=kubernetes is not None)
-        state = _State(watched, election, monitor, outgoing, cluster)
+        state = functools.partial(_state, watched, election, monitor, outgoing, cluster)
 
         def problem() -> str | None:
             return connected.link.problem() or outgoing.problem() or election.problem()
@@ -80,7 +80,7 @@ async def serve(settings: config.Settings) -> None:
                 settings.http.host,
                 settings.http.port,
                 ready=problem,
-                more={"/state": state.show},
+                more={"/state": state},
             )
         )
         logs.logger().info("listening", http=address)
@@ -173,47 +173,29 @@ def _election(connected: bus.Bus, settings: config.Leading, name: str) -> lock.L
     )
 
 
-class _State:
-    """The state of the service that `/state` shows."""
-
-    def __init__(
-        self,
-        watched: detector.Detector,
-        election: leadership.Election,
-        monitor: nats_connections.ConnectionMonitor,
-        outgoing: outputs.Outputs,
-        cluster: watches.ClusterWatcher | None,
-    ) -> None:
-        self._watched = watched
-        self._election = election
-        self._monitor = monitor
-        self._outgoing = outgoing
-        self._cluster = cluster
-
-    def show(self) -> probes.Answer:
-        """Return the state as JSON."""
-        now = asyncio.get_running_loop().time()
-        state = {
-            "plugins": [plugin.shown(now) for plugin in self._watched.plugins()],
-            "fleet": {
-                "alerts": list(self._watched.fleet_alerts()),
-                "storms": self._watched.mass_failures,
-                "suspects": self._watched.suspects,
-                "held": self._watched.held,
-            },
-            "service": {
-                "leads": self._election.term(),
-                "leader": self._election.current.leader,
-                "blind": self._watched.is_disconnected,
-                "position": self._watched.position,
-                "advisories": self._monitor.problem or "received",
-                "telling": self._outgoing.problem() or "",
-                "cluster": self._cluster.problems
-                if self._cluster
-                else "no Kubernetes API is configured",
-            },
-        }
-        return 200, "application/json", msgspec.json.encode(state)
+def _state(
+    watched: detector.Detector,
+    election: leadership.Election,
+    monitor: nats_connections.ConnectionMonitor,
+    outgoing: outputs.Outputs,
+    cluster: watches.ClusterWatcher | None,
+) -> probes.Answer:
+    """Return the state of the service, as `/state` shows it."""
+    now = asyncio.get_running_loop().time()
+    state = {
+        "plugins": [plugin.shown(now) for plugin in watched.plugins()],
+        "fleet": watched.shown(),
+        "service": {
+            "leads": election.term(),
+            "leader": election.current.leader,
+            "blind": watched.is_disconnected,
+            "position": watched.position,
+            "advisories": monitor.problem or "received",
+            "telling": outgoing.problem() or "",
+            "cluster": cluster.problems if cluster else "no Kubernetes API is configured",
+        },
+    }
+    return 200, "application/json", msgspec.json.encode(state)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from muster_health.model import alerts, config
 _COUNTED_MAX: Final = 64
 
 
+@dataclass(slots=True, eq=False)
 class FlapDamping:
     """The more often a plugin, or one of its alerts, failed lately, the later it has recovered.
 
@@ -31,17 +32,14 @@ class FlapDamping:
     The count starts again when nothing failed for a whole window.
     """
 
-    __slots__ = ("_last", "_settings", "_times", "level")
-
-    def __init__(self, settings: config.Detection) -> None:
-        self.level = 0
-        self._settings = settings
-        self._last: float | None = None
-        self._times: tuple[float, ...] = ()
+    settings: config.Detection
+    level: int = 0
+    _last: float | None = None
+    _times: tuple[float, ...] = ()
 
     def failed(self, now: float) -> None:
         """Count a failure."""
-        window_s = self._settings.flap_window_s
+        window_s = self.settings.flap_window_s
         if self._last is not None and now - self._last > window_s + self.hold_s:
             self.level = 0
         self._last = now
@@ -53,22 +51,22 @@ class FlapDamping:
         """Restore the failures that a former process counted, as if they had just happened."""
         self.level = level
         self._last = now if level else None
-        self._times = (now,) * min(level, self._settings.flap_falls - 1)
+        self._times = (now,) * min(level, self.settings.flap_falls - 1)
 
     @property
     def hold_s(self) -> float:
         """Return for how long the plugin must stay healthy, beyond the usual time."""
-        settings = self._settings
+        settings = self.settings
         holds = pacing.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
         return holds.delay_s(self.level - 1)
 
     def failures(self, now: float) -> int:
         """Return the number of failures within the window."""
-        return sum(1 for at in self._times if now - at <= self._settings.flap_window_s)
+        return sum(1 for at in self._times if now - at <= self.settings.flap_window_s)
 
     def is_flapping(self, now: float) -> bool:
         """Return whether there were so many failures that only FLAPPING is reported."""
-        return self.failures(now) >= self._settings.flap_falls
+        return self.failures(now) >= self.settings.flap_falls
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ which devices are unhealthy, and each heartbeat counts how many are degraded, un
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -34,17 +34,15 @@ class Fault:
     pods: tuple[str, ...] = ()
 
 
+@dataclass(slots=True, eq=False)
 class _Faults:
     """All present and recently ended faults; most plugins share the empty instance."""
 
-    __slots__ = ("by_group", "counts", "ended", "short", "unlisted")
-
-    def __init__(self) -> None:
-        self.by_group: dict[Group, dict[str, Fault]] = {}
-        self.counts: dict[Group, int] = {}
-        self.short: dict[str, str] = {}
-        self.ended: dict[Group, str] = {}
-        self.unlisted: set[tuple[str, str]] = set()
+    by_group: dict[Group, dict[str, Fault]] = field(default_factory=dict)
+    counts: dict[Group, int] = field(default_factory=dict)
+    short: dict[str, str] = field(default_factory=dict)
+    ended: dict[Group, str] = field(default_factory=dict)
+    unlisted: set[tuple[str, str]] = field(default_factory=set)
 
 
 _NONE: Final = _Faults()

@@ -62,20 +62,14 @@ class Detector(effects.Fleet):
         """Return all tracked plugins."""
         return self._registry.plugins.values()
 
-    @property
-    def mass_failures(self) -> int:
-        """Return the number of current mass failures."""
-        return len(self._mass_failures.active)
-
-    @property
-    def suspects(self) -> int:
-        """Return the number of suspected plugins."""
-        return len(self._mass_failures.suspects)
-
-    @property
-    def held(self) -> int:
-        """Return the number of plugins with an alert held back by the rate limit."""
-        return len(self._fleet.held)
+    def shown(self) -> dict[str, object]:
+        """Return what `/state` shows about the whole fleet."""
+        return {
+            "alerts": list(self.fleet_alerts()),
+            "storms": len(self._mass_failures.active),
+            "suspects": len(self._mass_failures.suspects),
+            "held": len(self._fleet.held),
+        }
 
     @property
     def leader(self) -> int | None:
@@ -155,9 +149,9 @@ class Detector(effects.Fleet):
         return self._act(plugin, returned, now) if returned else []
 
     def _find(self, node: str, name: str) -> tracked_plugin.TrackedPlugin | None:
+        # like `Registry.find`, without another call for each heartbeat
         home = self._registry.nodes.get(node)
         if home is not None:
-            # there are few on a node, and mostly one
             for plugin in home.plugins:
                 if plugin.plugin == name:
                     return plugin

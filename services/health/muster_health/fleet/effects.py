@@ -40,8 +40,8 @@ class Fleet:
     ) -> None:
         self._settings = settings
         self._context = config.Context(
-            settings,
-            bounds or config.Bounds(),
+            settings=settings,
+            bounds=bounds or config.Bounds(),
             runbook_url=runbook_url,
             has_cluster=has_cluster,
             leader=leader,

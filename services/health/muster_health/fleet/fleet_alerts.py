@@ -95,13 +95,7 @@ class FleetAlerts:
         )
         events: list[signals.Publish] = []
         for alert in self.lifecycle.pending:
-            event = alerts.changed(
-                alert,
-                node=vocabulary.FLEET,
-                plugin=PLUGIN,
-                runbook_url=self._context.runbook_url,
-                leader=leader,
-            )
+            event = self._event(alert)
             events.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
         if not events:
             return [], due
@@ -130,15 +124,15 @@ class FleetAlerts:
 
     def view(self) -> tuple[vocabulary.AlertChanged, ...]:
         """Return the open alerts."""
-        return tuple(
-            alerts.changed(
-                alert,
-                node=vocabulary.FLEET,
-                plugin=PLUGIN,
-                runbook_url=self._context.runbook_url,
-                leader=self._context.leader or 0,
-            )
-            for alert in self.lifecycle.published.values()
+        return tuple(map(self._event, self.lifecycle.published.values()))
+
+    def _event(self, alert: alerts.Alert) -> vocabulary.AlertChanged:
+        return alerts.changed(
+            alert,
+            node=vocabulary.FLEET,
+            plugin=PLUGIN,
+            runbook_url=self._context.runbook_url,
+            leader=self._context.leader or 0,
         )
 
     def _mass_failure(
@@ -157,7 +151,6 @@ class FleetAlerts:
             evidence=(evidence.of("health", text), evidence.of("bus", f"in common: {common}")),
             starts_at=at,
             told_at=at,
-            devices_total=0,
         )
 
     def _words(self, cause: str, now: float) -> str:

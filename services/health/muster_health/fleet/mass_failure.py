@@ -84,10 +84,6 @@ class SuspectCounts:
         """Return whether this plugin is part of a mass failure."""
         return any(key in failure.members for failure in self.active.values())
 
-    def deadline(self) -> float | None:
-        """Return when a mass failure may end."""
-        return min((self._end_of(failure) for failure in self.active.values()), default=None)
-
     def common(self, failure: MassFailure) -> str:
         """Return what nearly all members have in common; empty if nothing."""
         if failure.cause != FLEET:
@@ -129,14 +125,13 @@ class SuspectCounts:
             failure.until += seconds
             failure.joined_at += seconds
 
-    def clear(self) -> Mapping[str, MassFailure]:
-        """Forget all suspicions; return the mass failures that were active."""
-        were, self.active = self.active, {}
+    def clear(self) -> None:
+        """Forget all suspicions and mass failures."""
+        self.active.clear()
         self.suspects.clear()
         self._with_problem.clear()
         self._recent.clear()
         self._counts.clear()
-        return were
 
     def _causes_over(self, fleet: int) -> list[str]:
         minimum = self._settings.storm_min

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from muster import pacing, vocabulary
 from muster.vocabulary import Verdict
@@ -9,22 +10,13 @@ from muster_health.model import config, signals
 from muster_health.plugin import tracked_plugin
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """One node: its plugins, and the resources it offers."""
 
-    __slots__ = ("bucket", "offers", "plugins")
-
-    def __init__(self) -> None:
-        self.plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
-        self.offers: Mapping[str, signals.Offer] | None = None
-        self.bucket: pacing.TokenBucket | None = None
-
-    def find(self, plugin: str) -> tracked_plugin.TrackedPlugin | None:
-        """Return the plugin of this name on the node; a node has only a few plugins."""
-        for tracked in self.plugins:
-            if tracked.plugin == plugin:
-                return tracked
-        return None
+    plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
+    offers: Mapping[str, signals.Offer] | None = None
+    bucket: pacing.TokenBucket | None = None
 
 
 class Registry:
@@ -40,20 +32,20 @@ class Registry:
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return a plugin if it is tracked."""
         there = self.nodes.get(node)
-        return None if there is None else there.find(plugin)
+        if there is not None:
+            # there are few on a node, and mostly one
+            for tracked in there.plugins:
+                if tracked.plugin == plugin:
+                    return tracked
+        return None
 
     def find_or_add(
         self, node: str, plugin: str, now: float
     ) -> tracked_plugin.TrackedPlugin | None:
         """Return a plugin, adding it if needed; None if its node has too many."""
-        there = self.nodes.get(node)
-        if there is not None:
-            for tracked in there.plugins:
-                if tracked.plugin == plugin:
-                    return tracked
-        return self._add(node, plugin, now)
-
-    def _add(self, node: str, plugin: str, now: float) -> tracked_plugin.TrackedPlugin | None:
+        known = self.find(node, plugin)
+        if known is not None:
+            return known
         if node == vocabulary.FLEET:
             # a plugin cannot report for the fleet: alerts and stored state of that name are ours
             return None

@@ -8,7 +8,6 @@ that a restart of health does not cause another one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -20,13 +19,6 @@ _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a pod is not restarted."""
-
-    reason: str
-
-
 class RestartBudget:
     """The limits on restarts, for the fleet and for each node."""
 
@@ -34,11 +26,6 @@ class RestartBudget:
         self._settings = settings
         self._times: dict[str, dict[str, tuple[float, ...]]] = {}
         """The times of recent restarts, by node and plugin."""
-
-    @property
-    def mode(self) -> config.RemediationMode:
-        """Return the configured mode of remediation."""
-        return self._settings.mode
 
     def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
         """Record earlier restarts by any health process."""
@@ -53,17 +40,17 @@ class RestartBudget:
         now: float,
         *,
         is_mass_failure: bool,
-    ) -> signals.Pod | Refused:
+    ) -> signals.Pod | str:
         """Return the pod to restart, and count the restart; or return why none is restarted."""
         running = [pod for pod in pods if not pod.deleting]
         if is_mass_failure:
-            return Refused("mass failure: restarting plugins would hide the cause")
+            return "mass failure: restarting plugins would hide the cause"
         if len(running) != 1:
-            return Refused(f"expected one pod of the plugin on the node, not {len(running)}")
+            return f"expected one pod of the plugin on the node, not {len(running)}"
         self._forget(now)
         spent = self._spent(node, now)
         if spent:
-            return Refused(spent)
+            return spent
         home = self._times.setdefault(node, {})
         home[plugin] = (*home.get(plugin, ()), now)[-snapshot.REMEDIES_MAX :]
         return running[0]
@@ -97,18 +84,19 @@ class Remediator:
     """Asks Kubernetes for a plugin's pod, and decides whether to restart it."""
 
     def __init__(self, settings: config.Remediation) -> None:
-        self._remedies = RestartBudget(settings)
+        self._mode = settings.mode
+        self._budget = RestartBudget(settings)
         self._asked: dict[str, int] = {}
         self._answered: set[str] = set()
 
     @property
     def is_on(self) -> bool:
         """Return whether remediation is enabled at all."""
-        return self._remedies.mode is not config.RemediationMode.OFF
+        return self._mode is not config.RemediationMode.OFF
 
     def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
         """Record earlier restarts of a plugin's pod, by our clock."""
-        self._remedies.restore(node, plugin, times)
+        self._budget.restore(node, plugin, times)
 
     def answered(self, key: str, number: int) -> None:
         """Record that Kubernetes answered query `number`."""
@@ -141,14 +129,14 @@ class Remediator:
             return []
         self._answered.discard(plugin.key)
         del self._asked[plugin.key]
-        chosen = self._remedies.choose(
+        chosen = self._budget.choose(
             plugin.node, plugin.plugin, plugin.pods, now, is_mass_failure=is_mass_failure
         )
-        is_refused = isinstance(chosen, Refused)
-        before = plugin.restart_decided(leader, acted_at=None if is_refused else at)
-        if isinstance(chosen, Refused):
+        if isinstance(chosen, str):
+            before = plugin.restart_decided(leader, acted_at=None)
             refused = vocabulary.Remedy.REFUSED
-            return [before, _decided(plugin, refused, chosen.reason, at=at, leader=leader)]
+            return [before, _decided(plugin, refused, chosen, at=at, leader=leader)]
+        before = plugin.restart_decided(leader, acted_at=at)
         act = signals.Remediate(
             node=plugin.node,
             plugin=plugin.plugin,
@@ -175,7 +163,7 @@ class Remediator:
 
     @property
     def _is_dry(self) -> bool:
-        return self._remedies.mode is config.RemediationMode.DRY_RUN
+        return self._mode is config.RemediationMode.DRY_RUN
 
 
 def _decided(

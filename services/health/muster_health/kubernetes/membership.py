@@ -159,11 +159,18 @@ class Membership:
             self.drop_node(name)
         is_first, self._has_nodes = not self._has_nodes, True
         for node in current.values():
-            self._put(node, now, is_first=is_first)
+            self.put_node(node, now, is_first=is_first)
 
-    def put_node(self, node: Node, now: float) -> None:
-        """Add or replace a node."""
-        self._put(node, now, is_first=False)
+    def put_node(self, node: Node, now: float, *, is_first: bool = False) -> None:
+        """Add or replace a node; `is_first` if no nodes were known before."""
+        was = self._nodes.get(node.name)
+        self._nodes[node.name] = node
+        if was is None or was.offers != node.offers:
+            self._changed_offers[node.name] = node.offers
+        if was is not None and (was.labels, was.taints) == (node.labels, node.taints):
+            return
+        for plugin in self._plugins.values():
+            self._evaluate(plugin, node, now, is_first=is_first or was is None)
 
     def drop_node(self, name: str) -> None:
         """Remove a node."""
@@ -252,16 +259,6 @@ class Membership:
             return False
         plugin.reported = nodes
         return True
-
-    def _put(self, node: Node, now: float, *, is_first: bool) -> None:
-        was = self._nodes.get(node.name)
-        self._nodes[node.name] = node
-        if was is None or was.offers != node.offers:
-            self._changed_offers[node.name] = node.offers
-        if was is not None and (was.labels, was.taints) == (node.labels, node.taints):
-            return
-        for plugin in self._plugins.values():
-            self._evaluate(plugin, node, now, is_first=is_first or was is None)
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
         """Record since when a node is expected: since its creation if so when first read."""

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -196,6 +197,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The beginning of an alert's runbook link, before `<alert kind>.md`."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Context:
     """What plugins share with the fleet.
 
@@ -204,27 +206,10 @@ class Context:
     differs from those of most nodes.
     """
 
-    __slots__ = (
-        "bounds",
-        "has_cluster",
-        "is_our_clock_skewed",
-        "leader",
-        "runbook_url",
-        "settings",
-        "wall_zero",
-    )
-
-    def __init__(
-        self,
-        settings: Detection,
-        bounds: Bounds,
-        *,
-        runbook_url: str,
-        has_cluster: bool,
-        leader: int | None,
-        wall_zero: float = 0.0,
-    ) -> None:
-        self.settings, self.bounds = settings, bounds
-        self.runbook_url, self.has_cluster = runbook_url, has_cluster
-        self.is_our_clock_skewed = False
-        self.leader, self.wall_zero = leader, wall_zero
+    settings: Detection
+    bounds: Bounds
+    runbook_url: str
+    has_cluster: bool
+    leader: int | None
+    wall_zero: float = 0.0
+    is_our_clock_skewed: bool = False

@@ -54,42 +54,26 @@ class Freshness(enum.StrEnum):
     FRESH = "fresh"
 
 
+@dataclass(slots=True, eq=False)
 class HeartbeatOrder:
     """The order of one plugin's heartbeats; `stretch` is their mean pace in declared intervals."""
 
-    __slots__ = (
-        "_arrived_at",
-        "_retired",
-        "_retired_at",
-        "_retired_seq",
-        "_successor_sent",
-        "_uptime_s",
-        "alternations",
-        "instance",
-        "interval_s",
-        "is_fresh",
-        "is_new_instance",
-        "seq",
-        "stretch",
-    )
-
-    def __init__(self, interval_s: float) -> None:
-        self.interval_s = interval_s
-        self.instance = ""
-        self.seq = -1
-        self.stretch = 1.0
-        self.is_fresh = False
-        """Whether the last heartbeat was received soon after it was sent."""
-        self.is_new_instance = False
-        """Whether the last heartbeat was the first of a new instance."""
-        self.alternations = 0
-        """How often two instances have alternated recently."""
-        self._arrived_at: float | None = None
-        self._retired = ""
-        self._retired_seq = -1
-        self._retired_at = 0.0
-        self._successor_sent = False
-        self._uptime_s = 0.0
+    interval_s: float
+    instance: str = ""
+    seq: int = -1
+    stretch: float = 1.0
+    is_fresh: bool = False
+    """Whether the last heartbeat was received soon after it was sent."""
+    is_new_instance: bool = False
+    """Whether the last heartbeat was the first of a new instance."""
+    alternations: int = 0
+    """How often two instances have alternated recently."""
+    _arrived_at: float | None = None
+    _retired: str = ""
+    _retired_seq: int = -1
+    _retired_at: float = 0.0
+    _successor_sent: bool = False
+    _uptime_s: float = 0.0
 
     def restore(self, instance: str, seq: int, interval_s: float) -> None:
         """Restore what a former process saved."""
@@ -183,15 +167,13 @@ class Closed:
         return not self.reason or _CLOSED_BY_PROCESS in self.reason.lower()
 
 
+@dataclass(slots=True, eq=False)
 class Connections:
     """The connections of one plugin to NATS, as far as they were reported to us."""
 
-    __slots__ = ("_open", "closed", "server")
-
-    def __init__(self) -> None:
-        self._open: tuple[tuple[str, int], ...] = ()
-        self.closed: Closed | None = None
-        self.server = ""
+    closed: Closed | None = None
+    server: str = ""
+    _open: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -222,16 +204,14 @@ class Connections:
         self._open, self.closed = (), None
 
 
+@dataclass(slots=True, eq=False)
 class ClockOffset:
     """The offset of a node's clock from ours, and `since` when; decided by three heartbeats."""
 
-    __slots__ = ("_heartbeats", "is_skewed", "seconds", "since")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.is_skewed = False
-        self.since = 0.0
-        self._heartbeats = 0
+    seconds: float = 0.0
+    is_skewed: bool = False
+    since: float = 0.0
+    _heartbeats: int = 0
 
     def restore(self) -> None:
         """Record that a former process reported the clock as skewed, and has not resolved it."""

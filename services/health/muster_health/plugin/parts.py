@@ -3,11 +3,12 @@
 No part knows of this, nor of `tracked_plugin`, which adds what they do with events.
 """
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from muster.vocabulary import AlertKind, Verdict
-from muster_health.alerting import device_alerts, plugin_alert, plugin_alerting
+from muster_health.alerting import alert_lifecycle, device_alerts, plugin_alert, plugin_alerting
 from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
@@ -28,6 +29,7 @@ _FORGOTTEN: Final = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class Removal:
     """When to drop a plugin from tracking: never while it is expected or alive.
 
@@ -35,12 +37,9 @@ class Removal:
     that the node has no pod of it.
     """
 
-    __slots__ = ("due", "has_no_pod", "was_dropped")
-
-    def __init__(self) -> None:
-        self.due: float | None = None
-        self.was_dropped = False
-        self.has_no_pod = False
+    due: float | None = None
+    was_dropped: bool = False
+    has_no_pod: bool = False
 
     def restart(self, state: State, now: float, *, is_expected: bool) -> None:
         """Restart the wait, because another verdict was reached."""
@@ -112,7 +111,7 @@ class Parts:
             context=context,
             alive=self.alive,
             reported=self.reported,
-            standing=verdict_state.StandingVerdict(settings),
+            standing=verdict_state.StandingVerdict(settings, alert_lifecycle.FlapDamping(settings)),
             recovery=verdict_state.Recovery(settings),
             investigation=investigation.Investigation(settings, has_cluster=context.has_cluster),
         )

@@ -20,33 +20,22 @@ from muster_health.plugin.investigation import Reason
 _NO_FAILURE = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
 
 
+@dataclass(slots=True, eq=False)
 class StandingVerdict:
     """The reported verdict; `actual` is the diagnosis behind it.
 
     `resources` are those that the verdict is about; `failed_at` is when the plugin failed last.
     """
 
-    __slots__ = (
-        "_settings",
-        "actual",
-        "damping",
-        "failed_at",
-        "resources",
-        "rule",
-        "settle_due",
-        "verdict",
-    )
-
-    def __init__(self, settings: config.Detection) -> None:
-        self.verdict: Verdict | None = None
-        self.rule: Rule | None = None
-        self.resources: tuple[str, ...] = ()
-        self.actual: steps.Diagnosis | None = None
-        self.failed_at = 0.0
-        self.damping = alert_lifecycle.FlapDamping(settings)
-        self.settle_due: float | None = None
-        """When to report the failure behind FLAPPING by its own name, if it has not changed."""
-        self._settings = settings
+    settings: config.Detection
+    damping: alert_lifecycle.FlapDamping
+    verdict: Verdict | None = None
+    rule: Rule | None = None
+    resources: tuple[str, ...] = ()
+    actual: steps.Diagnosis | None = None
+    failed_at: float = 0.0
+    settle_due: float | None = None
+    """When to report the failure behind FLAPPING by its own name, if it has not changed."""
 
     def restore(self, before: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
         """Restore the verdict of a former process, and for how long it has lasted."""
@@ -144,22 +133,20 @@ class StandingVerdict:
             self.settle_due += seconds
 
     def _flapping(self, now: float, why: tuple[vocabulary.Evidence, ...]) -> steps.Diagnosis:
-        often = evidence.failures(self.damping.failures(now), self._settings.flap_window_s)
+        often = evidence.failures(self.damping.failures(now), self.settings.flap_window_s)
         return steps.Diagnosis(
             verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *why)
         )
 
 
+@dataclass(slots=True, eq=False)
 class Recovery:
     """Counts good heartbeats after a plugin came back; at `due` it counts as recovered anyway."""
 
-    __slots__ = ("_held_until", "_settings", "due", "good_heartbeats")
-
-    def __init__(self, settings: config.Detection) -> None:
-        self._settings = settings
-        self.good_heartbeats = 0
-        self.due: float | None = None
-        self._held_until = 0.0
+    settings: config.Detection
+    good_heartbeats: int = 0
+    due: float | None = None
+    _held_until: float = 0.0
 
     def begin(self) -> None:
         """Start over: the plugin is not back, or has failed again."""
@@ -170,8 +157,8 @@ class Recovery:
         self.good_heartbeats += counts
         if self.due is None:
             self._held_until = now + hold_s
-            self.due = now + max(self._settings.recover_s, hold_s)
-        return self.good_heartbeats >= self._settings.recover_beats and now >= self._held_until
+            self.due = now + max(self.settings.recover_s, hold_s)
+        return self.good_heartbeats >= self.settings.recover_beats and now >= self._held_until
 
     def shift(self, seconds: float) -> None:
         """Shift the times by how long nothing could be received."""
@@ -180,15 +167,13 @@ class Recovery:
             self._held_until += seconds
 
 
+@dataclass(slots=True, eq=False)
 class PlannedStop:
     """A planned stop: which `instance` announced it, if any, and when it is overdue."""
 
-    __slots__ = ("due", "instance", "return_s")
-
-    def __init__(self) -> None:
-        self.instance = ""
-        self.return_s = 0.0
-        self.due: float | None = None
+    instance: str = ""
+    return_s: float = 0.0
+    due: float | None = None
 
     def begin(self, return_s: float, now: float) -> None:
         """Expect the plugin back within this time."""
