@@ -55,11 +55,11 @@ def decide(
 ) -> Decision:
     agents = {} if kinds is None else {"a": kinds}
     status = node_labels.label_status(node, sources.Evidence(agents, {}, aliases or {}))
-    rules = decisions.Rules(
-        mode=mode, policy=policy or config.Policy(), may_label_simulated=may_label_simulated
+    settings = config.Settings(
+        mode=mode, policy=policy or config.Policy(), simulated=may_label_simulated
     )
     report = Report(kinds=kinds or {}, is_simulated=simulated)
-    return decisions.decide(status, rules, report=report, **more)
+    return decisions.decide(status, settings, report=report, **more)
 
 
 def decision(action: Action, labels: Mapping[str, str], reason: str) -> Decision:
@@ -249,10 +249,10 @@ def test_a_gpu_in_mig_mode_is_partitioned_before_it_has_devices_and_a_virtual_on
 def made(
     *nodes: model.Node, policy: config.Policy | None = None, simulated: bool = False
 ) -> fleet.Fleet:
-    rules = decisions.Rules(
-        mode=Mode.APPLY, policy=policy or config.Policy(), may_label_simulated=simulated
+    settings = config.Settings(
+        mode=Mode.APPLY, policy=policy or config.Policy(), simulated=simulated
     )
-    nodes_ = fleet.Fleet(rules, aliases={}, are_nodes_unknown=not nodes)
+    nodes_ = fleet.Fleet(settings, are_nodes_unknown=not nodes)
     nodes_.replace(nodes)
     return nodes_
 

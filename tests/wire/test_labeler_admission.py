@@ -78,8 +78,8 @@ def test_the_condition_is_allowed_as_it_comes_and_as_it_changes(here: Cluster) -
     states = [[(c["type"], c["status"]) for c in sight["status"]["conditions"]] for sight in sights]
     assert states == [
         [("Ready", "True")],
-        [("Ready", "True"), (decision_publisher.CONDITION_TYPE, "True")],
-        [("Ready", "True"), (decision_publisher.CONDITION_TYPE, "False")],
+        [("Ready", "True"), (model.CONDITION, "True")],
+        [("Ready", "True"), (model.CONDITION, "False")],
     ]
     pairs = itertools.pairwise(sights)
     assert [admission_policy.denied(*pair, subresource="status") for pair in pairs] == [[]] * 2

@@ -295,8 +295,8 @@ def test_unlabel_removes_the_labelers_objects_on_request(here: Cluster) -> None:
         assert here.run(*words, more)[0] == 0
         kinds.append([c["type"] for c in here.node("a")["status"]["conditions"]])
     assert kinds == [
-        ["Ready", decision_publisher.CONDITION_TYPE],
-        ["Ready", decision_publisher.CONDITION_TYPE],
+        ["Ready", model.CONDITION],
+        ["Ready", model.CONDITION],
         ["Ready"],
     ]
     assert here.send("GET", "/api/v1/namespaces/default/configmaps")["items"] == []

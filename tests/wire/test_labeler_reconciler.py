@@ -16,7 +16,7 @@ from muster.nats import bus
 from muster_labeler import model
 from muster_labeler.kubernetes import projection
 from muster_labeler.naming.sources import Product
-from muster_labeler.service import decision_publisher, decisions
+from muster_labeler.service import decisions
 from tests.worlds import labeler_cluster as clusters
 
 KEY = decisions.KEY
@@ -310,17 +310,15 @@ def test_verdicts_become_a_node_condition_on_request(tmp_path: pathlib.Path) -> 
                     condition.get("message"),
                 )
                 for condition in node["status"]["conditions"]
-                if condition["type"] == decision_publisher.CONDITION_TYPE
+                if condition["type"] == model.CONDITION
             ]
 
         name = "device-plugin"
-        await made.until(
-            conditions, [(decision_publisher.CONDITION_TYPE, "True", "Healthy", f"{name}: HEALTHY")]
-        )
+        await made.until(conditions, [(model.CONDITION, "True", "Healthy", f"{name}: HEALTHY")])
         await made.judged("node-a", vocabulary.Verdict.PLUGIN_DOWN)
         await made.until(
             conditions,
-            [(decision_publisher.CONDITION_TYPE, "False", "PluginDown", f"{name}: PLUGIN_DOWN")],
+            [(model.CONDITION, "False", "PluginDown", f"{name}: PLUGIN_DOWN")],
         )
         kept = (await made.get("/api/v1/nodes/node-a"))["status"]["conditions"]
         assert "Ready" in [condition["type"] for condition in kept]

@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from muster import codec, leadership, vocabulary
-from muster.kubernetes import api, lease, watch
+from muster.kubernetes import api, lease
 from muster.nats import bus, connection, consumers, jetstream, streams
 from muster.service import entry, logs, probes, runtime
 from muster_labeler import config
-from muster_labeler.kubernetes import cluster_api, projection
+from muster_labeler.kubernetes import cluster_api
 from muster_labeler.service import decision_publisher, reconciler
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
@@ -90,7 +90,6 @@ def _labeler(
     if kubernetes is not None:
         options = settings.kubernetes
         write_pace = cluster_api.WritePace(settings.policy.writes_per_s)
-        keep = functools.partial(projection.read_node, selector=settings.policy.nodes)
 
         def elect(on_change: leadership.OnChange) -> lease.Lease:
             return lease.Lease(
@@ -102,6 +101,7 @@ def _labeler(
             )
 
         cluster = reconciler.Cluster(
+            api=kubernetes,
             node_api=cluster_api.NodeApi(kubernetes, write_pace, timeout_s=options.timeout_s),
             pace=write_pace,
             log_missing_permissions=lambda: cluster_api.log_missing_permissions(
@@ -109,12 +109,6 @@ def _labeler(
             ),
             records=decision_publisher.ClusterRecords(
                 kubernetes, write_pace, namespace=options.namespace, timeout_s=options.timeout_s
-            ),
-            reflector=lambda sink: watch.Reflector(
-                kubernetes,
-                cluster_api.NODES_PATH,
-                msgspec.Raw,
-                watch.Sink(keep, sink.replace, sink.put, lambda node: sink.drop(node.name)),
             ),
             elect=elect if settings.lease.enabled else None,
         )

@@ -1,7 +1,7 @@
 """Pure: the labeler's model of nodes, pods, Kubernetes Events and ResourceSlices."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -138,15 +138,6 @@ class ResourceSlice:
     is_all_nodes: bool
     products: tuple[tuple[str, int | None, bool], ...]
     devices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSink:
-    """Receives all nodes at once, and then each node that is new, changed or gone."""
-
-    replace: Callable[[list[Node]], None]
-    put: Callable[[Node], None]
-    drop: Callable[[str], None]
 
 
 def is_accelerator(resource: str) -> bool:

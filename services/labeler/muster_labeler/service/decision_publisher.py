@@ -6,6 +6,7 @@ The condition of a node shows health's verdicts on its plugins.
 """
 
 import asyncio
+import functools
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -43,16 +44,14 @@ _FAILED: Final = prometheus_client.Counter(
     "Kubernetes Events, conditions and inventories that could not be written.",
     ["what"],
 )
-CONDITION_TYPE: Final = model.CONDITION
 _GOOD: Final = (Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED)
 _UNREACHABLE: Final = (Verdict.UNREACHABLE, Verdict.NODE_DOWN)
-_CONDITION_MESSAGE_MAX: Final = 1024
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A node condition without its times: equal as long as nothing changed."""
 
-    type: str = CONDITION_TYPE
+    type: str = model.CONDITION
     status: str
     reason: str
     message: str
@@ -71,10 +70,8 @@ class ClusterRecords:
     def __init__(
         self, api: api.Api, pace: cluster_api.WritePace, *, namespace: str, timeout_s: float
     ) -> None:
-        self._api = api
-        self._pace = pace
+        self._write = functools.partial(cluster_api.write, api, pace, timeout_s=timeout_s)
         self._namespace = namespace
-        self._timeout_s = timeout_s
         self._written = -1
         self._left_out = False
         self._failing: set[str] = set()
@@ -106,7 +103,7 @@ class ClusterRecords:
             "count": 1,
         }
         path = "/api/v1/namespaces/default/events"
-        answer = await self._write("POST", path, event, content=api.JSON)
+        answer = await self._write("POST", path, body=event, content=api.JSON)
         self._note("event", answer)
 
     async def write_condition(self, node: model.Node, wanted: Condition) -> bool:
@@ -114,7 +111,7 @@ class ClusterRecords:
         body = condition_patch(node.name, node.uid, wanted, at=datetime.now(UTC))
         query = {"fieldManager": model.FIELD_MANAGER, "force": "false"}
         answer = await self._write(
-            "PATCH", f"{cluster_api.NODES_PATH}/{node.name}/status", body, query=query
+            "PATCH", f"{cluster_api.NODES_PATH}/{node.name}/status", body=body, query=query
         )
         self._note("condition", answer)
         return answer.is_ok
@@ -141,31 +138,11 @@ class ClusterRecords:
             "data": {projection.INVENTORY_KEY: text},
         }
         query = {"fieldManager": model.FIELD_MANAGER, "force": "true"}
-        answer = await self._write("PATCH", path, body, query=query)
+        answer = await self._write("PATCH", path, body=body, query=query)
         self._note("inventory", answer)
         if answer.is_ok:
             self._written = checksum
         return answer.is_ok
-
-    async def _write(
-        self,
-        verb: str,
-        path: str,
-        body: object,
-        *,
-        query: Mapping[str, str] | None = None,
-        content: str = api.APPLY,
-    ) -> api.Answer:
-        return await cluster_api.write(
-            self._api,
-            self._pace,
-            verb,
-            path,
-            query=query,
-            body=body,
-            content=content,
-            timeout_s=self._timeout_s,
-        )
 
     def _note(self, what: str, answer: api.Answer) -> None:
         if answer.is_ok:
@@ -285,7 +262,7 @@ def condition_of(verdicts: Mapping[str, Verdict]) -> Condition:
     message = ", ".join(f"{name}: {shown[name]}" for name in sorted(shown))
     first = shown[min(shown)] if shown else Verdict.UNREACHABLE
     reason = "".join(word.capitalize() for word in first.split("_"))
-    return Condition(status=status, reason=reason, message=message[:_CONDITION_MESSAGE_MAX])
+    return Condition(status=status, reason=reason, message=message[:_MESSAGE_MAX])
 
 
 def condition_patch(node: str, uid: str, wanted: Condition, *, at: datetime) -> dict[str, object]:

@@ -50,15 +50,6 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The rules in the settings that limit what the service may do."""
-
-    mode: config.Mode
-    policy: config.Policy
-    may_label_simulated: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What plugins report about the GPUs of a node."""
 
@@ -92,7 +83,7 @@ def kinds_of(node: vocabulary.GpuNode | None) -> dict[sources.Product, int]:
 
 def decide(  # noqa: PLR0911  # one line a rule, in order
     status: LabelStatus,
-    rules: Rules,
+    settings: config.Settings,
     *,
     report: Report = NO_REPORT,
     covering: str | None = None,
@@ -105,13 +96,13 @@ def decide(  # noqa: PLR0911  # one line a rule, in order
     """
     name, claim = status.identity.name, status.identity.best
     source = str(claim.source) if claim else ""
-    if rules.mode is config.Mode.OFF:
+    if settings.mode is config.Mode.OFF:
         return Decision(Action.NOTHING, {}, "off")
     if claim is None or claim.text == sources.NO_GPU:
-        return _without_gpu(status, rules, source)
+        return _without_gpu(status, settings, source)
     if status.state is LabelState.CONFLICT or name.value is None:
-        return _unnamed(status, rules, source)
-    sets = rules.policy.labels
+        return _unnamed(status, settings, source)
+    sets = settings.policy.labels
     labels = node_labels.wanted_labels(sets, name.value, kinds=report.kinds, gpus=report.gpus)
     if covering is not None and not status.current:
         labels.pop(KEY, None)
@@ -123,23 +114,23 @@ def decide(  # noqa: PLR0911  # one line a rule, in order
         return Decision(Action.NOTHING, labels, "labelled already", source)
     simulated = "simulated, " if report.is_simulated else ""
     reason = f"{simulated}{name.reason}: {claim.text}"
-    if rules.mode is config.Mode.APPLY and may_label(status, rules, report):
+    if settings.mode is config.Mode.APPLY and may_label(status, settings, report):
         wanted = Decision(Action.APPLY, labels, reason, source, drop)
         return _apply(status, wanted, objection)
-    if KEY in labels and _may_withdraw(status, rules):
+    if KEY in labels and _may_withdraw(status, settings):
         return Decision(Action.WITHDRAW, {}, f"withdrawn: {reason}", source)
     return Decision(Action.SUGGEST, labels, reason, source)
 
 
-def may_label(status: LabelStatus, rules: Rules, report: Report) -> bool:
+def may_label(status: LabelStatus, settings: config.Settings, report: Report) -> bool:
     """Return whether the policy allows labelling a node with the name of its GPUs."""
     name = status.identity.name
     return (
         name.value is not None
         and status.state is not LabelState.CONFLICT
-        and name.reason in rules.policy.reasons
+        and name.reason in settings.policy.reasons
         and status.node.is_selected
-        and (rules.may_label_simulated or not report.is_simulated)
+        and (settings.simulated or not report.is_simulated)
     )
 
 
@@ -222,16 +213,16 @@ class AllOrNothing:
         return next((key for key in keys if all(key in mark.named_by for mark in marks)), None)
 
 
-def _unnamed(status: LabelStatus, rules: Rules, source: str) -> Decision:
+def _unnamed(status: LabelStatus, settings: config.Settings, source: str) -> Decision:
     """Return the decision for a node whose GPUs have no name, or must not have one."""
     assert status.identity.best is not None, "without any claim there is nothing to refuse"
     if status.state is LabelState.CONFLICT:
         claims = "; ".join(f"{c.source}: {c.text}" for c in status.identity.claims)
-        return Decision(_refusal(rules), {}, f"sources disagree: {claims}", source)
+        return Decision(_refusal(settings), {}, f"sources disagree: {claims}", source)
     reason = f"{status.identity.name.reason}: {status.identity.best.text}"
-    if _may_withdraw(status, rules):
+    if _may_withdraw(status, settings):
         return Decision(Action.WITHDRAW, {}, f"withdrawn: {reason}", source)
-    return Decision(_refusal(rules), {}, reason, source)
+    return Decision(_refusal(settings), {}, reason, source)
 
 
 def _apply(status: LabelStatus, wanted: Decision, objection: str | None) -> Decision:
@@ -246,22 +237,22 @@ def _apply(status: LabelStatus, wanted: Decision, objection: str | None) -> Deci
     return wanted
 
 
-def _refusal(rules: Rules) -> Action:
-    return Action.REFUSE if rules.mode is config.Mode.APPLY else Action.NOTHING
+def _refusal(settings: config.Settings) -> Action:
+    return Action.REFUSE if settings.mode is config.Mode.APPLY else Action.NOTHING
 
 
-def _may_withdraw(status: LabelStatus, rules: Rules) -> bool:
-    may_write = rules.mode is config.Mode.APPLY and status.node.is_selected
+def _may_withdraw(status: LabelStatus, settings: config.Settings) -> bool:
+    may_write = settings.mode is config.Mode.APPLY and status.node.is_selected
     return may_write and status.is_outdated
 
 
-def _without_gpu(status: LabelStatus, rules: Rules, source: str) -> Decision:
+def _without_gpu(status: LabelStatus, settings: config.Settings, source: str) -> Decision:
     """Return the decision for a node without GPUs: remove our labels if a source proves it."""
     is_certain = status.identity.best is not None
     if (
         is_certain
         and status.node.our_labels
-        and rules.mode is config.Mode.APPLY
+        and settings.mode is config.Mode.APPLY
         and status.node.is_selected
     ):
         return Decision(Action.WITHDRAW, {}, "withdrawn: the node has no GPU any more", source)

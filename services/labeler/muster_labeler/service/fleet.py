@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from muster import codec, vocabulary
-from muster_labeler import model
+from muster_labeler import config, model
 from muster_labeler.naming import node_labels, sources
 from muster_labeler.service import decisions
 
@@ -36,14 +36,11 @@ class Fleet:
     plugin reports counts as existing.
     """
 
-    def __init__(
-        self, rules: decisions.Rules, *, aliases: Mapping[str, str], are_nodes_unknown: bool = False
-    ) -> None:
+    def __init__(self, settings: config.Settings, *, are_nodes_unknown: bool = False) -> None:
         self.are_nodes_unknown = are_nodes_unknown
-        self._rules = rules
-        self._aliases = aliases
+        self._settings = settings
         # only these labels need every detail of the GPUs
-        self._keeps_gpus = node_labels.LabelSet.NVIDIA in rules.policy.labels
+        self._keeps_gpus = node_labels.LabelSet.NVIDIA in settings.policy.labels
         self._events: dict[str, dict[str, codec.CloudEvent]] = {}
         self._reports: dict[str, dict[str, decisions.Report]] = {}
         self._nodes: dict[str, model.Node] = {}
@@ -146,7 +143,7 @@ class Fleet:
                 return None
             node = model.Node(name=name)
         agents = {name: self.report(name).kinds} if self._reports.get(name) else {}
-        return node_labels.label_status(node, sources.Evidence(agents, {}, self._aliases))
+        return node_labels.label_status(node, sources.Evidence(agents, {}, self._settings.aliases))
 
     def objection(self) -> str | None:
         """Return why no node without a label may be labelled, or None."""
@@ -240,7 +237,7 @@ class Fleet:
     def _update_all_or_nothing(self, name: str) -> None:
         status = self.status(name)
         may_label = status is not None and decisions.may_label(
-            status, self._rules, self.report(name)
+            status, self._settings, self.report(name)
         )
         self._all_or_nothing.update(name, status, may_label=may_label)
 

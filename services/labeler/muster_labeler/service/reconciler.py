@@ -7,6 +7,7 @@ somebody else keeps changing the same label, we stop after ten writes within a m
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -19,10 +20,11 @@ import prometheus_client
 
 import muster
 from muster import codec, leadership, vocabulary
+from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import watch
 from muster.service import logs
 from muster_labeler import config, model
-from muster_labeler.kubernetes import cluster_api
+from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.naming import node_labels
 from muster_labeler.service import decision_publisher, decisions, fleet
 
@@ -46,11 +48,11 @@ _CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: somebody else
 class Cluster:
     """The part of the Kubernetes API that the service uses."""
 
+    api: kubernetes_api.Api
     node_api: cluster_api.NodeApi
     pace: cluster_api.WritePace
     log_missing_permissions: Callable[[], Coroutine[None, None, None]]
     records: decision_publisher.ClusterRecords
-    reflector: Callable[[model.NodeSink], watch.Reflector[msgspec.Raw, model.Node]]
     elect: Callable[[leadership.OnChange], leadership.Election] | None
 
 
@@ -71,14 +73,9 @@ class Reconciler:
         self._settings = settings
         self._bus = bus
         self._cluster = cluster
-        rules = decisions.Rules(
-            mode=settings.mode,
-            policy=settings.policy,
-            may_label_simulated=settings.simulated,
-        )
-        self._fleet = fleet.Fleet(rules, aliases=settings.aliases, are_nodes_unknown=True)
+        self._fleet = fleet.Fleet(settings, are_nodes_unknown=True)
         self._label_writer = LabelWriter(
-            self._fleet, rules, cluster.node_api if cluster else None, may_write=self._may_write
+            self._fleet, settings, cluster.node_api if cluster else None, may_write=self._may_write
         )
         self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(_WORKERS)]
         self._causes: dict[str, str] = {}
@@ -89,12 +86,16 @@ class Reconciler:
         self._conditions = decision_publisher.NodeConditionWriter(
             records.write_condition if records else None
         )
-        sink = model.NodeSink(self._replaced, self._put, self._dropped)
-        self._reflector = cluster.reflector(sink) if cluster else None
+        self._reflector = self._watch_nodes(cluster.api) if cluster else None
         elect = cluster.elect if cluster else None
         self._election = elect(self._leadership_changed) if elect else None
         if cluster is not None:
             cluster.pace.may_write = self._may_write
+
+    def _watch_nodes(self, api: kubernetes_api.Api) -> watch.Reflector[msgspec.Raw, model.Node]:
+        keep = functools.partial(projection.read_node, selector=self._settings.policy.nodes)
+        sink = watch.Sink(keep, self._replaced, self._put, self._dropped)
+        return watch.Reflector(api, cluster_api.NODES_PATH, msgspec.Raw, sink)
 
     def view(self) -> dict[str, fleet.View]:
         """Return every node, as `/state` shows it."""
@@ -188,10 +189,10 @@ class Reconciler:
         if self._fleet.put(node):
             self._enqueue(node.name, f"{node.uid}:{node.version}")
 
-    def _dropped(self, name: str) -> None:
-        self._fleet.drop(name)
-        self._conditions.drop(name)
-        self._label_writer.drop(name)
+    def _dropped(self, node: model.Node) -> None:
+        self._fleet.drop(node.name)
+        self._conditions.drop(node.name)
+        self._label_writer.drop(node.name)
         self._enqueue_affected()
 
     def _leadership_changed(self, _: leadership.Leadership, __: leadership.Leadership) -> None:
@@ -272,13 +273,13 @@ class LabelWriter:
     def __init__(
         self,
         nodes: fleet.Fleet,
-        rules: decisions.Rules,
+        settings: config.Settings,
         node_api: cluster_api.NodeApi | None,
         *,
         may_write: Callable[[], bool],
     ) -> None:
         self._fleet = nodes
-        self._rules = rules
+        self._settings = settings
         self._nodes = node_api
         self._may_write = may_write
         self._write_limit = cluster_api.WriteLimit(_WRITES_MAX, _WRITES_PERIOD_S)
@@ -292,10 +293,10 @@ class LabelWriter:
             return decisions.Decision(decisions.Action.NOTHING, {}, "no such node"), False
         decision = decisions.decide(
             status,
-            self._rules,
+            self._settings,
             report=self._fleet.report(name),
             covering=self._fleet.covering_scheme(),
-            objection=None if self._rules.policy.partial else self._fleet.objection(),
+            objection=None if self._settings.policy.partial else self._fleet.objection(),
         )
         if decision.action not in {decisions.Action.APPLY, decisions.Action.WITHDRAW}:
             return decision, False
