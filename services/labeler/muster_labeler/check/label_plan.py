@@ -40,13 +40,33 @@ _ORDER: Final = (Step.REFUSE, Step.WRITE, Step.REMOVE, Step.KEEP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """Which labels may be written that would otherwise be refused."""
+    """Which labels to write that would otherwise be refused.
 
-    unknown: bool = False
-    ambiguous: bool = False
-    instance_type: bool = False
+    Parameters
+    ----------
+    allow_unknown
+        Also names that are guessed from an unknown product.
+    force_ambiguous
+        Also names that depend on a memory size that is unknown.
+    from_instance_type
+        Also names that are concluded from the instance type.
+    overwrite
+        Also where somebody else owns the label; the old value is recorded.
+    partial
+        Also if some GPU nodes remain without a label.
+    unheard
+        Also if what agents or DRA report could not be read.
+    simulated
+        Also nodes whose GPUs are simulated.
+
+    """
+
+    allow_unknown: bool = False
+    force_ambiguous: bool = False
+    from_instance_type: bool = False
     overwrite: bool = False
     partial: bool = False
+    unheard: bool = False
     simulated: bool = False
 
 
@@ -174,9 +194,9 @@ def _refusal(
     """Return why a name is not written, and which option would allow it."""
     if is_simulated and not allowed.simulated:
         return "the GPUs are simulated; pass --simulated to label them"
-    if reason is Reason.MEMORY_UNKNOWN and not allowed.ambiguous:
+    if reason is Reason.MEMORY_UNKNOWN and not allowed.force_ambiguous:
         return "the name depends on its memory, which is unknown; --force-ambiguous"
-    if reason is Reason.FALLBACK and not allowed.unknown:
+    if reason is Reason.FALLBACK and not allowed.allow_unknown:
         by_type = (
             status.identity.best is not None and status.identity.best.source == "instance type"
         )

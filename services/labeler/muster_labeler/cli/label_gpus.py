@@ -38,6 +38,7 @@ _WRITING: Final = (
 _FAILURES_SHOWN_MAX: Final = 20
 _NO_GPU_NODES: Final = "the cluster has no GPU nodes"
 _NOTHING_TO_REMOVE: Final = "nothing to remove: no node has labels that muster wrote"
+_COLUMNS: Final = ("node", "gpu", "source", "current", "new", "step", "reason")
 _FEATURES: Final = (LabelSet.SKYPILOT, LabelSet.MUSTER)
 
 
@@ -49,25 +50,9 @@ class Request:
     cluster: options.ClusterOptions
     write: options.WriteOptions
     is_writing: bool
-    label: options.LabelOptions | None = None
+    label: label_plan.Allowed | None = None
     features: str | None = None
     has_objects: bool = False
-
-
-class _Node(msgspec.Struct, frozen=True):
-    node: str
-    gpu: str
-    source: str
-    current: str | None
-    new: str | None
-    step: Step
-    reason: str
-
-
-class _Result(msgspec.Struct, frozen=True):
-    nodes: list[_Node]
-    written: int
-    failed: dict[str, str]
 
 
 def run(request: Request) -> int:
@@ -142,20 +127,12 @@ async def _evidence(
 
 def _planned(
     request: Request,
-    label: options.LabelOptions,
+    allowed: label_plan.Allowed,
     nodes: Sequence[model.Node],
     evidence: sources.Evidence,
     simulated: frozenset[str],
 ) -> tuple[list[Row], str | None]:
     """Return the planned rows, and why nothing may be written, or None."""
-    allowed = label_plan.Allowed(
-        unknown=label.allow_unknown,
-        ambiguous=label.force_ambiguous,
-        instance_type=label.from_instance_type,
-        overwrite=label.overwrite,
-        partial=label.partial,
-        simulated=label.simulated,
-    )
     statuses = node_labels.label_statuses(nodes, evidence)
     # every node writes its own file of features: together they label all nodes
     only = () if request.features else request.write.node
@@ -238,8 +215,8 @@ def _print_result(
 ) -> None:
     written = len(work) - len(failed)
     if request.write.json:
-        nodes = [_Node(r.node, r.gpu, r.source, r.current, r.new, r.step, r.reason) for r in rows]
-        output.print_json(_Result(nodes, written, failed), indent=2)
+        nodes = [{column: getattr(row, column) for column in _COLUMNS} for row in rows]
+        output.print_json({"nodes": nodes, "written": written, "failed": failed}, indent=2)
     elif work or (request.has_objects and request.is_writing):
         sys.stdout.write(f"{written} of {len(work)} nodes written and read back\n")
 

@@ -12,6 +12,7 @@ import yaml
 from cyclopts import Parameter
 
 from muster.cli import output
+from muster_labeler.check import label_plan
 from muster_labeler.naming import accelerators
 
 if TYPE_CHECKING:
@@ -87,44 +88,12 @@ class WriteOptions:
     json: output.Json = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelOptions:
-    """Which labels to write that would otherwise be refused.
-
-    Parameters
-    ----------
-    allow_unknown
-        Also names that are guessed from an unknown product.
-    force_ambiguous
-        Also names that depend on a memory size that is unknown.
-    from_instance_type
-        Also names that are concluded from the instance type.
-    overwrite
-        Also where somebody else owns the label; the old value is recorded.
-    partial
-        Also if some GPU nodes remain without a label.
-    unheard
-        Also if what agents or DRA report could not be read.
-    simulated
-        Also nodes whose GPUs are simulated.
-
-    """
-
-    allow_unknown: Flag = False
-    force_ambiguous: Flag = False
-    from_instance_type: Flag = False
-    overwrite: Flag = False
-    partial: Flag = False
-    unheard: Flag = False
-    simulated: Flag = False
-
-
 Cluster = Annotated[ClusterOptions, Parameter(name="*")]
 Write = Annotated[WriteOptions, Parameter(name="*")]
-Label = Annotated[LabelOptions, Parameter(name="*")]
+Label = Annotated[label_plan.Allowed, Parameter(name="*", negative="", show_default=False)]
 CLUSTER: Final = ClusterOptions()
 WRITE: Final = WriteOptions()
-LABEL: Final = LabelOptions()
+LABEL: Final = label_plan.Allowed()
 
 
 async def connect(options: ClusterOptions) -> "kubernetes_api.Api":
