@@ -9,6 +9,7 @@ Kubernetes is asked again, and then the alert is updated.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -87,6 +88,7 @@ Evidence = tuple[vocabulary.Evidence, ...]
 _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
 
+@dataclass(slots=True, eq=False)
 class PluginAlert:
     """The alert about a plugin itself, open while its verdict is not HEALTHY.
 
@@ -94,37 +96,19 @@ class PluginAlert:
     stop takes too long. Before `repair_due` the plugin may still repair itself without a restart.
     """
 
-    __slots__ = (
-        "_context",
-        "_covered",
-        "_has_permit",
-        "_lifecycle",
-        "_node",
-        "_pause_due",
-        "_plugin",
-        "_query",
-        "is_grave",
-        "overdue",
-        "repair_due",
-    )
-
-    def __init__(
-        self,
-        node: str,
-        plugin: str,
-        lifecycle: alert_lifecycle.AlertLifecycle,
-        context: config.Context,
-    ) -> None:
-        self.repair_due = self._pause_due = 0.0
-        self.overdue: Evidence = ()
-        self.is_grave = False
-        self._has_permit = False
-        """Whether the alert may open once its pods are known; it is counted already."""
-        self._node, self._plugin = node, plugin
-        self._lifecycle, self._context = lifecycle, context
-        self._query: PodsQuery | None = None
-        self._covered: steps.Diagnosis | None = None
-        """The failure behind FLAPPING when the alert was last evaluated."""
+    node: str
+    plugin: str
+    lifecycle: alert_lifecycle.AlertLifecycle
+    context: config.Context
+    repair_due: float = 0.0
+    overdue: Evidence = ()
+    is_grave: bool = False
+    _pause_due: float = 0.0
+    _has_permit: bool = False
+    """Whether the alert may open once its pods are known; it is counted already."""
+    _query: PodsQuery | None = None
+    _covered: steps.Diagnosis | None = None
+    """The failure behind FLAPPING when the alert was last evaluated."""
 
     def restore(
         self, firing: tuple[alerts.Alert, ...], *, pause_due: float, repair_due: float
@@ -155,13 +139,13 @@ class PluginAlert:
         later.
         """
         alert, query = self._evaluate(standing, why, now, at), self._query
-        if alert is None or not standing.resources or not self._context.has_cluster:
+        if alert is None or not standing.resources or not self.context.has_cluster:
             return False
         if query is not None and query.resources == standing.resources:
             return query.is_due_again(now)
         if not self._is_news(named(alert, None, self._published)):
             return False
-        if alert.key not in self._lifecycle.published and not self._has_permit:
+        if alert.key not in self.lifecycle.published and not self._has_permit:
             self._has_permit = may_open(alert.key)
             return self._has_permit
         return True
@@ -183,7 +167,7 @@ class PluginAlert:
         if query is not None and query.resources == standing.resources:
             query.ask(number, now)
         else:
-            timeout_s = self._context.settings.probe_timeout_s
+            timeout_s = self.context.settings.probe_timeout_s
             self._query = PodsQuery(number, standing.resources, now, timeout_s=timeout_s)
         return standing.resources
 
@@ -260,7 +244,7 @@ class PluginAlert:
         self._covered = standing.actual
         self.is_grave |= self._turns_grave(standing, now)
         summary = alerts.summary_of(
-            kind, node=self._node, plugin=self._plugin, resources=standing.resources
+            kind, node=self.node, plugin=self.plugin, resources=standing.resources
         )
         return alerts.Alert(
             kind=kind,
@@ -283,7 +267,7 @@ class PluginAlert:
         kind = alerts.kind_of(actual.verdict)
         if kind is None or alerts.severity_of(kind) is not Severity.CRITICAL:
             return None
-        is_critical = (Severity.CRITICAL.value, "") in self._lifecycle.published
+        is_critical = (Severity.CRITICAL.value, "") in self.lifecycle.published
         if is_critical or not steps.may_be_pause(actual.rule):
             return standing.failed_at
         # one that sends heartbeats again is not down
@@ -298,17 +282,17 @@ class PluginAlert:
 
     def _patience_due(self, standing: steps.Standing) -> float:
         """Return when a possible pause has lasted too long, counted from the latest failure."""
-        return max(self._pause_due, standing.failed_at + self._context.settings.patience_s)
+        return max(self._pause_due, standing.failed_at + self.context.settings.patience_s)
 
     def _is_published(self, kind: AlertKind) -> bool:
-        return (alerts.slot_of(kind, grave=self.is_grave), "") in self._lifecycle.published
+        return (alerts.slot_of(kind, grave=self.is_grave), "") in self.lifecycle.published
 
     @property
     def _published(self) -> list[alerts.Alert]:
-        return of_plugin(self._lifecycle.published)
+        return of_plugin(self.lifecycle.published)
 
     def _is_news(self, alert: alerts.Alert) -> bool:
-        published = self._lifecycle.published.get(alert.key)
+        published = self.lifecycle.published.get(alert.key)
         return published is None or not published.says_the_same(alert)
 
 

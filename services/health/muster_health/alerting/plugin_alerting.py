@@ -29,40 +29,25 @@ class Observed:
     due: float | None
 
 
+@dataclass(slots=True, eq=False)
 class PluginAlerting:
     """Everything published about one plugin; `since` is when its verdict was reached."""
 
-    __slots__ = (
-        "_context",
-        "_node",
-        "_plugin",
-        "_reached_at",
-        "alert",
-        "evidence",
-        "inhibited",
-        "is_dirty",
-        "lifecycle",
-        "look_due",
-        "pending_verdict",
-        "published_verdict",
-        "rule",
-        "since",
-    )
-
-    def __init__(self, node: str, plugin: str, context: config.Context) -> None:
-        self.lifecycle = alert_lifecycle.AlertLifecycle(context.settings, context.bounds)
-        self.since: datetime | None = None
-        self.rule = ""
-        self.evidence: tuple[vocabulary.Evidence, ...] = ()
-        self.inhibited = False
-        """Whether another plugin's alert already reports that the node is down."""
-        self.is_dirty = False
-        self.look_due: float | None = None
-        self.published_verdict: Verdict | None = None
-        self.pending_verdict: vocabulary.VerdictChanged | None = None
-        self._node, self._plugin, self._context = node, plugin, context
-        self.alert: plugin_alert.PluginAlert | None = None
-        self._reached_at: float | None = None
+    node: str
+    plugin: str
+    context: config.Context
+    lifecycle: alert_lifecycle.AlertLifecycle
+    since: datetime | None = None
+    rule: str = ""
+    evidence: tuple[vocabulary.Evidence, ...] = ()
+    inhibited: bool = False
+    """Whether another plugin's alert already reports that the node is down."""
+    is_dirty: bool = False
+    look_due: float | None = None
+    published_verdict: Verdict | None = None
+    pending_verdict: vocabulary.VerdictChanged | None = None
+    alert: plugin_alert.PluginAlert | None = None
+    _reached_at: float | None = None
 
     def load(self, before: snapshot.Snapshot) -> None:
         """Take over what another process published, and its pending changes."""
@@ -200,11 +185,11 @@ class PluginAlerting:
         events: list[signals.Publish] = []
         verdict = self.pending_verdict
         if verdict is not None:
-            key = snapshot.key_of(self._node, self._plugin)
+            key = snapshot.key_of(self.node, self.plugin)
             event_id = f"{key}:{verdict.verdict}:{verdict.at.isoformat()}"
             events.append(signals.Publish(event=verdict, event_id=event_id))
         for alert in self.lifecycle.pending:
-            event = self.event_of(alert, self._context.leader or 0)
+            event = self.event_of(alert, self.context.leader or 0)
             events.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
         return events
 
@@ -216,9 +201,9 @@ class PluginAlerting:
         """Return an alert as an event."""
         return alerts.changed(
             alert,
-            node=self._node,
-            plugin=self._plugin,
-            runbook_url=self._context.runbook_url,
+            node=self.node,
+            plugin=self.plugin,
+            runbook_url=self.context.runbook_url,
             leader=leader,
         )
 
@@ -233,7 +218,7 @@ class PluginAlerting:
             self.alert = None
         elif self.alert is None:
             self.alert = plugin_alert.PluginAlert(
-                self._node, self._plugin, self.lifecycle, self._context
+                self.node, self.plugin, self.lifecycle, self.context
             )
 
     def _follow_verdict(self, standing: steps.Standing, at: datetime) -> None:
@@ -241,15 +226,15 @@ class PluginAlerting:
         if verdict is None or verdict is self.published_verdict:
             return
         self.pending_verdict = vocabulary.VerdictChanged(
-            node=self._node,
+            node=self.node,
             at=at,
-            plugin=self._plugin,
+            plugin=self.plugin,
             verdict=verdict,
             previous=self.published_verdict,
             rule=self.rule,
             evidence=self.evidence,
             resources=standing.resources,
-            leader=self._context.leader or 0,
+            leader=self.context.leader or 0,
         )
         self.published_verdict = verdict
 
@@ -257,21 +242,21 @@ class PluginAlerting:
         self, own: plugin_alert.PluginAlert, standing: steps.Standing, number: int, now: float
     ) -> signals.AskCluster:
         return signals.AskCluster(
-            node=self._node,
-            plugin=self._plugin,
+            node=self.node,
+            plugin=self.plugin,
             number=number,
-            timeout_s=self._context.settings.probe_timeout_s,
+            timeout_s=self.context.settings.probe_timeout_s,
             resources=own.ask(standing, number, now),
         )
 
     def _other_alerts(self, observed: Observed, at: datetime) -> list[alerts.Alert]:
         faults, short = observed.faults, observed.short
-        wanted = list(device_alerts.of(faults, node=self._node, at=at, missed=short))
+        wanted = list(device_alerts.of(faults, node=self.node, at=at, missed=short))
         if not observed.is_clock_skewed:
             return wanted
         skewed = alerts.Alert(
             kind=AlertKind.CLOCK_SKEW,
-            summary=f"the clock of node {self._node} differs from health's",
+            summary=f"the clock of node {self.node} differs from health's",
             evidence=(evidence.of("heartbeat", observed.clock_text),),
             starts_at=at,
             told_at=at,

@@ -21,7 +21,8 @@ plugin drains nothing is counted.
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from muster import vocabulary
 
@@ -30,53 +31,40 @@ _IN_FLIGHT_S: Final = 10.0
 """A heartbeat from before a device was removed may come after the event that reports it."""
 _RESOURCES_MAX: Final = 64
 _LONG_AGO: Final = float("-inf")
-_NOTHING: Final[Mapping[str, int]] = {}
-_NO_WORDS: Final[Mapping[str, str]] = {}
-_NO_TIMES: Final[Mapping[str, float]] = {}
+_NOTHING: Final[Mapping[str, Any]] = {}
+"""Shared by most plugins."""
 _PART: Final = "/mig-"
 
 
+def _nothing() -> Mapping[str, Any]:
+    return _NOTHING
+
+
+@dataclass(slots=True, eq=False)
 class DeviceCounts:
     """Device counts by resource: how many the plugin `has`, and how many it should have."""
 
-    __slots__ = (
-        "_configuration",
-        "_is_calm",
-        "_newer",
-        "_newer_at",
-        "_removed_at",
-        "_since",
-        "changes",
-        "had",
-        "has",
-        "short",
-    )
-
-    def __init__(self) -> None:
-        self.has: Mapping[str, int] = _NOTHING
-        """The counts in the last heartbeat."""
-        self.short: Mapping[str, str] = _NO_WORDS
-        """Resources with too few devices for too long, each with a description."""
-        self.changes = 0
-        """How often the saved counts have changed."""
-        self.had: Mapping[str, int] = _NOTHING
-        """The expected number of devices by resource."""
-        self._configuration = self._newer = ""
-        self._newer_at = 0.0
-        self._removed_at = _LONG_AGO
-        self._since: Mapping[str, float] = _NO_TIMES
-        self._is_calm = False
-
-    @property
-    def configuration(self) -> str:
-        """Return the hash of the configuration to which the expected counts belong."""
-        return self._configuration
+    has: Mapping[str, int] = field(default_factory=_nothing)
+    """The counts in the last heartbeat."""
+    short: Mapping[str, str] = field(default_factory=_nothing)
+    """Resources with too few devices for too long, each with a description."""
+    changes: int = 0
+    """How often the saved counts have changed."""
+    had: Mapping[str, int] = field(default_factory=_nothing)
+    """The expected number of devices by resource."""
+    configuration: str = ""
+    """The hash of the configuration to which the expected counts belong."""
+    _newer: str = ""
+    _newer_at: float = 0.0
+    _removed_at: float = _LONG_AGO
+    _since: Mapping[str, float] = field(default_factory=_nothing)
+    _is_calm: bool = False
 
     def restore(
         self, had: Iterable[tuple[str, int]], configuration: str, published: Mapping[str, str]
     ) -> None:
         """Restore what a former process saved; `published` lists what was already reported."""
-        self.had, self._configuration = _shared(tuple(had)), _same(configuration)
+        self.had, self.configuration = _shared(tuple(had)), _same(configuration)
         self._since, self.short = dict.fromkeys(published, _LONG_AGO), dict(published)
         self._is_calm = False
 
@@ -90,7 +78,7 @@ class DeviceCounts:
         if not count_before:
             return
         left = {**self.had, resource: count_before - count}
-        self._update({name: n for name, n in left.items() if n > 0}, self._configuration)
+        self._update({name: n for name, n in left.items() if n > 0}, self.configuration)
         self._removed_at, self._is_calm = now, False
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
@@ -114,9 +102,7 @@ class DeviceCounts:
 
     def _is_as_before(self, heartbeat: vocabulary.Heartbeat) -> bool:
         """Return whether a heartbeat has the same counts as the one before; nearly all do."""
-        if heartbeat.config_hash != self._configuration or len(heartbeat.resources) != len(
-            self.has
-        ):
+        if heartbeat.config_hash != self.configuration or len(heartbeat.resources) != len(self.has):
             return False
         for each in heartbeat.resources:
             if self.has.get(each.name) != each.devices:
@@ -127,10 +113,10 @@ class DeviceCounts:
 
     def _is_reconfigured(self, configuration: str, healthy: Mapping[str, int], now: float) -> bool:
         """Record the current configuration; return whether it is too new to count devices by."""
-        if configuration in {"", self._configuration}:
+        if configuration in {"", self.configuration}:
             self._newer = ""
             return False
-        if not self._configuration:
+        if not self.configuration:
             self._update(self.had, configuration)
             return False
         if configuration != self._newer:
@@ -149,10 +135,10 @@ class DeviceCounts:
         gained = {name for name, count in healthy.items() if count > self.had.get(name, 0)}
         lost = {name for name in self.had if self.lacks(name)}
         if _is_divided(gained, lost):
-            self._update(healthy, self._configuration)
+            self._update(healthy, self.configuration)
         elif gained and now - self._removed_at >= _IN_FLIGHT_S:
             more = {name: healthy[name] for name in gained}
-            self._update({**self.had, **more}, self._configuration)
+            self._update({**self.had, **more}, self.configuration)
 
     def _words(self, now: float) -> Mapping[str, str]:
         is_newer = bool(self._newer)
@@ -160,8 +146,8 @@ class DeviceCounts:
             name for name in self.had if self.lacks(name) and (not is_newer or name in self.has)
         ]
         if not lacking:
-            self._since = _NO_TIMES
-            return _NO_WORDS
+            self._since = _NOTHING
+            return _NOTHING
         first = self._newer_at if is_newer else now
         self._since = {name: self._since.get(name, first) for name in lacking}
         after = " before its configuration changed" if is_newer else ""
@@ -172,9 +158,9 @@ class DeviceCounts:
         }
 
     def _update(self, had: Mapping[str, int], configuration: str) -> None:
-        if had != self.had or configuration != self._configuration:
+        if had != self.had or configuration != self.configuration:
             self.had = _shared(tuple(sorted(had.items())[:_RESOURCES_MAX]))
-            self._configuration = _same(configuration)
+            self.configuration = _same(configuration)
             self.changes += 1
 
 

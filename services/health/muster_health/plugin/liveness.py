@@ -15,7 +15,7 @@ will. That is observed too, from heartbeats that were read when they were made.
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from muster import vocabulary
@@ -238,6 +238,7 @@ class ClockOffset:
         return f"its clock is {abs(self.seconds):.1f} s {side} health's"
 
 
+@dataclass(slots=True, eq=False)
 class Liveness:
     """All signs of life of one plugin.
 
@@ -245,38 +246,22 @@ class Liveness:
     hear it ourselves. `is_known` means that a process before us heard from it, or an event came.
     """
 
-    __slots__ = (
-        "_context",
-        "_expected_due",
-        "_window_s",
-        "clock",
-        "connections",
-        "event_order",
-        "is_due_sooner",
-        "is_expected",
-        "is_known",
-        "last_heard_at",
-        "order",
-        "silent_since",
-    )
-
-    def __init__(self, context: config.Context, now: float) -> None:
-        self.order = HeartbeatOrder(context.settings.interval_s)
-        self.connections = Connections()
-        self.clock = ClockOffset()
-        self.event_order: tuple[tuple[str, int], ...] = ()
-        """The sequence of the last event of each instance, the newest last."""
-        self.last_heard_at: float | None = None
-        self.silent_since = now
-        self.is_known = False
-        self.is_expected = False
-        """Whether Kubernetes or the configuration expects the plugin on its node."""
-        self.is_due_sooner = False
-        """Whether the next heartbeat may be due sooner than announced before."""
-        self._window_s = 0.0
-        """How much extra time the plugin has for its next heartbeat."""
-        self._expected_due = now
-        self._context = context
+    context: config.Context
+    silent_since: float
+    order: HeartbeatOrder
+    connections: Connections = field(default_factory=Connections)
+    clock: ClockOffset = field(default_factory=ClockOffset)
+    event_order: tuple[tuple[str, int], ...] = ()
+    """The sequence of the last event of each instance, the newest last."""
+    last_heard_at: float | None = None
+    is_known: bool = False
+    is_expected: bool = False
+    """Whether Kubernetes or the configuration expects the plugin on its node."""
+    is_due_sooner: bool = False
+    """Whether the next heartbeat may be due sooner than announced before."""
+    _window_s: float = 0.0
+    """How much extra time the plugin has for its next heartbeat."""
+    _expected_due: float = 0.0
 
     def restore(self, instance: str, seq: int, interval_s: float, *, now: float) -> None:
         """Restore what a former process saved."""
@@ -312,14 +297,14 @@ class Liveness:
         """Compare the clocks; return whether `clock.is_skewed` changed."""
         if not self.order.is_fresh:
             return False
-        ours = self._context.wall_zero + now
-        return self.clock.observe(heartbeat.wall, ours, self._context.settings.skew_s, now=now)
+        ours = self.context.wall_zero + now
+        return self.clock.observe(heartbeat.wall, ours, self.context.settings.skew_s, now=now)
 
     def expect(self, age_s: float, now: float) -> None:
         """Record that the plugin is expected, and has been for `age_s`."""
         if not self.is_expected:
             self.is_expected = True
-            self._expected_due = now + self._context.settings.missing_s - age_s
+            self._expected_due = now + self.context.settings.missing_s - age_s
 
     def restart_wait(self, now: float, *, window_s: float = 0.0) -> None:
         """Restart the wait, because nothing could be received until now; add `window_s` to it."""
@@ -341,7 +326,7 @@ class Liveness:
     @property
     def timeout_s(self) -> float:
         """Return how long the plugin may be silent."""
-        return self._context.settings.suspicion_beats * self.order.interval_s
+        return self.context.settings.suspicion_beats * self.order.interval_s
 
     @property
     def due(self) -> float | None:
@@ -353,7 +338,7 @@ class Liveness:
 
     def remaining_s(self, wait_s: float, waited_s: float) -> float:
         """Return the rest of a wait that a former process began, but at least one timeout."""
-        heard_s = self._context.settings.reconnect_s + self.timeout_s
+        heard_s = self.context.settings.reconnect_s + self.timeout_s
         return min(wait_s, max(heard_s, wait_s - waited_s))
 
 

@@ -105,7 +105,8 @@ class Parts:
         settings = context.settings
         self.node, self.plugin = node, plugin
         self.key = snapshot.key_of(node, plugin)
-        self.alive = liveness.Liveness(context, now)
+        order = liveness.HeartbeatOrder(settings.interval_s)
+        self.alive = liveness.Liveness(context, now, order)
         self.reported = self_reported.SelfReported(settings, now)
         self.verdict = verdict.VerdictMachine(
             context=context,
@@ -115,7 +116,8 @@ class Parts:
             recovery=verdict_state.Recovery(settings),
             investigation=investigation.Investigation(settings, has_cluster=context.has_cluster),
         )
-        self.alerting = plugin_alerting.PluginAlerting(node, plugin, context)
+        lifecycle = alert_lifecycle.AlertLifecycle(settings, context.bounds)
+        self.alerting = plugin_alerting.PluginAlerting(node, plugin, context, lifecycle)
         self.faults = device_alerts.DeviceFaults(context.bounds.devices_per_plugin)
         self.counts = device_counts.DeviceCounts()
         self.removal = Removal()

@@ -6,7 +6,9 @@ only after it has lasted for its grace period.
 """
 
 import functools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from muster import vocabulary
@@ -22,44 +24,29 @@ _RECHECK_S: Final = 10.0
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
+@dataclass(slots=True, eq=False)
 class SelfReported:
     """What one plugin reports about itself. `due` is when to check its problem without a heartbeat.
 
     While it is `suspended` no problem is believed, however long it lasts: many have one at once.
     """
 
-    __slots__ = (
-        "_draining_since",
-        "_recheck_not_before",
-        "_recheck_number",
-        "_settings",
-        "_unchanged_since",
-        "due",
-        "healthy",
-        "offers",
-        "problem",
-        "resources",
-        "since",
-        "suspended",
-    )
-
-    def __init__(self, settings: config.Detection, now: float) -> None:
-        self.resources: tuple[str, ...] = ()
-        self.healthy: Mapping[str, int] = _NOTHING
-        """The number of Healthy devices by resource, from the last heartbeat."""
-        self.problem: problems.Problem | None = None
-        self.since = 0.0
-        self.due: float | None = None
-        self.suspended = False
-        self.offers: Mapping[str, signals.Offer] | None = None
-        """What the node offers, according to Kubernetes."""
-        self._unchanged_since = now
-        """Since when `healthy` has not changed."""
-        self._settings = settings
-        self._draining_since: float | None = None
-        self._recheck_number: int | None = None
-        """The number of the current query for the node's offer."""
-        self._recheck_not_before = now
+    settings: config.Detection
+    unchanged_since: float
+    """Since when `healthy` has not changed."""
+    resources: tuple[str, ...] = ()
+    healthy: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    """The number of Healthy devices by resource, from the last heartbeat."""
+    problem: problems.Problem | None = None
+    since: float = 0.0
+    due: float | None = None
+    suspended: bool = False
+    offers: Mapping[str, signals.Offer] | None = None
+    """What the node offers, according to Kubernetes."""
+    _draining_since: float | None = None
+    _recheck_number: int | None = None
+    """The number of the current query for the node's offer."""
+    _recheck_not_before: float = -math.inf
 
     def observe(
         self, heartbeat: vocabulary.Heartbeat, order: liveness.HeartbeatOrder, now: float
@@ -69,15 +56,13 @@ class SelfReported:
         is_draining = heartbeat.phase is vocabulary.Phase.DRAINING
         if (is_draining or self._draining_since is not None) and self._drains(heartbeat, now):
             return None
-        if not order.alternations and is_well(
-            heartbeat, order.stretch, self.offers, self._settings
-        ):
+        if not order.alternations and is_well(heartbeat, order.stretch, self.offers, self.settings):
             return None
         return problems.worst(
             heartbeat,
-            self._settings,
+            self.settings,
             offers=self.offers,
-            unchanged_s=now - self._unchanged_since,
+            unchanged_s=now - self.unchanged_since,
             two_instances=order.two_instances(now),
             stretch=order.stretch,
         )
@@ -86,14 +71,14 @@ class SelfReported:
         self, event: vocabulary.PluginDeregistered, interval_s: float, now: float
     ) -> None:
         """Record that a registration was lost just now."""
-        grace_s = problems.repair_s(self._settings, interval_s)
+        grace_s = problems.repair_s(self.settings, interval_s)
         self.has_lasted(problems.deregistered(event, grace_s), now)
 
     def offers_changed(self, interval_s: float, now: float) -> None:
         """Compare the node's offer with the plugin's devices, unless these have just changed."""
-        if self.offers is None or now - self._unchanged_since < self._settings.mismatch_s:
+        if self.offers is None or now - self.unchanged_since < self.settings.mismatch_s:
             return
-        grace_s = problems.repair_s(self._settings, interval_s)
+        grace_s = problems.repair_s(self.settings, interval_s)
         problem = problems.offered(self.healthy, self.offers, grace_s)
         if problem is not None:
             self.has_lasted(problem, now)
@@ -118,7 +103,7 @@ class SelfReported:
         problem = self.problem
         if problem is None or problem.verdict not in _COMMON:
             return False
-        return self.since + problem.grace_s - now <= self._settings.trouble_s + interval_s
+        return self.since + problem.grace_s - now <= self.settings.trouble_s + interval_s
 
     def may_recheck(self, now: float) -> bool:
         """Return whether to query Kubernetes again for what the node offers.
@@ -177,7 +162,7 @@ class SelfReported:
                 return
         counted = tuple((resource.name, resource.healthy) for resource in heartbeat.resources)
         self.resources, self.healthy = _shared(counted)
-        self._unchanged_since = now
+        self.unchanged_since = now
 
     def _drains(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
         """Return whether the plugin is about to stop; one that takes too long is not."""
@@ -186,7 +171,7 @@ class SelfReported:
             return False
         if self._draining_since is None:
             self._draining_since = now
-        return now - self._draining_since < self._settings.maintenance_s
+        return now - self._draining_since < self.settings.maintenance_s
 
 
 def is_well(
