@@ -23,7 +23,7 @@ def node(name: Any = "a", **more: Any) -> model.Node:
 def owned(value: str, *managers: str, **labels: str) -> dict[str, object]:
     return {
         "labels": {KEY: value, **labels},
-        "owners": {KEY: managers or (node_labels.FIELD_MANAGER,)},
+        "owners": {KEY: managers or (model.FIELD_MANAGER,)},
     }
 
 

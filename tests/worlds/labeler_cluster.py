@@ -14,8 +14,9 @@ import orjson
 
 from muster.cli import output, registry
 from muster.local import kubernetes
+from muster_labeler import model
 from muster_labeler.kubernetes import projection
-from muster_labeler.naming import accelerators, node_labels, sources
+from muster_labeler.naming import accelerators, sources
 
 KEY = accelerators.SKYPILOT
 GFD = accelerators.GFD_PRODUCT
@@ -75,9 +76,7 @@ class Cluster:
         labels: dict[str, str] = self.node(name)["metadata"].get("labels", {})
         return labels
 
-    def apply(
-        self, name: str, labels: dict[str, str], manager: str = node_labels.FIELD_MANAGER
-    ) -> None:
+    def apply(self, name: str, labels: dict[str, str], manager: str = model.FIELD_MANAGER) -> None:
         """Write labels by server-side apply, as we do."""
         path = f"/api/v1/nodes/{name}?fieldManager={manager}"
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}

@@ -116,6 +116,17 @@ class Note(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _OfPlugin:
+    node: str
+    plugin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbered(_OfPlugin):
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatArrived:
     """A heartbeat arrived."""
 
@@ -151,22 +162,15 @@ class ProbeAnswered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeFailed:
+class ProbeFailed(_Numbered):
     """Probe `number` reached no subscriber, or (`subscribed`) got no answer."""
 
-    node: str
-    plugin: str
-    number: int
     subscribed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeInconclusive:
+class ProbeInconclusive(_Numbered):
     """Probe `number` proves nothing: our own link failed, or the answer is unreadable."""
-
-    node: str
-    plugin: str
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +193,17 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connected:
+class Connected(_OfPlugin):
     """A NATS server accepted a connection, identified by (`server`, `client`) until it ends."""
 
-    node: str
-    plugin: str
     server: str
     client: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disconnected:
+class Disconnected(_OfPlugin):
     """A NATS server closed a plugin's connection and gives its `reason` ("Client Closed", ...)."""
 
-    node: str
-    plugin: str
     server: str
     client: int
     reason: str
@@ -218,15 +218,12 @@ class ServerEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAnswered:
+class ClusterAnswered(_Numbered):
     """The answer to `AskCluster` of this number; `facts` is None if there was no answer in time.
 
     `resources` are those in the query; if there are any, `facts` contains only the holders.
     """
 
-    node: str
-    plugin: str
-    number: int
     facts: Facts | None
     resources: tuple[str, ...] = ()
 
@@ -271,11 +268,9 @@ class ClockStalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remediated:
+class Remediated(_OfPlugin):
     """The result of `Remediate`; `error` is empty if the pod is deleted, or would be."""
 
-    node: str
-    plugin: str
     pod: str
     error: str = ""
 
@@ -303,25 +298,19 @@ Input = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(_Numbered):
     """Probe the plugin; exactly one answer with this number must follow."""
 
-    node: str
-    plugin: str
-    number: int
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskCluster:
+class AskCluster(_Numbered):
     """GET node, lease and the plugin's pods, and feed back one `ClusterAnswered` of this number.
 
     With `resources`, only find the pods on the node that request one of these.
     """
 
-    node: str
-    plugin: str
-    number: int
     timeout_s: float
     resources: tuple[str, ...] = ()
 
@@ -356,14 +345,12 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remediate:
+class Remediate(_OfPlugin):
     """Delete this pod of the plugin if it still has this uid; one `Remediated` must follow.
 
     With `dry_run` only ask whether that would be allowed.
     """
 
-    node: str
-    plugin: str
     pod: str
     uid: str
     reason: str

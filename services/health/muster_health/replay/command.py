@@ -68,9 +68,7 @@ def replay(
         shown_from = _since(since, read.end)
     except (_Unusable, recording.UnreadableRecording, settings.BadSettings) as error:
         return output.fail("replay", str(error))
-    comparison = player.compare(
-        read, player.Policy(detection=other.detection, bounds=other.bounds), shown_from
-    )
+    comparison = player.compare(read, other, shown_from)
     span = {"from": read.begin, "to": read.end, "entries": len(read.entries)}
     tree = {"recording": span, "policy": str(policy), **_report(comparison)}
     # orjson writes times with their offset, as all of muster's JSON does

@@ -49,14 +49,6 @@ Answer = ProbeResult | signals.ClusterAnswered
 _Subject = tuple[str, str, type[Question], tuple[str, ...]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """The settings that a replay can change."""
-
-    detection: config.Detection
-    bounds: config.Bounds
-
-
 @dataclass(kw_only=True)
 class Result:
     """The outcome of a replay under one policy."""
@@ -99,12 +91,17 @@ class _RecordedQuestion:
     answer: Answer | None = None
 
 
-def play(recorded: recording.Recording, policy: Policy | None = None) -> Result:
-    """Replay a recording under a policy; by default under the one that each process recorded."""
+def play(recorded: recording.Recording, policy: config.Settings | None = None) -> Result:
+    """Replay a recording under a policy; by default under the one that each process recorded.
+
+    Of the settings only `detection` and `bounds` are used.
+    """
     return _Player(recorded, policy).run()
 
 
-def compare(recorded: recording.Recording, other: Policy, shown_from: datetime) -> Comparison:
+def compare(
+    recorded: recording.Recording, other: config.Settings, shown_from: datetime
+) -> Comparison:
     """Replay a recording under its own policy and another one, and compare the alerts."""
     then, now = play(recorded), play(recorded, other)
     both, only_recorded, only_other = recording.match(then.episodes, now.episodes)
@@ -127,7 +124,7 @@ def compare(recorded: recording.Recording, other: Policy, shown_from: datetime) 
 class _Player:
     """The recording's clock, the detector, and the pending answers."""
 
-    def __init__(self, recorded: recording.Recording, policy: Policy | None) -> None:
+    def __init__(self, recorded: recording.Recording, policy: config.Settings | None) -> None:
         self._recorded = recorded
         self._policy = policy
         self._answer_book = AnswerBook(recorded.entries)
@@ -175,7 +172,7 @@ class _Player:
         """End one recorded process and begin the next."""
         self._to_restore = list(self._saved.values())
         self._answers.clear()
-        policy = self._policy or Policy(detection=header.detection, bounds=header.bounds)
+        policy = self._policy or header
         self._detector = detector.Detector(
             policy.detection,
             runbook_url="",

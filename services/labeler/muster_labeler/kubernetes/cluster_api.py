@@ -154,7 +154,10 @@ class NodeApi:
         answer = await self._api.request("GET", f"{NODES_PATH}/{name}", timeout_s=self._timeout_s)
         if not answer.is_ok:
             return _failure("get", name, answer)
-        return _decoded("get", name, answer)
+        try:
+            return projection.node(_NODE.decode(answer.body))
+        except kubernetes_api.UNREADABLE as error:
+            return Failure(f"get node {name}: {error}", is_passing=True)
 
     async def label(
         self,
@@ -343,13 +346,6 @@ async def remove_objects(
             answers.append(await api.request("DELETE", path, timeout_s=timeout_s))
     failed = (a for a in answers if not a.is_ok and a.status != HTTPStatus.NOT_FOUND)
     return [answer.problem for answer in failed]
-
-
-def _decoded(verb: str, name: str, answer: kubernetes_api.Answer) -> model.Node | Failure:
-    try:
-        return projection.node(_NODE.decode(answer.body))
-    except kubernetes_api.UNREADABLE as error:
-        return Failure(f"{verb} node {name}: {error}", is_passing=True)
 
 
 def _failure(verb: str, name: str, answer: kubernetes_api.Answer) -> Failure:

@@ -84,15 +84,8 @@ class UnreadableInventory(ValueError):
     """The ConfigMap does not hold an inventory that muster wrote."""
 
 
-class _ReportedProduct(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
-    name: str
-    memory_mib: int | None = None
-    is_mig: bool = False
-    is_vgpu: bool = False
-
-
 class _ReportedInventory(msgspec.Struct, frozen=True):
-    products: list[_ReportedProduct]
+    products: list[sources.Product]
     nodes: dict[str, dict[str, int]]
     """How many of which product, by its number."""
     simulated: list[str] = []
@@ -210,11 +203,8 @@ def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str
     """Return the GPUs by node, and which nodes are simulated. Raises UnreadableInventory."""
     try:
         decoded = msgspec.json.decode(text, type=_ReportedInventory)
-        kinds = [
-            sources.Product(p.name, p.memory_mib, p.is_mig, p.is_vgpu) for p in decoded.products
-        ]
         nodes: dict[str, sources.Kinds] = {
-            name: {kinds[_index(number)]: count for number, count in counts.items()}
+            name: {decoded.products[_index(number)]: count for number, count in counts.items()}
             for name, counts in decoded.nodes.items()
         }
     except (*codec.UNREADABLE, IndexError, ValueError) as error:
@@ -347,7 +337,7 @@ def _encoded(nodes: Mapping[str, sources.Kinds], simulated: frozenset[str]) -> s
     kinds = sorted({p for kinds_of_node in nodes.values() for p in kinds_of_node}, key=repr)
     number = {product: index for index, product in enumerate(kinds)}
     written = _ReportedInventory(
-        [_ReportedProduct(p.name, p.memory_mib, p.is_mig, p.is_vgpu) for p in kinds],
+        kinds,
         {
             name: {str(number[p]): count for p, count in sorted(nodes[name].items(), key=repr)}
             for name in sorted(nodes)

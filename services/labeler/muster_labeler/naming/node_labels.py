@@ -10,7 +10,6 @@ from muster_labeler import model
 from muster_labeler.naming import accelerators, feature_discovery, sources
 from muster_labeler.naming.accelerators import Reason
 
-FIELD_MANAGER: Final = model.FIELD_MANAGER
 _NEVER: Final = frozenset({Reason.MIXED, Reason.MIG, Reason.VGPU})
 """GPUs that must have no label."""
 
@@ -72,7 +71,7 @@ class LabelStatus:
     def other_owners(self) -> tuple[str, ...]:
         """Return the other field managers that own the label."""
         return tuple(
-            o for o in self.node.owners.get(accelerators.SKYPILOT, ()) if o != FIELD_MANAGER
+            o for o in self.node.owners.get(accelerators.SKYPILOT, ()) if o != model.FIELD_MANAGER
         )
 
     @property
@@ -101,7 +100,7 @@ class LabelStatus:
     @property
     def is_ours(self) -> bool:
         """Return whether muster owns the label."""
-        return FIELD_MANAGER in self.node.owners.get(accelerators.SKYPILOT, ())
+        return model.FIELD_MANAGER in self.node.owners.get(accelerators.SKYPILOT, ())
 
 
 def label_status(node: model.Node, evidence: sources.Evidence = sources.NO_EVIDENCE) -> LabelStatus:
@@ -218,7 +217,7 @@ def _owned_state(node: model.Node) -> LabelState:
     owners = node.owners.get(accelerators.SKYPILOT, ())
     return (
         LabelState.FOREIGN_OWNED
-        if owners and FIELD_MANAGER not in owners
+        if owners and model.FIELD_MANAGER not in owners
         else LabelState.LABELLED_OK
     )
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from muster.kubernetes import scheduling
 from muster_labeler import model
 from muster_labeler.naming import accelerators
@@ -25,8 +27,7 @@ class Source(enum.StrEnum):
     INSTANCE_TYPE = "instance type"
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
     """One kind of GPU as a node's agent sees it."""
 
     name: str
