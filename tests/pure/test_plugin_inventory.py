@@ -640,110 +640,57 @@ def test_only_a_refusal_that_a_retry_cannot_change_is_permanent(
 
 # The heartbeat
 
-STATE = registration_model.ResourceStatus(
+STATE = vocabulary.ResourceBeat(
     name="a.com/fuse",
-    registered_at=100.0,
+    registered_age_s=10.0,
     streams=1,
-    sent_at=107.5,
+    last_send_age_s=2.5,
     registrations=2,
-    probe=registration_model.ProbeResult(ok=True, seconds=0.0021, at=109.0),
+    probe_ok=True,
+    probe_ms=2.1,
+    probe_age_s=1.0,
     devices=4,
     healthy=3,
     allocated=1,
-    problem="",
 )
-NEVER = registration_model.ResourceStatus(
-    name="a.com/kvm",
-    registered_at=None,
-    streams=0,
-    sent_at=None,
-    registrations=0,
-    probe=None,
-    devices=1,
-    healthy=0,
-    allocated=0,
-    problem="not registered yet, registering",
+NEVER = vocabulary.ResourceBeat(
+    name="a.com/kvm", devices=1, problem="not registered yet, registering"
 )
-
-
-WHO = bus_reporter.Identity(
-    node="n1",
-    plugin="p",
-    instance="i",
-    boot="b",
-    version="1",
-    interval_s=5.0,
-    started_at=90.0,
-)
-VITALS = bus_reporter.ProcessStatus(
-    seq=7,
-    phase=vocabulary.Phase.SERVING,
-    kubelet="1.2",
-    checked_at={"sockets": 109.5},
-    lag_s=0.0012,
-    reconnects=1,
-    config_hash="c",
+HEARTBEAT = vocabulary.Heartbeat(
+    node="n1", plugin="p", instance="i", seq=7, interval_s=5.0, resources=(STATE, NEVER)
 )
 
 
 def test_a_heartbeat_that_is_too_large_is_cut_and_still_has_the_problems() -> None:
-    wrong = msgspec.structs.replace(
-        NEVER, problem="\0" * 2000, shortage="x" * 900, mismatch="y" * 900
+    wrong = msgspec.structs.replace(NEVER, problem="\0" * 2000, short="x" * 900, mismatch="y" * 900)
+    resources = [msgspec.structs.replace(wrong, name=f"{n}.com/{'z' * 240}") for n in range(64)]
+    large = msgspec.structs.replace(
+        HEARTBEAT, resources=tuple(resources), problems=("p" * 2000,) * 21
     )
-    states = [msgspec.structs.replace(wrong, name=f"{n}.com/{'z' * 240}") for n in range(64)]
-    vitals = msgspec.structs.replace(VITALS, problems=("p" * 2000,) * 21)
-    most = codec.HEARTBEAT_BYTES_MAX
-    heartbeat = bus_reporter.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
+    heartbeat = bus_reporter.fit_heartbeat(large, codec.HEARTBEAT_BYTES_MAX)
     assert codec.decode_heartbeat(codec.encode_heartbeat(heartbeat)) == heartbeat
-    assert [entry.name for entry in heartbeat.resources] == [state.name for state in states]
+    assert [entry.name for entry in heartbeat.resources] == [entry.name for entry in resources]
     assert all(r.problem and r.short and r.mismatch for r in heartbeat.resources)
 
 
-def test_a_heartbeat_has_ages_and_never_where_nothing_happened() -> None:
-    states = [STATE, NEVER]
-    heartbeat = bus_reporter.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
-    assert heartbeat == vocabulary.Heartbeat(
-        node="n1",
-        plugin="p",
-        instance="i",
-        boot="b",
-        version="1",
-        config_hash="c",
-        seq=7,
-        interval_s=5.0,
-        uptime_s=20.0,
-        wall=1.23,
-        phase=vocabulary.Phase.SERVING,
-        kubelet_socket="1.2",
-        resources=(
-            vocabulary.ResourceBeat(
-                name="a.com/fuse",
-                registered_age_s=10.0,
-                streams=1,
-                last_send_age_s=2.5,
-                registrations=2,
-                probe_ok=True,
-                probe_ms=2.1,
-                probe_age_s=1.0,
-                devices=4,
-                healthy=3,
-                allocated=1,
-            ),
-            vocabulary.ResourceBeat(
-                name="a.com/kvm", devices=1, problem="not registered yet, registering"
-            ),
-        ),
-        checkers={"sockets": 0.5},
-        loop_lag_ms=1.2,
-        reconnects=1,
-    )
+def test_a_heartbeat_that_fits_is_sent_as_it_is() -> None:
+    assert bus_reporter.fit_heartbeat(HEARTBEAT, LARGE) == HEARTBEAT
+
+
+def test_an_age_is_rounded_and_has_a_number_for_never() -> None:
+    assert registration_model.age_s(107.504, 110.0) == 2.5
+    assert registration_model.age_s(110.1, 110.0) == 0.0
+    assert registration_model.age_s(None, 110.0) == NEVER.registered_age_s
 
 
 def test_readiness_names_what_is_missing_for_each_resource() -> None:
-    assert registration_model.readiness([STATE], now=110.0, probe_s=10.0) is None
-    text = registration_model.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
-    assert text == (
-        "a.com/fuse: the last self-probe was 30.5 s ago; a.com/kvm: not registered yet, registering"
+    assert registration_model.readiness([STATE], probe_s=10.0) is None
+    late = msgspec.structs.replace(STATE, probe_age_s=30.5)
+    unprobed = msgspec.structs.replace(STATE, probe_ok=False, probe_age_s=-1.0)
+    failed = msgspec.structs.replace(STATE, probe_ok=False)
+    assert registration_model.readiness([late, NEVER, unprobed, failed], probe_s=10.0) == (
+        "a.com/fuse: the last self-probe was 30.5 s ago; a.com/kvm: not registered yet, "
+        "registering; a.com/fuse: the self-probe has not run yet; a.com/fuse: the self-probe failed"
     )
 
 

@@ -197,7 +197,13 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             device_id = advertised.device_id(str(root / "fuse"), 0)
             assert events.devices == {device_id: "Healthy"}
             (state,) = node.statuses()
+            while not state.probe_ok:
+                await asyncio.sleep(0.01)
+                (state,) = node.statuses()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
+            assert (state.devices, state.healthy, state.allocated) == (1, 1, 0)
+            assert min(state.registered_age_s, state.last_send_age_s, state.probe_age_s) >= 0
+            assert state.probe_ms > 0
             assert node.resource_plugins.kubelet_socket == socket_directory.identity(kubelet.socket)
 
     run(story)
@@ -468,7 +474,7 @@ def test_fewer_devices_than_expected_are_reported_and_so_is_their_return(root: P
         ):
             await published.registered(1)
             short = "expected at least 2 devices, found 1"
-            assert [state.shortage for state in node.statuses()] == [short]
+            assert [state.short for state in node.statuses()] == [short]
             (root / "two").symlink_to("/dev/zero")
             await until_allocatable(kubelet, 2)
             changed = await published.of_kind(vocabulary.ExpectationChanged, 2)
@@ -651,7 +657,7 @@ def test_a_heartbeat_is_sent_at_once_when_a_new_kubelet_refuses_the_registration
             kubelet.accept_registrations(accepts=False)
             await kubelet.restart()
             (state,) = node.statuses()
-            while not state.problem or state.waits_for_kubelet:
+            while not state.problem or state.kubelet_away:
                 await node.heartbeat_due.wait()
                 node.heartbeat_due.clear()
                 (state,) = node.statuses()

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -34,16 +33,8 @@ class BusReporter:
     def __init__(self, chosen: settings.Settings, node: node_door.Node) -> None:
         self._settings = chosen
         self._node = node
-        self._identity = Identity(
-            node=node.name,
-            plugin=node.plugin,
-            instance="unconnected",
-            boot=_boot(),
-            version=muster.__version__,
-            interval_s=chosen.heartbeat.interval_s,
-            started_at=node.started_at,
-        )
-        self._heartbeat_at = self._identity.started_at
+        self._boot = _boot()
+        self._heartbeat_at = node.started_at
         self._lag_s = 0.0
         self._sequence = 0
         self._is_draining = False
@@ -54,22 +45,21 @@ class BusReporter:
         `plugin.stopping` is published only at an intended end: a crash must look like one.
         """
         metrics.register(self._node, self._heartbeat_age_s)
-        http, identity = self._settings.http, self._identity
+        http, node = self._settings.http, self._node
         async with (
             bus.Bus(
                 self._settings.bus.url,
-                producer=f"plugins/{identity.plugin}",
-                name=f"{identity.plugin} {identity.node}",
-                boot=identity.boot,
+                producer=f"plugins/{node.plugin}",
+                name=f"{node.plugin} {node.name}",
+                boot=self._boot,
             ) as connected,
             probes.serve(
                 http.host, http.port, ready=self._not_ready, healthy=self._stuck
             ) as address,
         ):
-            self._identity = msgspec.structs.replace(identity, instance=connected.instance)
             logs.logger().info("listening", http=address)
             await connected.reply(
-                vocabulary.rpc_subject(identity.node, identity.plugin, "probe"),
+                vocabulary.rpc_subject(node.name, node.plugin, "probe"),
                 lambda: codec.encode_heartbeat(self._heartbeat(connected)),
             )
             try:
@@ -142,25 +132,27 @@ class BusReporter:
             logs.logger().warning("stop_announcement_not_delivered")
 
     def _heartbeat(self, connected: bus.Bus) -> vocabulary.Heartbeat:
-        process = ProcessStatus(
+        node, now = self._node, time.monotonic()
+        heartbeat = vocabulary.Heartbeat(
+            node=node.name,
+            plugin=node.plugin,
+            instance=connected.instance,
+            boot=self._boot,
+            version=muster.__version__,
+            config_hash=node.config_hash,
             seq=self._sequence,
+            interval_s=self._settings.heartbeat.interval_s,
+            uptime_s=registration_model.age_s(node.started_at, now),
+            wall=round(time.time(), registration_model.DIGITS),
             phase=self._phase,
-            kubelet=self._node.resource_plugins.kubelet_socket,
-            checked_at=self._node.checked_at,
-            lag_s=self._lag_s,
+            kubelet_socket=node.resource_plugins.kubelet_socket,
+            resources=tuple(node.statuses()),
+            checkers={k: registration_model.age_s(at, now) for k, at in node.checked_at.items()},
+            loop_lag_ms=round(self._lag_s * 1000, registration_model.DIGITS),
             reconnects=max(0, connected.link.epoch - 1),
-            problems=self._node.event_log.current_problems,
-            config_hash=self._node.config_hash,
+            problems=node.event_log.current_problems,
         )
-        now = time.monotonic()
-        return heartbeat(
-            self._identity,
-            process,
-            self._node.statuses(),
-            now=now,
-            wall=time.time(),
-            bytes_max=codec.HEARTBEAT_BYTES_MAX,
-        )
+        return fit_heartbeat(heartbeat, codec.HEARTBEAT_BYTES_MAX)
 
     @property
     def _phase(self) -> vocabulary.Phase:
@@ -170,9 +162,7 @@ class BusReporter:
         return vocabulary.Phase.SERVING if has_served else vocabulary.Phase.STARTING
 
     def _not_ready(self) -> str | None:
-        return registration_model.readiness(
-            self._node.statuses(), now=time.monotonic(), probe_s=client.PROBE_PERIOD_S
-        )
+        return registration_model.readiness(self._node.statuses(), probe_s=client.PROBE_PERIOD_S)
 
     def _stuck(self) -> str | None:
         age_s = self._heartbeat_age_s()
@@ -184,57 +174,25 @@ class BusReporter:
         return time.monotonic() - self._heartbeat_at
 
 
-_DIGITS: Final = 2
-_NEVER: Final = -1.0
 _TEXTS_MAX: Final = (300, 100, 30, 10)
 """Lengths that texts are cut to, until the heartbeat fits; the events have the whole texts."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of the process, which does not change while it runs."""
+def fit_heartbeat(heartbeat: vocabulary.Heartbeat, bytes_max: int) -> vocabulary.Heartbeat:
+    """Cut the texts of a heartbeat until it has at most `bytes_max` bytes.
 
-    node: str
-    plugin: str
-    instance: str
-    boot: str
-    version: str
-    interval_s: float
-    started_at: float
-
-
-class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of the process at the time of a heartbeat; `kubelet` identifies its kubelet.sock."""
-
-    seq: int
-    phase: vocabulary.Phase
-    kubelet: str
-    checked_at: Mapping[str, float]
-    lag_s: float
-    reconnects: int
-    config_hash: str
-    problems: tuple[str, ...] = ()
-
-
-def heartbeat(
-    identity: Identity,
-    process: ProcessStatus,
-    resources: Iterable[registration_model.ResourceStatus],
-    *,
-    now: float,
-    wall: float,
-    bytes_max: int,
-) -> vocabulary.Heartbeat:
-    """Return a heartbeat; `now` is monotonic like all other times, `wall` is the time of day.
-
-    Its texts are cut until it has at most `bytes_max` bytes, because consumers reject larger ones:
-    the numbers show whether all is well, and the events have the full reasons.
+    Consumers reject larger ones. The numbers show whether all is well, and the events have the full
+    reasons.
     """
-    statuses = [*resources]
     for text_max in _TEXTS_MAX:
-        message = _heartbeat(identity, process, statuses, now=now, wall=wall, text_max=text_max)
-        if len(msgspec.json.encode(message)) <= bytes_max:
+        shorter = msgspec.structs.replace(
+            heartbeat,
+            problems=tuple(problem[:text_max] for problem in heartbeat.problems),
+            resources=tuple(_shorten(resource, text_max) for resource in heartbeat.resources),
+        )
+        if len(msgspec.json.encode(shorter)) <= bytes_max:
             break
-    return message
+    return shorter
 
 
 def first_heartbeat_s(node: str, interval_s: float) -> float:
@@ -243,63 +201,13 @@ def first_heartbeat_s(node: str, interval_s: float) -> float:
     return share * interval_s
 
 
-def _heartbeat(
-    identity: Identity,
-    process: ProcessStatus,
-    resources: Iterable[registration_model.ResourceStatus],
-    *,
-    now: float,
-    wall: float,
-    text_max: int,
-) -> vocabulary.Heartbeat:
-    return vocabulary.Heartbeat(
-        node=identity.node,
-        plugin=identity.plugin,
-        instance=identity.instance,
-        boot=identity.boot,
-        version=identity.version,
-        config_hash=process.config_hash,
-        seq=process.seq,
-        interval_s=identity.interval_s,
-        uptime_s=_age(identity.started_at, now),
-        wall=round(wall, _DIGITS),
-        phase=process.phase,
-        kubelet_socket=process.kubelet,
-        resources=tuple(_resource(state, now, text_max) for state in resources),
-        checkers={name: _age(at, now) for name, at in process.checked_at.items()},
-        loop_lag_ms=round(process.lag_s * 1000, _DIGITS),
-        reconnects=process.reconnects,
-        problems=tuple(problem[:text_max] for problem in process.problems),
+def _shorten(resource: vocabulary.ResourceBeat, text_max: int) -> vocabulary.ResourceBeat:
+    return msgspec.structs.replace(
+        resource,
+        problem=resource.problem[:text_max],
+        short=resource.short[:text_max],
+        mismatch=resource.mismatch[:text_max],
     )
-
-
-def _resource(
-    state: registration_model.ResourceStatus, now: float, text_max: int
-) -> vocabulary.ResourceBeat:
-    probe = state.probe
-    return vocabulary.ResourceBeat(
-        name=state.name,
-        registered_age_s=_age(state.registered_at, now),
-        streams=state.streams,
-        last_send_age_s=_age(state.sent_at, now),
-        registrations=state.registrations,
-        probe_ok=probe is not None and probe.ok,
-        probe_ms=round(probe.seconds * 1000, _DIGITS) if probe else 0.0,
-        probe_age_s=_age(probe.at if probe else None, now),
-        devices=state.devices,
-        healthy=state.healthy,
-        allocated=state.allocated,
-        problem=state.problem[:text_max],
-        short=state.shortage[:text_max],
-        mismatch=state.mismatch[:text_max],
-        degraded=state.conditions.get(vocabulary.Condition.DEGRADED, 0),
-        kubelet_away=state.waits_for_kubelet,
-        unmonitored=state.conditions.get(vocabulary.Condition.UNMONITORED, 0),
-    )
-
-
-def _age(at: float | None, now: float) -> float:
-    return _NEVER if at is None else round(max(0.0, now - at), _DIGITS)
 
 
 def _boot() -> str:

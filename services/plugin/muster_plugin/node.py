@@ -108,7 +108,7 @@ class Node:
 
     # State
 
-    def statuses(self) -> list[registration_model.ResourceStatus]:
+    def statuses(self) -> list[vocabulary.ResourceBeat]:
         """Return the status of every resource."""
         now = time.monotonic()
         return [self._status(plugin, now) for plugin in self.resource_plugins.values()]
@@ -316,7 +316,7 @@ class Node:
 
     def _status(
         self, plugin: resource_plugin.ResourcePlugin, now: float
-    ) -> registration_model.ResourceStatus:
+    ) -> vocabulary.ResourceBeat:
         status = plugin.status(now)
         allocated = self._pods.allocated_count(plugin.resource)
         return msgspec.structs.replace(

@@ -7,7 +7,7 @@ Stopped. `kubelet` identifies one kubelet.sock; it is empty if there is none.
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, TypeAlias, assert_never
 
 import msgspec
@@ -15,54 +15,51 @@ import msgspec
 from muster import vocabulary
 
 _PROBES_MISSED_MAX: Final = 3
+DIGITS: Final = 2
+"""Of the numbers in heartbeats."""
+_NEVER_S: Final = -1.0
 
 
-class Served(msgspec.Struct, frozen=True):
+class _OfGeneration(msgspec.Struct, frozen=True):
+    generation: int
+
+
+class Served(_OfGeneration, frozen=True):
     """The server of this generation listens."""
 
-    generation: int
 
-
-class ServeFailed(msgspec.Struct, frozen=True):
+class ServeFailed(_OfGeneration, frozen=True):
     """The server of this generation could not start, and has been cleaned up."""
 
-    generation: int
     text: str
 
 
-class ServedElsewhere(msgspec.Struct, frozen=True):
+class ServedElsewhere(_OfGeneration, frozen=True):
     """Another process serves this resource, so this generation has no server."""
 
-    generation: int
     owner: str
 
 
-class Registered(msgspec.Struct, frozen=True):
+class Registered(_OfGeneration, frozen=True):
     """The kubelet behind this kubelet.sock accepted the registration."""
 
-    generation: int
     kubelet: str
 
 
-class RegisterFailed(msgspec.Struct, frozen=True):
+class RegisterFailed(_OfGeneration, frozen=True):
     """The kubelet refused (`permanent`: it would refuse again), or was `unreachable`."""
 
-    generation: int
     text: str
     permanent: bool
     unreachable: bool = False
 
 
-class StreamOpened(msgspec.Struct, frozen=True):
+class StreamOpened(_OfGeneration, frozen=True):
     """The kubelet opened a ListAndWatch."""
 
-    generation: int
 
-
-class StreamClosed(msgspec.Struct, frozen=True):
+class StreamClosed(_OfGeneration, frozen=True):
     """A ListAndWatch ended that the plugin did not end."""
-
-    generation: int
 
 
 class KubeletSocketSeen(msgspec.Struct, frozen=True):
@@ -71,35 +68,26 @@ class KubeletSocketSeen(msgspec.Struct, frozen=True):
     kubelet: str
 
 
-class OwnSocketLost(msgspec.Struct, frozen=True):
+class OwnSocketLost(_OfGeneration, frozen=True):
     """The plugin's socket file is gone or was replaced."""
 
-    generation: int
 
-
-class ProbePassed(msgspec.Struct, frozen=True):
+class ProbePassed(_OfGeneration, frozen=True):
     """The self-probe reached this server."""
 
-    generation: int
 
-
-class ProbeFailed(msgspec.Struct, frozen=True):
+class ProbeFailed(_OfGeneration, frozen=True):
     """The self-probe reached no server, or another one."""
 
-    generation: int
     text: str
 
 
-class ServerEnded(msgspec.Struct, frozen=True):
+class ServerEnded(_OfGeneration, frozen=True):
     """The server ended unexpectedly."""
 
-    generation: int
 
-
-class Stopped(msgspec.Struct, frozen=True):
+class Stopped(_OfGeneration, frozen=True):
     """Streams, server and socket of this generation are gone."""
-
-    generation: int
 
 
 FromServer: TypeAlias = (
@@ -110,28 +98,21 @@ FromProbe: TypeAlias = ProbePassed | ProbeFailed
 Signal: TypeAlias = FromServer | FromKubelet | FromProbe | KubeletSocketSeen
 
 
-class Serve(msgspec.Struct, frozen=True):
+class Serve(_OfGeneration, frozen=True):
     """Start a server on a fresh socket."""
 
-    generation: int
 
-
-class Register(msgspec.Struct, frozen=True):
+class Register(_OfGeneration, frozen=True):
     """Register that socket with the kubelet."""
 
-    generation: int
 
-
-class Stop(msgspec.Struct, frozen=True):
+class Stop(_OfGeneration, frozen=True):
     """Cancel a Register in flight, end the streams and the server, remove the socket."""
 
-    generation: int
 
-
-class Listed(msgspec.Struct, frozen=True):
+class Listed(_OfGeneration, frozen=True):
     """The kubelet lists the resource: it accepted the registration and opened its stream."""
 
-    generation: int
     reason: vocabulary.RegistrationReason
     registrations: int
 
@@ -212,36 +193,22 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of one resource; times are monotonic seconds, None is never."""
-
-    name: str
-    registered_at: float | None
-    streams: int
-    sent_at: float | None
-    registrations: int
-    probe: ProbeResult | None
-    devices: int
-    healthy: int
-    allocated: int
-    problem: str
-    shortage: str = ""
-    mismatch: str = ""
-    conditions: Mapping[vocabulary.Condition, int] = {}
-    waits_for_kubelet: bool = False
+def age_s(at: float | None, now: float) -> float:
+    """Return the age of an event as heartbeats report it; None means that it never happened."""
+    return _NEVER_S if at is None else round(max(0.0, now - at), DIGITS)
 
 
-def readiness(resources: Iterable[ResourceStatus], *, now: float, probe_s: float) -> str | None:
+def readiness(resources: Iterable[vocabulary.ResourceBeat], *, probe_s: float) -> str | None:
     """Return why the plugin is not ready, or None; it probes itself every `probe_s`."""
     problems = []
-    for state in resources:
-        if state.problem:
-            problems.append(f"{state.name}: {state.problem}")
-        elif state.probe is None or not state.probe.ok:
-            outcome = "failed" if state.probe else "has not run yet"
-            problems.append(f"{state.name}: the self-probe {outcome}")
-        elif now - state.probe.at > _PROBES_MISSED_MAX * probe_s:
+    for status in resources:
+        if status.problem:
+            problems.append(f"{status.name}: {status.problem}")
+        elif not status.probe_ok:
+            outcome = "has not run yet" if status.probe_age_s == _NEVER_S else "failed"
+            problems.append(f"{status.name}: the self-probe {outcome}")
+        elif status.probe_age_s > _PROBES_MISSED_MAX * probe_s:
             problems.append(
-                f"{state.name}: the last self-probe was {now - state.probe.at:.1f} s ago"
+                f"{status.name}: the last self-probe was {status.probe_age_s:.1f} s ago"
             )
     return "; ".join(problems) or None

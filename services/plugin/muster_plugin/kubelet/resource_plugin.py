@@ -202,23 +202,28 @@ class ResourcePlugin:
             await self._endpoint.stop()
             self._endpoint = None
 
-    def status(self, now: float) -> model.ResourceStatus:
+    def status(self, now: float) -> vocabulary.ResourceBeat:
         """Return the status of this resource, as heartbeats report it."""
         health = self._devices.count(self.resource)
-        return model.ResourceStatus(
+        conditions = self._devices.conditions(self.resource)
+        probe = self._self_probe.last_result
+        return vocabulary.ResourceBeat(
             name=self.resource,
-            registered_at=self.machine.registered_at,
+            registered_age_s=model.age_s(self.machine.registered_at, now),
             streams=self.machine.streams,
-            sent_at=self.counters.sent_at,
+            last_send_age_s=model.age_s(self.counters.sent_at, now),
             registrations=self.machine.registrations,
-            probe=self._self_probe.last_result,
+            probe_ok=probe is not None and probe.ok,
+            probe_ms=round(probe.seconds * 1000, model.DIGITS) if probe else 0.0,
+            probe_age_s=model.age_s(probe.at if probe else None, now),
             devices=health.total(),
             healthy=health[vocabulary.Health.HEALTHY],
             allocated=self.allocator.allocated,
             problem=self.machine.problem(now),
-            waits_for_kubelet=self.machine.is_waiting_for_kubelet(now),
-            shortage=self._devices.shortage(self.resource),
-            conditions=self._devices.conditions(self.resource),
+            short=self._devices.shortage(self.resource),
+            degraded=conditions[vocabulary.Condition.DEGRADED],
+            unmonitored=conditions[vocabulary.Condition.UNMONITORED],
+            kubelet_away=self.machine.is_waiting_for_kubelet(now),
         )
 
     def _report_problem_change(self) -> None:
