@@ -3,6 +3,7 @@
 It is imported after the registration, see `lean`.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
@@ -144,19 +145,18 @@ class Collector(registry.Collector):
         )
 
 
-def _gauge(
-    name: str, text: str, labels: Sequence[str] = (), samples: _Samples = ()
-) -> core.GaugeMetricFamily:
-    metric = core.GaugeMetricFamily(name, text, labels=labels)
+def _metric(
+    kind: type[core.GaugeMetricFamily | core.CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: Sequence[str] = (),
+    samples: _Samples = (),
+) -> core.Metric:
+    metric = kind(name, text, labels=labels)
     for values, value in samples:
         metric.add_metric(values, value)
     return metric
 
 
-def _counter(
-    name: str, text: str, labels: Sequence[str] = (), samples: _Samples = ()
-) -> core.CounterMetricFamily:
-    metric = core.CounterMetricFamily(name, text, labels=labels)
-    for values, value in samples:
-        metric.add_metric(values, value)
-    return metric
+_gauge = functools.partial(_metric, core.GaugeMetricFamily)
+_counter = functools.partial(_metric, core.CounterMetricFamily)

@@ -170,11 +170,11 @@ class Node:
     def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Publish an allocation, whose pod the kubelet reports later."""
         self.event_log.record_allocation(resource, device_ids)
-        self._pods.poll_soon()
+        self._pods.poller.soon.set()
 
     def on_list_sent(self) -> None:
         """Schedule a check of whether the kubelet lists the devices that it was sent."""
-        self._pods.poll_soon()
+        self._pods.poller.soon.set()
 
     def on_lock_acquired(self, resource: str) -> None:
         """Write the CDI spec of a resource that is about to be registered."""
@@ -199,7 +199,7 @@ class Node:
             self._watch_devices(),
             self._expire_devices(),
             self._device_checker.run(),
-            self._pods.run(),
+            self._pods.poller.run(),
             self._updates.run(),
             *([self._gpus.watch(self._on_gpu_update)] if self._gpus else []),
         )
@@ -318,12 +318,12 @@ class Node:
         self, plugin: resource_plugin.ResourcePlugin, now: float
     ) -> vocabulary.ResourceBeat:
         status = plugin.status(now)
-        allocated = self._pods.allocated_count(plugin.resource)
+        allocated = self._pods.check.allocated_count(plugin.resource)
         return msgspec.structs.replace(
             status,
             problem=status.problem or self._cdi_specs.problems.get(plugin.resource, ""),
             allocated=status.allocated if allocated is None else allocated,
-            mismatch=self._pods.mismatch(plugin.resource, now),
+            mismatch=self._pods.check.mismatch(plugin.resource, now),
         )
 
     def _start_if_all_seen(self) -> None:

@@ -9,7 +9,7 @@ published in order.
 import asyncio
 import collections
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, assert_never
@@ -159,10 +159,10 @@ class EventLog:
         self,
         config_hash: str,
         *,
-        added: tuple[str, ...],
-        removed: tuple[str, ...],
-        registered_again: tuple[str, ...],
-        restart: tuple[str, ...],
+        added: tuple[str, ...] = (),
+        removed: tuple[str, ...] = (),
+        registered_again: tuple[str, ...] = (),
+        restart: tuple[str, ...] = (),
     ) -> None:
         """Record that a changed configuration was applied, and to which resources."""
         self._rejection, self.configuration_rejected_at = (), None
@@ -187,9 +187,7 @@ class EventLog:
     def configuration_restored(self, config_hash: str) -> None:
         """Record that a rejected file was changed back to the applied configuration."""
         if self._rejection:
-            self.configuration_applied(
-                config_hash, added=(), removed=(), registered_again=(), restart=()
-            )
+            self.configuration_applied(config_hash)
 
     def configuration_rejected(self, problems: tuple[str, ...], *, active_hash: str) -> None:
         """Record that a changed configuration cannot be used."""
@@ -310,40 +308,24 @@ class PodDevices:
         self._event_log = events
         self._updates = updates
         self._on_polled = on_polled
-        self._check = podresources.PodResourcesCheck()
-        self._poller = podresources.PodResourcesPoller(socket, self._on_listing)
-
-    def run(self) -> Coroutine[object, object, None]:
-        """Poll until cancelled."""
-        return self._poller.run()
-
-    def poll_soon(self) -> None:
-        """Schedule a poll for when the kubelet lists what was just allocated or sent."""
-        self._poller.soon.set()
-
-    def allocated_count(self, resource: str) -> int | None:
-        """Return how many ids of a resource pods hold; None if that is unknown."""
-        return self._check.allocated_count(resource)
-
-    def mismatch(self, resource: str, now: float) -> str:
-        """Say how the kubelet's listing persistently differs; empty if it does not."""
-        return self._check.mismatch(resource, now)
+        self.check = podresources.PodResourcesCheck()
+        self.poller = podresources.PodResourcesPoller(socket, self._on_listing)
 
     async def _on_listing(self, listing: podresources.Listing | None) -> None:
         now, at = time.monotonic(), datetime.now(UTC)
-        before = set(self._check.mismatches)
+        before = set(self.check.mismatches)
         advertised = {
             name: podresources.Advertised(self._devices.devices(name), self._sent_at(name, now))
             for name in self._devices.resources
         }
-        for allocation in self._check.compare(listing, advertised, now):
+        for allocation in self.check.compare(listing, advertised, now):
             self._event_log.record_allocation(
                 allocation.resource, allocation.device_ids, pod=allocation.pod
             )
-        if set(self._check.mismatches) != before:
+        if set(self.check.mismatches) != before:
             self._updates.heartbeat_due.set()
-        if self._check.needs_recheck:
-            self.poll_soon()
+        if self.check.needs_recheck:
+            self.poller.soon.set()
         pods = listing.pods_by_resource() if listing else None
         await self._updates.publish(self._devices.record_pods(pods, now=now, at=at))
         if listing is not None:

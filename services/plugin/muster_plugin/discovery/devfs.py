@@ -120,7 +120,7 @@ class _Walk:
             if part == "..":
                 done = done.rpartition("/")[0]
             elif part not in {"", "."}:
-                target = _target(self.mounted(f"{done}/{part}"))
+                target = _link(self.mounted(f"{done}/{part}"))
                 if target is None:
                     done = f"{done}/{part}"
                     continue
@@ -202,13 +202,6 @@ class _Walk:
             names = names[: self._entries_left]
         self._entries_left -= len(names)
         return names
-
-
-def _target(path: str) -> str | None:
-    try:
-        return os.readlink(path)  # noqa: PTH115  # a Path for each of thousands costs more than the call
-    except OSError:
-        return None
 
 
 def _node(path: str, names: set[str], *, root: Path, sysfs: "Sysfs") -> scan_result.Node | None:

@@ -49,10 +49,22 @@ class DeviceEvents:
         announced: set[tuple[str, vocabulary.Health]] = set()
         for group in _group_facts(resource, facts):
             match group[0]:
-                case device_lifecycle.Added():
-                    yield self._added(resource, group[0], len(group), at)
-                case device_lifecycle.Removed():
-                    yield self._removed(resource, group[0], len(group), at)
+                case device_lifecycle.Added(device=added):
+                    # if it has already gone again, publish it as it was added
+                    device = resource.device(added.id) or added
+                    yield vocabulary.DeviceAdded(
+                        **self._origin(at),
+                        device=msgspec.structs.replace(device, count=len(group)),
+                    )
+                case device_lifecycle.Removed(physical=physical) as fact:
+                    yield vocabulary.DeviceRemoved(
+                        **self._origin(at),
+                        resource=resource.name,
+                        device_id=fact.device_id,
+                        reason=fact.reason,
+                        physical="" if resource.has(physical) else physical,
+                        count=len(group),
+                    )
                 case device_lifecycle.HealthChanged(device_id=device_id, health=health) as fact:
                     unit = resource.unit(device_id)
                     part = unit.gpu.part if unit and unit.gpu else None
@@ -62,7 +74,15 @@ class DeviceEvents:
                         has_fault and health is vocabulary.Health.HEALTHY
                     ):
                         announced.add((name, health))
-                        yield self._health_changed(resource, name, fact, at)
+                        yield vocabulary.DeviceHealthChanged(
+                            **self._origin(at),
+                            resource=resource.name,
+                            device_id=name,
+                            health=health,
+                            reason=fact.reason,
+                            code=fact.code,
+                            pods=resource.pods_holding(name),
+                        )
 
     def for_fault(
         self,
@@ -99,52 +119,6 @@ class DeviceEvents:
             code=fault.code,
             policy=fault.policy,
             evidence=fault.evidence,
-            pods=resource.pods_holding(name),
-        )
-
-    def _added(
-        self,
-        resource: resource_devices.ResourceDevices,
-        fact: device_lifecycle.Added,
-        count: int,
-        at: datetime,
-    ) -> vocabulary.PluginEvent:
-        # if it has already gone again, publish it as it was added
-        device = resource.device(fact.device.id) or fact.device
-        return vocabulary.DeviceAdded(
-            **self._origin(at), device=msgspec.structs.replace(device, count=count)
-        )
-
-    def _removed(
-        self,
-        resource: resource_devices.ResourceDevices,
-        fact: device_lifecycle.Removed,
-        count: int,
-        at: datetime,
-    ) -> vocabulary.PluginEvent:
-        return vocabulary.DeviceRemoved(
-            **self._origin(at),
-            resource=resource.name,
-            device_id=fact.device_id,
-            reason=fact.reason,
-            physical="" if resource.has(fact.physical) else fact.physical,
-            count=count,
-        )
-
-    def _health_changed(
-        self,
-        resource: resource_devices.ResourceDevices,
-        name: str,
-        fact: device_lifecycle.HealthChanged,
-        at: datetime,
-    ) -> vocabulary.PluginEvent:
-        return vocabulary.DeviceHealthChanged(
-            **self._origin(at),
-            resource=resource.name,
-            device_id=name,
-            health=fact.health,
-            reason=fact.reason,
-            code=fact.code,
             pods=resource.pods_holding(name),
         )
 

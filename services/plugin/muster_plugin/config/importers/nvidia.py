@@ -168,8 +168,9 @@ def _effective(
 ) -> _Source | None:
     """Return the value that takes precedence; note others that differ from it."""
     values: list[_Source] = []
+    is_switch = setting.kind is Kind.FLAG
     for flag in setting.flags:
-        texts = dict.fromkeys(_of_flag(arguments, flag, is_switch=setting.kind is Kind.FLAG))
+        texts = dict.fromkeys(peer_file.flag_values(arguments, flag, is_switch=is_switch))
         if setting.kind in {Kind.LIST, Kind.NUMBERS} and texts:
             texts = {",".join(texts): None}
         values += [_Source(value, flag) for value in texts]
@@ -192,16 +193,6 @@ def _plain(value: _Value) -> str:
 def _dashed(argument: str) -> str:
     """Return the flag with two dashes; Go also accepts one."""
     return f"-{argument}" if _ONE_DASH.match(argument) else argument
-
-
-def _of_flag(arguments: Sequence[str], flag: str, *, is_switch: bool) -> Iterator[str]:
-    for at, text in enumerate(arguments):
-        if text.startswith(f"{flag}="):
-            yield text.removeprefix(f"{flag}=")
-        elif text == flag and is_switch:
-            yield "true"
-        elif text == flag and at + 1 < len(arguments):
-            yield arguments[at + 1]
 
 
 def _apply(

@@ -14,7 +14,7 @@ import enum
 import functools
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -57,16 +57,7 @@ def _same(*values: str) -> dict[str, str]:
     return {value: value for value in values}
 
 
-def _setting(
-    kind: Kind,
-    names: str,
-    ours: str = "",
-    *,
-    instead: str = "",
-    values: Mapping[str, str] = _ANY_VALUE,
-    refusal: str = "",
-    defaults: tuple[object, ...] = (),
-) -> Setting:
+def _setting(kind: Kind, names: str, ours: str = "", **more: Any) -> Setting:
     """Return a setting; `names` are its key in the file, its flags and its variables."""
     words = names.split()
     return Setting(
@@ -75,10 +66,7 @@ def _setting(
         variables=tuple(word for word in words if word.isupper() and not word.startswith("-")),
         kind=kind,
         ours=ours,
-        instead=instead,
-        values=values,
-        refusal=refusal,
-        defaults=defaults,
+        **more,
     )
 
 

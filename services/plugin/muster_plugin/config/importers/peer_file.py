@@ -181,10 +181,10 @@ def find_in_manifests(documents: Sequence[object]) -> ManifestContent | None:
     if not manifests:
         return None
     arguments = [text for manifest in manifests for text in _arguments(manifest)]
-    domains = [*_values(arguments, "--domain")]
+    domains = [*flag_values(arguments, "--domain")]
     return ManifestContent(
         files=tuple(file for manifest in manifests for file in _files(manifest)),
-        devices=tuple(_values(arguments, "--device")),
+        devices=tuple(flag_values(arguments, "--device")),
         domain=domains[-1] if domains else None,
         arguments=tuple(arguments),
         environment=tuple(pair for manifest in manifests for pair in _variables(manifest)),
@@ -257,9 +257,12 @@ def _containers(manifest: Mapping[object, object]) -> Iterator[Mapping[object, o
                 yield container
 
 
-def _values(arguments: Sequence[str], flag: str) -> Iterator[str]:
+def flag_values(arguments: Sequence[str], flag: str, *, is_switch: bool = False) -> Iterator[str]:
+    """Yield the values of a flag, `--flag=value` or `--flag value`; a switch alone is true."""
     for at, text in enumerate(arguments):
         if text.startswith(f"{flag}="):
             yield text.removeprefix(f"{flag}=")
+        elif text == flag and is_switch:
+            yield "true"
         elif text == flag and at + 1 < len(arguments):
             yield arguments[at + 1]
