@@ -31,8 +31,9 @@ def allocator(sharing: config_gpus.Gpus | None = None) -> allocation.Allocator:
     devices = inventory.Inventory(node="n1", plugin="p")
     at = datetime(2026, 11, 1, tzinfo=UTC)
     devices.observe(resource_plan.Plan(resources=(offer,)), (RULE,), now=0.0, at=at)
-    terms = container_spec.AllocationContext(rules=sharing or config_gpus.Gpus())
-    return allocation.Allocator(devices, RULE.name, lambda: terms)
+    rules = sharing or config_gpus.Gpus()
+    devices.gpu_context = container_spec.AllocationContext(rules=rules)
+    return allocation.Allocator(devices, RULE.name)
 
 
 def test_a_container_gets_each_gpu_once_whatever_its_replicas() -> None:

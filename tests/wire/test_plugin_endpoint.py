@@ -48,7 +48,7 @@ def served(
     service = server.Service(
         resource="a.com/x",
         devices=devices,
-        allocator=allocation.Allocator(devices, "a.com/x", lambda: devices.gpu_context),
+        allocator=allocation.Allocator(devices, "a.com/x"),
         counters=figures or server.Counters(),
     )
     return server.Endpoint(path, 1, service, send=signals.append, observer=Nobody())

@@ -6,7 +6,7 @@ settings.BadSettings with every problem, and nothing else.
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +15,11 @@ from muster_plugin.config import settings as config_settings
 from muster_plugin.config.importers import device_nodes, nvidia, peer_file
 
 _LOGGED_MAX: Final = 1000
+_KEYS: Final = {
+    config_settings.Format.GENERIC: {"devices", "device"},
+    config_settings.Format.NVIDIA: {"version", "flags", "sharing"},
+}
+"""Keys of which one at least is in another plugin's file."""
 
 
 def read(
@@ -70,15 +75,8 @@ def _imported(
         return device_nodes.read_generic_flags(flags, domain=domain or manifest.domain)
     inputs = manifest.arguments, manifest.environment, manifest.elsewhere
     if peer is config_settings.Format.NVIDIA and nvidia.has_settings(*inputs):
-        document = (
-            _only_document(manifest, peer, source) if _files(manifest, peer, source) else None
-        )
-        return nvidia.read(
-            document,
-            arguments=manifest.arguments,
-            environment=manifest.environment,
-            elsewhere=manifest.elsewhere,
-        )
+        has_file = bool(_files(manifest, peer, source))
+        return nvidia.read(_only_document(manifest, peer, source) if has_file else None, *inputs)
     return _converted(_only_document(manifest, peer, source), peer, domain)
 
 
@@ -92,17 +90,11 @@ def _hints(document: Any, source: str) -> Iterator[str]:
 def _converted(
     document: Any, peer: config_settings.Format, domain: str | None
 ) -> peer_file.ImportedConfiguration:
-    match peer:
-        case config_settings.Format.SMARTER:
-            return device_nodes.read_smarter(document)
-        case config_settings.Format.GENERIC:
-            return device_nodes.read_generic(document, domain=domain)
-        case config_settings.Format.NVIDIA:
-            return nvidia.read(document)
-        case config_settings.Format.MUSTER:
-            raise AssertionError("our own files are read, not imported")
-        case _ as never:
-            assert_never(never)
+    if peer is config_settings.Format.SMARTER:
+        return device_nodes.read_smarter(document)
+    if peer is config_settings.Format.GENERIC:
+        return device_nodes.read_generic(document, domain=domain)
+    return nvidia.read(document)
 
 
 def _only_document(
@@ -132,19 +124,10 @@ def _files(
     return matching
 
 
-def _looks_like(document: Any, written_for: config_settings.Format) -> bool:
-    match written_for:
-        case config_settings.Format.SMARTER:
-            return isinstance(document, list)
-        case config_settings.Format.MUSTER:
-            raise AssertionError("our own document is found by settings.only")
-        case config_settings.Format.GENERIC:
-            keys = {"devices", "device"}
-        case config_settings.Format.NVIDIA:
-            keys = {"version", "flags", "sharing"}
-        case _ as never:
-            assert_never(never)
-    return isinstance(document, dict) and not keys.isdisjoint(document)
+def _looks_like(document: Any, peer: config_settings.Format) -> bool:
+    if peer is config_settings.Format.SMARTER:
+        return isinstance(document, list)
+    return isinstance(document, dict) and not _KEYS[peer].isdisjoint(document)
 
 
 def _only(documents: Sequence[Any], source: str) -> Any:

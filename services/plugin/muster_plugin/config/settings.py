@@ -252,14 +252,18 @@ class Format(enum.StrEnum):
     NVIDIA = "nvidia"
 
 
-class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
+class _Directory(errors.Checked, frozen=True, kw_only=True):
+    directory: FilePath
+
+    def problems(self) -> Iterator[str]:
+        """Yield why the path is refused."""
+        return errors.prefixed("directory", errors.path_problems(self.directory))
+
+
+class Kubelet(_Directory, frozen=True, kw_only=True):
     """Where the kubelet keeps its sockets."""
 
     directory: FilePath = "/var/lib/kubelet"
-
-    def __post_init__(self) -> None:
-        """Refuse a relative path."""
-        errors.raise_if_any(errors.prefixed("directory", errors.path_problems(self.directory)))
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,14 +272,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0
 
 
-class Cdi(msgspec.Struct, frozen=True, kw_only=True):
+class Cdi(_Directory, frozen=True, kw_only=True):
     """Where the container runtime looks for CDI specs."""
 
     directory: FilePath = "/var/run/cdi"
-
-    def __post_init__(self) -> None:
-        """Refuse a relative path."""
-        errors.raise_if_any(errors.prefixed("directory", errors.path_problems(self.directory)))
 
 
 class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):

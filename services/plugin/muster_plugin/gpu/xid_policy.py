@@ -7,7 +7,7 @@ lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override both. `evalu
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -158,6 +158,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     otherwise: _PresetRule
 
 
+_Decision: TypeAlias = tuple[Action, str, str]
+"""An action, the name of its rule, and its source."""
 _CATALOGUE: Final = msgspec.json.Decoder(Catalogue)
 _PRESET: Final = msgspec.json.Decoder(Preset)
 
@@ -207,12 +209,14 @@ class Policy:
 
     def rule(self, xid: int) -> Rule:
         """Return the rule for an XID; an unknown one takes the GPU out of use."""
-        decided = self._override(xid) or self._by_preset(xid, self._rules.get(xid))
+        entry = self._catalogue.xids.get(xid)
+        action, rule, source = self._override(xid) or self._by_preset(xid, entry)
         if self._lists.disables(xid):
-            return self._listed(xid, Action.IGNORE, DISABLE)
-        if self._lists.enables(xid) and not decided.action.is_unhealthy:
-            return self._listed(xid, self._severity(xid), ENABLE)
-        return decided
+            action, rule, source = Action.IGNORE, DISABLE, self._catalogue.sources["plugin"]
+        elif self._lists.enables(xid) and not action.is_unhealthy:
+            action, rule, source = self._severity(xid), ENABLE, self._catalogue.sources["plugin"]
+        title = (entry.title if entry else "") or "unknown XID"
+        return Rule(action=action, title=title, rule=rule, source=source)
 
     def _severity(self, xid: int) -> Action:
         """Return the action for an enabled XID that the preset or the user ignores."""
@@ -221,40 +225,20 @@ class Policy:
                 return named.action
         return Action.UNHEALTHY
 
-    def _override(self, xid: int) -> Rule | None:
+    def _override(self, xid: int) -> _Decision | None:
         at, rule = self._overrides.get(xid, (0, None))
         if rule is None:
             return None
-        source = rule.why or "no reason given"
-        return Rule(
-            action=rule.action,
-            title=self._title(xid),
-            rule=f"policy file rules[{at}]",
-            source=source,
-        )
+        return rule.action, f"policy file rules[{at}]", rule.why or "no reason given"
 
-    def _by_preset(self, xid: int, named: _PresetRule | None) -> Rule:
-        rule = named or self._preset.otherwise
-        entry = self._catalogue.xids.get(xid)
+    def _by_preset(self, xid: int, entry: CatalogueEntry | None) -> _Decision:
+        rule = self._rules.get(xid) or self._preset.otherwise
         word = getattr(entry, rule.source) if entry else "unhealthy"
-        return Rule(
-            action=rule.action,
-            title=self._title(xid),
-            rule=f"{self._preset.preset}/{rule.name} v{self._preset.version}",
-            source=f"{self._catalogue.sources[rule.source]}: {word or 'no action'}",
+        return (
+            rule.action,
+            f"{self._preset.preset}/{rule.name} v{self._preset.version}",
+            f"{self._catalogue.sources[rule.source]}: {word or 'no action'}",
         )
-
-    def _listed(self, xid: int, action: Action, variable: str) -> Rule:
-        return Rule(
-            action=action,
-            title=self._title(xid),
-            rule=variable,
-            source=self._catalogue.sources["plugin"],
-        )
-
-    def _title(self, xid: int) -> str:
-        entry = self._catalogue.xids.get(xid)
-        return (entry.title if entry else "") or "unknown XID"
 
 
 def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:

@@ -13,7 +13,7 @@ the same request gets the same answer. Nothing queries the driver, so a lost GPU
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -27,22 +27,11 @@ _SHOWN_MAX: Final = 5
 
 
 class Allocator:
-    """Allocates the devices of one resource, and counts the allocated ids.
+    """Allocates the devices of one resource, and counts the allocated ids."""
 
-    `gpu_context` returns the current rules and capabilities for GPUs.
-    """
-
-    def __init__(
-        self,
-        devices: inventory.Inventory,
-        resource: str,
-        gpu_context: Callable[
-            [], container_spec.AllocationContext
-        ] = container_spec.AllocationContext,
-    ) -> None:
+    def __init__(self, devices: inventory.Inventory, resource: str) -> None:
         self._inventory = devices
         self._resource = resource
-        self._gpu_context = gpu_context
         self._allocated: set[str] = set()
 
     @property
@@ -76,7 +65,7 @@ class Allocator:
         """Return the host paths that must exist; raises AllocationError like `allocate`."""
         requested = [unit for ids in containers for unit in self._units(ids)]
         gpus = [unit.gpu for unit in requested if unit.gpu]
-        context = self._gpu_context()
+        context = self._inventory.gpu_context
         needed = container_spec.device_nodes(gpus, context.rules.given, caps=context.scan.caps)
         devices = (device.host_path for unit in requested for device in unit.devices)
         mounts = (mount.host_path for unit in requested for mount in unit.mounts)
@@ -85,7 +74,7 @@ class Allocator:
     def optional_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
         """Return the paths that a container gets only if they exist; raises AllocationError."""
         if any(unit.gpu for ids in containers for unit in self._units(ids)):
-            return container_spec.optional_paths(self._gpu_context().rules.given)
+            return container_spec.optional_paths(self._inventory.gpu_context.rules.given)
         return ()
 
     def prefer(
@@ -98,7 +87,7 @@ class Allocator:
         """
         self._allocated -= set(available).difference(must_include)
         offered = {unit.id: unit for unit in self._inventory.offered(self._resource)}
-        context = self._gpu_context()
+        context = self._inventory.gpu_context
         is_gpu = any(unit.gpu for unit in offered.values())
         return prefer(
             available,
@@ -113,7 +102,9 @@ class Allocator:
         """Return the units that one container requests; raises AllocationError."""
         requested = [self._unit(device_id) for device_id in dict.fromkeys(ids)]
         if any(unit.gpu for unit in requested):
-            problem = container_spec.request_problem(self._resource, requested, self._gpu_context())
+            problem = container_spec.request_problem(
+                self._resource, requested, self._inventory.gpu_context
+            )
             if problem:
                 raise advertised.AllocationError(problem)
         return requested
@@ -132,7 +123,7 @@ class Allocator:
         gpus = [unit.gpu for unit in requested if unit.gpu]
         if not gpus:
             return self._device_nodes(requested)
-        context = self._gpu_context()
+        context = self._inventory.gpu_context
         missing = container_spec.missing_channel(context.rules.given, present)
         if missing:
             raise advertised.AllocationError(f"{self._resource}: {missing}")

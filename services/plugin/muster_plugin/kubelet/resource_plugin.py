@@ -92,7 +92,7 @@ class ResourcePlugin:
         if options.registration is resources.Registration.AUTO:
             timeouts = msgspec.structs.replace(timeouts, refusals_max=_REFUSALS_BEFORE_SWITCH)
         self.machine = registration.Registration(timeouts, reason=reason)
-        self.allocator = allocation.Allocator(devices, resource, lambda: devices.gpu_context)
+        self.allocator = allocation.Allocator(devices, resource)
         self.counters = server.Counters()
         self.registrations: Counter[vocabulary.RegistrationReason] = Counter()
         self.stopping = asyncio.Event()

@@ -5,6 +5,7 @@ is destroyed, even if a newer server owns the path by then.
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -251,17 +252,12 @@ class Endpoint:
         started = time.perf_counter()
         containers = protobuf.requested(request)
         allocator = self._service.allocator
-        try:
-            async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
-                await self._abort_if_missing(containers, context)
-                present = await self._observer.existing_paths(allocator.optional_paths(containers))
+        async with self._abort_on_error(context):
+            await self._abort_if_missing(containers, context)
+            present = await self._observer.existing_paths(allocator.optional_paths(containers))
             allocations = allocator.allocate(
                 containers, present=present, annotation=os.urandom(16).hex()
             )
-        except TimeoutError:
-            await self._abort_host_timeout(context)
-        except advertised.AllocationError as refusal:
-            await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
         answer = protobuf.allocated(allocations)
         self._counters.allocations += 1
         self._counters.allocation_seconds += time.perf_counter() - started
@@ -275,13 +271,8 @@ class Endpoint:
         context: rpc.Context[dp.PreStartContainerRequest, dp.PreStartContainerResponse],
     ) -> dp.PreStartContainerResponse:
         """Let the container start if its devices exist; called only if that is configured."""
-        try:
-            async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
-                await self._abort_if_missing([request.devices_ids], context)
-        except TimeoutError:
-            await self._abort_host_timeout(context)
-        except advertised.AllocationError as refusal:
-            await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
+        async with self._abort_on_error(context):
+            await self._abort_if_missing([request.devices_ids], context)
         return dp.PreStartContainerResponse()
 
     # The plugin watcher's calls
@@ -316,9 +307,17 @@ class Endpoint:
             text = f"{self._service.resource}: {missing}"
             await self._abort(grpc.StatusCode.FAILED_PRECONDITION, text, context)
 
-    async def _abort_host_timeout(self, context: rpc.Context[Request, Answer]) -> NoReturn:
-        text = f"{self._service.resource}: the host's files did not answer in time"
-        await self._abort(grpc.StatusCode.DEADLINE_EXCEEDED, text, context)
+    @contextlib.asynccontextmanager
+    async def _abort_on_error(self, context: rpc.Context[Request, Answer]) -> AsyncIterator[None]:
+        """Limit the time of a call, and abort it if its request is refused."""
+        try:
+            async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
+                yield
+        except TimeoutError:
+            text = f"{self._service.resource}: the host's files did not answer in time"
+            await self._abort(grpc.StatusCode.DEADLINE_EXCEEDED, text, context)
+        except advertised.AllocationError as refusal:
+            await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
 
     async def _abort(
         self, code: grpc.StatusCode, text: str, context: rpc.Context[Request, Answer]

@@ -63,7 +63,6 @@ def has_settings(
 
 def read(
     configuration: object,
-    *,
     arguments: Sequence[str] = (),
     environment: Variables = (),
     elsewhere: Sequence[str] = (),
