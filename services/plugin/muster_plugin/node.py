@@ -176,9 +176,8 @@ class Node:
         """Schedule a check of whether the kubelet lists the devices that it was sent."""
         self._pods.poller.soon.set()
 
-    def on_lock_acquired(self, resource: str) -> None:
+    def on_lock_acquired(self) -> None:
         """Write the CDI spec of a resource that is about to be registered."""
-        del resource
         self._write_cdi_specs()
 
     def on_problem_changed(self) -> None:

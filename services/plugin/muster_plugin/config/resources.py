@@ -123,8 +123,8 @@ class Entry(
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the consistency checks of this section."""
         yield self._found_by
-        yield self._path_problems
-        yield self._regex_problems
+        yield lambda: _glob_problems("path", self.path) if self.path else ()
+        yield lambda: _regex_problems(self.regex) if self.regex else ()
         yield self._exclude_problems
         yield self._place_problems
         yield self._permission_problems
@@ -134,17 +134,9 @@ class Entry(
         if sum(map(bool, (self.path, self.regex, self.udev, self.usb))) != 1:
             yield "give exactly one of path, regex, udev, usb"
 
-    def _path_problems(self) -> Iterator[str]:
-        if self.path:
-            yield from errors.prefixed("path", _glob_problems(self.path))
-
-    def _regex_problems(self) -> Iterator[str]:
-        if self.regex:
-            yield from errors.prefixed("regex", patterns.regex_problems(self.regex))
-
     def _exclude_problems(self) -> Iterator[str]:
         for at, glob in enumerate(self.exclude):
-            yield from errors.prefixed(f"exclude[{at}]", _glob_problems(glob))
+            yield from _glob_problems(f"exclude[{at}]", glob)
 
     def _place_problems(self) -> Iterator[str]:
         if self.mount_path:
@@ -253,13 +245,10 @@ class Resource(
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the consistency checks of this section."""
-        yield self._name_problems
+        yield lambda: advertised.name_problems(self.name, per_match=self.per_match)
         yield self._env_problems
         yield self._group_problems
         yield self._match_problems
-
-    def _name_problems(self) -> Iterator[str]:
-        yield from advertised.name_problems(self.name, per_match=self.per_match)
 
     def _env_problems(self) -> Iterator[str]:
         if self.env and not _VARIABLE.fullmatch(self.env):
@@ -279,8 +268,13 @@ class Resource(
                 yield f"groups[{at}].devices: perMatch is for devices, not for a Mount"
 
 
-def _glob_problems(glob: str) -> Iterator[str]:
+def _regex_problems(regex: str) -> Iterator[str]:
+    return errors.prefixed("regex", patterns.regex_problems(regex))
+
+
+def _glob_problems(key: str, glob: str) -> Iterator[str]:
     problems = [*patterns.glob_problems(glob)] or [*errors.path_problems(glob)]
-    yield from problems
+    yield from errors.prefixed(key, problems)
     if not problems and not patterns.is_literal(glob.split("/")[1]):
-        yield f"{errors.quoted(glob)} would search everything; begin with the name of a directory"
+        text = "would search everything; begin with the name of a directory"
+        yield f"{key}: {errors.quoted(glob)} {text}"

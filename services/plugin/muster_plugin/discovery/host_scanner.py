@@ -111,7 +111,10 @@ class HostPaths:
         gone = [path for path in paths if path.startswith(_DEV) and not os.path.exists(path)]  # noqa: PTH110, ASYNC240  # devtmpfs never hangs; a Path costs more than the answer
         others = [path for path in paths if not path.startswith(_DEV)]
         if others:
-            gone += await self._lane.run(lambda: _missing(others), timeout_s=_PATHS_TIMEOUT_S)
+            gone += await self._lane.run(
+                lambda: [path for path in others if not Path(path).exists()],
+                timeout_s=_PATHS_TIMEOUT_S,
+            )
         return gone
 
     async def present(self, paths: Sequence[str]) -> frozenset[str]:
@@ -135,7 +138,3 @@ def _hanging(entries: Sequence[resources.Entry]) -> str:
     paths = [*dict.fromkeys(entry.path or _DEV for entry in entries)]
     listed = errors.listed(paths, most=_LISTED_MAX)
     return f"{listed}: the scan hangs; the last result counts"
-
-
-def _missing(paths: Iterable[str]) -> list[str]:
-    return [path for path in paths if not Path(path).exists()]

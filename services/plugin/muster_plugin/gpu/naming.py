@@ -116,7 +116,7 @@ def _candidates(
 ) -> Iterator[Candidate]:
     match strategy:
         case config_gpus.MigStrategy.NONE:
-            yield from map(_whole_candidate, gpus)
+            yield from (_candidate(physical, _whole(physical)) for physical in gpus)
             return
         case config_gpus.MigStrategy.SINGLE:
             selected = _uniform(_partitioned(gpus, note), note)
@@ -125,7 +125,9 @@ def _candidates(
         case _ as never:
             assert_never(never)
     for physical in selected:
-        yield from _mig_candidates(physical) if physical.mig else [_whole_candidate(physical)]
+        if not physical.mig:
+            yield _candidate(physical, _whole(physical))
+        yield from (_candidate(physical, device, mig) for _, mig, device in _mig_devices(physical))
 
 
 def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
@@ -169,24 +171,16 @@ def _kind(profile: str) -> str:
     return f"divided into {profile}" if profile else "not in MIG mode"
 
 
-def _whole_candidate(physical: vocabulary.Gpu) -> Candidate:
+def _candidate(
+    physical: vocabulary.Gpu, device: gpu.Device, mig: vocabulary.MigDevice | None = None
+) -> Candidate:
     return Candidate(
-        device=_whole(physical),
+        device=device,
         product=physical.product,
-        memory_mib=physical.memory_mib,
+        profile=mig.profile if mig else "",
+        memory_mib=(mig or physical).memory_mib,
         numa=physical.numa_node,
     )
-
-
-def _mig_candidates(physical: vocabulary.Gpu) -> Iterator[Candidate]:
-    for _, mig, device in _mig_devices(physical):
-        yield Candidate(
-            device=device,
-            product=physical.product,
-            profile=mig.profile,
-            memory_mib=mig.memory_mib,
-            numa=physical.numa_node,
-        )
 
 
 def _whole(physical: vocabulary.Gpu) -> gpu.Device:

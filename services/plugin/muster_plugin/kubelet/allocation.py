@@ -282,7 +282,8 @@ class _Pool:
             rank, physical = heapq.heappop(self._heap)
             device = self._devices[physical]
             # a device whose rank has changed since is in the heap again
-            if device.names and rank == self._rank(device) and not self._is_used_up(physical):
+            is_used_up = self._policy is gpus.Placement.EXCLUSIVE and physical in self._used
+            if device.names and rank == self._rank(device) and not is_used_up:
                 return self._pick(physical, device)
         return self._unknown.pop() if self._unknown else None
 
@@ -296,9 +297,6 @@ class _Pool:
             if self._devices[sibling].names:
                 heapq.heappush(self._heap, (self._rank(self._devices[sibling]), sibling))
         return name
-
-    def _is_used_up(self, physical: str) -> bool:
-        return self._policy is gpus.Placement.EXCLUSIVE and physical in self._used
 
     def _rank(self, device: _Device) -> tuple[int, int, int, str]:
         sign = -1 if self._policy is gpus.Placement.PACKED else 1

@@ -112,22 +112,17 @@ class SelfProbe:
                 wait_s = min(self._period_s, _PROBE_RETRY_S)
 
     async def _probe(self, endpoint: server.Endpoint) -> bool:
+        seconds, error = 0.0, ""
         try:
             seconds = await endpoint.probe()
         except server.ProbeFailed as failure:
-            is_first = self.last_result is None or self.last_result.ok
-            self.last_result = registration_model.ProbeResult(
-                ok=False, seconds=0.0, at=time.monotonic()
-            )
-            self._on_failure(endpoint, str(failure), is_first)
-            self._send(
-                registration_model.ProbeFailed(
-                    endpoint.generation, str(failure)[:_FAILURE_CHARS_MAX]
-                )
-            )
-            return False
-        self.last_result = registration_model.ProbeResult(
-            ok=True, seconds=seconds, at=time.monotonic()
-        )
-        self._send(registration_model.ProbePassed(endpoint.generation))
-        return True
+            error = str(failure)
+        before, at = self.last_result, time.monotonic()
+        self.last_result = registration_model.ProbeResult(ok=not error, seconds=seconds, at=at)
+        if not error:
+            self._send(registration_model.ProbePassed(endpoint.generation))
+            return True
+        self._on_failure(endpoint, error, before is None or before.ok)
+        text = error[:_FAILURE_CHARS_MAX]
+        self._send(registration_model.ProbeFailed(endpoint.generation, text))
+        return False

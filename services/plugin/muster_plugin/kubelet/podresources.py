@@ -210,7 +210,7 @@ class PodResourcesPoller:
         self._last_error = ""
         self._deferred = 0
 
-    async def run(self, *, period_s: float = PERIOD_S, soon_s: float = _SOON_S) -> None:
+    async def run(self, *, period_s: float = PERIOD_S) -> None:
         """Poll until cancelled."""
         while True:
             if self._socket.exists():
@@ -220,7 +220,7 @@ class PodResourcesPoller:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
                     await self.soon.wait()
-                    await asyncio.sleep(soon_s)
+                    await asyncio.sleep(_SOON_S)
             self.soon.clear()
 
     async def _poll(self) -> None:

@@ -40,7 +40,7 @@ class Observer(server.Observer, Protocol):
     def on_listing_changed(self, resource: str, report: model.ListingChange, endpoint: str) -> None:
         """React to the kubelet listing a resource, or losing it."""
 
-    def on_lock_acquired(self, resource: str) -> None:
+    def on_lock_acquired(self) -> None:
         """React to the lock of a resource that is about to be registered."""
 
     def on_problem_changed(self) -> None:
@@ -250,7 +250,7 @@ class ResourcePlugin:
             self._log_once("served_elsewhere", owner=owner)
             self._send(model.ServedElsewhere(generation, owner))
             return
-        self._observer.on_lock_acquired(self.resource)
+        self._observer.on_lock_acquired()
         name = settings.endpoint(self.resource, process=_PROCESS, serial=next(self._serials))
         folder = settings.REGISTRY_DIRECTORY if self._uses_watcher else settings.SOCKET_DIRECTORY
         self._endpoint = server.Endpoint(

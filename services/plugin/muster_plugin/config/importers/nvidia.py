@@ -81,7 +81,9 @@ def read(
         file = reader.mapping(configuration, "", _TOP)
         if configuration and not file and not reader.problems:
             reader.reject("", f"has no key of NVIDIA's file: {', '.join(_TOP)}")
-    _read_version(reader, file)
+    if file.get("version", "v1") != "v1":
+        version = errors.quoted(file["version"])
+        reader.reject("version", f"unknown version: {version}; it is v1")
     file_settings = {
         path: value for section in _SECTIONS for path, value in _keys(reader, file, section)
     }
@@ -124,12 +126,6 @@ def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfig
         ) from None
     reader.differences.extend(_GENERAL)
     return peer_file.ImportedConfiguration(rules=rules, differences=tuple(reader.differences))
-
-
-def _read_version(reader: peer_file.Reader, file: Mapping[str, object]) -> None:
-    version = file.get("version", "v1")
-    if version != "v1":
-        reader.reject("version", f"unknown version: {errors.quoted(version)}; it is v1")
 
 
 def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
@@ -235,16 +231,13 @@ def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, source: _Source
             return reader.text(value, path)
         case Kind.LIST:
             listed = str(value).split(",") if isinstance(value, str) else reader.items(value, path)
-            return [reader.text(_trimmed(item), f"{path}[{at}]") for at, item in enumerate(listed)]
+            trimmed = [item.strip() if isinstance(item, str) else item for item in listed]
+            return [reader.text(item, f"{path}[{at}]") for at, item in enumerate(trimmed)]
         case Kind.NUMBERS:
             listed = _numbers(str(value)) if source.is_text else reader.items(value, path)
             return [reader.whole(item, f"{path}[{at}]") for at, item in enumerate(listed)]
         case Kind.ANY:
             return value
-
-
-def _trimmed(value: object) -> object:
-    return value.strip() if isinstance(value, str) else value
 
 
 def _numbers(text: str) -> list[object]:

@@ -7,7 +7,7 @@ pkg/nvlib/device/mig_profile.go).
 import enum
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from muster_plugin.model import gpu
@@ -304,8 +304,3 @@ def expected_links(
         }
         expected[uuid] = frozenset({*links, *common, *before.get(uuid, ())})
     return expected
-
-
-def join_problems(problems: Iterable[str]) -> str:
-    """Join the problems that are not empty."""
-    return "; ".join(dict.fromkeys(filter(None, problems)))

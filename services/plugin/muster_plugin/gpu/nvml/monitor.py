@@ -17,7 +17,7 @@ from typing import Final, NoReturn, TypeVar, assert_never
 import msgspec
 
 from muster import blocking
-from muster_plugin.gpu.nvml import decode, events, session
+from muster_plugin.gpu.nvml import events, session
 from muster_plugin.model import gpu
 
 Result = TypeVar("Result")
@@ -125,7 +125,7 @@ class MonitoringStatus:
             self._report(uuid)
 
     def _report(self, uuid: str) -> None:
-        text = decode.join_problems(self._problems[uuid].values())
+        text = "; ".join(dict.fromkeys(filter(None, self._problems[uuid].values())))
         if text != self._reported.get(uuid, ""):
             self._reported[uuid] = text
             self._observer(gpu.MonitoringChanged(gpu=uuid, at=datetime.now(UTC), problem=text))
