@@ -2,11 +2,10 @@
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
 
 from muster import vocabulary
-from muster.service import runtime
+from muster.nats import storage
 from muster_notifier.delivery import queue, worker
 from muster_notifier.receivers import results
 from muster_notifier.routing import grouping, notifications
@@ -16,15 +15,6 @@ T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 async def nothing() -> None:
     """Have nothing to do."""
-
-
-@dataclass
-class Job:
-    number: int
-    body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-    done: Callable[[], Awaitable[None]] = nothing
-    hold: Callable[[], Awaitable[None]] = nothing
 
 
 def notification(group: str) -> notifications.Notification:
@@ -45,8 +35,7 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
     given_up: list[str] = []
     published: list[str] = []
 
-    async def story() -> None:  # noqa: C901  # the same
-        inbox: asyncio.Queue[runtime.Delivery[queue.Input]] = asyncio.Queue()
+    async def story() -> None:  # the same
         ended = asyncio.Semaphore(0)
 
         async def send(
@@ -59,9 +48,10 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
         async def put(_: str, body: bytes, __: str, headers: Mapping[str, str]) -> None:
             given_up.append(f"{notifications.decode(body).group}: {headers['Muster-Outcome']}")
 
-        async def take(_: str, __: str) -> AsyncIterator[Job]:
+        async def take(_: str, __: str) -> AsyncIterator[storage.Job]:
             for number, group in enumerate(("bad", "good"), start=1):
-                yield Job(number, notifications.encode(notification(group)))
+                body = notifications.encode(notification(group))
+                yield storage.Job(number, "", body, {}, done=nothing, hold=nothing)
 
         async def publish(event: vocabulary.Event, _: str) -> None:
             assert isinstance(event, vocabulary.NotificationEvent)
@@ -69,9 +59,6 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
 
         async def remember(*_: object) -> None:
             pass
-
-        async def enqueue_input(event: queue.Input) -> None:
-            await inbox.put(runtime.Delivery(event))
 
         async def report(_: grouping.Outcome) -> None:
             ended.release()
@@ -81,7 +68,6 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
             firing=lambda _: frozenset(),
             put=put,
             take=take,
-            hold_s=60,
             store=remember,
             publish=publish,
             instance="1",
@@ -92,18 +78,13 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
             send,
             queue=deliveries,
             dependencies=dependencies,
-            enqueue_input=enqueue_input,
             report=report,
         )
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(made.work()),
-                tasks.create_task(runtime.drive(deliveries, inbox, made.act)),
-            ]
+            running = tasks.create_task(made.work())
             for _ in ("bad", "good"):
                 await ended.acquire()
-            for task in running:
-                task.cancel()
+            running.cancel()
 
     asyncio.run(story())
     assert given_up == ["bad: broken"]

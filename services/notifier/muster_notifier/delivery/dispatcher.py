@@ -9,7 +9,7 @@ import prometheus_client
 
 from muster import vocabulary
 from muster.nats import bus, storage, streams
-from muster.service import entry, logs, runtime
+from muster.service import entry, logs
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters, queue, worker
 from muster_notifier.receivers import factory
@@ -40,7 +40,6 @@ class Dispatcher:
         self._report = report
         self._may_act = may_act
         self._firing = firing
-        self._inboxes: dict[str, asyncio.Queue[runtime.Delivery[queue.Input]]] = {}
         self._workers = {r.name: self._worker(r) for r in settings.receivers}
 
     def names(self) -> list[str]:
@@ -63,9 +62,8 @@ class Dispatcher:
     async def work(self) -> None:
         """Send enqueued notifications and those in the outbox, forever."""
         async with asyncio.TaskGroup() as tasks:
-            for name, worker_ in self._workers.items():
-                tasks.create_task(worker_.work())
-                tasks.create_task(runtime.drive(worker_.queue, self._inboxes[name], worker_.act))
+            for each in self._workers.values():
+                tasks.create_task(each.work())
 
     async def restore(self) -> list[notifications.LedgerEntry]:
         """Return the ledger; an unreadable entry is logged and may cause one repeated message."""
@@ -112,12 +110,6 @@ class Dispatcher:
             raise entry.CannotStart(str(error)) from None
         for problem in sender.problems:
             logs.logger().error("template_unusable", receiver=settings.name, error=problem)
-        inbox: asyncio.Queue[runtime.Delivery[queue.Input]] = asyncio.Queue(runtime.INBOX_MAX)
-        self._inboxes[settings.name] = inbox
-
-        async def enqueue(event: queue.Input) -> None:
-            await inbox.put(runtime.Delivery(event))
-
         limits = settings.limits
         return worker.ReceiverWorker(
             settings.name,
@@ -134,12 +126,10 @@ class Dispatcher:
                 firing=self._firing,
                 put=self._put,
                 take=self._take,
-                hold_s=storage.HOLD_S,
                 store=functools.partial(storage.put, self._bus.link),
                 publish=self._publish,
                 instance=self._bus.instance,
             ),
-            enqueue_input=enqueue,
             report=self._report,
         )
 

@@ -10,16 +10,18 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 
 import prometheus_client
 
 from muster import vocabulary
-from muster.nats import streams
-from muster.service import logs
+from muster.nats import storage, streams
+from muster.service import logs, runtime
 from muster_notifier.delivery import dead_letters, delivery_log, queue
 from muster_notifier.receivers import results
 from muster_notifier.routing import grouping, notifications
+
+_Inbox = asyncio.Queue[runtime.Delivery[queue.Input]]
 
 STOP_S: Final = 1.0
 """When we stop, an attempt in flight has this long to be answered and recorded."""
@@ -27,30 +29,6 @@ STOP_S: Final = 1.0
 _QUEUED = prometheus_client.Gauge(
     "muster_notifier_queued_notifications", "Notifications that wait for a receiver.", ["receiver"]
 )
-
-
-class Job(Protocol):
-    """A message of the outbox; see `muster.nats.storage`."""
-
-    @property
-    def number(self) -> int:
-        """The message's position in the stream."""
-
-    @property
-    def body(self) -> bytes:
-        """The notification, as JSON."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The message's headers."""
-
-    @property
-    def done(self) -> Callable[[], Awaitable[None]]:
-        """Remove the message from the outbox."""
-
-    @property
-    def hold(self) -> Callable[[], Awaitable[None]]:
-        """Keep the message from being delivered to us again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +42,7 @@ class Dependencies:
     may_act: Callable[[], Awaitable[None]]
     firing: Callable[[Iterable[str]], frozenset[str]]
     put: Callable[[str, bytes, str, Mapping[str, str]], Awaitable[None]]
-    take: Callable[[str, str], AsyncIterator[Job]]
-    hold_s: float
+    take: Callable[[str, str], AsyncIterator[storage.Job]]
     store: Callable[[streams.Bucket, str, bytes], Awaitable[object]]
     publish: Callable[[vocabulary.Event, str], Awaitable[object]]
     instance: str
@@ -81,18 +58,17 @@ class ReceiverWorker:
         *,
         queue: queue.DeliveryQueue,
         dependencies: Dependencies,
-        enqueue_input: Callable[[queue.Input], Awaitable[None]],
         report: Callable[[grouping.Outcome], Awaitable[None]],
     ) -> None:
-        """`enqueue_input` feeds the queue; `report` is called with each notification's result."""
+        """`report` is called with each notification's result."""
         self.name = name
         self.queue = queue
         self._send = send
         self._dependencies = dependencies
-        self._enqueue = enqueue_input
+        self._inbox: _Inbox = asyncio.Queue(runtime.INBOX_MAX)
         self._report = report
         self._entries: dict[str, notifications.LedgerEntry] = {}
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, storage.Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._written = 0
         # replays that the receiver does not know of: they count like first deliveries
@@ -118,8 +94,9 @@ class ReceiverWorker:
             self._tasks.create_task(self._write_outbox())
             self._tasks.create_task(self._read_outbox())
             self._tasks.create_task(self._extend_holds())
+            self._tasks.create_task(runtime.drive(self.queue, self._inbox, self._act))
 
-    async def act(self, output: queue.Output) -> None:
+    async def _act(self, output: queue.Output) -> None:
         """Carry out an output of the queue."""
         match output:
             case queue.Send():
@@ -189,11 +166,11 @@ class ReceiverWorker:
                 await self._report(grouping.Delivered(notification))
                 continue
             self._jobs[job.number] = job
-            await self._enqueue(delivery)
+            await self._inbox.put(runtime.Delivery(delivery))
 
     async def _extend_holds(self) -> None:
         while True:
-            await asyncio.sleep(self._dependencies.hold_s)
+            await asyncio.sleep(storage.HOLD_S)
             for job in list(self._jobs.values()):
                 await job.hold()
 
@@ -225,7 +202,9 @@ class ReceiverWorker:
         if result.kind is results.Kind.TAKEN:
             await self._record(delivery, notification, result, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
-        await self._enqueue(queue.Attempted(delivery=delivery, result=result, chance=chance))
+        await self._inbox.put(
+            runtime.Delivery(queue.Attempted(delivery=delivery, result=result, chance=chance))
+        )
 
     def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
         """Return what to send now: for a replayed dead letter, the current state.
