@@ -35,10 +35,6 @@ _SMTP_PORT: Final = 25
 _SMTPS_PORT: Final = 465
 """The port for mail encrypted from the start (RFC 8314), as in Alertmanager."""
 _MINUTES: Final = 60
-_INTEGRATIONS: Final = (
-    *("webhook_configs", "slack_configs", "pagerduty_configs", "email_configs"),
-    *("msteams_configs", "msteamsv2_configs"),
-)
 _GLOBAL: Final = (
     *("smtp_smarthost", "smtp_from", "smtp_require_tls", "smtp_auth_username"),
     *("smtp_auth_password", "smtp_auth_password_file", "slack_api_url", "slack_api_url_file"),
@@ -85,8 +81,7 @@ class Importer:
             "time_intervals": [_time_interval(section) for section in times],
             **{key: root[key] for key in keys if key in root},
         }
-        known = ("global", "route", "receivers", "inhibit_rules", "time_intervals")
-        top.leave_out_others(*known, "mute_time_intervals")
+        top.leave_out_others()
         general.leave_out_others(*_GLOBAL)
         return settings
 
@@ -96,9 +91,9 @@ class Importer:
         base = _NAME.sub("-", name).strip("-_")[:50] or f"receiver-{index}"
         own: list[str] = []
         taken = {used for names in self._receiver_names.values() for used in names}
-        for key in _INTEGRATIONS:
+        for key, convert in _WAYS.items():
             for section in receiver.sections(key):
-                way = _WAYS[key](section, general)
+                way = convert(section, general)
                 if way is None:
                     continue
                 unique, count = base, 2
@@ -111,7 +106,7 @@ class Importer:
         self._receiver_names[name] = own
         if not own and len(receiver) > 1:
             receiver.differ("", "nothing of it is imported: alerts routed there notify nobody")
-        receiver.leave_out_others("name", *_INTEGRATIONS)
+        receiver.leave_out_others()
 
     def _route(self, route: "_Section") -> Tree | None:  # noqa: C901  # key by key
         settings: Tree = {}
@@ -144,15 +139,15 @@ class Importer:
         children = [self._route(child) for child in route.sections("routes")]
         if children:
             settings["routes"] = [child for child in children if child is not None]
-        known_keys = ("receiver", "matchers", "match", "match_re", "continue", "group_by")
-        times = ("group_wait", "group_interval", "repeat_interval")
-        intervals = ("mute_time_intervals", "active_time_intervals")
-        route.leave_out_others(*known_keys, *times, *intervals, "routes")
+        route.leave_out_others()
         return settings
 
 
 class _Section:
-    """A mapping in the file, and its path; `left_out` collects what is not imported."""
+    """A mapping in the file, and its path; `left_out` collects what is not imported.
+
+    It remembers which keys were asked for: all others are left out.
+    """
 
     def __init__(self, value: object, path: str, file: str, left_out: list[str]) -> None:
         if not isinstance(value, Mapping):
@@ -161,8 +156,10 @@ class _Section:
         self._values = {str(key): item for key, item in value.items()}
         self._file = file
         self._left_out = left_out
+        self._known: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
+        self._known.add(key)
         return key in self._values
 
     def __len__(self) -> int:
@@ -170,6 +167,7 @@ class _Section:
 
     def get(self, key: str, default: object = None) -> object:
         """Return a value."""
+        self._known.add(key)
         return self._values.get(key, default)
 
     def pairs(self) -> list[tuple[str, object]]:
@@ -203,9 +201,10 @@ class _Section:
 
     def secret(self, key: str) -> Tree | None:
         """Return where a secret is: in its own file, or inside this one."""
-        if self.get(f"{key}_file"):
-            return {"file": str(self.get(f"{key}_file"))}
-        return {"file": self._file, "at": self._at(key)} if self.get(key) else None
+        file, value = self.get(f"{key}_file"), self.get(key)
+        if file:
+            return {"file": str(file)}
+        return {"file": self._file, "at": self._at(key)} if value else None
 
     def seconds(self, key: str) -> float:
         """Return a duration such as `5m`. Raises Unreadable."""
@@ -216,9 +215,9 @@ class _Section:
         return sum(int(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
 
     def leave_out_others(self, *known: str) -> None:
-        """Report all other keys as left out."""
+        """Report all keys as left out that are not `known` and that nobody has asked for."""
         for key in self._values:
-            if key not in known:
+            if key not in self._known.union(known):
                 self.differ(key, _WHY.get(self._at(key), "not imported"))
 
     def differ(self, key: str, text: str) -> None:
@@ -248,15 +247,14 @@ def _webhook(section: _Section, _: _Section) -> Tree | None:
         scheme = str(authorization.get("type", "Bearer"))
         if scheme.lower() != "bearer":
             authorization.differ("type", f"{scheme} is not supported: sent as Bearer")
-    http.leave_out_others("authorization")
-    known = ("url", "url_file", "send_resolved", "max_alerts", "timeout", "http_config")
-    section.leave_out_others(*known)
+    http.leave_out_others()
+    section.leave_out_others("send_resolved")
     return {"webhook": settings}
 
 
 def _slack(section: _Section, general: _Section) -> Tree | None:
     url = section.secret("api_url") or general.secret("slack_api_url")
-    section.leave_out_others("api_url", "api_url_file", "channel", "send_resolved")
+    section.leave_out_others("channel", "send_resolved")
     if "channel" in section:
         section.differ("channel", "not imported: an incoming webhook has a channel of its own")
     if url is None:
@@ -269,7 +267,7 @@ def _slack(section: _Section, general: _Section) -> Tree | None:
 
 def _pagerduty(section: _Section, general: _Section) -> Tree | None:
     key = section.secret("routing_key")
-    section.leave_out_others("routing_key", "routing_key_file", "url", "send_resolved")
+    section.leave_out_others("url", "send_resolved")
     if key is None:
         section.differ("", "not imported: no routing_key (Events API v1 is not supported)")
         return None
@@ -307,15 +305,14 @@ def _email(section: _Section, general: _Section) -> Tree | None:
     tls = section.section("tls_config")
     if tls.get("ca_file"):
         settings["ca_file"] = str(tls.get("ca_file"))
-    tls.leave_out_others("ca_file")
-    known = ("to", "from", "smarthost", "require_tls", "tls_config", "send_resolved")
-    section.leave_out_others(*known, "auth_username", "auth_password", "auth_password_file")
+    tls.leave_out_others()
+    section.leave_out_others("send_resolved")
     return {"email": settings}
 
 
 def _teams(section: _Section, _: _Section) -> Tree | None:
     url = section.secret("webhook_url")
-    section.leave_out_others("webhook_url", "webhook_url_file", "send_resolved")
+    section.leave_out_others("send_resolved")
     return {"teams": {"url_from": url, **_reach(section, "webhook_url")}} if url else None
 
 
