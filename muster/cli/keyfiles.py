@@ -46,19 +46,17 @@ class BadDirectory(Exception):
 
 
 def make(directory: Path, *, at: float) -> list[str]:
-    """Make all keys and the derived files; return the files' names. Raises BadDirectory."""
-    try:
-        own(directory)
-        # new keys, made by mistake, would lock everybody out
-        if any(directory.glob("*.seed")):
-            raise BadDirectory(
-                f"{directory}: has keys already; change one with `muster auth rotate`"
-            )
-        for name, kind in _KINDS.items():
-            write(directory / f"{name}.seed", f"{_new(kind).seed}\n")
-        return derive(directory, at=at)
-    except OSError as error:
-        raise BadDirectory(f"{error.filename or directory}: {error.strerror or error}") from None
+    """Make all keys and the derived files; return the files' names.
+
+    This and the functions below raise BadDirectory, and OSError.
+    """
+    own(directory)
+    # new keys, made by mistake, would lock everybody out
+    if any(directory.glob("*.seed")):
+        raise BadDirectory(f"{directory}: has keys already; change one with `muster auth rotate`")
+    for name, kind in _KINDS.items():
+        write(directory / f"{name}.seed", f"{_new(kind).seed}\n")
+    return derive(directory, at=at)
 
 
 def own(directory: Path) -> None:
@@ -100,11 +98,8 @@ def derive(directory: Path, *, at: float) -> list[str]:
     }
     for role in accounts.CENTRAL:
         made[f"{role}.creds"] = user(directory, role, name=role, at=at)
-    try:
-        for name, text in made.items():
-            write(directory / name, text)
-    except OSError as error:
-        raise BadDirectory(f"{error.filename}: {error.strerror or error}") from None
+    for name, text in made.items():
+        write(directory / name, text)
     return list(made)
 
 
@@ -148,10 +143,7 @@ def write(file: Path, text: str) -> None:
 
 
 def _put(directory: Path, name: str, seeds: Sequence[str]) -> None:
-    try:
-        write(directory / f"{name}.seed", "".join(f"{seed}\n" for seed in seeds))
-    except OSError as error:
-        raise BadDirectory(f"{error.filename}: {error.strerror or error}") from None
+    write(directory / f"{name}.seed", "".join(f"{seed}\n" for seed in seeds))
 
 
 def _newest(directory: Path, name: str) -> nkeys.Key:
@@ -167,8 +159,6 @@ def _keys(directory: Path, name: str) -> list[nkeys.Key]:
         raise BadDirectory(
             f"{file}: not there; make all keys with `muster auth init {directory}`"
         ) from None
-    except OSError as error:
-        raise BadDirectory(f"{file}: {error.strerror or error}") from None
     except ValueError as error:
         raise BadDirectory(f"{file}: {error}") from None
     if not keys:

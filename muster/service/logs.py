@@ -13,8 +13,6 @@ from collections.abc import Callable
 import orjson
 import structlog
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
-
 
 class _Stdout:
     """Unbuffered standard output, so that lines cannot pile up behind a slow reader."""
@@ -46,7 +44,7 @@ def configure(service: str, *, level: str = "info", **facts: str) -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(serializer=_serialized),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_Stdout,
         cache_logger_on_first_use=True,
     )

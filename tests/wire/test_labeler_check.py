@@ -505,7 +505,7 @@ def test_missing_permissions_give_unknown_lines_and_are_named(here: Cluster) -> 
         ],
     )
     assert here.check("gpu", kubeconfig=limited)[0] == 0
-    here.api.deny("limited", "list", "nodes")
+    here.api.users.deny("limited", "list", "nodes")
     assert here.check("gpu", kubeconfig=limited)[0] == 4
 
 

@@ -357,7 +357,7 @@ def test_a_restored_permission_is_noticed_and_a_contested_label_is_left_alone(
     async def story(made: World) -> None:
         await made.make("node-a")
         made.api.write_kubeconfig(tmp_path / "limited", token="limited")  # noqa: S106  # of the stand-in
-        made.api.deny("limited", "patch", "nodes")
+        made.api.users.deny("limited", "patch", "nodes")
         limited = {"kubeconfig": str(tmp_path / "limited"), "namespace": "default"}
         await made.start(kubernetes=limited)
         await made.reports("node-a", "NVIDIA L4")
@@ -369,7 +369,7 @@ def test_a_restored_permission_is_noticed_and_a_contested_label_is_left_alone(
         lines = (tmp_path / "labeler-0.log").read_text().splitlines()
         logged = [line["permissions"] for line in map(orjson.loads, lines) if "permissions" in line]
         assert logged == [["patch nodes"]]
-        made.api.grant("limited", "patch", "nodes")
+        made.api.users.grant("limited", "patch", "nodes")
         await made.labelled(**{"node-a": "l4"})
         while made.log().count("label_overwritten_repeatedly") == 0:
             await made.merge("node-a", {KEY: None})

@@ -133,7 +133,7 @@ class Cluster:
         file = self._directory / "limited"
         self.api.write_kubeconfig(file, token="limited")  # noqa: S106  # of the stand-in
         for verb, plural in denied:
-            self.api.deny("limited", verb, plural)
+            self.api.users.deny("limited", verb, plural)
         return str(file)
 
 

@@ -9,7 +9,6 @@ its objects along), admission, RBAC; a list ignores `resourceVersion` and is alw
 import base64
 import binascii
 import dataclasses
-import enum
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -35,14 +34,6 @@ class Limits:
     """Beyond it the oldest is removed: stands for the hour that a real cluster keeps them."""
     log_max: int = 5_000
     log_drop: int = 1_000
-
-
-class WatchType(enum.StrEnum):
-    """The kind of change that a watch event reports."""
-
-    ADDED = "ADDED"
-    MODIFIED = "MODIFIED"
-    DELETED = "DELETED"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +178,7 @@ class Store:
         """Return the existing objects as the ADDED events that begin a watch."""
         bucket = self._buckets[selection.place.resource.bucket]
         accepted = [bucket[key] for key in sorted(bucket) if selection.accepts(bucket[key])]
-        return [_event(WatchType.ADDED, selection.place.resource, stored) for stored in accepted]
+        return [_event("ADDED", selection.place.resource, stored) for stored in accepted]
 
     def since(self, selection: Selection, version: int) -> list[trees.Tree]:
         """Return the watch events after `version`; 410 if the log does not reach back so far.
@@ -200,10 +191,10 @@ class Store:
                 continue
             was = change.old is not None and selection.accepts(change.old)
             stays = change.new is not None and selection.accepts(change.new)
-            shown, kind = change.new, WatchType.MODIFIED if was else WatchType.ADDED
+            shown, kind = change.new, "MODIFIED" if was else "ADDED"
             if was and not stays:
                 # the last state that was selected, at the version that changed it
-                shown, kind = _versioned(change.old or {}, change.version), WatchType.DELETED
+                shown, kind = _versioned(change.old or {}, change.version), "DELETED"
             if (was or stays) and shown is not None:
                 events.append(_event(kind, selection.place.resource, shown))
         return events
@@ -337,5 +328,5 @@ def _versioned(stored: trees.Tree, version: int) -> trees.Tree:
     return trees.with_value(stored, str(version), "metadata", "resourceVersion")
 
 
-def _event(kind: WatchType, resource: resources.Resource, stored: trees.Tree) -> trees.Tree:
-    return {"type": kind.value, "object": resource.view(stored)}
+def _event(kind: str, resource: resources.Resource, stored: trees.Tree) -> trees.Tree:
+    return {"type": kind, "object": resource.view(stored)}

@@ -35,7 +35,7 @@ class Reason(enum.StrEnum):
     UNAVAILABLE = "ServiceUnavailable", 503
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Cause:
     """One invalid field."""
 

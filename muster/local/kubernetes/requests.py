@@ -43,7 +43,7 @@ class Users:
         self._denied.setdefault(token, set())
 
     def deny(self, token: str, verb: str, plural: str) -> None:
-        """Deny a right."""
+        """Deny a user a right, such as `patch` `nodes`; `*` is any verb or all resources."""
         self._denied.setdefault(token, set()).add((verb, plural))
 
     def grant(self, token: str, verb: str, plural: str) -> None:

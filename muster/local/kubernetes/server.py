@@ -202,7 +202,7 @@ class KubernetesApi:
         self._address = http
         self._audit_log = audit_log
         self._refused: dict[str, refusals.Reason] = {}
-        self._users = requests.Users()
+        self.users = requests.Users()
         self._closing = asyncio.Event()
         self._watches = Watches(
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
@@ -231,7 +231,7 @@ class KubernetesApi:
     def write_kubeconfig(self, path: pathlib.Path, *, token: str = "") -> None:
         """Write a kubeconfig file for this server, of the administrator or another user."""
         if token:
-            self._users.add(token)
+            self.users.add(token)
         config = requests.kubeconfig(self.url, token)
         # JSON is YAML; the rename prevents a reader from seeing half a file
         partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -247,14 +247,6 @@ class KubernetesApi:
         """Undo `refuse`."""
         del self._refused[path]
 
-    def deny(self, token: str, verb: str, plural: str) -> None:
-        """Deny a user a right, such as `patch` `nodes`; `*` is any verb or all resources."""
-        self._users.deny(token, verb, plural)
-
-    def grant(self, token: str, verb: str, plural: str) -> None:
-        """Grant a right that `deny` denied."""
-        self._users.grant(token, verb, plural)
-
     def compact(self) -> None:
         """Forget all history: every watch from an older version is answered with 410."""
         self._store.compact()
@@ -265,7 +257,7 @@ class KubernetesApi:
         if path in _PLAIN:
             return web.Response(text=_PLAIN[path])
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        self._users.refuse_unknown(token)
+        self.users.refuse_unknown(token)
         if path in self._documents:
             return web.Response(body=self._documents[path], content_type="application/json")
         for refused, reason in self._refused.items():
@@ -273,11 +265,11 @@ class KubernetesApi:
                 raise refusals.RequestError(reason, f"{request.method} {path}: not now")
         if path == requests.REVIEWS and request.method == "POST":
             review = requests.decode_object(await request.read(), request.content_type)
-            return httpd.json_response(self._users.review(token, review), status=201)
+            return httpd.json_response(self.users.review(token, review), status=201)
         raw = request.rel_url.raw_path.strip("/").split("/")
         place = resources.place([urllib.parse.unquote(segment) for segment in raw])
         verb = requests.verb(request.method, place, is_watch=requests.flag(request, "watch"))
-        self._users.refuse_forbidden(token, verb, place)
+        self.users.refuse_forbidden(token, verb, place)
         return await self._do(request, place)
 
     async def _do(self, request: web.Request, place: resources.Place) -> web.StreamResponse:

@@ -236,13 +236,13 @@ def refuse_invalid(resource: resources.Resource, stored: trees.Tree) -> None:
 def _causes(resource: resources.Resource, stored: trees.Tree) -> Iterator[refusals.Cause]:
     name = trees.string_at(stored, "metadata", "name")
     if not name:
-        yield _cause("metadata.name", "Required value: name or generateName is required")
+        yield refusals.Cause("metadata.name", "Required value: name or generateName is required")
     elif not _is_name(name, LABEL_VALUE_MAX if resource == resources.NAMESPACES else NAME_MAX):
-        yield _cause("metadata.name", f'Invalid value: "{name}": must be a DNS-1123 name')
+        yield refusals.Cause("metadata.name", f'Invalid value: "{name}": must be a DNS-1123 name')
     yield from _labels(trees.object_at(stored, "metadata", "labels"))
     yield from _annotations(trees.object_at(stored, "metadata", "annotations"))
     if resource == resources.PODS and not trees.value_at(stored, "spec", "containers"):
-        yield _cause("spec.containers", "Required value")
+        yield refusals.Cause("spec.containers", "Required value")
     if resource.bucket == resources.EVENTS.bucket:
         yield from _event(stored)
 
@@ -254,11 +254,11 @@ def _is_name(name: str, length_max: int) -> bool:
 def _labels(labels: trees.Tree) -> Iterator[refusals.Cause]:
     for key, value in labels.items():
         if not _is_key(key):
-            yield _cause("metadata.labels", f'Invalid value: "{key}": not a qualified name')
+            yield refusals.Cause("metadata.labels", f'Invalid value: "{key}": not a qualified name')
         if not isinstance(value, str):
-            yield _cause("metadata.labels", f"Invalid value: {key}: expected a string")
+            yield refusals.Cause("metadata.labels", f"Invalid value: {key}: expected a string")
         elif value and not (len(value) <= LABEL_VALUE_MAX and _QUALIFIED.fullmatch(value)):
-            yield _cause(
+            yield refusals.Cause(
                 "metadata.labels",
                 f'Invalid value: "{value}": a valid label must be an empty string or consist of '
                 f"at most {LABEL_VALUE_MAX} alphanumeric characters, '-', '_' or '.', and must "
@@ -270,13 +270,15 @@ def _annotations(annotations: trees.Tree) -> Iterator[refusals.Cause]:
     size_bytes = 0
     for key, value in annotations.items():
         if not _is_key(key.lower()):
-            yield _cause("metadata.annotations", f'Invalid value: "{key}": not a qualified name')
+            yield refusals.Cause(
+                "metadata.annotations", f'Invalid value: "{key}": not a qualified name'
+            )
         if isinstance(value, str):
             size_bytes += len(key.encode()) + len(value.encode())
         else:
-            yield _cause("metadata.annotations", f"Invalid value: {key}: expected a string")
+            yield refusals.Cause("metadata.annotations", f"Invalid value: {key}: expected a string")
     if size_bytes > ANNOTATIONS_BYTES_MAX:
-        yield _cause(
+        yield refusals.Cause(
             "metadata.annotations", f"Too long: may not be more than {ANNOTATIONS_BYTES_MAX} bytes"
         )
 
@@ -292,12 +294,8 @@ def _event(stored: trees.Tree) -> Iterator[refusals.Cause]:
     namespace = trees.string_at(stored, "metadata", "namespace")
     about = trees.string_at(stored, "involvedObject", "namespace")
     if about != namespace and (about or namespace not in _CLUSTER_EVENTS):
-        yield _cause(
+        yield refusals.Cause(
             "involvedObject.namespace",
             f'Invalid value: "{about}": does not match event.namespace "{namespace}"; an event '
             "about a cluster-scoped object belongs into default",
         )
-
-
-def _cause(field: str, message: str) -> refusals.Cause:
-    return refusals.Cause(field=field, message=message)

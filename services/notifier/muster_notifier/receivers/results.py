@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email import utils
-from typing import Final
+from typing import Final, Self
 
 from muster import pacing
 from muster_notifier.routing import notifications
@@ -29,7 +29,16 @@ class Kind(enum.StrEnum):
 class Outcome(enum.StrEnum):
     """Every possible outcome of an attempt, by its name in log, metric and event."""
 
-    TAKEN = "taken"
+    kind: Kind
+
+    def __new__(cls, name: str, kind: Kind = Kind.TEMPORARY) -> Self:
+        """Make an outcome, by default of a temporary failure."""
+        outcome = str.__new__(cls, name)
+        outcome._value_ = name
+        outcome.kind = kind
+        return outcome
+
+    TAKEN = "taken", Kind.TAKEN
     RATE_LIMITED = "rate_limited"
     UNWELL = "unwell"
     TIMED_OUT = "timed_out"
@@ -40,28 +49,16 @@ class Outcome(enum.StrEnum):
     NONSENSE = "nonsense"
     NOT_WRITTEN = "not_written"
     FAILED = "failed"
-    REJECTED = "rejected"
-    MOVED = "moved"
-    UNAUTHORIZED = "unauthorized"
-    NOT_FOUND = "not_found"
-    GONE = "gone"
-    TOO_LARGE = "too_large"
-    FORBIDDEN_ADDRESS = "forbidden_address"
-    BROKEN = "broken"
+    REJECTED = "rejected", Kind.REFUSED
+    MOVED = "moved", Kind.REFUSED
+    UNAUTHORIZED = "unauthorized", Kind.REFUSED
+    NOT_FOUND = "not_found", Kind.REFUSED
+    GONE = "gone", Kind.REFUSED
+    TOO_LARGE = "too_large", Kind.REFUSED
+    FORBIDDEN_ADDRESS = "forbidden_address", Kind.REFUSED
+    BROKEN = "broken", Kind.REFUSED
 
 
-_REFUSED: Final = frozenset(
-    {
-        Outcome.REJECTED,
-        Outcome.MOVED,
-        Outcome.UNAUTHORIZED,
-        Outcome.NOT_FOUND,
-        Outcome.GONE,
-        Outcome.TOO_LARGE,
-        Outcome.FORBIDDEN_ADDRESS,
-        Outcome.BROKEN,
-    }
-)
 _STATUSES: Final = {
     401: Outcome.UNAUTHORIZED,
     403: Outcome.UNAUTHORIZED,
@@ -96,9 +93,7 @@ class Result:
     @property
     def kind(self) -> Kind:
         """Return whether the message was accepted, may be accepted later, or never will be."""
-        if self.outcome is Outcome.TAKEN:
-            return Kind.TAKEN
-        return Kind.REFUSED if self.outcome in _REFUSED else Kind.TEMPORARY
+        return self.outcome.kind
 
 
 Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[Result]]
