@@ -131,6 +131,6 @@ def _hash(*paths: Path) -> str:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(str(file).encode())
+                digest.update(str(file.relative_to(path.parent)).encode())
                 digest.update(file.read_bytes())
     return digest.hexdigest()[:12]

@@ -32,6 +32,7 @@ mkdir -p /run/lock /run/cdi /var/lib/kubelet /var/log/pods
 mount --bind {layout.KUBELET} /var/lib/kubelet
 mount --make-shared /var/lib/kubelet
 mount --bind {layout.STATE}/hosts /etc/hosts
+mount --bind {layout.STATE}/resolv.conf /etc/resolv.conf
 mount -t tmpfs -o mode=755 tmpfs /dev
 mkdir /dev/pts /dev/shm /dev/mqueue
 mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts
@@ -66,6 +67,8 @@ def create() -> None:
     for folder in (layout.LOGS, layout.KUBELET, layout.STATE / "volumes"):
         folder.mkdir(parents=True, exist_ok=True)
     (layout.STATE / "hosts").write_text(f"127.0.0.1 localhost\n{layout.NODE_IP} {layout.NODE}\n")
+    # there are no other networks: an image that is missing shall be refused at once
+    (layout.STATE / "resolv.conf").write_text("nameserver 127.0.0.1\n")
     for folder in _cgroups():
         folder.mkdir(exist_ok=True)
         _inherit_cpuset(folder)
