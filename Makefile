@@ -86,6 +86,9 @@ cluster: $(STAMP) ## start a real Kubernetes of one node on this machine; needs 
 cluster-down: $(STAMP) ## end it, leaving only its programs and images in the cache
 	@$(BIN)/python -m scripts.cluster down
 
+test-cluster: $(STAMP) ## install muster in that cluster as a user does, and test it there
+	@scripts/test-cluster $(KUBERNETES)
+
 LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 lock: $(STAMP) ## renew the locked dependencies of the images
 	@$(BIN)/pip install --quiet uv

@@ -237,6 +237,10 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
         # a policy takes a moment to hold
         async with asyncio.timeout(100):
             while await asyncio.to_thread(status, {"spec": {"unschedulable": True}}) == 200:
+                # what changes nothing is allowed, so it is changed back before the next attempt
+                back = {"spec": {"unschedulable": None}}
+                path = f"/api/v1/nodes/{a}"
+                await asyncio.to_thread(real.good, "PATCH", path, back, kubernetes_api.MERGE)
                 await asyncio.sleep(0.2)
 
     asyncio.run(held())
