@@ -187,21 +187,23 @@ class Api:
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
-        answer = Answer(what=f"{verb.lower()} {path}", status=0, body=b"no answer")
+        what = f"{verb.lower()} {path}"
+        answer = Answer(what=what, status=0, body=b"no answer")
         last = attempts or self._attempts
         for attempt in itertools.count(1):
             left_s = deadline - clock()
             if left_s <= 0:
                 break
-            answer = await self._once(
-                verb,
-                path,
-                query or {},
-                body,
-                content,
-                timeout_s=left_s,
-                body_bytes_max=body_bytes_max,
-            )
+            timeout = aiohttp.ClientTimeout(total=left_s)
+            try:
+                response = await self._send(verb, path, query or {}, body, content, timeout)
+                answer = _answer(what, response, await _body(response, body_bytes_max))
+            except LOST as error:
+                why = str(error) or f"no answer within {left_s:.1f} s"
+                answer = Answer(what=what, status=0, body=why.encode())
+            if answer.date is not None:
+                self._server_time = answer.date, clock()
+            _REQUESTS.labels(verb.lower(), str(answer.status or "no_answer")).inc()
             wait_s = max(_BACKOFF.delay_s(attempt), answer.wait_s)
             if not answer.is_passing or attempt == last or wait_s >= deadline - clock():
                 break
@@ -265,30 +267,6 @@ class Api:
                     raise ConnectionError(f"watch {path}: a line of more than {_LINE_BYTES_MAX}")
         finally:
             response.close()
-
-    async def _once(
-        self,
-        verb: str,
-        path: str,
-        query: Mapping[str, str],
-        body: object | None,
-        content: str,
-        *,
-        timeout_s: float,
-        body_bytes_max: int,
-    ) -> Answer:
-        what = f"{verb.lower()} {path}"
-        try:
-            timeout = aiohttp.ClientTimeout(total=timeout_s)
-            response = await self._send(verb, path, query, body, content, timeout)
-            answer = _answer(what, response, await _body(response, body_bytes_max))
-            if answer.date is not None:
-                self._server_time = answer.date, asyncio.get_running_loop().time()
-        except LOST as error:
-            why = str(error) or f"no answer within {timeout_s:.1f} s"
-            answer = Answer(what=what, status=0, body=why.encode())
-        _REQUESTS.labels(verb.lower(), str(answer.status) if answer.status else "no_answer").inc()
-        return answer
 
     async def _send(
         self,

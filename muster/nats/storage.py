@@ -75,7 +75,7 @@ async def follow(
                     left -= 1
                     if left == 0:
                         yield None
-        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST) as error:
+        except (jetstream.ConsumerLost, *connection.LOST) as error:
             await retry.wait(error)
 
 
@@ -252,7 +252,7 @@ async def jobs(
                         functools.partial(_done, message),
                         functools.partial(_hold, message),
                     )
-        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST) as error:
+        except (jetstream.ConsumerLost, *connection.LOST) as error:
             await retry.wait(error)
 
 
@@ -272,7 +272,7 @@ async def waiting_messages(
                 async with asyncio.TaskGroup() as tasks:
                     reads = [tasks.create_task(_newest(client, stream.name, n)) for n in some]
                 messages += filter(None, (read.result() for read in reads))
-        except* (nats.js.errors.Error, *connection.LOST) as error:
+        except* connection.LOST as error:
             await retry.wait(error)
         else:
             return messages
@@ -298,7 +298,7 @@ async def waiting_subjects(
         client = await link.client()
         try:
             return await jetstream.subjects(client, stream.name, subject)
-        except (nats.js.errors.Error, *connection.LOST) as error:
+        except connection.LOST as error:
             await retry.wait(error)
 
 
@@ -316,7 +316,7 @@ async def remove_waiting(
         await client.jetstream().purge_stream(
             stream.name, subject=subject, seq=up_to + 1 if up_to else None
         )
-    except (nats.js.errors.Error, *connection.LOST):
+    except connection.LOST:
         return False
     runtime.end_if_cancelled()
     return True

@@ -38,12 +38,10 @@ NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The text for people; `problem` describes a template that could not be used."""
+    """The text for people."""
 
-    key: str
     title: str
     text: str
-    problem: str = ""
 
 
 def compose(
@@ -61,9 +59,7 @@ def compose(
         body = "\n".join((head, *_lines(notification, facts["alerts"])))
     if problems:
         body += f"\n  (a template could not be used: {line('; '.join(problems))})"
-    return Message(
-        key=notification.id, title=head, text=cut(body, TEXT_MAX), problem="; ".join(problems)
-    )
+    return Message(title=head, text=cut(body, TEXT_MAX))
 
 
 def title(notification: notifications.Notification) -> str:
