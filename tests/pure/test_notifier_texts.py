@@ -13,7 +13,6 @@ from muster import vocabulary
 from muster_notifier.config import receiver_settings
 from muster_notifier.delivery import dead_letters
 from muster_notifier.receivers import chat, kubernetes_api, message, pagerduty, results, webhook
-from muster_notifier.receivers import chat as receivers_slack
 from muster_notifier.receivers import email as receivers_email
 from muster_notifier.routing import notifications
 
@@ -82,11 +81,11 @@ def test_every_receiver_gets_a_body_that_it_accepts(
         body = webhook.encode_body(notification, words, format_=layout)
         assert len(body) <= webhook.BODY_BYTES_MAX
         msgspec.json.decode(body)
-    slack = receivers_slack.slack_content(notification, words)
+    slack = chat.slack_content(notification, words)
     assert len(msgspec.json.encode(slack)) < 40_000
     assert "<!" not in str(slack["text"])
     card = chat.teams_card(notification, words)
-    assert len(card) <= chat.BODY_BYTES_MAX
+    assert len(card) <= chat.TEAMS_BYTES_MAX
     event = msgspec.json.decode(pagerduty.event(notification, words, routing_key="k"))
     assert len(event["dedup_key"]) <= 255
     is_known = notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED
@@ -155,7 +154,7 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
         webhook.encode_body(kept, words, format_=receiver_settings.Format.ALERTMANAGER),
         pagerduty.event(kept, words, routing_key="k"),
         chat.teams_card(kept, words),
-        msgspec.json.encode(receivers_slack.slack_content(kept, words)),
+        msgspec.json.encode(chat.slack_content(kept, words)),
     ):
         assert len(body) <= 500_000
     assert (

@@ -23,6 +23,7 @@ from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import endpoint, message, results, webhook
 from muster_notifier.routing import notifications
 
+TEAMS_BYTES_MAX: Final = 27_000
 _HEADER_MAX: Final = 150
 _SECTION_MAX: Final = 3000
 _COLOURS: Final = {
@@ -129,6 +130,11 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def encode_slack(notification: notifications.Notification, text: message.Message) -> bytes:
+    """Return the body for an incoming webhook, which cannot edit messages."""
+    return msgspec.json.encode(slack_content(notification, text))
+
+
 class SlackChannel:
     """Sends to one channel with a bot token."""
 
@@ -200,25 +206,6 @@ class SlackChannel:
         return read_slack_reply(answer.body)
 
 
-class SlackIncoming:
-    """Sends to one channel by an incoming webhook, which cannot edit messages."""
-
-    def __init__(self, to: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
-        self._endpoint = to
-        self._templates = templates
-
-    async def send(
-        self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> results.Result:
-        """Post a message."""
-        text = message.compose(notification, self._templates)
-        body = msgspec.json.encode(slack_content(notification, text))
-        return await self._endpoint.post_json(body)
-
-
-BODY_BYTES_MAX: Final = 27_000
-
-
 def teams_card(notification: notifications.Notification, message_text: message.Message) -> bytes:
     """Return the body, with as much of the text as fits."""
     _, _, text = message_text.text.partition("\n")
@@ -230,7 +217,7 @@ def teams_card(notification: notifications.Notification, message_text: message.M
             shown = [*shown, f"… {len(lines) - count} more lines"]
         return msgspec.json.encode(_teams_message(notification, message_text.title, shown))
 
-    return webhook.encode_fitting(encode, len(lines), BODY_BYTES_MAX)
+    return webhook.encode_fitting(encode, len(lines), TEAMS_BYTES_MAX)
 
 
 def _teams_message(notification: notifications.Notification, title: str, lines: list[str]) -> Json:
@@ -266,21 +253,6 @@ def _teams_message(notification: notifications.Notification, title: str, lines: 
         "content": content,
     }
     return {"type": "message", "attachments": [attachment]}
-
-
-class TeamsWorkflow:
-    """Sends to the URL of one workflow."""
-
-    def __init__(self, to: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
-        self._endpoint = to
-        self._templates = templates
-
-    async def send(
-        self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> results.Result:
-        """Post a card."""
-        text = message.compose(notification, self._templates)
-        return await self._endpoint.post_json(teams_card(notification, text))
 
 
 class Apprise:

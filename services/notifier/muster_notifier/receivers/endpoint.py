@@ -10,13 +10,14 @@ import functools
 import ipaddress
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import muster
 from muster import http
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import results
+from muster_notifier.receivers import message, results
+from muster_notifier.routing import notifications
 
 _REFUSAL_CHARS_MAX: Final = 300
 
@@ -94,6 +95,27 @@ class Endpoint:
             return result
         text = " ".join(response.body[:_REFUSAL_CHARS_MAX].decode("utf-8", "replace").split())
         return dataclasses.replace(result, detail=f"{result.detail} {text}".strip())
+
+
+class JsonReceiver:
+    """A receiver that gets one JSON body for each notification, as `encode` writes it."""
+
+    def __init__(
+        self,
+        to: Endpoint,
+        templates: receiver_settings.Templates,
+        encode: Callable[[notifications.Notification, message.Message], bytes],
+    ) -> None:
+        self._endpoint = to
+        self._templates = templates
+        self._encode = encode
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> results.Result:
+        """Post the body."""
+        text = message.compose(notification, self._templates)
+        return await self._endpoint.post_json(self._encode(notification, text))
 
 
 def record(request: str) -> None:

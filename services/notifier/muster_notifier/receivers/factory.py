@@ -1,6 +1,7 @@
 """Adapter: builds the sender for a receiver from its settings."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -107,13 +108,14 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
         case receiver_settings.Receiver(pagerduty=receiver_settings.PagerDuty() as way):
             where = endpoint.Endpoint(way.url, timeout_s=way.timeout_s, reach=way.reach)
             key = reader.read(way.routing_key_from)
-            service = pagerduty.Service(where, routing_key=key, templates=templates)
-            return service.send, _PAGERDUTY_PER_S
+            encode = functools.partial(pagerduty.event, routing_key=key)
+            return endpoint.JsonReceiver(where, templates, encode).send, _PAGERDUTY_PER_S
         case receiver_settings.Receiver(email=receiver_settings.Email() as way):
             password = reader.read(way.password_from) if way.password_from else ""
             return email.Email(way, password=password, templates=templates).send, _EMAIL_PER_S
         case receiver_settings.Receiver(teams=receiver_settings.Teams() as way):
-            return chat.TeamsWorkflow(_endpoint(way, reader), templates).send, _TEAMS_PER_S
+            workflow = endpoint.JsonReceiver(_endpoint(way, reader), templates, chat.teams_card)
+            return workflow.send, _TEAMS_PER_S
         case receiver_settings.Receiver(alertmanager=receiver_settings.Alertmanager() as way):
             bearer = reader.read(way.bearer_from) if way.bearer_from else ""
             push = webhook.Push(
@@ -159,7 +161,7 @@ def _slack(
     if settings.webhook_from is not None:
         url = reader.read(settings.webhook_from)
         hook = endpoint.Endpoint(url, timeout_s=settings.timeout_s, reach=settings.reach)
-        return chat.SlackIncoming(hook, templates).send
+        return endpoint.JsonReceiver(hook, templates, chat.encode_slack).send
     assert settings.token_from is not None, "a channel has one of the two"
     where = endpoint.Endpoint(settings.url, timeout_s=settings.timeout_s, reach=settings.reach)
     token = reader.read(settings.token_from)

@@ -4,14 +4,12 @@ Triggers with one `dedup_key` are one incident, so a repeat does no harm. What s
 acknowledged: PagerDuty escalates it no further.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from muster import vocabulary
-from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, results, webhook
+from muster_notifier.receivers import message, webhook
 from muster_notifier.routing import notifications
 
 BODY_BYTES_MAX: Final = 500 * 1000
@@ -87,22 +85,3 @@ def _event(
         "links": [link for link in links if link["href"].startswith("https://")],
         "client": "muster",
     }
-
-
-class Service:
-    """One integration of a PagerDuty service."""
-
-    def __init__(
-        self, to: endpoint.Endpoint, *, routing_key: str, templates: receiver_settings.Templates
-    ) -> None:
-        self._endpoint = to
-        self._routing_key = routing_key
-        self._templates = templates
-
-    async def send(
-        self, notification: notifications.Notification, _: Mapping[str, str]
-    ) -> results.Result:
-        """Trigger, acknowledge or resolve the group's incident."""
-        text = message.compose(notification, self._templates)
-        body = event(notification, text, routing_key=self._routing_key)
-        return await self._endpoint.post_json(body)
