@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 from muster import vocabulary
 from muster.cli import events, registry
 from muster.local import stack
+from muster.local.kubernetes import requests
 from muster.vocabulary import AlertKind, AlertState, Verdict
 
 _XID: Final = 79
@@ -267,16 +268,8 @@ def _call(method: str, url: str, body: object) -> Any:
 
 async def _label_gpus(url: str, *options: str) -> tuple[int, str]:
     """Run `muster label-gpus` as an administrator would; return its exit code and last line."""
-    kubeconfig = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "demo",
-        "clusters": [{"name": "demo", "cluster": {"server": url}}],
-        "users": [{"name": "demo", "user": {}}],
-        "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
-    }
     with tempfile.NamedTemporaryFile("w", prefix="muster-", suffix=".json") as file:
-        json.dump(kubeconfig, file)
+        json.dump(requests.kubeconfig(url), file)
         file.flush()
         return await asyncio.to_thread(_captured, "label-gpus", *options, "--kubeconfig", file.name)
 

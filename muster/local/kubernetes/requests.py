@@ -87,7 +87,7 @@ def verb(method: str, place: resources.Place, *, is_watch: bool) -> str:
     return WRITES.get(method, method.lower())
 
 
-def kubeconfig(url: str, token: str) -> dict[str, object]:
+def kubeconfig(url: str, token: str = "") -> dict[str, object]:
     """Return a kubeconfig that leads to the stand-in, as the user of a token."""
     context = {"cluster": "muster", "user": "muster"}
     return {
