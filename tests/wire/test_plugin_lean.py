@@ -12,7 +12,7 @@ muster_plugin.lean.import_bus()
 for module in pkgutil.walk_packages(muster_plugin.__path__, "muster_plugin."):
     if not module.name.startswith("muster_plugin.cli"):
         importlib.import_module(module.name)
-print(*sorted({"aiohttp", "kubernetes", "pydantic", "rich", "asyncinotify"} & sys.modules.keys()))
+print(*sorted({"aiohttp", "kubernetes", "pydantic", "rich"} & sys.modules.keys()))
 """
 BEFORE_REGISTER = """
 import gc, sys
