@@ -347,11 +347,11 @@ class Node:
 
     def _write_cdi_specs(self) -> None:
         """Write the CDI specs of the resources that this process serves."""
-        specs = {}
-        for name in self.inventory.resources:
-            rule = self.inventory.rule(name)
-            if rule and rule.cdi and self.resource_plugins.locks.holds(name):
-                specs[name] = cdi.spec(name, self.inventory.offered(name))
+        specs = {
+            name: cdi.spec(name, self.inventory.offered(name))
+            for name, rule in self.inventory.rules.items()
+            if rule.cdi and self.resource_plugins.locks.holds(name)
+        }
         if self._cdi_specs.write(specs):
             # the directory may be new and must be watched
             self._scanner.changed.set()

@@ -65,9 +65,8 @@ class DeviceChecker:
 
     def _to_check(self) -> Mapping[Key, tuple[advertised.Unit, resources.Checks]]:
         to_check = {}
-        for name in self._devices.resources:
-            rule = self._devices.rule(name)
-            if rule and (rule.checks.open or rule.checks.command):
+        for name, rule in self._devices.rules.items():
+            if rule.checks.open or rule.checks.command:
                 for unit in self._devices.units_to_check(name):
                     to_check[name, unit.physical] = unit, rule.checks
         return to_check

@@ -153,10 +153,10 @@ class Inventory:
             if resource.rule.per_match and (units := resource.offered())
         }
 
-    def rule(self, resource: str) -> config_resources.Resource | None:
-        """Return the rule that a resource follows."""
-        advertised = self._resources.get(resource)
-        return advertised.rule if advertised else None
+    @property
+    def rules(self) -> dict[str, config_resources.Resource]:
+        """The rule that each advertised resource follows."""
+        return {name: resource.rule for name, resource in self._resources.items()}
 
     def devices(self, resource: str) -> tuple[vocabulary.Device, ...]:
         """Return the devices of a resource, in a stable order."""

@@ -139,7 +139,7 @@ class Allocator:
         """Return the answer for device nodes and mounts."""
         devices = tuple(dict.fromkeys(device for unit in requested for device in unit.devices))
         mounts = tuple(dict.fromkeys(mount for unit in requested for mount in unit.mounts))
-        rule = self._inventory.rule(self._resource)
+        rule = self._inventory.rules.get(self._resource)
         if rule is None:
             return advertised.ContainerResponse(devices=devices, mounts=mounts)
         environment = {}

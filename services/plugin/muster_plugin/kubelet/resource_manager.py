@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from muster import machine, vocabulary
-from muster_plugin.config import resources, settings
+from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import resource_plugin, server, socket_directory
@@ -71,16 +71,15 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         for name in self._plugins.keys() - set(self._devices.resources):
             self._plugins.pop(name).stopping.set()
             self.on_answered(name)
-        for name in self._devices.resources:
-            options = _options(self._devices.rule(name))
+        for name, rule in self._devices.rules.items():
             plugin = self._plugins.get(name)
-            if plugin is not None and plugin.options == options:
-                continue
             if plugin is not None:
+                if plugin.is_registered_as(rule):
+                    continue
                 plugin.stopping.set()
             self._plugins[name] = resource_plugin.ResourcePlugin(
                 name,
-                options,
+                rule,
                 directory=resource_plugin.KubeletDirectory(self._root, self.locks),
                 devices=self._devices,
                 runner=self._new_runner(),
@@ -164,11 +163,3 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
     def _set_if_all_answered(self) -> None:
         if not self._unanswered:
             self._all_answered.set()
-
-
-def _options(rule: resources.Resource | None) -> resource_plugin.RegistrationOptions:
-    if rule is None:
-        return resource_plugin.RegistrationOptions()
-    return resource_plugin.RegistrationOptions(
-        registration=rule.registration, pre_start=rule.pre_start
-    )

@@ -54,13 +54,6 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     probe_s: float = client.PROBE_PERIOD_S
 
 
-class RegistrationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a resource is registered; a change needs a new registration."""
-
-    registration: resources.Registration = resources.Registration.REGISTER
-    pre_start: bool = False
-
-
 class KubeletDirectory(NamedTuple):
     """The kubelet's directory, and the locks of the resources served there."""
 
@@ -77,7 +70,7 @@ class ResourcePlugin:
     def __init__(
         self,
         resource: str,
-        options: RegistrationOptions,
+        rule: resources.Resource,
         *,
         directory: KubeletDirectory,
         devices: inventory.Inventory,
@@ -87,16 +80,16 @@ class ResourcePlugin:
         reason: vocabulary.RegistrationReason = vocabulary.RegistrationReason.START,
     ) -> None:
         self.resource = resource
-        self.options = options
+        self._method, self._pre_start = rule.registration, rule.pre_start
         timeouts = (timing or Timing()).timeouts
-        if options.registration is resources.Registration.AUTO:
+        if self._method is resources.Registration.AUTO:
             timeouts = msgspec.structs.replace(timeouts, refusals_max=_REFUSALS_BEFORE_SWITCH)
         self.machine = registration.Registration(timeouts, reason=reason)
         self.allocator = allocation.Allocator(devices, resource)
         self.counters = server.Counters()
         self.registrations: Counter[vocabulary.RegistrationReason] = Counter()
         self.stopping = asyncio.Event()
-        """Set when the resource, or these options of it, are not configured any more."""
+        """Set when the resource is not configured any more, or must be registered differently."""
         self._root, self._locks = directory.root, directory.locks
         self._devices = devices
         self._runner = runner
@@ -112,11 +105,15 @@ class ResourcePlugin:
         self._serials = itertools.count(1)
         self._endpoint: server.Endpoint | None = None
         self._registering: asyncio.Task[None] | None = None
-        self._uses_watcher = options.registration is resources.Registration.WATCHER
+        self._uses_watcher = self._method is resources.Registration.WATCHER
         self._registrations_before = 0
         self._last_logged = ""
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logs.logger().bind(resource=resource)
+
+    def is_registered_as(self, rule: resources.Resource) -> bool:
+        """Return whether the rule needs no new registration."""
+        return (self._method, self._pre_start) == (rule.registration, rule.pre_start)
 
     def receive(self, event: model.Signal, now: float) -> list[model.Action]:
         """Pass a signal to the machine."""
@@ -241,7 +238,7 @@ class ResourcePlugin:
         return self._endpoint.path.name if self._endpoint else ""
 
     async def _serve(self, generation: int) -> None:
-        if self.options.registration is resources.Registration.AUTO and generation > 1:
+        if self._method is resources.Registration.AUTO and generation > 1:
             # switch the method if no registration has succeeded with the last one
             self._uses_watcher ^= self.machine.registrations == self._registrations_before
         self._registrations_before = self.machine.registrations
@@ -261,7 +258,7 @@ class ResourcePlugin:
                 devices=self._devices,
                 allocator=self.allocator,
                 counters=self.counters,
-                pre_start=self.options.pre_start,
+                pre_start=self._pre_start,
             ),
             send=self._send,
             observer=self._observer,
@@ -285,7 +282,7 @@ class ResourcePlugin:
                     self._kubelet,
                     self.resource,
                     self._socket_name,
-                    pre_start=self.options.pre_start,
+                    pre_start=self._pre_start,
                 )
         except client.Refused as refusal:
             self._refused(generation, refusal)
