@@ -6,10 +6,11 @@ printed to stdout can be saved as a file; hints for people go to stderr.
 
 import asyncio
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, ParamSpec
 
 import cyclopts
 import msgspec
@@ -25,6 +26,7 @@ from muster_plugin.gpu import evaluation, replicas, simulated, xid_policy
 from muster_plugin.gpu.nvml import observer
 from muster_plugin.model import advertised, gpu
 
+_Arguments = ParamSpec("_Arguments")
 _BYTES_MAX: Final = 1024 * 1024 + 1
 
 app = cyclopts.App(
@@ -79,13 +81,44 @@ class Options:
 _DEFAULTS: Final = Options()
 
 
+def _reporting(command: Callable[_Arguments, None]) -> Callable[_Arguments, int]:
+    """Let a command print its problems, and return the exit code."""
+
+    @functools.wraps(command)
+    def run(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> int:
+        try:
+            command(*arguments, **options)
+        except settings.BadSettings as error:
+            for problem in error.problems:
+                output.warn("config", problem)
+            return 2
+        return 0
+
+    return run
+
+
 @app.command
-def validate(file: _File, /, options: Options = _DEFAULTS) -> int:
+@_reporting
+def validate(file: _File, /, options: Options = _DEFAULTS) -> None:
     """Check whether a file can be used, and print everything that is wrong with it."""
-    return _exit_code(lambda: _validate(file, options))
+    configuration = _read(file, options)
+    on_node = _on_node(file, options, configuration)
+    gpu_warnings = [*xid_policy.warnings(configuration.gpus)]
+    for number, node in enumerate(configuration.nodes):
+        gpu_warnings += (f"nodes[{number}].{text}" for text in xid_policy.warnings(node.gpus))
+    rule_warnings = config_settings.warnings(configuration.resources, configuration.nodes)
+    for warning in (*rule_warnings, *gpu_warnings):
+        output.warn("config", f"{file}: warning: {warning}")
+    summary = _counted(on_node)
+    if configuration.nodes and not (options.node or options.label):
+        summary += " on every node; more on some: --node and --label show which"
+    elif options.node:
+        summary += f" on {options.node}"
+    print(f"{file}: can be used; {summary}")
 
 
 @app.command
+@_reporting
 def show(
     file: _File,
     /,
@@ -97,67 +130,8 @@ def show(
             negative="", show_default=False, help="Show which devices of this machine it means."
         ),
     ] = False,
-) -> int:
+) -> None:
     """Print the configuration of one node."""
-    return _exit_code(lambda: _show(file, options, matches=matches))
-
-
-@app.command(name="schema")
-def print_schema() -> int:
-    """Print the JSON Schema of the configuration, for editors."""
-    output.print_json(schema(), indent=2)
-    return 0
-
-
-@app.command(name="import")
-def import_file(
-    file: _File,
-    /,
-    *,
-    peer: Annotated[
-        Literal["smarter", "generic", "nvidia"],
-        Parameter(name="--from", help="Whose configuration it is."),
-    ],
-    domain: _Domain = None,
-) -> int:
-    """Print another plugin's configuration as muster's; differences go to stderr."""
-    return _exit_code(lambda: _import(file, config_settings.Format(peer), domain))
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of the plugin's configuration file, for editors."""
-    generated = msgspec.json.schema(config_settings.Settings)
-    for definition in generated["$defs"].values():
-        if "properties" in definition:
-            # the loader refuses unknown keys; msgspec's schemas allow them
-            definition["additionalProperties"] = False
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "https://muster.dev/schemas/v1/config.json",
-        **generated,
-    }
-
-
-def _exit_code(command: Callable[[], None]) -> int:
-    try:
-        command()
-    except settings.BadSettings as error:
-        for problem in error.problems:
-            output.warn("config", problem)
-        return 2
-    return 0
-
-
-def _import(file: str, peer: config_settings.Format, domain: str | None) -> None:
-    imported = files.import_peer(
-        _text(file), source=file, peer=peer, domain=_checked_domain(domain, peer)
-    )
-    for difference in imported.differences:
-        output.warn("config", f"difference: {difference}")
-    _print_yaml(imported.rules)
-
-
-def _show(file: str, options: Options, *, matches: bool) -> None:
     configuration = _read(file, options)
     on_node = _on_node(file, options, configuration)
     if on_node == config_settings.NodeConfiguration():
@@ -176,21 +150,47 @@ def _show(file: str, options: Options, *, matches: bool) -> None:
             output.warn("config", f"{file}: warning: {warning}")
 
 
-def _validate(file: str, options: Options) -> None:
-    configuration = _read(file, options)
-    on_node = _on_node(file, options, configuration)
-    gpu_warnings = [*xid_policy.warnings(configuration.gpus)]
-    for number, node in enumerate(configuration.nodes):
-        gpu_warnings += (f"nodes[{number}].{text}" for text in xid_policy.warnings(node.gpus))
-    rule_warnings = config_settings.warnings(configuration.resources, configuration.nodes)
-    for warning in (*rule_warnings, *gpu_warnings):
-        output.warn("config", f"{file}: warning: {warning}")
-    summary = _counted(on_node)
-    if configuration.nodes and not (options.node or options.label):
-        summary += " on every node; more on some: --node and --label show which"
-    elif options.node:
-        summary += f" on {options.node}"
-    print(f"{file}: can be used; {summary}")
+@app.command(name="schema")
+def print_schema() -> int:
+    """Print the JSON Schema of the configuration, for editors."""
+    output.print_json(schema(), indent=2)
+    return 0
+
+
+@app.command(name="import")
+@_reporting
+def import_file(
+    file: _File,
+    /,
+    *,
+    peer: Annotated[
+        Literal["smarter", "generic", "nvidia"],
+        Parameter(name="--from", help="Whose configuration it is."),
+    ],
+    domain: _Domain = None,
+) -> None:
+    """Print another plugin's configuration as muster's; differences go to stderr."""
+    form = config_settings.Format(peer)
+    imported = files.import_peer(
+        _text(file), source=file, peer=form, domain=_checked_domain(domain, form)
+    )
+    for difference in imported.differences:
+        output.warn("config", f"difference: {difference}")
+    _print_yaml(imported.rules)
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of the plugin's configuration file, for editors."""
+    generated = msgspec.json.schema(config_settings.Settings)
+    for definition in generated["$defs"].values():
+        if "properties" in definition:
+            # the loader refuses unknown keys; msgspec's schemas allow them
+            definition["additionalProperties"] = False
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://muster.dev/schemas/v1/config.json",
+        **generated,
+    }
 
 
 def _counted(on_node: config_settings.NodeConfiguration) -> str:

@@ -13,7 +13,7 @@ import bisect
 import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, assert_never
+from typing import Final
 
 import msgspec
 
@@ -191,17 +191,12 @@ def _named(entry: resources.Entry, index: NodeIndex) -> Iterator[tuple[str, Node
 
 
 def _is_usable(entry: resources.Entry, node: Node, *, every_name: bool) -> bool:
-    if entry.udev is not None or entry.usb is not None:
-        return node.kind in _NODES
-    match entry.type:
-        case resources.NodeType.MOUNT:
+    if entry.udev is None and entry.usb is None:
+        if entry.type is resources.NodeType.MOUNT:
             return True
-        case resources.NodeType.DEVICE if node.kind is Kind.DIRECTORY:
+        if node.kind is Kind.DIRECTORY:
             return every_name or _names_directories(entry)
-        case resources.NodeType.DEVICE:
-            return node.kind in _NODES
-        case _:
-            assert_never(entry.type)
+    return node.kind in _NODES
 
 
 def _names_directories(entry: resources.Entry) -> bool:

@@ -27,6 +27,7 @@ _IMEX_CHANNELS: Final = "NVIDIA_IMEX_CHANNELS"
 _MOUNTS_ROOT: Final = "/var/run/nvidia-container-devices"
 _MIG_MINORS: Final = "/proc/driver/nvidia-caps/mig-minors"
 _DEV_NULL: Final = "/dev/null"
+_MOUNTS: Final = gpus.DeviceList.VOLUME_MOUNTS
 _CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CRI})
 
 
@@ -52,7 +53,8 @@ def container_response(
     once however many of its replicas are requested.
     """
     devices = tuple({device.uuid: device for device in requested}.values())
-    names = [_name(device, options.device_ids) for device in devices]
+    has_index = options.device_ids is gpus.DeviceIds.INDEX
+    names = [device.index if has_index else device.uuid for device in devices]
     channels = [
         number for number in options.imex.channels if _channel_path(options, number) in present
     ]
@@ -67,7 +69,7 @@ def container_response(
     )
     return advertised.ContainerResponse(
         devices=specs if _passes_nodes(options) else (),
-        mounts=tuple(_mounts(names, channels)) if _uses_mounts(wanted) else (),
+        mounts=tuple(_mounts(names, channels)) if _MOUNTS in wanted else (),
         environment=_environment(names, channels, options),
         annotations={key: ",".join(qualified)} if is_annotated and qualified else {},
         cdi_devices=qualified if gpus.DeviceList.CDI_CRI in wanted else (),
@@ -130,10 +132,6 @@ def _passes_nodes(options: gpus.ContainerOptions) -> bool:
     return options.device_specs and not _CDI.issuperset(options.device_list)
 
 
-def _name(device: gpu.Device, ids: gpus.DeviceIds) -> str:
-    return device.index if ids is gpus.DeviceIds.INDEX else device.uuid
-
-
 def _environment(
     names: Sequence[str], channels: Sequence[int], options: gpus.ContainerOptions
 ) -> dict[str, str]:
@@ -145,15 +143,11 @@ def _environment(
         environment[VISIBLE_DEVICES] = ",".join(names)
         if channels:
             environment[_IMEX_CHANNELS] = ",".join(map(str, channels))
-    if _uses_mounts(strategies):
+    if _MOUNTS in strategies:
         environment[VISIBLE_DEVICES] = _MOUNTS_ROOT
     for feature in _features(options):
         environment[f"NVIDIA_{feature.upper()}"] = "enabled"
     return environment
-
-
-def _uses_mounts(strategies: Collection[gpus.DeviceList]) -> bool:
-    return gpus.DeviceList.VOLUME_MOUNTS in strategies
 
 
 def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[advertised.Mount]:

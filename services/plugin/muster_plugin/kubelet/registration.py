@@ -114,7 +114,7 @@ class Registration:
         """Say why the kubelet does not list the resource; empty if it does."""
         if self._state is State.LISTED:
             return ""
-        return self._problem.describe(now, then=model.next_step(self._state))
+        return self._problem.describe(now, then=model.NEXT_STEP[self._state])
 
     def is_waiting_for_kubelet(self, now: float) -> bool:
         """Return whether the resource only waits for an unreachable or a restarted kubelet."""

@@ -8,7 +8,7 @@ Stopped. `kubelet` identifies one kubelet.sock; it is empty if there is none.
 import enum
 import math
 from collections.abc import Iterable
-from typing import Final, TypeAlias, assert_never
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -147,21 +147,16 @@ WITH_SERVER: Final = frozenset(
 REGISTERED: Final = frozenset({State.AWAITING_STREAM, State.LISTED, State.STREAM_CLOSED})
 
 
-def next_step(state: State) -> str:
-    """Return what the plugin does next to get the resource listed; empty if it is listed."""
-    match state:
-        case State.WAITING | State.STARTING:
-            return "serving again"
-        case State.REGISTERING | State.REFUSED | State.STREAM_CLOSED:
-            return "registering"
-        case State.AWAITING_STREAM:
-            return "waiting for the kubelet's stream"
-        case State.STOPPING:
-            return "stopping the old server"
-        case State.LISTED:
-            return ""
-        case _:
-            assert_never(state)
+NEXT_STEP: Final = {
+    State.WAITING: "serving again",
+    State.STARTING: "serving again",
+    State.REGISTERING: "registering",
+    State.REFUSED: "registering",
+    State.STREAM_CLOSED: "registering",
+    State.AWAITING_STREAM: "waiting for the kubelet's stream",
+    State.STOPPING: "stopping the old server",
+}
+"""What the plugin does next to get the resource listed."""
 
 
 class Problem(msgspec.Struct, frozen=True):

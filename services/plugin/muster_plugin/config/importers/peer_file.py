@@ -157,7 +157,6 @@ ENV_FROM: Final = "envFrom"
 """Stands for all variables of a ConfigMap or Secret."""
 
 _ITEMS_MAX: Final = 1_000
-_NONE: Final = (None, None)
 
 
 class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,13 +222,8 @@ def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
 def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
     """Yield the variables of every container whose values are in the manifest."""
     for container in _containers(manifest):
-        variables = container.get("env")
-        for variable in variables if isinstance(variables, list) else []:
-            name, value = (
-                (variable.get("name"), variable.get("value"))
-                if isinstance(variable, Mapping)
-                else _NONE
-            )
+        for variable in _environment(container):
+            name, value = variable.get("name"), variable.get("value")
             if isinstance(name, str) and isinstance(value, str) and value:
                 yield name, value
 
@@ -237,12 +231,18 @@ def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 def _elsewhere(manifest: Mapping[object, object]) -> Iterator[str]:
     """Yield the variables whose values are not in the manifest; `envFrom` as one entry."""
     for container in _containers(manifest):
-        variables = container.get("env")
-        for variable in variables if isinstance(variables, list) else []:
-            if isinstance(variable, Mapping) and variable.get("valueFrom"):
+        for variable in _environment(container):
+            if variable.get("valueFrom"):
                 yield str(variable.get("name"))
         if container.get("envFrom"):
             yield ENV_FROM
+
+
+def _environment(container: Mapping[object, object]) -> Iterator[Mapping[object, object]]:
+    variables = container.get("env")
+    for variable in variables if isinstance(variables, list) else []:
+        if isinstance(variable, Mapping):
+            yield variable
 
 
 def _containers(manifest: Mapping[object, object]) -> Iterator[Mapping[object, object]]:
