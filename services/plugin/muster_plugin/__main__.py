@@ -21,7 +21,7 @@ import msgspec
 
 from muster import machine, vocabulary
 from muster.service import entry, logs, runtime
-from muster_plugin import node as node_door
+from muster_plugin import node as node_wiring
 from muster_plugin import reload
 from muster_plugin.config import settings as config_settings
 from muster_plugin.gpu import evaluation, health_state
@@ -63,7 +63,7 @@ async def serve(
         await node.close()
 
 
-async def _report(chosen: config_settings.Settings, node: node_door.Node) -> None:
+async def _report(chosen: config_settings.Settings, node: node_wiring.Node) -> None:
     """Report to the bus as soon as the resources are registered."""
     await node.resource_plugins.wait_for_first_answers()
     lean.import_bus()
@@ -98,13 +98,13 @@ def _for_this_node(
         raise entry.CannotStart(f"resources: {error}") from None
 
 
-def _node(chosen: config_settings.Settings) -> node_door.Node:
+def _node(chosen: config_settings.Settings) -> node_wiring.Node:
     """Create the node, whose devices are not scanned yet. Raises CannotStart."""
     name, configuration = _for_this_node(chosen)
     logs.configure("plugin", level=chosen.log.level, node=name)
     for stale in socket_directory.remove_stale(_socket_directories(chosen)):
         logs.logger().info("stale_socket_removed", socket=stale)
-    node = node_door.Node(
+    node = node_wiring.Node(
         chosen,
         name,
         new_runner=_new_runner,
@@ -115,7 +115,7 @@ def _node(chosen: config_settings.Settings) -> node_door.Node:
     return node
 
 
-async def _acquire_resources(chosen: config_settings.Settings, node: node_door.Node) -> None:
+async def _acquire_resources(chosen: config_settings.Settings, node: node_wiring.Node) -> None:
     """Lock the node's resources as soon as no other plugin serves them.
 
     Raises CannotStart if that takes longer than `handover_s`. The kubelet would keep the newer
@@ -224,8 +224,8 @@ def _resources_max() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
-        return node_door.RESOURCES_MAX
-    return max(1, min(node_door.RESOURCES_MAX, (most - _FILES_OF_PROCESS) // _FILES_PER_RESOURCE))
+        return node_wiring.RESOURCES_MAX
+    return max(1, min(node_wiring.RESOURCES_MAX, (most - _FILES_OF_PROCESS) // _FILES_PER_RESOURCE))
 
 
 def _other_owner(

@@ -18,7 +18,7 @@ from muster import codec, vocabulary
 from muster.nats import bus
 from muster.service import logs, probes
 from muster_plugin import metrics
-from muster_plugin import node as node_door
+from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
 from muster_plugin.kubelet import client, registration_model
 
@@ -30,7 +30,7 @@ _HEARTBEATS_MISSED_MAX: Final = 3
 class BusReporter:
     """Reports the node's state to the bus, to Kubernetes' probes and to Prometheus."""
 
-    def __init__(self, chosen: settings.Settings, node: node_door.Node) -> None:
+    def __init__(self, chosen: settings.Settings, node: node_wiring.Node) -> None:
         self._settings = chosen
         self._node = node
         self._boot = _boot()
@@ -42,7 +42,7 @@ class BusReporter:
     async def run(self) -> None:
         """Connect, and report until cancelled.
 
-        `plugin.stopping` is published only at an intended end: a crash must look like one.
+        `plugin.stopping` is published only at an intended end: after a crash there is none.
         """
         metrics.register(self._node, self._heartbeat_age_s)
         http, node = self._settings.http, self._node

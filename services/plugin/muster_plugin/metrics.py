@@ -12,13 +12,13 @@ import prometheus_client
 from prometheus_client import core, registry
 
 from muster import vocabulary
-from muster_plugin import node as node_door
+from muster_plugin import node as node_wiring
 
 _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """Values by their labels."""
 
 
-def register(node: node_door.Node, heartbeat_age_s: Callable[[], float]) -> None:
+def register(node: node_wiring.Node, heartbeat_age_s: Callable[[], float]) -> None:
     """Serve the metrics of a node on this process's /metrics."""
     prometheus_client.REGISTRY.register(Collector(node, heartbeat_age_s))
 
@@ -26,7 +26,7 @@ def register(node: node_door.Node, heartbeat_age_s: Callable[[], float]) -> None
 class Collector(registry.Collector):
     """Turns the state of a node into metrics."""
 
-    def __init__(self, node: node_door.Node, heartbeat_age_s: Callable[[], float]) -> None:
+    def __init__(self, node: node_wiring.Node, heartbeat_age_s: Callable[[], float]) -> None:
         self._node = node
         self._heartbeat_age_s = heartbeat_age_s
 

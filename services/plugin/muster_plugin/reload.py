@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from muster import blocking
-from muster_plugin import node as node_door
+from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
 from muster_plugin.gpu import evaluation
@@ -28,7 +28,7 @@ class Reloader:
         chosen: settings.Settings,
         file: Path,
         read: Callable[[], settings.Settings],
-        node: node_door.Node,
+        node: node_wiring.Node,
     ) -> None:
         self._chosen = chosen
         self._file = file

@@ -8,15 +8,15 @@ State of a unit (one device id) after each observation or check; `-` is no chang
     New       | -           | Gone      | Replaced       | Failing      | Healthy
     Healthy   | -           | Gone      | Replaced       | Failing      | -
     Failing   | -           | Gone      | Replaced       | -            | Healthy (1)
-    Gone      | Back        | - (3)     | Replaced       | -            | -
-    Replaced  | Back        | Gone      | - (4)          | -            | -
-    Back      | Healthy (2) | Gone      | Replaced       | Failing      | Healthy (2)
+    Gone      | Back        | - (2)     | Replaced       | -            | -
+    Replaced  | Back        | Gone      | - (3)          | -            | -
+    Back      | -           | Gone      | Replaced       | Failing      | Healthy (1)
 
-New is Healthy at once where no checks are configured; where they are, an unchecked unit is not
-allocated. (1) After `good_checks` of them in a row. (2) After `good_looks` observations, the first
-included, and one passed check where checks are configured; all of (1) if it was Failing when it
-went. (3) It is removed `grace_s` after it went, or later: never while a pod holds it. (4) Likewise,
-or at once if it is certain that no pod holds it; then its replacement is New under the same id.
+New and Back are Healthy at once where no checks are configured; where they are, an unchecked unit
+is not allocated. (1) After `good_checks` of them in a row; after one if it is Back and was not
+Failing when it went. (2) It is removed `grace_s` after it went, or later: never while a pod holds
+it. (3) Likewise, or at once if it is certain that no pod holds it; then its replacement is New
+under the same id.
 
 A unit that changed rules no longer configure is removed at once, in any state.
 
@@ -37,7 +37,6 @@ from muster_plugin.model import advertised
 NOT_CONFIGURED: Final = "no longer configured"
 MISSING: Final = "device-missing"
 REPLACED: Final = "device-replaced"
-SETTLING: Final = "device-settling"
 CHECK_FAILED: Final = "check-failed"
 NOT_CHECKED: Final = "not-checked"
 HEALTHY: Final = "device-healthy"
@@ -55,7 +54,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     grace_s: float = 60.0
-    good_looks: int = 1
     good_checks: int = 1
     checked: bool = False
     expected: int = 0
@@ -74,13 +72,12 @@ def policy(rule: resources.Resource) -> Policy:
 
 
 class TrackedUnit:
-    """One unit, and how many observations and passed checks it still needs to be Healthy."""
+    """One unit, and how many passed checks it still needs to be Healthy."""
 
     def __init__(self, unit: advertised.Unit, *, checks: int) -> None:
         self.unit = unit
         self.lost_at: float | None = None
         self.successor: advertised.Unit | None = None
-        self._looks_left = 0
         self._checks_left = checks
         self._problem = ""
 
@@ -91,10 +88,6 @@ class TrackedUnit:
             return _unhealthy(REPLACED, f"{key} is another device now: {self._difference()}")
         if self.lost_at is not None:
             return _unhealthy(MISSING, f"{key} is gone")
-        if self._looks_left:
-            return _unhealthy(
-                SETTLING, f"{key} is back; it must stay for {self._looks_left} more scans"
-            )
         if self._checks_left and self._problem:
             return _unhealthy(CHECK_FAILED, f"{key}: {self._problem}")
         if self._checks_left:
@@ -104,10 +97,7 @@ class TrackedUnit:
     def observe(self, unit: advertised.Unit | None, now: float, *, policy: Policy) -> None:
         """Record one observation: no unit, the same one, or a different one with the same id."""
         if unit is not None and self.unit.is_same(unit):
-            if self.lost_at is not None:
-                self.lost_at = self.successor = None
-                self._looks_left = policy.good_looks
-            self._looks_left = max(self._looks_left - 1, 0)
+            self.lost_at = self.successor = None
             self.unit = unit
             return
         if self.lost_at is None:
@@ -231,10 +221,6 @@ class DeviceLifecycle:
         return min(
             (at for tracked in lost if (at := self._leaves_at(tracked, 0.0)) < _NEVER), default=None
         )
-
-    def devices(self) -> tuple[vocabulary.Device, ...]:
-        """Return the advertised devices, by id."""
-        return tuple(self.device(name) for name in sorted(self._tracked))
 
     def device(self, device_id: str) -> vocabulary.Device:
         """Return the advertised device of an id."""

@@ -176,9 +176,9 @@ def prefer(
 ) -> list[str]:
     """Return `size` of the `available` ids, `must_include` first; fewer if there are fewer.
 
-    `units` are all units of the resource. A unit that is not available is in use: that tells the
-    policies the load of each device, right after a start too. An unknown id is chosen only if
-    nothing else is left.
+    `units` are all units of the resource. A unit that is not available is in use: so the load of
+    each device is known right after a start too. An unknown id is chosen only if nothing else is
+    left.
 
     Never raises: an error would fail the pod's admission, while a short answer lets the kubelet
     choose the rest (kubelet devicemanager/manager.go, devicesToAllocate).

@@ -122,7 +122,7 @@ class ResourcePlugin:
         return actions
 
     def tick(self, now: float) -> list[model.Action]:
-        """Tell the machine the time."""
+        """Let the machine do what is due."""
         actions = self.machine.tick(now)
         self._report_problem_change()
         return actions

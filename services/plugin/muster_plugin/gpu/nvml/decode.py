@@ -292,7 +292,7 @@ def expected_links(
     """Return the NVLinks that should be up on each GPU, by uuid.
 
     These are the links that were up before, and those that are up on more than half of the GPUs of
-    the product: only that tells a link that was down from the start from one without a cable.
+    the product: only that distinguishes a link that was down from the start from one without cable.
     """
     expected: dict[str, frozenset[int]] = {}
     for uuid, links in active.items():
