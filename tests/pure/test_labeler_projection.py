@@ -241,7 +241,6 @@ def test_a_slice_has_products_and_memory_in_both_versions() -> None:
         assert kept == model.ResourceSlice(
             node="a",
             driver="gpu.nvidia.com",
-            is_all_nodes=False,
             products=(("NVIDIA L4", 24576, False),),
             devices=("gpu-0",),
         )

@@ -135,7 +135,6 @@ class ResourceSlice:
 
     node: str
     driver: str
-    is_all_nodes: bool
     products: tuple[tuple[str, int | None, bool], ...]
     devices: tuple[str, ...]
 

@@ -120,7 +120,7 @@ class FleetAlerts:
             untold_alerts=self.lifecycle.pending,
             leader=leader,
         )
-        return signals.Store(key=KEY, value=snapshot.encode(stored), revision=leader)
+        return signals.Store(key=KEY, value=snapshot.encode(stored))
 
     def view(self) -> tuple[vocabulary.AlertChanged, ...]:
         """Return the open alerts."""

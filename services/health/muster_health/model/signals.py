@@ -325,14 +325,10 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """Save this for the next start; an empty value removes it. Only a leader does.
-
-    `revision` is the leader's; a store that can compare revisions must refuse an older one.
-    """
+    """Save this for the next start; an empty value removes it. Only a leader does."""
 
     key: str
     value: bytes
-    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

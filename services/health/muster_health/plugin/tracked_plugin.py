@@ -218,7 +218,7 @@ class TrackedPlugin(parts.Parts):
         self.alerting.end_all(self.standing(), now, at, why)
         events = self.alerting.pending()
         self.alerting.clear_pending()
-        return [*events, signals.Store(key=self.key, value=b"", revision=leader)]
+        return [*events, signals.Store(key=self.key, value=b"")]
 
     def open_kinds(self) -> list[AlertKind]:
         """Return the kinds of the open alerts."""
@@ -384,7 +384,7 @@ class TrackedPlugin(parts.Parts):
     def _store(self, leader: int) -> signals.Store:
         self.is_unsaved = self.has_counts_to_store = False
         stored = self.stored(leader)
-        return signals.Store(key=self.key, value=snapshot.encode(stored), revision=leader)
+        return signals.Store(key=self.key, value=snapshot.encode(stored))
 
 
 def _reports_faults(heartbeat: vocabulary.Heartbeat) -> bool:

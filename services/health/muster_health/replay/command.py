@@ -1,6 +1,5 @@
 """Adapter: the command `muster replay`: shows which alerts another policy would have raised."""
 
-import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,19 +10,13 @@ import msgspec
 import orjson
 from cyclopts import Parameter
 
-from muster.cli import output
+from muster.cli import output, texts
 from muster.service import settings
 
 if TYPE_CHECKING:
     from muster_health.replay import player, recording
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
 app = cyclopts.App(name="replay")
-
-
-class _Unusable(ValueError):
-    """An option cannot be used; the text says why not."""
 
 
 @app.default
@@ -65,9 +58,13 @@ def replay(
     try:
         other = settings.load(config.Settings, prefix="MUSTER_HEALTH", file=policy, environment={})
         read = recorder.read(recorded)
-        shown_from = _since(since, read.end)
-    except (_Unusable, recording.UnreadableRecording, settings.BadSettings) as error:
+    except (recording.UnreadableRecording, settings.BadSettings) as error:
         return output.fail("replay", str(error))
+    try:
+        begin = texts.since(since) if since is not None else datetime.min.replace(tzinfo=UTC)
+    except ValueError as error:
+        return output.fail("replay", f"--since: {error}")
+    shown_from = read.end - begin if isinstance(begin, timedelta) else begin
     comparison = player.compare(read, other, shown_from)
     span = {"from": read.begin, "to": read.end, "entries": len(read.entries)}
     tree = {"recording": span, "policy": str(policy), **_report(comparison)}
@@ -100,19 +97,6 @@ def _report(comparison: "player.Comparison") -> dict[str, object]:
         ],
         "questions": dict(comparison.questions),
     }
-
-
-def _since(text: str | None, end: datetime) -> datetime:
-    if text is None:
-        return datetime.min.replace(tzinfo=UTC)
-    duration = re.fullmatch(r"(\d{1,6})([smhdw])", text)
-    if duration:
-        return end - timedelta(seconds=int(duration[1]) * _UNITS[duration[2]])
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise _Unusable(f"--since {text}: neither like 24h nor like 2026-11-21T03:00:00Z") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _episode(episode: "recording.Episode") -> dict[str, object]:

@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -100,15 +100,15 @@ def node(raw: objects.Node, selector: Mapping[str, str] | None = None) -> model.
         name=raw.metadata.name,
         uid=raw.metadata.uid,
         version=raw.metadata.resource_version,
-        labels=_shared_labels(tuple((key, labels[key]) for key in labels if _matters(key))),
-        owners=_shared_owners(tuple(_owners(managed, labels).items())),
-        our_labels=_shared_labels(tuple(_ours(managed, labels).items())),
+        labels=_shared(tuple((key, labels[key]) for key in labels if _matters(key))),
+        owners=_shared(tuple(_owners(managed, labels).items())),
+        our_labels=_shared(tuple(_ours(managed, labels).items())),
         labelled_from=_labelled_from(raw.annotations.get(model.PROVENANCE)),
         created=raw.metadata.created_at,
         has_condition=objects.condition(raw.conditions, model.CONDITION) is not None,
         is_selected=not selector or selector.items() <= labels.items(),
-        capacity=_shared_counts(tuple(_counts(raw.capacity).items())),
-        allocatable=_shared_counts(tuple(_counts(raw.allocatable).items())),
+        capacity=_shared(tuple(_counts(raw.capacity).items())),
+        allocatable=_shared(tuple(_counts(raw.allocatable).items())),
         ready_since=_ready_since(raw.conditions),
         runtime=_shared_text(info.container_runtime_version) if info else "",
         provider_id=raw.spec.provider_id if raw.spec else "",
@@ -177,7 +177,6 @@ def slice_of(raw: scheduling.ResourceSlice) -> model.ResourceSlice:
     return model.ResourceSlice(
         node=spec.node_name,
         driver=spec.driver,
-        is_all_nodes=spec.all_nodes,
         products=tuple(product for product in products if product is not None),
         devices=tuple(device.name for device in devices),
     )
@@ -215,18 +214,8 @@ def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str
 # of ten thousand nodes most are alike in each of these, and share one mapping
 
 
-@functools.lru_cache(maxsize=_SHARED_MAX)
-def _shared_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    return dict(items)
-
-
-@functools.lru_cache(maxsize=_SHARED_MAX)
-def _shared_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
-    return dict(items)
-
-
-@functools.lru_cache(maxsize=_SHARED_MAX)
-def _shared_owners(items: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str, tuple[str, ...]]:
+@functools.lru_cache(maxsize=3 * _SHARED_MAX)
+def _shared(items: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
     return dict(items)
 
 

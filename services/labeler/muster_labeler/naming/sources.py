@@ -68,11 +68,6 @@ class Identity:
         """Return the name from the best source, certain or not."""
         return self.best.name if self.best else Name(None, Reason.NO_NAME)
 
-    @property
-    def source(self) -> str:
-        """Return the best source and its claim."""
-        return f"{self.best.source}: {self.best.text}" if self.best else ""
-
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
