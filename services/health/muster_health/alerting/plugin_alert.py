@@ -42,9 +42,9 @@ class PodsQuery:
         self.pods: tuple[str, ...] | None = None
         self.again_due: float | None = None
         self._asked_times = 0
-        self.ask(number, now)
+        self.asked(number, now)
 
-    def ask(self, number: int, now: float) -> None:
+    def asked(self, number: int, now: float) -> None:
         """Record that the query is sent, first or again; only the first delays the alert."""
         self.number = number
         self.again_due = now + _AGAIN_S[min(self._asked_times, len(_AGAIN_S) - 1)]
@@ -161,15 +161,14 @@ class PluginAlert:
 
         return may
 
-    def ask(self, standing: steps.Standing, number: int, now: float) -> tuple[str, ...]:
-        """Record that query `number` is sent to Kubernetes; return the resources to ask about."""
+    def asked(self, standing: steps.Standing, number: int, now: float) -> None:
+        """Record that query `number` about the verdict's resources is sent to Kubernetes."""
         query = self._query
         if query is not None and query.resources == standing.resources:
-            query.ask(number, now)
+            query.asked(number, now)
         else:
             timeout_s = self.context.settings.probe_timeout_s
             self._query = PodsQuery(number, standing.resources, now, timeout_s=timeout_s)
-        return standing.resources
 
     def cluster_answered(self, answer: signals.Facts | None, number: int, now: float) -> bool:
         """Record Kubernetes' answer; return whether it answers our query for affected pods."""

@@ -137,7 +137,7 @@ class PluginAlerting:
         now: float,
         at: datetime,
         may_open: alert_lifecycle.MayOpen,
-        new_number: Callable[[], int],
+        ask: Callable[[tuple[str, ...]], signals.AskCluster],
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
         """Decide what to publish; return what to ask Kubernetes first, and which alerts wait."""
         self._stamp(now, at)
@@ -154,7 +154,9 @@ class PluginAlerting:
         wanted, may = self._other_alerts(observed, at), may_open
         if own is not None:
             if own.prepare(standing, self.evidence, now, at, may_open):
-                questions = [self._pods_query(own, standing, new_number(), now)]
+                question = ask(standing.resources)
+                own.asked(standing, question.number, now)
+                questions = [question]
             own_wanted = own.wanted(standing, self.evidence, now, at)
             wanted = [*own_wanted, *wanted]
             may = own.may_open(may_open)
@@ -237,17 +239,6 @@ class PluginAlerting:
             leader=self.context.leader or 0,
         )
         self.published_verdict = verdict
-
-    def _pods_query(
-        self, own: plugin_alert.PluginAlert, standing: steps.Standing, number: int, now: float
-    ) -> signals.AskCluster:
-        return signals.AskCluster(
-            node=self.node,
-            plugin=self.plugin,
-            number=number,
-            timeout_s=self.context.settings.probe_timeout_s,
-            resources=own.ask(standing, number, now),
-        )
 
     def _other_alerts(self, observed: Observed, at: datetime) -> list[alerts.Alert]:
         faults, short = observed.faults, observed.short

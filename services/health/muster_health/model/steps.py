@@ -141,20 +141,6 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskPlugin:
-    """Probe the plugin under this number."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskKubernetes:
-    """Query the Kubernetes API about the node under this number."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictReached:
     """A new verdict and the reason for it; `previous` is the verdict before."""
 
@@ -193,8 +179,8 @@ class ClockSkewChanged:
 
 CHANGED: Final = Changed()
 Decision = VerdictReached | VerdictConfirmed | ReturnOverdue
-Step = AskPlugin | AskKubernetes | Decision | signals.Noted
+Step = signals.Probe | signals.AskCluster | Decision | signals.Noted
 """The decisions of the parts of a tracked plugin."""
 
-Effect = signals.Probe | signals.AskCluster | signals.Noted | Decision | Changed | ClockSkewChanged
+Effect = Step | Changed | ClockSkewChanged
 """What a tracked plugin requests from the detector."""

@@ -8,6 +8,7 @@ A plugin that is lost is investigated again, each time after twice the wait.
 import enum
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from muster.vocabulary import Verdict
@@ -145,19 +146,23 @@ class Suspicion:
         self._give_up_at = max(self._give_up_at, self._next_ask_at + _ANSWER_LOST_S)
 
 
+@dataclass(slots=True, eq=False)
 class Investigation:
     """Opens suspicions, numbers probes and queries, and tracks which answers are missing."""
 
-    __slots__ = ("_number", "_review_s", "_settings", "has_cluster", "review_due", "suspicion")
+    node: str
+    plugin: str
+    settings: config.Detection
+    has_cluster: bool
+    suspicion: Suspicion | None = None
+    review_due: float | None = None
+    """When to review a lost plugin, if no suspicion is open."""
+    _review_s: float = field(init=False)
+    _number: int = 0
 
-    def __init__(self, settings: config.Detection, *, has_cluster: bool) -> None:
-        self.suspicion: Suspicion | None = None
-        self.review_due: float | None = None
-        """When to review a lost plugin, if no suspicion is open."""
-        self.has_cluster = has_cluster
-        self._review_s = settings.review_s
-        self._settings = settings
-        self._number = 0
+    def __post_init__(self) -> None:
+        """Begin with the shortest wait."""
+        self._review_s = self.settings.review_s
 
     @property
     def is_about_silence(self) -> bool:
@@ -168,7 +173,7 @@ class Investigation:
         """Open a suspicion; return the probes and queries to send at once."""
         self._number += 1
         self.suspicion = Suspicion(
-            reason, self._number, self._settings, now=now, has_cluster=self.has_cluster
+            reason, self._number, self.settings, now=now, has_cluster=self.has_cluster
         )
         return self.questions(self.suspicion, now)
 
@@ -180,17 +185,29 @@ class Investigation:
         """Return the probes and queries to send now."""
         questions: list[steps.Step] = []
         if suspicion.is_probe_due(now):
-            questions.append(steps.AskPlugin(number=suspicion.number))
+            probe = signals.Probe(
+                node=self.node,
+                plugin=self.plugin,
+                number=suspicion.number,
+                timeout_s=self.settings.probe_timeout_s,
+            )
+            questions.append(probe)
         if suspicion.is_cluster_due(now):
             question = self.ask_kubernetes()
             suspicion.cluster_number = question.number
             questions.append(question)
         return questions
 
-    def ask_kubernetes(self) -> steps.AskKubernetes:
+    def ask_kubernetes(self, resources: tuple[str, ...] = ()) -> signals.AskCluster:
         """Return a query to Kubernetes with a new number."""
         self._number += 1
-        return steps.AskKubernetes(number=self._number)
+        return signals.AskCluster(
+            node=self.node,
+            plugin=self.plugin,
+            number=self._number,
+            timeout_s=self.settings.probe_timeout_s,
+            resources=resources,
+        )
 
     def awaited(self, number: int) -> Suspicion | None:
         """Return the suspicion that is waiting for this probe's answer, if any."""
@@ -235,14 +252,14 @@ class Investigation:
             has_waited=suspicion.has_waited,
             now=now,
         )
-        reached = diagnosis.diagnose(observed, self._settings)
+        reached = diagnosis.diagnose(observed, self.settings)
         if reached is None:
             suspicion.ask_again(now)
             return None
         self.suspicion = None
         if reached.verdict is not Verdict.MAINTENANCE:
-            longer_s = min(2 * self._review_s, self._settings.review_max_s)
-            self._review_s = self._settings.review_s if is_new else longer_s
+            longer_s = min(2 * self._review_s, self.settings.review_max_s)
+            self._review_s = self.settings.review_s if is_new else longer_s
             is_early = reached.rule is Rule.NOT_BACK
             wait_s = max(0.0, alive.timeout_s - observed.quiet_s) if is_early else self._review_s
             self.review_due = now + wait_s
@@ -256,7 +273,7 @@ class Investigation:
     def review_soon(self, now: float) -> None:
         """Check soon whether a plugin is still lost, unless a check is already running."""
         if self.suspicion is None:
-            self.review_due = now + self._settings.restart_s
+            self.review_due = now + self.settings.restart_s
 
     def postpone(self, since: float) -> None:
         """Drop an undecided suspicion, and review the plugin some time after `since`."""
@@ -269,7 +286,7 @@ class Investigation:
 
     def end(self) -> None:
         """Cancel the planned review."""
-        self.review_due, self._review_s = None, self._settings.review_s
+        self.review_due, self._review_s = None, self.settings.review_s
 
     def shift(self, seconds: float) -> None:
         """Postpone the deadline by the time for which our own process was suspended."""

@@ -114,7 +114,7 @@ class Parts:
             reported=self.reported,
             standing=verdict_state.StandingVerdict(settings, alert_lifecycle.FlapDamping(settings)),
             recovery=verdict_state.Recovery(settings),
-            investigation=investigation.Investigation(settings, has_cluster=context.has_cluster),
+            investigation=investigation.Investigation(node, plugin, settings, context.has_cluster),
         )
         lifecycle = alert_lifecycle.AlertLifecycle(settings, context.bounds)
         self.alerting = plugin_alerting.PluginAlerting(node, plugin, context, lifecycle)

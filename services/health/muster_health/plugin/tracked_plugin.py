@@ -129,7 +129,7 @@ class TrackedPlugin(parts.Parts):
 
     def ask_kubernetes(self) -> signals.AskCluster:
         """Return a query to Kubernetes for the plugin's pods, apart from any investigation."""
-        return self._question(self.verdict.investigation.ask_kubernetes().number)
+        return self.verdict.investigation.ask_kubernetes()
 
     @property
     def reports_node(self) -> bool:
@@ -206,7 +206,7 @@ class TrackedPlugin(parts.Parts):
             now=now,
             at=at,
             may_open=may_open,
-            new_number=lambda: self.verdict.investigation.ask_kubernetes().number,
+            ask=self.verdict.investigation.ask_kubernetes,
         )
         return [*self._publish_pending(leader), *questions], held
 
@@ -316,12 +316,8 @@ class TrackedPlugin(parts.Parts):
         effects: list[steps.Effect] = []
         for step in steps_taken:
             match step:
-                case signals.Noted():
+                case signals.Noted() | signals.Probe() | signals.AskCluster():
                     effects.append(step)
-                case steps.AskPlugin(number=number):
-                    effects.append(self._probe(number))
-                case steps.AskKubernetes(number=number):
-                    effects.append(self._question(number))
                 case steps.VerdictReached() | steps.VerdictConfirmed() | steps.ReturnOverdue():
                     self.alerting.decided(step, self.standing(), now)
                     if isinstance(step, steps.VerdictReached):
@@ -331,16 +327,6 @@ class TrackedPlugin(parts.Parts):
                 case _:
                     assert_never(step)
         return effects or [steps.CHANGED]
-
-    def _probe(self, number: int) -> signals.Probe:
-        timeout_s = self.context.settings.probe_timeout_s
-        return signals.Probe(node=self.node, plugin=self.plugin, number=number, timeout_s=timeout_s)
-
-    def _question(self, number: int) -> signals.AskCluster:
-        timeout_s = self.context.settings.probe_timeout_s
-        return signals.AskCluster(
-            node=self.node, plugin=self.plugin, number=number, timeout_s=timeout_s
-        )
 
     # what is stored
 
