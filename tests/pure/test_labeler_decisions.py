@@ -310,9 +310,9 @@ def test_every_write_is_published_and_reading_it_back_is_not() -> None:
 def test_a_node_that_waits_is_tried_again_until_it_is_settled() -> None:
     nodes = made()
     assert not nodes.record_decision("a", Decision(Action.WAIT, LABEL, "away"), cause="c1")
-    assert nodes.waiting() == {"a": "c1"}
+    assert nodes.pending(Action.WAIT) == {"a": "c1"}
     assert nodes.record_decision("a", Decision(Action.APPLY, LABEL, EXACT), cause="c1")
-    assert nodes.waiting() == {}
+    assert nodes.pending(Action.WAIT) == {}
 
 
 def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
@@ -494,7 +494,7 @@ def test_with_one_set_alone_skypilots_label_decides_nothing() -> None:
 def test_a_held_node_says_why_and_is_not_retried() -> None:
     nodes = made()
     assert not nodes.record_decision("a", Decision(Action.HOLD, LABEL, "held: b"), cause="c")
-    assert (nodes.waiting(), nodes.held()) == ({}, {"a": "c"})
+    assert (nodes.pending(Action.WAIT), nodes.pending(Action.HOLD)) == ({}, {"a": "c"})
     shown = nodes.view()["a"]
     assert (shown.is_waiting, shown.reason) == (True, "held: b")
 
@@ -504,9 +504,9 @@ def test_what_the_api_refused_is_published_once_and_retried() -> None:
     refused = Decision(Action.REFUSE, LABEL, "label node a: HTTP 403 no")
     assert nodes.record_decision("a", refused, cause="c", is_retriable=True)
     assert not nodes.record_decision("a", refused, cause="c", is_retriable=True)
-    assert nodes.denied() == {"a": "c"}
+    assert nodes.pending(Action.REFUSE) == {"a": "c"}
     assert nodes.record_decision("a", Decision(Action.APPLY, LABEL, EXACT), cause="c")
-    assert nodes.denied() == {}
+    assert nodes.pending(Action.REFUSE) == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 20)), max_size=60))

@@ -70,18 +70,34 @@ class Allowed:
     simulated: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One node: its present label, its new label, and why."""
 
-    node: str
-    gpu: str
-    source: str
-    current: str | None
-    new: str | None
-    step: Step
-    reason: str
     status: LabelStatus
+    step: Step
+    new: str | None
+    reason: str
+
+    @property
+    def node(self) -> str:
+        """Return the name of the node."""
+        return self.status.node.name
+
+    @property
+    def gpu(self) -> str:
+        """Return what the best source says of its GPUs."""
+        return self.status.identity.best.text if self.status.identity.best else "?"
+
+    @property
+    def source(self) -> str:
+        """Return the best source."""
+        return self.status.identity.best.source if self.status.identity.best else "-"
+
+    @property
+    def current(self) -> str | None:
+        """Return its present label."""
+        return self.status.current
 
     @property
     def is_labelled_after(self) -> bool:
@@ -101,7 +117,7 @@ def plan(
     return [
         _row(status, allowed, is_simulated=status.node.name in simulated)
         if not only or status.node.name in only
-        else _planned(status, Step.KEEP, status.current, "not selected")
+        else Row(status, Step.KEEP, status.current, "not selected")
         for status in statuses
     ]
 
@@ -114,18 +130,18 @@ def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list
         if status.current is None and not node.our_labels:
             continue
         if only and node.name not in only:
-            planned.append(_planned(status, Step.KEEP, status.current, "not selected"))
+            planned.append(Row(status, Step.KEEP, status.current, "not selected"))
         elif not node.our_labels:
             planned.append(
-                _planned(status, Step.KEEP, status.current, f"owned by {status.foreign_owners}")
+                Row(status, Step.KEEP, status.current, f"owned by {status.foreign_owners}")
             )
         elif status.foreign_owners:
             reason = (
                 f"our other labels; {accelerators.SKYPILOT} is owned by {status.foreign_owners}"
             )
-            planned.append(_planned(status, Step.REMOVE, status.current, reason))
+            planned.append(Row(status, Step.REMOVE, status.current, reason))
         else:
-            planned.append(_planned(status, Step.REMOVE, None, "ours"))
+            planned.append(Row(status, Step.REMOVE, None, "ours"))
     return planned
 
 
@@ -177,15 +193,15 @@ def some(nodes: Sequence[str]) -> str:
 def _row(status: LabelStatus, allowed: Allowed, *, is_simulated: bool) -> Row:
     reason = status.identity.name.reason
     if status.state is LabelState.CONFLICT:
-        return _planned(status, Step.REFUSE, None, f"sources disagree: {_claims(status)}")
+        return Row(status, Step.REFUSE, None, f"sources disagree: {_claims(status)}")
     if status.state in _UNLABELLABLE or status.wanted is None:
-        return _planned(status, Step.REFUSE, None, f"{reason}")
+        return Row(status, Step.REFUSE, None, f"{reason}")
     if status.current == status.wanted:
-        return _planned(status, Step.KEEP, status.current, "labelled already")
+        return Row(status, Step.KEEP, status.current, "labelled already")
     refusal = _refusal(status, reason, allowed, is_simulated=is_simulated)
     if refusal is not None:
-        return _planned(status, Step.REFUSE, status.wanted, refusal)
-    return _planned(status, Step.WRITE, status.wanted, reason)
+        return Row(status, Step.REFUSE, status.wanted, refusal)
+    return Row(status, Step.WRITE, status.wanted, reason)
 
 
 def _refusal(
@@ -205,20 +221,6 @@ def _refusal(
     if status.foreign_owners and not allowed.overwrite:
         return f"owned by {status.foreign_owners}; --overwrite"
     return None
-
-
-def _planned(status: LabelStatus, step: Step, new: str | None, reason: str) -> Row:
-    claim = status.identity.best
-    return Row(
-        node=status.node.name,
-        gpu=claim.text if claim else "?",
-        source=claim.source if claim else "-",
-        current=status.current,
-        new=new,
-        step=step,
-        reason=reason,
-        status=status,
-    )
 
 
 def _claims(status: LabelStatus) -> str:

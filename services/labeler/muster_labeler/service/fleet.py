@@ -14,6 +14,8 @@ from muster_labeler.naming import node_labels, sources
 from muster_labeler.service import decisions
 
 _SHARED_MAX: Final = 4096
+_WAITING: Final = frozenset({decisions.Action.WAIT, decisions.Action.HOLD})
+_WRITES: Final = frozenset({decisions.Action.APPLY, decisions.Action.WITHDRAW})
 _SKEW: Final = timedelta(minutes=1)
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 _NOTHING: Final = vocabulary.InventoryReported(node="any", plugin="any", at=_LONG_AGO, devices=())
@@ -45,11 +47,9 @@ class Fleet:
         self._reports: dict[str, dict[str, decisions.Report]] = {}
         self._nodes: dict[str, model.Node] = {}
         self._decided: dict[str, decisions.Decision] = {}
-        self._waiting: dict[str, tuple[str, str]] = {}
-        """Why each node was last evaluated, and what it waits for."""
-        self._held: dict[str, tuple[str, str]] = {}
-        """The same for nodes that wait until all can be labelled, and need no retry until then."""
-        self._denied: dict[str, str] = {}
+        self._pending: dict[str, tuple[decisions.Action, str, str]] = {}
+        """What each node waits for (WAIT: a retry, HOLD: that all nodes can be labelled, REFUSE: a
+        permission), the cause of its decision, and its reason."""
         self._all_or_nothing = decisions.AllOrNothing()
         self.inventory_version = 0
         """Grows whenever what `reported` returns may have changed."""
@@ -115,8 +115,9 @@ class Fleet:
 
     def drop(self, name: str) -> None:
         """Forget a node and its GPUs; a later node of the same name is a different one."""
-        for kept in (self._nodes, self._decided, self._waiting, self._held, self._denied):
-            kept.pop(name, None)
+        self._nodes.pop(name, None)
+        self._decided.pop(name, None)
+        self._pending.pop(name, None)
         self._events.pop(name, None)
         self._reports.pop(name, None)
         self.inventory_version += 1
@@ -162,23 +163,17 @@ class Fleet:
         node that waits is retried for the same `cause`; so is, less often, one whose refusal
         `is_retriable`, such as a missing permission.
         """
-        self._waiting.pop(node, None)
-        self._denied.pop(node, None)
-        self._held.pop(node, None)
-        if decision.action is decisions.Action.WAIT:
-            self._waiting[node] = (cause, decision.reason)
+        self._pending.pop(node, None)
+        is_waiting = decision.action in _WAITING
+        if is_waiting or is_retriable:
+            self._pending[node] = decision.action, cause, decision.reason
+        if is_waiting:
             return False
-        if decision.action is decisions.Action.HOLD:
-            self._held[node] = (cause, decision.reason)
-            return False
-        if is_retriable:
-            self._denied[node] = cause
         before = self._decided.get(node)
-        is_write = decision.action in {decisions.Action.APPLY, decisions.Action.WITHDRAW}
         if (
             decision.action is decisions.Action.NOTHING
             and before is not None
-            and before.action in {decisions.Action.APPLY, decisions.Action.WITHDRAW}
+            and before.action in _WRITES
             and before.labels == decision.labels
         ):
             # what we wrote is there
@@ -190,19 +185,15 @@ class Fleet:
             decision.source,
             decision.drop,
         )
-        return is_write or before != decision
+        return decision.action in _WRITES or before != decision
 
-    def waiting(self) -> dict[str, str]:
-        """Return the nodes to retry, each with the cause of its decision."""
-        return {node: cause for node, (cause, _) in self._waiting.items()}
+    def pending(self, action: decisions.Action) -> dict[str, str]:
+        """Return the nodes with this pending decision, each with its cause.
 
-    def held(self) -> dict[str, str]:
-        """Return the nodes held until all can be labelled, each with the cause of its decision."""
-        return {node: cause for node, (cause, _) in self._held.items()}
-
-    def denied(self) -> dict[str, str]:
-        """Return the nodes whose label the API refused, each with the cause of its decision."""
-        return dict(self._denied)
+        WAIT nodes are retried; HOLD nodes wait until all can be labelled; of REFUSE nodes the API
+        refused the label.
+        """
+        return {node: cause for node, (of, cause, _) in self._pending.items() if of is action}
 
     def names(self) -> list[str]:
         """Return the name of every node in the cluster or in a plugin's report."""
@@ -221,10 +212,10 @@ class Fleet:
     def view(self) -> dict[str, View]:
         """Return every node with a report or a decision, as `/state` shows it."""
         views = {}
-        waiting = {**self._waiting, **self._held}
+        waiting = {node: why for node, (of, _, why) in self._pending.items() if of in _WAITING}
         for node in sorted(self._reports.keys() | self._decided.keys() | waiting.keys()):
             decision = self._decided.get(node)
-            waits_for = waiting.get(node, ("", ""))[1]
+            waits_for = waiting.get(node, "")
             views[node] = View(
                 gpus=sum(self.report(node).kinds.values()),
                 action=decision.action if decision else None,

@@ -171,7 +171,7 @@ class Reconciler:
                 logs.logger().info(
                     "labelling_held" if held else "labelling_resumed", reason=held or ""
                 )
-            for name, cause in self._fleet.held().items():
+            for name, cause in self._fleet.pending(decisions.Action.HOLD).items():
                 self._enqueue(name, cause)
         if covering != self._covering_scheme:
             self._covering_scheme = covering
@@ -182,7 +182,7 @@ class Reconciler:
         self._fleet.are_nodes_unknown = False
         for name in self._fleet.replace(nodes):
             self._enqueue(name, f"list:{name}")
-        for name, cause in self._fleet.waiting().items():
+        for name, cause in self._fleet.pending(decisions.Action.WAIT).items():
             self._enqueue(name, cause)
 
     def _put(self, node: model.Node) -> None:
@@ -205,10 +205,10 @@ class Reconciler:
         for round_ in itertools.count(1):
             await asyncio.sleep(self._settings.retry_s)
             self._label_writer.forget()
-            waiting = self._fleet.waiting()
-            _WAITING.set(len(waiting) + len(self._fleet.held()))
+            waiting = self._fleet.pending(decisions.Action.WAIT)
+            _WAITING.set(len(waiting) + len(self._fleet.pending(decisions.Action.HOLD)))
             if round_ % _DENIED_ROUNDS == 0:
-                waiting |= self._fleet.denied()
+                waiting |= self._fleet.pending(decisions.Action.REFUSE)
             for node, cause in waiting.items():
                 self._enqueue(node, cause)
             for node in self._conditions.unwritten():
