@@ -80,10 +80,7 @@ class Fleet:
         if self._is_suspended(plugin, now):
             outs = [out for out in outs if isinstance(out, signals.Noted)]
             outs.append(signals.Noted(note=signals.Note.SUSPENDED))
-        why = ""
-        if not plugin.is_alive:
-            is_placed = self._registry.is_placed(plugin.plugin)
-            why = plugin.removal_reason(now, is_placed=is_placed)
+        why = "" if plugin.is_alive else self._removal_reason(plugin, now)
         if why:
             return [*outs, *self._remove(plugin, why, now)]
         if is_decided:
@@ -93,6 +90,10 @@ class Fleet:
             outs += self._remediate(plugin, now)
         self._reschedule(plugin)
         return outs
+
+    def _removal_reason(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> str:
+        is_placed = self._registry.is_placed(plugin.plugin)
+        return plugin.removal_reason(now, is_placed=is_placed)
 
     def _compare_clocks(self, changed: tracked_plugin.TrackedPlugin, now: float) -> None:
         skewed = self._clocks.compare(changed)
