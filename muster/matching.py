@@ -168,16 +168,13 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
     matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]
-    starts_at: datetime
-    ends_at: datetime
+    starts_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    ends_at: Annotated[datetime, msgspec.Meta(tz=True)]
     author: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     comment: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
 
     def __post_init__(self) -> None:
         """Refuse a silence that would match nothing or everything."""
-        for name, at in (("starts_at", self.starts_at), ("ends_at", self.ends_at)):
-            if at.tzinfo is None:
-                raise ValueError(f"{name}: a time without a time zone")
         if self.ends_at < self.starts_at:
             raise ValueError("ends_at: before starts_at")
         empty: Mapping[str, str] = {}

@@ -13,7 +13,7 @@ import pathlib
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Self
+from typing import Annotated, BinaryIO, Self
 
 import msgspec
 import orjson
@@ -24,7 +24,6 @@ from muster.local import httpd
 BODY_BYTES_MAX = 256 * 1024
 KEPT_MAX = 1000
 WAIT_S_MAX = 60.0
-DELAY_S_MAX = 60.0
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,20 +48,13 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next `times` POSTs are answered."""
 
-    status: int = 200
-    times: int = 1
-    delay_s: float = 0.0
+    status: Annotated[int, msgspec.Meta(ge=200, le=599)] = 200
+    times: Annotated[int, msgspec.Meta(ge=0)] = 1
+    delay_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
     headers: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        """Refuse values out of range (msgspec adds the path)."""
-        status_min, status_max = 200, 599
-        if not status_min <= self.status <= status_max:
-            raise ValueError(f"status: {self.status} is not from {status_min} to {status_max}")
-        if self.times < 0:
-            raise ValueError(f"times: {self.times} is less than 0")
-        if not 0 <= self.delay_s <= DELAY_S_MAX:
-            raise ValueError(f"delay_s: {self.delay_s} is not from 0 to {DELAY_S_MAX}")
+        """Refuse headers that cannot be sent (msgspec adds the path)."""
         if any(not text.isprintable() for pair in self.headers.items() for text in pair):
             raise ValueError("headers: only printable characters")
 

@@ -161,7 +161,6 @@ class Connection:
                     name=name,
                     allow_reconnect=False,
                     error_cb=compat.ignore_error,
-                    connect_timeout=_CLIENT_TIMEOUT_S,
                 )
             runtime.end_if_cancelled()
         except LOST:
@@ -243,7 +242,6 @@ class Connection:
             reconnected_cb=on_reconnected,
             max_reconnect_attempts=-1,
             reconnect_time_wait=random.uniform(*_REDIAL_WAIT_S),  # noqa: S311
-            connect_timeout=_CLIENT_TIMEOUT_S,
             drain_timeout=_CLIENT_TIMEOUT_S,
             ping_interval=_PING_S,
             max_outstanding_pings=_PINGS_MAX,
@@ -313,10 +311,14 @@ class Connection:
 
 async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> None:
     """Connect. Raises one of LOST."""
-    identity = credentials.options(url)
-    # a publisher whose buffer is full must not wait for ever for a client that was replaced
     await compat.connect(
-        client, url.split(","), **identity, flush_timeout=_CLIENT_TIMEOUT_S, **options
+        client,
+        url.split(","),
+        **credentials.options(url),
+        connect_timeout=_CLIENT_TIMEOUT_S,
+        # a publisher whose buffer is full must not wait for ever for a client that was replaced
+        flush_timeout=_CLIENT_TIMEOUT_S,
+        **options,
     )
 
 

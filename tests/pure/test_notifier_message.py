@@ -156,7 +156,7 @@ def test_a_ledger_entry_comes_back_as_it_was(attempts: int, data: dict[str, str]
 def test_what_is_no_ledger_entry_is_refused(value: bytes) -> None:
     try:
         notifications.decode_entry(value)
-    except notifications.MalformedEntry:
+    except notifications.Malformed:
         return
     raise AssertionError(f"{value!r} was read as an entry")
 
@@ -179,7 +179,7 @@ def test_a_notification_about_ten_thousand_alerts_names_them_all_and_shows_the_f
 def test_what_is_no_notification_is_refused(value: bytes) -> None:
     try:
         notifications.decode(value)
-    except notifications.MalformedNotification:
+    except notifications.Malformed:
         return
     raise AssertionError(f"{value!r} was read as a notification")
 

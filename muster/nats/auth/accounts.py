@@ -102,7 +102,9 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
         key.public: nkeys.encode_jwt({"sub": key.public, **claims}, keys.operator, at=at)
         for key, claims in accounts
     }
-    operator_jwt = nkeys.encode_jwt(_named(keys.operator, "muster", operator), keys.operator, at=0)
+    operator_jwt = nkeys.encode_jwt(
+        {"sub": keys.operator.public, "name": "muster", "nats": operator}, keys.operator, at=0
+    )
     lines = [
         "# made by `muster auth`; what it says is signed, and no secret",
         # nats-server refuses any reload once this text has changed (server/reload.go; 2.15)
@@ -217,10 +219,6 @@ def _grant(role: Role) -> permissions.Grant:
 def _allowed(allowed: Collection[str], denied: Collection[str]) -> Claims:
     claims: Claims = {"allow": list(allowed)}
     return claims | {"deny": list(denied)} if denied else claims
-
-
-def _named(key: nkeys.Key, name: str, nats: Claims) -> Claims:
-    return {"sub": key.public, "name": name, "nats": nats}
 
 
 def _kind(of: str) -> Claims:

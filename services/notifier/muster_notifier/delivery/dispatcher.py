@@ -71,7 +71,7 @@ class Dispatcher:
         for key, value in (await storage.read_all(self._bus.link, streams.LEDGER)).items():
             try:
                 ledger_entry = notifications.decode_entry(value)
-            except notifications.MalformedEntry as error:
+            except notifications.Malformed as error:
                 UNREADABLE.labels("ledger").inc()
                 logs.logger().error("ledger_entry_unreadable", key=key, error=str(error)[:500])
                 continue
@@ -87,7 +87,7 @@ class Dispatcher:
         for subject, body, headers, _ in messages:
             try:
                 notification = notifications.decode(body)
-            except notifications.MalformedNotification as error:
+            except notifications.Malformed as error:
                 name = subject.split(".")[2]
                 if name not in self._workers:
                     await self._put(*dead_letters.unreadable(name, body, str(error)))

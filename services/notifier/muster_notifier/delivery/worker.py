@@ -141,7 +141,7 @@ class ReceiverWorker:
                 continue
             try:
                 notification = notifications.decode(job.body)
-            except notifications.MalformedNotification as error:
+            except notifications.Malformed as error:
                 logs.logger().error(
                     "notification_unreadable", receiver=self.name, error=str(error)[:500]
                 )

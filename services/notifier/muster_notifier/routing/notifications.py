@@ -7,7 +7,7 @@ has an entry for the last one of each receiver and group.
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -21,8 +21,12 @@ _URGENCY: Final = tuple(vocabulary.Severity)
 _EVIDENCE_MAX: Final = 10
 
 
-class MalformedNotification(ValueError):
-    """A message in the outbox is not a valid notification."""
+class Malformed(ValueError):
+    """A message in the outbox is no notification, or a value in the ledger no entry."""
+
+
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+Stored = TypeVar("Stored")
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +50,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     resolved_ids: tuple[str, ...]
     episodes: tuple[datetime, ...]
     send_resolved: bool
-    at: datetime
+    at: Time
     pods_total: int = 0
     pods_of: dict[str, int] = {}
     why: str = ""
@@ -155,14 +159,8 @@ def encode(notification: Notification) -> bytes:
 
 
 def decode(value: bytes) -> Notification:
-    """Return the notification in a message. Raises MalformedNotification."""
-    try:
-        notification = msgspec.json.decode(value, type=Notification)
-    except codec.UNREADABLE as error:
-        raise MalformedNotification(str(error)) from None
-    if notification.at.tzinfo is None:
-        raise MalformedNotification("at: a time without a time zone")
-    return notification
+    """Return the notification in a message. Raises Malformed."""
+    return _decode(value, Notification)
 
 
 def _with_at_most(notification: Notification, count: int) -> Notification:
@@ -186,10 +184,6 @@ def _brief(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
     )
 
 
-class MalformedEntry(ValueError):
-    """A stored value is not a valid ledger entry."""
-
-
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The last notification to a receiver about a group; alerts by fingerprint.
 
@@ -202,7 +196,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     reason: vocabulary.NotificationReason
     firing: tuple[str, ...]
     resolved: tuple[str, ...]
-    at: datetime
+    at: Time
     id: str
     attempts: vocabulary.Count
     data: dict[str, str] = {}
@@ -239,11 +233,12 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 
 
 def decode_entry(value: bytes) -> LedgerEntry:
-    """Return the entry. Raises MalformedEntry."""
+    """Return the entry. Raises Malformed."""
+    return _decode(value, LedgerEntry)
+
+
+def _decode(value: bytes, shape: type[Stored]) -> Stored:
     try:
-        entry = msgspec.json.decode(value, type=LedgerEntry)
+        return msgspec.json.decode(value, type=shape)
     except codec.UNREADABLE as error:
-        raise MalformedEntry(str(error)) from None
-    if entry.at.tzinfo is None:
-        raise MalformedEntry("at: a time without a time zone")
-    return entry
+        raise Malformed(str(error)) from None
