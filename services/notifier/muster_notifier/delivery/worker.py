@@ -2,7 +2,7 @@
 
 What the receiver took is in the ledger before it leaves the outbox: a crash in between costs one
 repeat, under the same `Idempotency-Key`, and never a loss. What it refused, or did not take for too
-long, is stored as a dead letter first.
+long, is stored as a dead letter first. Each result is in log, metrics and events, with equal names.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypedDict
 
 import prometheus_client
 
 from muster import vocabulary
 from muster.nats import storage, streams
 from muster.service import logs, runtime
-from muster_notifier.delivery import dead_letters, delivery_log, queue
+from muster_notifier.delivery import dead_letters, queue
 from muster_notifier.receivers import results
 from muster_notifier.routing import grouping, notifications
 
@@ -29,6 +29,121 @@ STOP_S: Final = 1.0
 _QUEUED = prometheus_client.Gauge(
     "muster_notifier_queued_notifications", "Notifications that wait for a receiver.", ["receiver"]
 )
+_NOTIFICATIONS = prometheus_client.Counter(
+    "muster_notifier_notifications_total",
+    "Notifications, by what became of them.",
+    ["receiver", "reason", "outcome"],
+)
+_ATTEMPTS = prometheus_client.Counter(
+    "muster_notifier_attempts_total",
+    "Attempts to send, by what they came to.",
+    ["receiver", "result", "outcome"],
+)
+_SECONDS = prometheus_client.Histogram(
+    "muster_notifier_delivery_seconds",
+    "From the decision to notify until the receiver took the notification.",
+    ["receiver"],
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
+)
+
+
+class _About(TypedDict):
+    node: str
+    receiver: str
+    group: str
+    reason: vocabulary.NotificationReason
+    firing: tuple[str, ...]
+    resolved: tuple[str, ...]
+
+
+class _DeliveryLog:
+    """Reports the deliveries of one receiver; `publish` publishes each event only once per id."""
+
+    def __init__(
+        self, name: str, publish: Callable[[vocabulary.Event, str], Awaitable[object]]
+    ) -> None:
+        self._name = name
+        self._publish = publish
+        self._is_unavailable = False
+
+    def log_availability(self, result: results.Result | None) -> None:
+        """Log once when a receiver starts to fail, and once when it works again."""
+        if result is not None and not self._is_unavailable:
+            logs.logger().warning(
+                "receiver_unavailable",
+                receiver=self._name,
+                outcome=result.outcome,
+                error=result.detail,
+            )
+        elif result is None and self._is_unavailable:
+            logs.logger().info("receiver_available", receiver=self._name)
+        self._is_unavailable = result is not None
+
+    async def delivered(
+        self,
+        notification: notifications.Notification,
+        result: results.Result,
+        *,
+        attempts: int,
+        number: int,
+    ) -> None:
+        """Report that the receiver accepted it; `number` distinguishes replays."""
+        at = datetime.now(UTC)
+        _SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
+        _NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
+        logs.logger().info(
+            "delivered", **_log_fields(notification), attempts=attempts, result=result.detail
+        )
+        event = vocabulary.NotificationDelivered(
+            **self._about(notification), at=at, attempts=attempts
+        )
+        await self._publish(event, f"{notification.id}:delivered:{number}")
+
+    async def failed(
+        self,
+        notification: notifications.Notification,
+        result: results.Result,
+        *,
+        attempts: int,
+        at: datetime,
+    ) -> None:
+        """Report that a notification failed, and is now a dead letter."""
+        _NOTIFICATIONS.labels(self._name, notification.reason, f"failed_{result.outcome}").inc()
+        logs.logger().error(
+            "not_delivered",
+            **_log_fields(notification),
+            attempts=attempts,
+            outcome=result.outcome,
+            error=result.detail,
+        )
+        event = vocabulary.NotificationFailed(
+            **self._about(notification),
+            at=at,
+            attempts=attempts,
+            outcome=result.outcome,
+            error=result.detail[:2048],
+        )
+        await self._publish(event, f"{notification.id}:failed:{at.isoformat()}")
+
+    def _about(self, notification: notifications.Notification) -> _About:
+        return {
+            "node": notification.node,
+            "receiver": self._name,
+            "group": notification.group[:2048],
+            "reason": notification.reason,
+            "firing": notification.firing_ids,
+            "resolved": notification.resolved_ids if notification.send_resolved else (),
+        }
+
+
+def _log_fields(notification: notifications.Notification) -> dict[str, str]:
+    """Return the fields that identify a notification in the log."""
+    return {
+        "id": notification.id,
+        "receiver": notification.receiver,
+        "group": notification.group,
+        "reason": notification.reason,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +188,7 @@ class ReceiverWorker:
         self._written = 0
         # replays that the receiver does not know of: they count like first deliveries
         self._counted: set[int] = set()
-        self._log = delivery_log.DeliveryLog(name, dependencies.publish)
+        self._log = _DeliveryLog(name, dependencies.publish)
         # one for each group, the newest: the machine bounds how many groups these are
         self._outgoing: dict[str, notifications.Notification] = {}
         self._has_outgoing = asyncio.Event()
@@ -198,7 +313,7 @@ class ReceiverWorker:
             await self._dependencies.may_act()
             data = entry.data if entry is not None and is_open else {}
             result = await self._attempt(notification, data)
-            self._log.attempted(result)
+            _ATTEMPTS.labels(self.name, result.kind, result.outcome).inc()
         if result.kind is results.Kind.TAKEN:
             await self._record(delivery, notification, result, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
@@ -223,7 +338,7 @@ class ReceiverWorker:
         if current is not None and current.firing_ids:
             self._counted.add(delivery.number)
         if current is None:
-            logs.logger().info("replay_outdated", **delivery_log.log_fields(notification))
+            logs.logger().info("replay_outdated", **_log_fields(notification))
         return current
 
     async def _attempt(
@@ -233,9 +348,7 @@ class ReceiverWorker:
         try:
             return await self._send(notification, data)
         except Exception as error:  # noqa: BLE001  # it would end the restarted process too
-            logs.logger().error(
-                "send_failed_by_bug", **delivery_log.log_fields(notification), exc_info=error
-            )
+            logs.logger().error("send_failed_by_bug", **_log_fields(notification), exc_info=error)
             detail = f"a bug of the notifier: {type(error).__name__}"
             return results.Result(results.Outcome.BROKEN, detail)
 
