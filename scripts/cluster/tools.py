@@ -16,8 +16,10 @@ from typing import Final
 
 from scripts.cluster import layout
 
-MODULES: Final = ("etcd", "containerd", "cni", "coredns")
-"""Beside Kubernetes itself, in each of its versions."""
+MODULES: Final = ("etcd", "containerd", "cni", "coredns", "nvidia-device-plugin")
+"""Beside Kubernetes itself, in each of its versions; the last is what muster is compared with."""
+CGO: Final = frozenset({"nvidia-device-plugin"})
+"""What loads a C library while it runs."""
 PACKAGES: Final = {
     "ip": "iproute2",
     "iptables": "iptables",
@@ -69,7 +71,7 @@ def built(module: str, say: Callable[[str], None]) -> Path:
     source = layout.TOOLS / module
     if shutil.which("go") is None:
         raise layout.Refused("Go 1.26 is missing: it builds Kubernetes")
-    target = layout.CACHE / "bin" / f"{module}-{_hash(source)}"
+    target = kept(module)
     if target.is_dir():
         return target
     say(f"building {module} from Go modules (once; Kubernetes takes 5 to 10 minutes)")
@@ -81,7 +83,7 @@ def built(module: str, say: Callable[[str], None]) -> Path:
     command += ["."] if (source / "main.go").exists() else ["tool"]
     environment = {
         **os.environ,
-        "CGO_ENABLED": "0",
+        "CGO_ENABLED": str(int(module in CGO)),
         "GOFLAGS": "-mod=readonly -buildvcs=false",
         "GOTOOLCHAIN": "local",
     }
@@ -100,6 +102,11 @@ def built(module: str, say: Callable[[str], None]) -> Path:
     unfinished.rename(target)
     say(f"built {module} in {time.monotonic() - began:.0f} s")
     return target
+
+
+def kept(module: str) -> Path:
+    """Return the folder that the programs of a module have in the cache, built or not."""
+    return layout.CACHE / "bin" / f"{module}-{_hash(layout.TOOLS / module)}"
 
 
 def version_of(minor: str) -> str:

@@ -175,21 +175,28 @@ def test_cdi_names_what_a_container_gets(
     value = ",".join(f"{CDI}/{name}" for name in names.split())
     devices = [device(number) for number in requested]
     result = answer(*devices, to=expected_text, present=frozenset(present))
-    assert result == advertised.ContainerResponse(annotations={key: value})
+    features = [name for name in ("gdrcopy", "gds", "mofed") if getattr(to, name)]
+    assert result == advertised.ContainerResponse(
+        annotations={key: value},
+        environment={f"NVIDIA_{name.upper()}": "enabled" for name in features},
+    )
 
 
 def test_no_device_is_no_annotation() -> None:
     assert answer(to=given_by(ANNOTATIONS, CRI)) == advertised.ContainerResponse()
 
 
-def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
+@pytest.mark.parametrize(("strategy", "visible"), [(ENVVAR, {VISIBLE: "GPU-0"}), (CRI, {})])
+def test_features_are_variables_whatever_else_comes_by_cdi(
+    strategy: gpus.DeviceList, visible: dict[str, str]
+) -> None:
     features = {
         "NVIDIA_GDRCOPY": "enabled",
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",
     }
-    expected_text = gpus.ContainerOptions(gdrcopy=True, gds=True, mofed=True)
-    assert answer(device(0), to=expected_text).environment == {VISIBLE: "GPU-0", **features}
+    options = gpus.ContainerOptions(device_list=(strategy,), gdrcopy=True, gds=True, mofed=True)
+    assert answer(device(0), to=options).environment == {**visible, **features}
 
 
 # Device nodes

@@ -136,17 +136,14 @@ def _environment(
     names: Sequence[str], channels: Sequence[int], options: gpus.ContainerOptions
 ) -> dict[str, str]:
     strategies = frozenset(options.device_list)
-    if strategies <= _CDI:
-        return {}
-    environment = {}
+    # also where CDI provides the rest
+    environment = {f"NVIDIA_{feature.upper()}": "enabled" for feature in _features(options)}
     if gpus.DeviceList.ENVVAR in strategies:
         environment[VISIBLE_DEVICES] = ",".join(names)
         if channels:
             environment[_IMEX_CHANNELS] = ",".join(map(str, channels))
     if _MOUNTS in strategies:
         environment[VISIBLE_DEVICES] = _MOUNTS_ROOT
-    for feature in _features(options):
-        environment[f"NVIDIA_{feature.upper()}"] = "enabled"
     return environment
 
 

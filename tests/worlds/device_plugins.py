@@ -1,0 +1,209 @@
+"""Adapter: NVIDIA's device plugin and ours, each alone on the same machine with the same file.
+
+Both see what `Machine` describes and nothing else of this one: its folders stand where the kubelet,
+the driver and the kernel have theirs, in a mount namespace of the plugin's own. NVML is the fake.
+"""
+
+import asyncio
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+import msgspec
+
+from muster.local import kubelet as stand_in
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import rpc
+from scripts.cluster import layout, tools
+from tests.worlds.nvml import fake, scenes
+
+NVIDIA: Final = "nvidia-device-plugin"
+_START_S: Final = 20.0
+_FILE: Final = "/var/lib/kubelet/config.yaml"
+_MOUNTED: Final = """
+set -e
+root=$1; driver=$2; shift 2
+for folder in /var/lib /run; do mount -t tmpfs tmpfs $folder; done
+mkdir -p /var/lib/kubelet /var/lib/dev /run/nvidia/driver/usr/lib64
+ln -s /dev /run/nvidia/driver/dev
+touch /run/nvidia/driver/usr/lib64/libcuda.so.$driver
+mount --bind $root /var/lib/kubelet
+mount --bind $root/proc-driver /proc/driver
+mount --bind $root/pci /sys/bus/pci/devices
+mount --bind /dev /var/lib/dev
+mount --bind $root/dev /dev
+exec "$@"
+"""
+_USUAL_NODES: Final = ("null", "zero", "random", "urandom")
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin sees: the GPUs, files below /dev, and the minor numbers of MIG's nodes."""
+
+    scene: scenes.Scene
+    nodes: tuple[str, ...] = ()
+    caps: dict[str, int] = {}
+
+
+class Ended(Exception):
+    """A plugin ended, or did not register; the message is the end of its log."""
+
+
+class Plugin:
+    """A plugin that has registered these resources."""
+
+    def __init__(self, channels: dict[str, grpc.aio.Channel]) -> None:
+        self._clients = {name: rpc.DevicePluginClient(on) for name, on in channels.items()}
+
+    @property
+    def resources(self) -> list[str]:
+        return sorted(self._clients)
+
+    async def options(self, resource: str) -> dp.DevicePluginOptions:
+        return await self._clients[resource].get_device_plugin_options(dp.Empty())
+
+    async def devices(self, resource: str) -> list[dp.Device]:
+        """Return the list that a stream begins with, by id."""
+        call = self._clients[resource].list_and_watch(dp.Empty())
+        first = await call.read()
+        assert isinstance(first, dp.ListAndWatchResponse)
+        call.cancel()
+        return sorted(first.devices, key=lambda device: device.ID)
+
+    async def allocate(
+        self, resource: str, ids: Sequence[str]
+    ) -> dp.ContainerAllocateResponse | str:
+        """Return what a container gets with these devices, or why it is refused."""
+        wanted = dp.ContainerAllocateRequest(devices_ids=ids)
+        try:
+            answer = await self._clients[resource].allocate(
+                dp.AllocateRequest(container_requests=[wanted])
+            )
+        except grpc.aio.AioRpcError as error:
+            return f"refused: {error.details()}"
+        return answer.container_responses[0]
+
+    async def prefer(
+        self, resource: str, available: Sequence[str], must: Sequence[str], size: int
+    ) -> list[str] | str:
+        """Return the devices that it advises, or why it does not."""
+        wanted = dp.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+        )
+        try:
+            answer = await self._clients[resource].get_preferred_allocation(
+                dp.PreferredAllocationRequest(container_requests=[wanted])
+            )
+        except grpc.aio.AioRpcError as error:
+            return f"refused: {error.details()}"
+        return list(answer.container_responses[0].deviceIDs)
+
+
+def nvidia() -> Path:
+    """Return the program of NVIDIA's plugin, whether it was built or not."""
+    return tools.kept(NVIDIA) / NVIDIA
+
+
+def missing() -> str:
+    """Say what is missing here to run both; empty if nothing is."""
+    if os.geteuid() != 0:
+        return "only root can mount"
+    if not nvidia().exists():
+        return f"{NVIDIA} is not in {layout.CACHE}: make cluster builds it"
+    return ""
+
+
+def nvidia_command() -> tuple[str, ...]:
+    """Return how NVIDIA's plugin is started with the file of `running`."""
+    return str(nvidia()), "--config-file", _FILE
+
+
+def muster_command() -> tuple[str, ...]:
+    """Return how our plugin is started with the same file, which is NVIDIA's."""
+    return sys.executable, "-m", "muster_plugin", "--config", _FILE, "--config-format", "nvidia"
+
+
+@contextlib.asynccontextmanager
+async def running(
+    root: Path, machine: Machine, file: str, command: Sequence[str], resources: Sequence[str]
+) -> AsyncIterator[Plugin]:
+    """Run a plugin until it has registered these resources; raises Ended if it ends before."""
+    gpus = _prepared(root, machine, file)
+    async with (
+        contextlib.AsyncExitStack() as stack,
+        stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+        _process(root, gpus, command) as process,
+    ):
+        ended = asyncio.ensure_future(process.wait())
+        known = asyncio.ensure_future(
+            kubelet.until(lambda state: {*resources} <= {*state.resources})
+        )
+        await asyncio.wait([ended, known], timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
+        if not known.done():
+            known.cancel()
+            raise Ended((root / "log").read_text()[-2000:])
+        yield Plugin(
+            {
+                name: await stack.enter_async_context(
+                    grpc.aio.insecure_channel(
+                        f"unix:{kubelet.plugins_directory / resource.endpoint}",
+                        # Go's servers refuse the name that a path gives
+                        options=[("grpc.default_authority", "localhost")],
+                    )
+                )
+                for name, resource in known.result().resources.items()
+                if resource.endpoint
+            }
+        )
+
+
+@contextlib.asynccontextmanager
+async def _process(
+    root: Path, gpus: fake.Fake, command: Sequence[str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    settings = {
+        "MUSTER_PLUGIN__NODE": "node-a",
+        "MUSTER_PLUGIN__BUS__URL": "nats://127.0.0.1:1",
+        "MUSTER_PLUGIN__KUBELET__DIRECTORY": "/var/lib/kubelet",
+    }
+    with (root / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *("unshare", "--mount", "--propagation", "private"),
+            *("sh", "-c", _MOUNTED, "sh", str(root), gpus.scene.driver, *command),
+            env=os.environ | settings | gpus.environment(fake.built()),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def _prepared(root: Path, machine: Machine, file: str) -> fake.Fake:
+    """Write the machine and the plugin's file into the folder."""
+    for folder in ("proc-driver/nvidia-caps", "pci", "dev"):
+        (root / folder).mkdir(parents=True)
+    for name in _USUAL_NODES:
+        (root / "dev" / name).symlink_to(f"/var/lib/dev/{name}")
+    for name in machine.nodes:
+        (root / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(root / "dev" / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    if machine.caps:
+        lines = "".join(f"{name} {minor}\n" for name, minor in machine.caps.items())
+        (root / "proc-driver/nvidia-caps/mig-minors").write_text(lines)
+    for gpu in machine.scene.gpus:
+        device = root / "pci" / str(gpu.values["bus"])[4:].lower()
+        device.mkdir()
+        (device / "numa_node").write_text(f"{gpu.values.get('numa', -1)}\n")
+    (root / "config.yaml").write_text(file)
+    gpus = fake.Fake(root / "nvml")
+    gpus.write(machine.scene)
+    return gpus
