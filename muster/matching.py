@@ -148,7 +148,9 @@ def _pattern(text: str) -> "re2._Regexp":
         raise ValueError(error.args[0].decode(errors="replace")) from None
 
 
-LABELS: Final = ("alertname", "device", "kind", "node", "plugin", "resource", "severity")
+LABELS: Final = (
+    *("alertname", "device", "flapping", "kind", "node", "plugin", "resource", "severity"),
+)
 """The labels that alerts have."""
 
 _KINDS: Final = tuple(map(str, vocabulary.AlertKind))

@@ -24,6 +24,7 @@ class Verdict(enum.StrEnum):
     MISSING = "MISSING"
     MAINTENANCE = "MAINTENANCE"
     FLAPPING = "FLAPPING"
+    """Nothing is wrong at present, but processes replace one another again and again."""
     SPLIT_BRAIN = "SPLIT_BRAIN"
 
 
@@ -125,6 +126,7 @@ class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
 class VerdictChanged(facts.Event, frozen=True, kw_only=True):
     """Health concluded something new about a plugin. `rule` names what decided.
 
+    `flapping` stands beside the verdict: the plugin fails again and again.
     `leader` is the fencing token of the health service that publishes it: one that is lower than
     an earlier one is of a former leader.
     """
@@ -138,6 +140,7 @@ class VerdictChanged(facts.Event, frozen=True, kw_only=True):
     evidence: tuple[facts.Evidence, ...] = ()
     resources: tuple[facts.Name, ...] = ()
     leader: facts.Count = 0
+    flapping: bool = False
 
 
 class RemediationDecided(facts.Event, frozen=True, kw_only=True):
@@ -159,6 +162,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
     A firing alert may change what it is about (a plugin that is down is then on a node that is):
     the newest by fingerprint holds. `change` counts from 0 while it fires. `devices` and `pods`
     name the first ones, of `devices_total` and `pods_total`. `advice` says what to do first.
+    `flapping`: the plugin fails again and again, whatever is wrong with it at present.
     """
 
     TYPE = "alert.changed"
@@ -181,6 +185,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
     runbook: str = ""
     change: facts.Count = 0
     leader: facts.Count = 0
+    flapping: bool = False
 
     def __post_init__(self) -> None:
         """Also refuse times without a time zone."""

@@ -147,21 +147,57 @@ def test_a_reported_problem_is_kept_for_as_long_as_it_is_reported() -> None:
     assert list(alert.problems) == []
 
 
-def test_a_plugin_that_fails_again_and_again_is_flapping_in_one_alert() -> None:
+def changes(world: World) -> list[tuple[AlertKind, AlertState, vocabulary.Severity, bool]]:
+    events = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+    return [(e.kind, e.state, e.severity, e.flapping) for e in events]
+
+
+def last(world: World) -> vocabulary.AlertChanged:
+    return [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)][-1]
+
+
+def verdicts(world: World) -> list[tuple[vocabulary.Verdict, bool]]:
+    events = [e for e in world.published.values() if isinstance(e, vocabulary.VerdictChanged)]
+    return [(e.verdict, e.flapping) for e in events if e.previous is not None]
+
+
+CRITICAL, WARNING = vocabulary.Severity.CRITICAL, vocabulary.Severity.WARNING
+
+
+def test_a_plugin_that_fails_again_and_again_has_one_alert_that_says_so() -> None:
     world = running("a")
     for _ in range(5):
         world.kill("a")
         world.run(4.0)
         world.mend("a")
         world.run(4.0)
-    published = world.story("a")
-    assert published[-1] == (AlertKind.FLAPPING, FIRING)
-    assert [kind for kind, state in published if state is FIRING].count(AlertKind.FLAPPING) == 1
+    down = (AlertKind.PLUGIN_DOWN, FIRING, CRITICAL)
+    over = (AlertKind.PLUGIN_DOWN, RESOLVED, CRITICAL, False)
+    assert changes(world) == [(*down, False), over, (*down, False), (*down, True)]
+    assert last(world).summary == "p on a is down; it fails again and again"
+    assert last(world).evidence[0].observed == "failed 3 times within 1.66667 min"
     world.run(60.0)
-    assert (world.alerts(), world.story("a")[-1]) == ([], (AlertKind.FLAPPING, RESOLVED))
+    assert (world.alerts(), world.story("a")[-1]) == ([], (AlertKind.PLUGIN_DOWN, RESOLVED))
 
 
-def test_a_plugin_that_is_down_when_reported_as_flapping_stays_as_urgent() -> None:
+def test_what_is_wrong_with_a_flapping_plugin_is_reported_under_its_own_name_at_once() -> None:
+    world = running("a")
+    for _ in range(3):
+        world.kill("a")
+        world.run(5.0)
+        world.mend("a")
+        world.run(0.5)
+    world.run(4.0)
+    world.part("a")
+    world.run(6.0)
+    assert verdicts(world)[-2:] == [(Verdict.PLUGIN_DOWN, False), (Verdict.DEREGISTERED, True)]
+    assert changes(world)[-1] == (AlertKind.DEREGISTERED, FIRING, CRITICAL, True)
+    seen = [each.observed for each in last(world).evidence]
+    assert seen[0].startswith("failed 3 times within")
+    assert seen[1].endswith("the kubelet has no ListAndWatch stream open")
+
+
+def test_a_flapping_plugin_that_is_down_for_good_stays_so_over_a_restart_of_health() -> None:
     world = running("a")
     for _ in range(3):
         world.kill("a")
@@ -170,47 +206,40 @@ def test_a_plugin_that_is_down_when_reported_as_flapping_stays_as_urgent() -> No
         world.run(0.5)
     world.kill("a")
     world.run(8.0)
-    critical = vocabulary.Severity.CRITICAL
-    published = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
-    assert [(e.kind, e.state, e.severity) for e in published] == [
-        (AlertKind.PLUGIN_DOWN, FIRING, critical),
-        (AlertKind.FLAPPING, FIRING, critical),
-    ]
+    down = (AlertKind.PLUGIN_DOWN, FIRING, CRITICAL)
+    assert changes(world) == [(*down, False), (*down, True)]
     world.crash(5.0)
     world.run(10.0)
-    assert len(world.story("a")) == len(published)
+    assert len(changes(world)) == 2
     world.mend("a")
     world.run(100.0)
-    assert world.story("a")[len(published) :] == [(AlertKind.FLAPPING, AlertState.RESOLVED)]
+    assert world.story("a")[2:] == [(AlertKind.PLUGIN_DOWN, RESOLVED)]
 
 
-def test_a_plugin_that_stays_stuck_while_reported_as_flapping_is_as_urgent_as_any_other() -> None:
+def test_a_flapping_plugin_that_may_be_pausing_has_a_warning_until_patience_is_over() -> None:
     world = running("a")
     for _ in range(4):
         world.cut("a")
         world.run(20.0)
         world.mend("a")
         world.run(1.3)
+    warning = (AlertKind.FLAPPING, FIRING, WARNING, True)
+    assert changes(world) == [warning]
+    assert last(world).summary.endswith("it fails again and again; now: UNREACHABLE")
     world.freeze("a")
-
-    def published() -> list[tuple[AlertKind, AlertState, vocabulary.Severity]]:
-        events = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
-        return [(e.kind, e.state, e.severity) for e in events]
-
-    warning, critical = vocabulary.Severity.WARNING, vocabulary.Severity.CRITICAL
-    before = [(AlertKind.FLAPPING, FIRING, warning)]
     # stuck after 14 s, and patience is 30 s
     world.run(40.0)
-    assert published() == before
+    assert changes(world) == [warning, warning]
+    assert last(world).summary.endswith("it fails again and again; now: STUCK")
+    assert verdicts(world)[-1] == (Verdict.STUCK, True)
     world.run(5.0)
     graver = [
-        (AlertKind.FLAPPING, AlertState.RESOLVED, warning),
-        (AlertKind.FLAPPING, FIRING, critical),
+        (AlertKind.FLAPPING, RESOLVED, WARNING, True),
+        (AlertKind.STUCK, FIRING, CRITICAL, True),
     ]
-    assert published() == [*before, *graver]
+    assert changes(world)[2:] == graver
     world.run(15.0)
-    # by its own name, without a pause in between
-    assert published() == [*before, *graver, (AlertKind.STUCK, FIRING, critical)]
+    assert changes(world)[2:] == graver
 
 
 @pytest.mark.parametrize(

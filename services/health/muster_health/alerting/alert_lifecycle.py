@@ -23,11 +23,11 @@ _COUNTED_MAX: Final = 64
 class FlapDamping:
     """The more often a plugin, or one of its alerts, failed lately, the later it has recovered.
 
-    | failure within the window | must stay healthy for            | and is reported as |
-    |---------------------------|----------------------------------|--------------------|
-    | 1st                       | 3 good heartbeats, or 15 s       | what it is         |
-    | 2nd                       | 30 s                             | what it is         |
-    | nth, from the 3rd on      | 30 s doubled n - 2 times, 15 min | FLAPPING           |
+    | failure within the window | must stay healthy for            | and is    |
+    |---------------------------|----------------------------------|-----------|
+    | 1st                       | 3 good heartbeats, or 15 s       |           |
+    | 2nd                       | 30 s                             |           |
+    | nth, from the 3rd on      | 30 s doubled n - 2 times, 15 min | flapping  |
 
     The count starts again when nothing failed for a whole window.
     """
@@ -65,7 +65,7 @@ class FlapDamping:
         return sum(1 for at in self._times if now - at <= self.settings.flap_window_s)
 
     def is_flapping(self, now: float) -> bool:
-        """Return whether there were so many failures that only FLAPPING is reported."""
+        """Return whether there were so many failures that this is worth a word of its own."""
         return self.failures(now) >= self.settings.flap_falls
 
 

@@ -1,7 +1,7 @@
 """Pure: the alert about a plugin itself: whether it is due, its severity, and its affected pods.
 
-It follows from the verdict that stands. A verdict that may be a mere pause waits for a while, what
-is reported as FLAPPING is as urgent as the failure behind it, and before anything new is published
+It follows from the verdict that stands. A verdict that may be a mere pause waits for a while; where
+the plugin fails again and again, an alert about that comes first. Before anything new is published
 Kubernetes is asked which pods are affected. Until they are known the alert stays as it was.
 
 The alert does not wait for long: one that names no pods is better than none. Where no answer comes
@@ -92,8 +92,8 @@ _SLOTS: Final = frozenset(severity.value for severity in Severity)
 class PluginAlert:
     """The alert about a plugin itself, open while its verdict is not HEALTHY.
 
-    `is_grave` means that FLAPPING needs a person at once. `overdue` is the evidence that a planned
-    stop takes too long. Before `repair_due` the plugin may still repair itself without a restart.
+    `overdue` is the evidence that a planned stop takes too long. Before `repair_due` the plugin may
+    still repair itself without a restart.
     """
 
     node: str
@@ -102,13 +102,10 @@ class PluginAlert:
     context: config.Context
     repair_due: float = 0.0
     overdue: Evidence = ()
-    is_grave: bool = False
     _pause_due: float = 0.0
     _has_permit: bool = False
     """Whether the alert may open once its pods are known; it is counted already."""
     _query: PodsQuery | None = None
-    _covered: steps.Diagnosis | None = None
-    """The failure behind FLAPPING when the alert was last evaluated."""
 
     def restore(
         self, firing: tuple[alerts.Alert, ...], *, pause_due: float, repair_due: float
@@ -116,13 +113,11 @@ class PluginAlert:
         """Restore the alerts that a former process published."""
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
-        self.is_grave = any(alert.grave for alert in firing)
         self._pause_due, self.repair_due = pause_due, repair_due
 
-    def concluded(self, verdict: Verdict, now: float) -> None:
+    def concluded(self, now: float) -> None:
         """Record a new verdict."""
         self.overdue, self._pause_due = (), 0.0
-        self.is_grave &= verdict is Verdict.FLAPPING
         self.repair_due = now + SELF_REPAIR_S
 
     def prepare(
@@ -187,12 +182,6 @@ class PluginAlert:
         kind = alerts.kind_of(verdict)
         return kind is not None and self._is_published(kind)
 
-    def has_news(self, standing: steps.Standing, now: float) -> bool:
-        """Return whether FLAPPING now hides another failure, or needs a person now."""
-        if standing.verdict is not Verdict.FLAPPING:
-            return False
-        return standing.actual is not self._covered or self._turns_grave(standing, now)
-
     def wanted(
         self, standing: steps.Standing, why: Evidence, now: float, at: datetime
     ) -> list[alerts.Alert]:
@@ -211,9 +200,6 @@ class PluginAlert:
         """Drop the pods once they are published; return when to evaluate again."""
         pause_due = self._patience_due(standing)
         dues = [pause_due] if now < pause_due and self._may_be_pause(standing, now) else []
-        grave_due = self._grave_due(standing)
-        if grave_due is not None and grave_due > now:
-            dues.append(grave_due)
         query = self._query
         if query is None:
             return dues
@@ -236,42 +222,25 @@ class PluginAlert:
         kind = None if verdict is None else alerts.kind_of(verdict)
         if self.overdue:
             kind, why = AlertKind.MAINTENANCE_OVERDUE, self.overdue
-        if kind is None:
+        if kind is None or verdict is None:
             return None
         if self._may_be_pause(standing, now) and not self._is_published(kind):
-            return None
-        self._covered = standing.actual
-        self.is_grave |= self._turns_grave(standing, now)
+            if not standing.is_flapping:
+                return None
+            kind = AlertKind.FLAPPING
         summary = alerts.summary_of(
             kind, node=self.node, plugin=self.plugin, resources=standing.resources
         )
+        if standing.is_flapping:
+            summary = alerts.often(summary, kind, verdict)
         return alerts.Alert(
             kind=kind,
             summary=summary,
             evidence=why,
             starts_at=at,
             told_at=at,
-            grave=self.is_grave,
+            flapping=standing.is_flapping,
         )
-
-    def _turns_grave(self, standing: steps.Standing, now: float) -> bool:
-        due = self._grave_due(standing)
-        return due is not None and due <= now
-
-    def _grave_due(self, standing: steps.Standing) -> float | None:
-        """Return when FLAPPING becomes as urgent as the failure behind it."""
-        actual = standing.actual
-        if self.is_grave or actual is None or standing.verdict is not Verdict.FLAPPING:
-            return None
-        kind = alerts.kind_of(actual.verdict)
-        if kind is None or alerts.severity_of(kind) is not Severity.CRITICAL:
-            return None
-        is_critical = (Severity.CRITICAL.value, "") in self.lifecycle.published
-        if is_critical or not steps.may_be_pause(actual.rule):
-            return standing.failed_at
-        # one that sends heartbeats again is not down
-        is_returning = standing.state is State.RECOVERING
-        return None if is_returning else self._patience_due(standing)
 
     def _may_be_pause(self, standing: steps.Standing, now: float) -> bool:
         """Return whether it is too early to alert: the plugin may be pausing, or recovering."""
@@ -284,7 +253,9 @@ class PluginAlert:
         return max(self._pause_due, standing.failed_at + self.context.settings.patience_s)
 
     def _is_published(self, kind: AlertKind) -> bool:
-        return (alerts.slot_of(kind, grave=self.is_grave), "") in self.lifecycle.published
+        published = self.lifecycle.published.get((alerts.slot_of(kind), ""))
+        # one about flapping alone may be in the same slot
+        return published is not None and published.kind is not AlertKind.FLAPPING
 
     @property
     def _published(self) -> list[alerts.Alert]:

@@ -83,7 +83,7 @@ class PluginAlerting:
                 self._reached_at = now
                 self.rule, self.evidence = decision.rule.value, decision.evidence
                 if self.alert is not None:
-                    self.alert.concluded(decision.verdict, now)
+                    self.alert.concluded(now)
             case steps.VerdictConfirmed():
                 self.rule, self.evidence = decision.rule.value, decision.evidence
             case steps.ReturnOverdue():
@@ -237,6 +237,7 @@ class PluginAlerting:
             evidence=self.evidence,
             resources=standing.resources,
             leader=self.context.leader or 0,
+            flapping=standing.is_flapping,
         )
         self.published_verdict = verdict
 

@@ -48,7 +48,9 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: int = 0
     ends_at: datetime | None = None
     grave: bool = False
-    """The severity of the failure behind FLAPPING."""
+    """Only read: a version before stored that FLAPPING was critical."""
+    flapping: bool = False
+    """Whether the plugin fails again and again."""
 
     @property
     def severity(self) -> Severity:
@@ -199,6 +201,7 @@ def changed(
         pods_total=alert.pods_total,
         evidence=alert.evidence,
         advice=advice_of(alert.kind),
+        flapping=alert.flapping,
         runbook=f"{runbook_url}{alert.kind}.md",
         change=alert.change,
         leader=leader,
@@ -220,6 +223,7 @@ def of_event(event: vocabulary.AlertChanged) -> Alert:
         pods_total=event.pods_total,
         change=event.change,
         ends_at=event.ends_at,
+        flapping=event.flapping,
     )
 
 
@@ -234,6 +238,13 @@ def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str,
     template = _SUMMARY.get(kind, "{plugin} on {node}: {kind}")
     summary = template.format(plugin=plugin, node=node, kind=kind.replace("_", " "))
     return f"{summary}: {those}" if kind in _NAMES_RESOURCES and those else summary
+
+
+def often(summary: str, kind: AlertKind, verdict: Verdict) -> str:
+    """Return the summary of an alert about a plugin that fails again and again."""
+    if kind is not AlertKind.FLAPPING:
+        return f"{summary}; it fails again and again"
+    return summary if verdict is Verdict.FLAPPING else f"{summary}{LATEST}{verdict}"
 
 
 def advice_of(kind: AlertKind) -> str:

@@ -73,6 +73,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leaving: str = ""
     return_s: float = 0.0
     falls: int = 0
+    flapping: bool = False
     order: tuple[tuple[str, int], ...] = ()
     """The sequence of the last event of each instance, the newest last."""
     bad: tuple[KnownFault, ...] = ()

@@ -84,15 +84,15 @@ class Diagnosis:
 class Standing:
     """The current verdict, as alerts need it.
 
-    `resources` are those that the verdict is about. `actual` is the diagnosis behind it, which
-    differs while FLAPPING is reported. `failed_at` is when the plugin last failed.
+    `resources` are those that the verdict is about. `is_flapping`: beside that, the plugin fails
+    again and again. `failed_at` is when it last failed.
     """
 
     state: snapshot.State
     verdict: Verdict | None
     rule: Rule | None
     resources: tuple[str, ...]
-    actual: Diagnosis | None
+    is_flapping: bool
     failed_at: float
 
 

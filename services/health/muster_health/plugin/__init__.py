@@ -13,7 +13,7 @@ needs evidence from two sides: silence alone raises a question, never an alarm.
 | all but (2) | its connection ends, and it announced no stop | SUSPECT     | ask after 2 s        |
 | all but (2) | a heartbeat with a problem                    | itself      | ask after the grace  |
 | all but (2) | a problem, and again after the grace (5)      | ILL         | see `problems`       |
-| HEALTHY     | another instance, unannounced, often          | RECOVERING  | FLAPPING             |
+| HEALTHY     | another instance, unannounced, often (7)      | RECOVERING  | FLAPPING             |
 | SUSPECT     | the probe is answered, or a fresh heartbeat   | as before   | as before: refuted   |
 | SUSPECT     | problem: the answer shows it too              | ILL         | see `problems`       |
 | SUSPECT     | silence: all that were asked have answered    | LOST (4)    | see `diagnosis`      |
@@ -33,9 +33,19 @@ needs evidence from two sides: silence alone raises a question, never an alarm.
 for a return. (3) As the plugin declares them, by our clock, not counting the time in which nothing
 could be heard. (4) MAINTENANCE, if the answers show that its silence was planned. (5) Kubernetes is
 asked once more what the node offers, and its answer counts. (6) With a problem that many may share,
-too: then it stays what it is, and the problem is not believed meanwhile.
+too: then it stays what it is, and the problem is not believed meanwhile. (7) The mark below.
 
-A verdict that is reached for the third time in 10 min is reported as FLAPPING instead, until it has
-stayed the same for its hold-down. A heartbeat out of a backlog (`liveness.Freshness.DOUBTFUL`)
-neither refutes a suspicion of silence nor counts as good.
+Beside the verdict stands a mark:
+
+| what comes                                            | the mark  | the verdict            |
+|-------------------------------------------------------|-----------|------------------------|
+| a failure; with it fewer than three within 10 min     | none      | what is wrong          |
+| a failure; with it three or more                      | flapping  | what is wrong          |
+| the same, and it is only that another process came    | flapping  | FLAPPING               |
+| what is wrong is, or turns out to be, something else  | as before | that, at once          |
+| it is back: RECOVERING                                | as before | as before              |
+| it is HEALTHY again, or stops as planned              | none      | HEALTHY or MAINTENANCE |
+
+A heartbeat out of a backlog (`liveness.Freshness.DOUBTFUL`) neither refutes a suspicion of silence
+nor counts as good.
 """

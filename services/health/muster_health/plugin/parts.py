@@ -165,7 +165,7 @@ class Parts:
             verdict=stands.verdict,
             rule=stands.rule,
             resources=stands.resources,
-            actual=stands.actual,
+            is_flapping=stands.is_flapping,
             failed_at=stands.failed_at,
         )
 
@@ -216,6 +216,7 @@ class Parts:
             "plugin": self.plugin,
             "state": machine.state,
             "verdict": machine.standing.verdict,
+            "flapping": machine.standing.is_flapping,
             "since": alerting.since,
             "rule": alerting.rule,
             "evidence": alerting.evidence,
@@ -257,6 +258,7 @@ class Parts:
             leaving=machine.planned.instance,
             return_s=machine.planned.return_s,
             falls=machine.standing.damping.level,
+            flapping=machine.standing.is_flapping,
             order=self.alive.event_order,
             bad=self.faults.known(),
             had=tuple(self.counts.had.items()),

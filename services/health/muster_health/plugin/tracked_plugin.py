@@ -184,9 +184,7 @@ class TrackedPlugin(parts.Parts):
 
     def _is_publish_due(self, now: float) -> bool:
         alerting = self.alerting
-        if alerting.is_dirty or (alerting.look_due is not None and alerting.look_due <= now):
-            return True
-        return alerting.alert is not None and alerting.alert.has_news(self.standing(), now)
+        return alerting.is_dirty or (alerting.look_due is not None and alerting.look_due <= now)
 
     def publish(
         self, now: float, at: datetime, may_open: alert_lifecycle.MayOpen

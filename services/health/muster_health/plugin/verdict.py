@@ -59,7 +59,7 @@ class VerdictMachine(verdict_state.VerdictState):
                 alive = evidence.alive()
                 return [*noted, *self._conclude(Verdict.HEALTHY, Rule.FIRST_SIGN_OF_LIFE, alive)]
             case State.ILL:
-                if problem is not None and self.standing.is_still(problem.verdict):
+                if problem is not None and problem.verdict is self.standing.verdict:
                     return [*noted, *self._still_ill(problem)]
                 return [*noted, *self._return(problem, now, counts=True)]
             case State.LOST | State.MAINTENANCE | State.RECOVERING:
@@ -182,28 +182,22 @@ class VerdictMachine(verdict_state.VerdictState):
         if self.state is State.SUSPECT:
             return self.investigation.deadline()
         if self.state is State.LOST:
-            return _earliest(self.investigation.deadline(), self.standing.settle_due)
+            return self.investigation.deadline()
         if self.state is State.MAINTENANCE:
             return self.planned.due
-        settle_due = self.standing.settle_due if self.state is State.ILL else None
-        return _earliest(self.alive.due, self.reported.due, self.recovery.due, settle_due)
+        return _earliest(self.alive.due, self.reported.due, self.recovery.due)
 
     def tick(self, now: float) -> list[steps.Step]:
         """Do everything that is due."""
         if not _is_due(self.next_deadline(), now):
             return []
-        suspicion, settle_due = self.investigation.suspicion, self.standing.settle_due
-        settled: list[steps.Step] = []
-        if self.state in {State.LOST, State.ILL} and _is_due(settle_due, now):
-            # also while answers are awaited: else it would stay due, and the detector never rest
-            settled = self.standing.settle()
-        if suspicion is not None:
-            return [*settled, *self._pursue(suspicion, now)]
-        if self.state is State.LOST and _is_due(self.investigation.review_due, now):
-            return [*settled, *self.investigation.review(now)]
+        if self.investigation.suspicion is not None:
+            return self._pursue(self.investigation.suspicion, now)
+        if self.state is State.LOST:
+            return self.investigation.review(now)
         if self.state is State.MAINTENANCE:
             return [self.planned.overdue(self.standing.rule)]
-        return settled if _is_due(settle_due, now) else self._overdue(now)
+        return self._overdue(now)
 
     def _overdue(self, now: float) -> list[steps.Step]:
         if _is_due(self.alive.due, now):
@@ -279,7 +273,6 @@ class VerdictMachine(verdict_state.VerdictState):
         self.reported.clear()
         self.recovery.begin()
         self.investigation.review_due = None
-        self.standing.end()
         return self._conclude(Verdict.MAINTENANCE, rule, *why)
 
     def _has_problem(self, problem: problems.Problem, now: float) -> list[steps.Step]:
@@ -309,7 +302,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def _still_ill(self, problem: problems.Problem) -> list[steps.Step]:
         self.reported.clear()
         before = {*self.standing.resources}
-        if problem.verdict is not self.standing.verdict or {*problem.resources} <= before:
+        if {*problem.resources} <= before:
             return []
         # it never shrinks: what comes and goes is not to be reported each time
         more = tuple(sorted({*before, *problem.resources}))
@@ -322,7 +315,7 @@ class VerdictMachine(verdict_state.VerdictState):
         if self.state is not State.ILL or problem is None:
             if self.state is not State.RECOVERING:
                 self.recovery.begin()
-            self.state, self.standing.settle_due = State.RECOVERING, None
+            self.state = State.RECOVERING
             self.investigation.review_due = None
         if problem is not None:
             self.recovery.begin()
@@ -334,7 +327,6 @@ class VerdictMachine(verdict_state.VerdictState):
     def _recovered(self) -> list[steps.Step]:
         why = evidence.recovered(self.recovery.good_heartbeats)
         self.state, self.planned.instance = State.HEALTHY, ""
-        self.standing.end()
         self.recovery.begin()
         self.investigation.end()
         return self._conclude(Verdict.HEALTHY, Rule.RECOVERED, why)

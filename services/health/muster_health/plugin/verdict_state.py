@@ -1,8 +1,8 @@
 """Pure: the state of one plugin between suspicion and verdict, and its reported verdict.
 
-`verdict` adds the transitions. The verdict is reported by its own name, or as FLAPPING if the
-plugin failed too often. Only a different one gives a step: so nothing is reported twice, and what
-turns out to be something else is reported as that.
+`verdict` adds the transitions. The verdict is what is wrong at present. Beside it stands whether
+the plugin fails again and again (flapping). Only a change gives a step: so nothing is reported
+twice, and what turns out to be something else is reported as that.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ _NO_FAILURE = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED}
 
 @dataclass(slots=True, eq=False)
 class StandingVerdict:
-    """The reported verdict; `actual` is the diagnosis behind it.
+    """The reported verdict, and beside it whether the plugin fails again and again.
 
     `resources` are those that the verdict is about; `failed_at` is when the plugin failed last.
     """
@@ -32,15 +32,14 @@ class StandingVerdict:
     verdict: Verdict | None = None
     rule: Rule | None = None
     resources: tuple[str, ...] = ()
-    actual: steps.Diagnosis | None = None
+    is_flapping: bool = False
     failed_at: float = 0.0
-    settle_due: float | None = None
-    """When to report the failure behind FLAPPING by its own name, if it has not changed."""
 
     def restore(self, before: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
         """Restore the verdict of a former process, and for how long it has lasted."""
         self.verdict, self.rule = before.verdict, steps.rule_named(before.rule)
         self.resources, self.failed_at = before.accused or before.resources, now - waited_s
+        self.is_flapping = before.flapping
         self.damping.restore(before.falls, now)
 
     def conclude(
@@ -50,10 +49,14 @@ class StandingVerdict:
         why: tuple[vocabulary.Evidence, ...],
         resources: tuple[str, ...],
         delay_s: float | None = None,
+        *,
+        is_flapping: bool = False,
     ) -> list[steps.Step]:
         """Set the verdict; return what to report, if anything has changed."""
+        was_flapping, self.is_flapping = self.is_flapping, is_flapping
         if verdict is self.verdict:
-            if rule is self.rule or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
+            is_same = rule is self.rule and was_flapping is is_flapping
+            if is_same or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
                 return []
             return [self.confirm(rule, why, resources)]
         previous, self.verdict, self.rule = self.verdict, verdict, rule
@@ -83,29 +86,21 @@ class StandingVerdict:
         is_failure: bool,
         resources: tuple[str, ...],
     ) -> list[steps.Step]:
-        """Set a bad verdict; return what to report, unless FLAPPING already covers it.
+        """Set a bad verdict; return what to report.
 
         `is_failure` means a new failure, and not what a failure turned out to be.
         """
-        self.actual = reported = diagnosis
+        why, is_flapping = diagnosis.evidence, self.is_flapping
         if is_failure:
             self.failed_at = now
-        if is_failure and diagnosis.verdict not in _NO_FAILURE:
-            self.damping.failed(now)
-            if self.damping.is_flapping(now):
-                self.settle_due = now + self.damping.hold_s
-                reported = self._flapping(now, diagnosis.evidence)
-        is_covered = self.verdict is Verdict.FLAPPING and self.settle_due is not None
-        if reported is diagnosis and is_covered:
-            return []
-        return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, delay_s)
-
-    def settle(self) -> list[steps.Step]:
-        """End FLAPPING: report the failure behind it under its own name."""
-        actual, self.settle_due = self.actual, None
-        if actual is None:
-            return []
-        return self.conclude(actual.verdict, actual.rule, actual.evidence, self.resources)
+            if diagnosis.verdict not in _NO_FAILURE:
+                self.damping.failed(now)
+                is_flapping = self.damping.is_flapping(now)
+        if is_flapping:
+            why = (self._often(now), *why)
+        return self.conclude(
+            diagnosis.verdict, diagnosis.rule, why, resources, delay_s, is_flapping=is_flapping
+        )
 
     def replaced(self, now: float) -> bool:
         """Count a replaced instance that announced no stop; return whether there were too many."""
@@ -113,30 +108,19 @@ class StandingVerdict:
         return self.damping.is_flapping(now)
 
     def flapping(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
-        """Set FLAPPING: instances replaced one another too often without announcing a stop."""
-        came = (evidence.of("heartbeat", "a new process each time"),)
-        reported = self._flapping(now, came)
-        return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, 0.0)
-
-    def is_still(self, verdict: Verdict) -> bool:
-        """Return whether this is still the diagnosis, under whatever name it is reported."""
-        return verdict is (self.verdict if self.actual is None else self.actual.verdict)
-
-    def end(self) -> None:
-        """Drop the diagnosis, because the plugin is healthy or stopped as planned."""
-        self.actual = self.settle_due = None
+        """Set FLAPPING: nothing is wrong at present, but the plugin has failed too often."""
+        text = "a new process came, and the one before it had announced no stop"
+        why = (self._often(now), evidence.of("heartbeat", text))
+        return self.conclude(
+            Verdict.FLAPPING, Rule.FELL_OFTEN, why, resources, 0.0, is_flapping=True
+        )
 
     def shift(self, seconds: float) -> None:
         """Shift the times by how long nothing could be received."""
         self.failed_at += seconds
-        if self.settle_due is not None:
-            self.settle_due += seconds
 
-    def _flapping(self, now: float, why: tuple[vocabulary.Evidence, ...]) -> steps.Diagnosis:
-        often = evidence.failures(self.damping.failures(now), self.settings.flap_window_s)
-        return steps.Diagnosis(
-            verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *why)
-        )
+    def _often(self, now: float) -> vocabulary.Evidence:
+        return evidence.failures(self.damping.failures(now), self.settings.flap_window_s)
 
 
 @dataclass(slots=True, eq=False)

@@ -21,11 +21,13 @@ LABEL_NAMES: Final = matching.LABELS
 def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
     """Return all labels that are not empty; `alertname` equals `kind`.
 
-    `device` is present if the alert is about exactly one device.
+    `device` is present if the alert is about exactly one device, `flapping` is "true" if the plugin
+    fails again and again.
     """
     labels = {
         "alertname": str(alert.kind),
         "device": alert.devices[0] if len(alert.devices) == 1 else "",
+        "flapping": "true" if alert.flapping else "",
         "kind": str(alert.kind),
         "node": alert.node,
         "plugin": alert.plugin,
