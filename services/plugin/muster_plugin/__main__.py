@@ -102,7 +102,9 @@ def _node(chosen: config_settings.Settings) -> node_wiring.Node:
     """Create the node, whose devices are not scanned yet. Raises CannotStart."""
     name, configuration = _for_this_node(chosen)
     logs.configure("plugin", level=chosen.log.level, node=name)
-    for stale in socket_directory.remove_stale(_socket_directories(chosen)):
+    for stale in socket_directory.remove_stale(
+        socket_directory.both(Path(chosen.kubelet.directory))
+    ):
         logs.logger().info("stale_socket_removed", socket=stale)
     node = node_wiring.Node(
         chosen,
@@ -124,7 +126,10 @@ async def _acquire_resources(chosen: config_settings.Settings, node: node_wiring
     """
     gpus_here = chosen.at(node.name).gpus
     resources = sorted({*node.inventory.resources, *(gpus_here.names() if gpus_here else ())})
-    folders, locks = _socket_directories(chosen), node.resource_plugins.locks
+    folders, locks = (
+        socket_directory.both(Path(chosen.kubelet.directory)),
+        node.resource_plugins.locks,
+    )
     until = time.monotonic() + chosen.handover_s
     has_waited = False
     while other := _other_owner(resources, folders, locks):
@@ -137,14 +142,6 @@ async def _acquire_resources(chosen: config_settings.Settings, node: node_wiring
             has_waited, longest = True, chosen.handover_s
             logs.logger().info("waiting_for_other_plugin", serves=other, at_most_s=longest)
         await asyncio.sleep(_RETRY_S)
-
-
-def _socket_directories(chosen: config_settings.Settings) -> list[Path]:
-    root = Path(chosen.kubelet.directory)
-    return [
-        root / folder
-        for folder in (config_settings.SOCKET_DIRECTORY, config_settings.REGISTRY_DIRECTORY)
-    ]
 
 
 def _new_runner() -> machine.MachineRunner[In, Out]:

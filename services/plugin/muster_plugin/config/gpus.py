@@ -308,8 +308,7 @@ def _name_problems(field: str, name: str) -> Iterator[str]:
     if "/" not in name:
         yield f"{field}: {errors.quoted(name)} has no domain; write it as {DOMAIN}/{name[:63]}"
         return
-    for problem in advertised.name_problems(name):
-        yield f"{field}: {problem.removeprefix('name: ')}"
+    yield from errors.prefixed(field, advertised.name_problems(name))
 
 
 def _matches_all(earlier: Naming, later: Naming) -> bool:

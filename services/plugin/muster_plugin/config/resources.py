@@ -245,10 +245,14 @@ class Resource(
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the consistency checks of this section."""
-        yield lambda: advertised.name_problems(self.name, per_match=self.per_match)
+        yield self._name_problems
         yield self._env_problems
         yield self._group_problems
         yield self._match_problems
+
+    def _name_problems(self) -> Iterator[str]:
+        problems = advertised.name_problems(self.name, per_match=self.per_match)
+        return errors.prefixed("name", problems)
 
     def _env_problems(self) -> Iterator[str]:
         if self.env and not _VARIABLE.fullmatch(self.env):

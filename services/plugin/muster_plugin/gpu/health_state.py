@@ -70,7 +70,7 @@ class GpuHealth:
         overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
         if any(now - self._due(condition) > _STALL_S for condition in overdue):
             for condition in overdue:
-                condition.restart_deadline(now)
+                condition.last_heard_at = now
             return []
         at = self._at(now)
         assert at is not None or not overdue, "only a GPU that was observed can be overdue"
@@ -110,7 +110,10 @@ class GpuHealth:
         listed = {device.uuid for device in scan.gpus}
         listed |= {failed.uuid for failed in scan.unreadable if failed.uuid}
         for name in sorted(listed):
-            self._gpu(name).on_listed(now)
+            condition = self._gpu(name)
+            if condition.last_heard_at is None:
+                # polls of it are expected from now on
+                condition.last_heard_at = now
         if at is not None and _is_exhaustive(scan):
             for name in sorted(self._gpus.keys() - listed):
                 yield from self._gpus[name].on_gone(now, at)
@@ -149,14 +152,6 @@ class GpuCondition:
     def is_unmonitored(self) -> bool:
         """Whether the GPU already has an Unmonitored fault."""
         return any(code in _UNMONITORED for _, code in self._faults)
-
-    def on_listed(self, now: float) -> None:
-        """Start the poll deadline: a scan lists the GPU, so polls are expected from now on."""
-        self.last_heard_at = now if self.last_heard_at is None else self.last_heard_at
-
-    def restart_deadline(self, now: float) -> None:
-        """Restart the poll deadline: no poll could arrive while this process stood still."""
-        self.last_heard_at = now
 
     def on_gone(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
         """End the faults that only a GPU that is present can have."""

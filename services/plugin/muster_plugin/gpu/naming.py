@@ -227,6 +227,6 @@ def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> s
         return ""
     name = f"{config_gpus.DOMAIN}/mig-{profile.replace('+', '.')}"
     for problem in advertised.name_problems(name):
-        note(f"{label}: {problem}")
+        note(f"{label}: name: {problem}")
         return ""
     return name

@@ -267,10 +267,7 @@ class DeviceLifecycle:
 
     def remove_all(self) -> Sequence[Fact]:
         """Remove all units, because the resource is no longer configured."""
-        removed = [
-            Removed(unit.id, NOT_CONFIGURED, unit.physical if unit.gpu else "")
-            for unit in self.offered()
-        ]
+        removed = [_removed(unit, NOT_CONFIGURED) for unit in self.offered()]
         self._tracked.clear()
         return removed
 
@@ -280,9 +277,7 @@ class DeviceLifecycle:
             is_configured = name in configured and tracked.unit.is_same(configured[name])
             if tracked.lost_at is None and not is_configured:
                 del self._tracked[name]
-                yield Removed(
-                    name, NOT_CONFIGURED, tracked.unit.physical if tracked.unit.gpu else ""
-                )
+                yield _removed(tracked.unit, NOT_CONFIGURED)
 
     def _checked(self, checked: advertised.Unit, problem: str) -> Iterator[Fact]:
         for tracked in self._tracked.values():
@@ -303,9 +298,7 @@ class DeviceLifecycle:
 
     def _remove(self, tracked: TrackedUnit) -> Iterator[Fact]:
         del self._tracked[tracked.unit.id]
-        yield Removed(
-            tracked.unit.id, tracked.state()[2], tracked.unit.physical if tracked.unit.gpu else ""
-        )
+        yield _removed(tracked.unit, tracked.state()[2])
         if tracked.successor is not None:
             yield self._add(tracked.successor)
 
@@ -323,6 +316,10 @@ class DeviceLifecycle:
             reason="" if health is vocabulary.Health.HEALTHY else reason,
             numa_node=tracked.unit.numa,
         )
+
+
+def _removed(unit: advertised.Unit, reason: str) -> Removed:
+    return Removed(unit.id, reason, unit.physical if unit.gpu else "")
 
 
 def _health_changes(tracked: TrackedUnit, before: HealthState) -> Iterable[HealthChanged]:

@@ -197,14 +197,6 @@ def prefer(
     return chosen
 
 
-def pair_score(link: gpu.Link) -> int:
-    """Return how well two GPUs are connected (go-gpuallocator 876e7b7, calculateGPUPairScore).
-
-    Links to a switch do not count: behind NVSwitch all GPUs are equal, and the PCIe bus decides.
-    """
-    return _NEAREST - link.level + _NVLINK * link.nvlinks
-
-
 def _are_whole(candidates: Sequence[advertised.Unit], units: Units) -> bool:
     """Return whether all these are whole GPUs, few enough for the exact search."""
     if not 0 < len(candidates) <= GPUS_MAX or len(units) > GPUS_MAX:
@@ -232,9 +224,14 @@ def _best_connected(
 
 
 def _score(first: str, second: str, links: Links) -> int:
+    """Return how well two GPUs are connected (go-gpuallocator 876e7b7, calculateGPUPairScore).
+
+    Links to a switch do not count: behind NVSwitch all GPUs are equal, and the PCIe bus decides.
+    """
     if first == second:
         return 0
-    return pair_score(links.get((min(first, second), max(first, second)), _UNKNOWN))
+    link = links.get((min(first, second), max(first, second)), _UNKNOWN)
+    return _NEAREST - link.level + _NVLINK * link.nvlinks
 
 
 class _Device(msgspec.Struct):

@@ -126,9 +126,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
 
     async def watch_sockets(self, on_checked: Callable[[float], None]) -> None:
         """Check the sockets of kubelet and plugin whenever their directories change."""
-        folders = [
-            self._root / name for name in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)
-        ]
+        folders = socket_directory.both(self._root)
         check_times = inotify.scan_times(
             lambda: [folder for folder in folders if folder.is_dir()],
             period_s=_SOCKET_CHECK_PERIOD_S,

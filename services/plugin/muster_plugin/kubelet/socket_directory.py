@@ -24,6 +24,11 @@ _LOCK_TRIES_MAX: Final = 10
 _OWNER_BYTES_MAX: Final = 100
 
 
+def both(kubelet: Path) -> list[Path]:
+    """Return the directories of the kubelet in which plugins serve their sockets."""
+    return [kubelet / name for name in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)]
+
+
 def problem(directory: Path) -> str | None:
     """Return why no socket can be served here, or None."""
     if not directory.exists():

@@ -88,21 +88,21 @@ def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
     """Yield why the kubelet would refuse a resource name; `per_match` names end with `/*`."""
     domain, slash, short = name.partition("/")
     if not slash:
-        yield f"name: {name!r} has no domain; write it as example.com/{name}"
+        yield f"{name!r} has no domain; write it as example.com/{name}"
         return
     if "kubernetes.io/" in name:
-        yield f"name: {name!r} is in Kubernetes' own domain"
+        yield f"{name!r} is in Kubernetes' own domain"
     if name.startswith("requests."):
-        yield f"name: {name!r} starts with 'requests.', which quotas use"
+        yield f"{name!r} starts with 'requests.', which quotas use"
     if len(domain) > _DOMAIN_MAX or not _DOMAIN.fullmatch(domain):
-        yield f"name: {domain!r} is not a lower-case DNS name of at most {_DOMAIN_MAX} characters"
+        yield f"{domain!r} is not a lower-case DNS name of at most {_DOMAIN_MAX} characters"
     if per_match and short != WILDCARD:
-        yield f"name: {name!r} is one name, but perMatch needs one per match: {domain}/{WILDCARD}"
+        yield f"{name!r} is one name, but perMatch needs one per match: {domain}/{WILDCARD}"
     elif not per_match and short == WILDCARD:
-        yield f"name: {name!r} is one name per match; it needs perMatch: true"
+        yield f"{name!r} is one name per match; it needs perMatch: true"
     elif not per_match and not _SHORT.fullmatch(short):
         yield (
-            f"name: {short!r} is not 1 to {LABEL_MAX} of A-Z a-z 0-9 - _ . "
+            f"{short!r} is not 1 to {LABEL_MAX} of A-Z a-z 0-9 - _ . "
             "that begin and end with a letter or digit"
         )
 

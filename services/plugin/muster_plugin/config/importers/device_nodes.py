@@ -92,7 +92,7 @@ def _imported_generic(
             "since 0.2.0 it is devic.es",
         )
     for problem in advertised.name_problems(f"{domain or GENERIC_DOMAIN}/any"):
-        reader.reject("domain", problem.removeprefix("name: "))
+        reader.reject("domain", problem)
     imported = []
     for path, item in items:
         described = _generic_device(reader, item, path, flags=flags)

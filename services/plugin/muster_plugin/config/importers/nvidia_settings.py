@@ -302,7 +302,7 @@ def _name(reader: peer_file.Reader, value: object, path: str) -> str:
         reader.reject(path, f"incorrect format for resource name {errors.quoted(name)}")
     else:
         for problem in advertised.name_problems(name):
-            reader.reject(path, problem.removeprefix("name: "))
+            reader.reject(path, problem)
     return name
 
 
