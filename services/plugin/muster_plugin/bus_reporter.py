@@ -25,6 +25,8 @@ from muster_plugin.kubelet import client, registration_model
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STOP_FLUSH_S: Final = 0.5
 _HEARTBEATS_MISSED_MAX: Final = 3
+_TEXTS_MAX: Final = (300, 100, 30, 10)
+"""Lengths that texts are cut to, until the heartbeat fits; the events have the whole texts."""
 
 
 class BusReporter:
@@ -172,10 +174,6 @@ class BusReporter:
 
     def _heartbeat_age_s(self) -> float:
         return time.monotonic() - self._heartbeat_at
-
-
-_TEXTS_MAX: Final = (300, 100, 30, 10)
-"""Lengths that texts are cut to, until the heartbeat fits; the events have the whole texts."""
 
 
 def fit_heartbeat(heartbeat: vocabulary.Heartbeat, bytes_max: int) -> vocabulary.Heartbeat:

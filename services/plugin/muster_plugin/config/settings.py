@@ -25,6 +25,21 @@ from muster_plugin.model import advertised, errors, patterns
 API_VERSION: Final = "muster.dev/v1"
 
 _ENTRIES_MAX: Final = 500
+Resources = Sequence[config_resources.Resource | None]
+"""None stands for an invalid one."""
+SOCKET_DIRECTORY: Final = "device-plugins"
+REGISTRY_DIRECTORY: Final = "plugins_registry"
+_SLUG_MAX: Final = 40
+_UNIQUE: Final = 8
+PROCESS_BYTES: Final = 4
+_SERIAL_MAX: Final = 99_999
+_ENDPOINT: Final = re.compile(r"muster-(.+)-[0-9a-f]+-[0-9]+\.sock")
+_LIVE: Final = frozenset({"api_version", "resources", "gpus", "nodes"})
+"""Sections that are applied while the process runs."""
+_GPUS_AT_START: Final = ("library",)
+"""Keys of `gpus` that are read at the start only."""
+FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Labels = Annotated[Mapping[str, str], msgspec.Meta(max_length=500)]
 
 
 class NodeConfiguration(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
@@ -111,10 +126,6 @@ class Document(
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and not self.nodes and self.gpus is None:
             yield "resources: give resources, gpus or both"
-
-
-Resources = Sequence[config_resources.Resource | None]
-"""None stands for an invalid one."""
 
 
 def name_problems(
@@ -224,23 +235,6 @@ def _identity(entry: config_resources.Entry) -> bytes:
     exclude = () if entry.is_literal else sorted(entry.exclude)
     selectors = (entry.path, entry.regex, entry.udev, entry.usb, exclude)
     return msgspec.json.encode(selectors, order="sorted")
-
-
-SOCKET_DIRECTORY: Final = "device-plugins"
-REGISTRY_DIRECTORY: Final = "plugins_registry"
-
-_SLUG_MAX: Final = 40
-_UNIQUE: Final = 8
-PROCESS_BYTES: Final = 4
-_SERIAL_MAX: Final = 99_999
-_ENDPOINT: Final = re.compile(r"muster-(.+)-[0-9a-f]+-[0-9]+\.sock")
-_LIVE: Final = frozenset({"api_version", "resources", "gpus", "nodes"})
-"""Sections that are applied while the process runs."""
-_GPUS_AT_START: Final = ("library",)
-"""Keys of `gpus` that are read at the start only."""
-
-FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-Labels = Annotated[Mapping[str, str], msgspec.Meta(max_length=500)]
 
 
 class Format(enum.StrEnum):

@@ -73,6 +73,14 @@ _ACTIONS: Final = {
 _RECOVERY: Final = frozenset({*(code for code, _, _ in _ACTIONS.values()), RECOVERY_OTHER})
 _NOT_READY: Final = frozenset({"not_started", "in_progress", "failed"})
 _READY: Final = frozenset({"completed", "not_supported"})
+FLAP_WINDOW_S: Final = 600.0
+DOUBLINGS_MAX: Final = 5
+QUIET_MAX_S: Final = 3600.0
+"""No quiet is longer, unless `cooldown_s` itself is."""
+UNPROVEN_FACTOR: Final = 3
+"""How many times as long quiet has to be where it is the only evidence."""
+_REAPPEARED: Final = "it disappeared and came back"
+_COUNTER_RESET: Final = "its error counter was reset"
 
 
 class EndsWhen(enum.StrEnum):
@@ -251,17 +259,6 @@ def _denied(poll: gpu.Poll) -> Iterator[str]:
     yield from (code for code, value in values.items() if value is not None)
     if poll.fabric in _READY:
         yield FABRIC
-
-
-FLAP_WINDOW_S: Final = 600.0
-DOUBLINGS_MAX: Final = 5
-QUIET_MAX_S: Final = 3600.0
-"""No quiet is longer, unless `cooldown_s` itself is."""
-UNPROVEN_FACTOR: Final = 3
-"""How many times as long quiet has to be where it is the only evidence."""
-
-_REAPPEARED: Final = "it disappeared and came back"
-_COUNTER_RESET: Final = "its error counter was reset"
 
 
 class ActiveFault:

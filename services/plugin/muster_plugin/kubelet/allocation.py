@@ -24,6 +24,13 @@ from muster_plugin.inventory import inventory
 from muster_plugin.model import advertised, errors, gpu
 
 _SHOWN_MAX: Final = 5
+GPUS_MAX: Final = 64
+"""Beyond this many GPUs their connections are ignored: the search would take too long."""
+_NEAREST: Final = 60
+_NVLINK: Final = 100
+_UNKNOWN: Final = gpu.Link()
+Links: TypeAlias = Mapping[tuple[str, str], gpu.Link]
+Units: TypeAlias = Mapping[str, advertised.Unit]
 
 
 class Allocator:
@@ -152,17 +159,6 @@ class Allocator:
             cdi_devices = tuple(f"{self._resource}={unit.id}" for unit in requested)
             return advertised.ContainerResponse(environment=environment, cdi_devices=cdi_devices)
         return advertised.ContainerResponse(devices=devices, mounts=mounts, environment=environment)
-
-
-GPUS_MAX: Final = 64
-"""Beyond this many GPUs their connections are ignored: the search would take too long."""
-
-_NEAREST: Final = 60
-_NVLINK: Final = 100
-_UNKNOWN: Final = gpu.Link()
-
-Links: TypeAlias = Mapping[tuple[str, str], gpu.Link]
-Units: TypeAlias = Mapping[str, advertised.Unit]
 
 
 def prefer(

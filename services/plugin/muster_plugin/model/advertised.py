@@ -14,6 +14,19 @@ import msgspec
 from muster import vocabulary
 from muster_plugin.model import gpu
 
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""Linux: sun_path holds 108 bytes, with the final zero."""
+WILDCARD: Final = "*"
+"""Stands for the name of each match, in `example.com/*`."""
+LABEL_MAX: Final = 63
+_DOMAIN_MAX: Final = 244
+_SHORT = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
+_UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
+_UNIQUE: Final = 8
+_ID_MAX: Final = 63
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A device node of the host, and where a container sees it."""
@@ -67,21 +80,6 @@ class ContainerResponse(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
-
-
-SOCKET_PATH_BYTES_MAX: Final = 107
-"""Linux: sun_path holds 108 bytes, with the final zero."""
-WILDCARD: Final = "*"
-"""Stands for the name of each match, in `example.com/*`."""
-LABEL_MAX: Final = 63
-
-_DOMAIN_MAX: Final = 244
-_SHORT = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
-_UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
-_UNIQUE: Final = 8
-_ID_MAX: Final = 63
-_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:

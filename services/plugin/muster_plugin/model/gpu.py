@@ -21,6 +21,14 @@ from muster_plugin.model import errors
 
 _NO_LINKS: Final[Mapping[tuple[str, str], "Link"]] = {}
 _NO_CAPS: Final[Mapping[str, int]] = {}
+ANYTHING: Final = "*"
+INDEX_MAX: Final = 1023
+_UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_INDEX = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
+_WHOLE = re.compile(rf"(?:GPU|MIG)-{_UUID}", re.IGNORECASE)
+_INSTANCE = re.compile(rf"MIG-(GPU-{_UUID})/([0-9]{{1,4}})/([0-9]{{1,4}})", re.IGNORECASE)
+_LOOKS_LIKE_ONE = re.compile(r"[-+.:0-9]*|(?:GPU|MIG)-.*", re.IGNORECASE | re.DOTALL)
+_FORMS: Final = '0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>'
 
 
 class Driver(enum.StrEnum):
@@ -216,17 +224,6 @@ def latest_scan(previous: Scan | None, current: Scan) -> Scan:
     if previous is None or current.driver not in {Driver.SILENT, Driver.FAILED}:
         return current
     return previous
-
-
-ANYTHING: Final = "*"
-INDEX_MAX: Final = 1023
-
-_UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_INDEX = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
-_WHOLE = re.compile(rf"(?:GPU|MIG)-{_UUID}", re.IGNORECASE)
-_INSTANCE = re.compile(rf"MIG-(GPU-{_UUID})/([0-9]{{1,4}})/([0-9]{{1,4}})", re.IGNORECASE)
-_LOOKS_LIKE_ONE = re.compile(r"[-+.:0-9]*|(?:GPU|MIG)-.*", re.IGNORECASE | re.DOTALL)
-_FORMS: Final = '0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>'
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -23,6 +23,27 @@ from muster_plugin.config.importers import peer_file
 from muster_plugin.model import advertised, errors, gpu
 
 _ANY_VALUE: Final[Mapping[str, str]] = {}
+_LABELER: Final = "the labeler sets the labels, and needs no such setting"
+_CDI: Final = "muster writes no CDI spec for GPUs; give the option to nvidia-ctk cdi generate"
+_SHARING: Final = ("timeSlicing", "mps")
+_SHARED: Final = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
+_REPLICATED: Final = ("name", "rename", "devices", "replicas")
+_REPLICAS_MIN: Final = 2
+_NAME_MAX: Final = 63
+_DROPS: Final = "NVIDIA drops it with a warning; here it works"
+_MPS: Final = (
+    "MPS is not supported: muster shares GPUs by time-slicing only. Write it as timeSlicing, or "
+    "keep NVIDIA's plugin on the nodes that need MPS"
+)
+_PARTS: Final = 3
+_PER_GB: Final = -1
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}")
+_PROFILE = re.compile(r"mig-((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb)((?:\.[a-z]+)*)")
+_GENERAL: Final = (
+    "a resource that is not listed keeps its devices; with the fork it has none",
+    "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
+    "a new name also applies to MIG devices in migStrategy mixed; the fork ignores it there",
+)
 
 
 class Kind(enum.StrEnum):
@@ -76,8 +97,6 @@ _list: Final = functools.partial(_setting, Kind.LIST)
 _numbers: Final = functools.partial(_setting, Kind.NUMBERS)
 _any: Final = functools.partial(_setting, Kind.ANY)
 
-_LABELER: Final = "the labeler sets the labels, and needs no such setting"
-_CDI: Final = "muster writes no CDI spec for GPUs; give the option to nvidia-ctk cdi generate"
 
 TABLE: Final = (
     _text(
@@ -177,18 +196,6 @@ RESOURCE_CONFIG: Final = _text(
 )
 """The iktos fork's, with a syntax of its own."""
 EVERY: Final = (*TABLE, RESOURCE_CONFIG)
-
-
-_SHARING: Final = ("timeSlicing", "mps")
-_SHARED: Final = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
-_REPLICATED: Final = ("name", "rename", "devices", "replicas")
-_REPLICAS_MIN: Final = 2
-_NAME_MAX: Final = 63
-_DROPS: Final = "NVIDIA drops it with a warning; here it works"
-_MPS: Final = (
-    "MPS is not supported: muster shares GPUs by time-slicing only. Write it as timeSlicing, or "
-    "keep NVIDIA's plugin on the nodes that need MPS"
-)
 
 
 def read_sharing(reader: peer_file.Reader, value: object, ours: dict[str, object]) -> None:
@@ -304,17 +311,6 @@ def _name(reader: peer_file.Reader, value: object, path: str) -> str:
         for problem in advertised.name_problems(name):
             reader.reject(path, problem)
     return name
-
-
-_PARTS: Final = 3
-_PER_GB: Final = -1
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}")
-_PROFILE = re.compile(r"mig-((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb)((?:\.[a-z]+)*)")
-_GENERAL: Final = (
-    "a resource that is not listed keeps its devices; with the fork it has none",
-    "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
-    "a new name also applies to MIG devices in migStrategy mixed; the fork ignores it there",
-)
 
 
 def read_iktos(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], list[object]]:

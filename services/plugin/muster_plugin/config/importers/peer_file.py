@@ -19,6 +19,9 @@ from muster_plugin.model import errors
 _MEANT: Final = "; did you mean "
 _NEAR: Final = 0.6
 _NAME_MAX: Final = 60
+ENV_FROM: Final = "envFrom"
+"""Stands for all variables of a ConfigMap or Secret."""
+_ITEMS_MAX: Final = 1_000
 
 
 class ImportRejected(ValueError):
@@ -151,12 +154,6 @@ def put(ours: dict[str, object], path: str, value: object) -> None:
     for key in above:
         ours = below(ours, key)
     ours[last] = value
-
-
-ENV_FROM: Final = "envFrom"
-"""Stands for all variables of a ConfigMap or Secret."""
-
-_ITEMS_MAX: Final = 1_000
 
 
 class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,12 @@ Error: TypeAlias = Any
 Answer = TypeVar("Answer")
 
 _loaded: Final[list[object]] = []
+# nvml.h, NVML_FI_*
+_RECOVERY_ACTION: Final = 230
+_RETIRED_PENDING: Final = 31
+_REMAP_PENDING: Final = 144
+_REMAP_FAILED: Final = 145
+_FIELDS: Final = (_RECOVERY_ACTION, _RETIRED_PENDING, _REMAP_PENDING, _REMAP_FAILED)
 
 
 class NvmlUnavailable(Exception):
@@ -121,14 +127,6 @@ def _load(library: str, driver_root: str) -> None:
             return
     problem = decode.library_problem(library, driver_root, "; ".join(failures))
     raise NvmlUnavailable(gpu.Driver.NO_LIBRARY, problem)
-
-
-# nvml.h, NVML_FI_*
-_RECOVERY_ACTION: Final = 230
-_RETIRED_PENDING: Final = 31
-_REMAP_PENDING: Final = 144
-_REMAP_FAILED: Final = 145
-_FIELDS: Final = (_RECOVERY_ACTION, _RETIRED_PENDING, _REMAP_PENDING, _REMAP_FAILED)
 
 
 class _Lost(Exception):
