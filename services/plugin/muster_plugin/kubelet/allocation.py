@@ -3,8 +3,8 @@
 Answers come from memory: while Allocate hangs, the kubelet admits no pod at all on the node. The
 kubelet never reports that a device is free again; it only offers it again.
 
-Preferred are, of whole GPUs that are not shared, the best connected ones (`topology`), whatever the
-policy, as in NVIDIA's plugin (k8s-device-plugin 1b826ac, internal/rm/nvml_manager.go). Otherwise
+Of whole GPUs that are not shared it prefers the best connected ones (`topology`), whatever the
+policy, as NVIDIA's plugin does (k8s-device-plugin 1b826ac, internal/rm/nvml_manager.go). Otherwise
 one device after the other is taken: `distributed` and `aligned` take from the physical device with
 the fewest allocated replicas, `packed` from the one with the most (internal/rm/allocate.go);
 `exclusive` is distributed, and never takes two replicas of one device. Ties are broken by id, so
