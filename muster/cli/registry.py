@@ -64,6 +64,9 @@ COMMANDS: Final = {
         (),
         "muster.cli.health:status_command",
     ),
+    "uninstall": Command(
+        "Remove muster from a cluster, with all that it wrote on nodes.", ("labeler",)
+    ),
     "unlabel-gpus": Command("Remove the labels that are ours.", ("labeler",)),
     "up": Command(
         "Run all of muster on this machine until Ctrl-C: NATS, services, simulated nodes.",

@@ -82,7 +82,9 @@ def test_where_there_is_no_terminal_nobody_is_asked_and_nothing_written(
     with pathlib.Path("/dev/null").open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         code, _, errors = here.run("label-gpus", "--apply")
-    assert (code, errors) == (2, "muster label-gpus: 1 nodes: stdin is not a terminal; use --yes\n")
+    question = f"Label 1 nodes of {here.api.url} (context muster)?"
+    reason = "stdin is not a terminal; use --yes"
+    assert (code, errors) == (2, f"muster label-gpus: {question} {reason}\n")
     assert KEY not in here.labels("a")
 
 

@@ -12,10 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import pytest
+import yaml
 
+from scripts.cluster import layout
 from tests.worlds import manifests
 
 MUSTER: Final = "localhost/muster:test"
@@ -91,6 +94,26 @@ class Cluster:
         assert done.returncode == 0, f"{script}\n{done.stdout}"
         return done.stdout
 
+    def install(self, folder: Path, settings: Mapping[str, object] = MappingProxyType({})) -> str:
+        """Install the minimal overlay as docs/install.md says; return what was printed.
+
+        `settings` of services by their names replace the ones that the overlay has.
+        """
+        (folder / "muster").symlink_to(manifests.ROOT)
+        build, overlay, apply = map(with_our_image, documented("install.md", "## In a cluster")[:3])
+        assert "apply -k my-muster" in apply
+        printed = self.shell(f"{build}\n{overlay}", folder)
+        generators = [
+            {"name": f"muster-{name}-settings", "namespace": NAMESPACE, "behavior": "merge",
+             "files": [f"{name}.yaml"]}
+            for name in settings
+        ]  # fmt: skip
+        for name, tree in settings.items():
+            (folder / f"my-muster/{name}.yaml").write_text(yaml.safe_dump(tree))
+        with (folder / "my-muster/kustomization.yaml").open("a") as file:
+            yaml.safe_dump({"configMapGenerator": generators}, file)
+        return printed + self.shell(apply, folder)
+
     @property
     def node(self) -> str:
         """The name of the first node."""
@@ -111,7 +134,9 @@ class Cluster:
                 "labels": node["metadata"].get("labels", {}),
                 "annotations": node["metadata"].get("annotations", {}),
                 "taints": node["spec"].get("taints", []),
-                "conditions": sorted(item["type"] for item in node["status"]["conditions"]),
+                "conditions": sorted(
+                    (item["type"], item["status"]) for item in node["status"]["conditions"]
+                ),
             }
             for node in self.get("nodes")["items"]
         }
@@ -127,8 +152,13 @@ class Cluster:
         self.good("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
         self.good("delete", "clusterrole,clusterrolebinding", "-l", PART, "--ignore-not-found")
         for volume in self.get("persistentvolumes")["items"]:
-            # used again, as if an administrator had emptied it
             if volume["status"].get("phase") == "Released":
+                # used again, emptied as an administrator would
+                data = Path(volume["spec"]["hostPath"]["path"])
+                if data.is_relative_to(layout.STATE):
+                    shutil.rmtree(data, ignore_errors=True)
+                    data.mkdir(mode=0o777)
+                    data.chmod(0o777)
                 self.good(
                     "patch",
                     "pv",

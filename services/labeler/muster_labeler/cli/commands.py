@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
+"""Adapter: the command line: `muster check`, `label-gpus`, `unlabel-gpus`, `uninstall`, `gpu-name`.
 
 They need a kubeconfig and no running muster; `gpu-name` needs neither.
 """
@@ -24,6 +24,7 @@ from muster_labeler.naming import accelerators
 check = cyclopts.App(name="check")
 label_gpus = cyclopts.App(name="label-gpus")
 unlabel_gpus = cyclopts.App(name="unlabel-gpus")
+uninstall = cyclopts.App(name="uninstall")
 gpu_name = cyclopts.App(name="gpu-name")
 
 _INTERNAL: Final = 5
@@ -144,6 +145,29 @@ def _unlabel_gpus(
         has_objects=objects,
     )
     return _guarded("unlabel-gpus", lambda: command.run(request))
+
+
+@uninstall.default
+def _uninstall(
+    *,
+    dry_run: Flag = False,
+    yes: Flag = False,
+    cluster: options.Cluster = options.CLUSTER,
+) -> int:
+    """Remove muster from a cluster, with all that it wrote on nodes.
+
+    Parameters
+    ----------
+    dry_run
+        Only show.
+    yes
+        Do not ask for confirmation.
+
+    """
+    from muster_labeler.cli import uninstall as command  # noqa: PLC0415  # a command imports what it needs when it is called
+
+    request = command.Request(cluster=cluster, yes=yes, is_writing=not dry_run)
+    return _guarded("uninstall", lambda: command.run(request))
 
 
 @gpu_name.default

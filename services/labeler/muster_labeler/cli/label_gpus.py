@@ -63,12 +63,16 @@ def run(request: Request) -> int:
         raise options.UsageError("--features: name one --node, and do not --apply")
     aliases = options.aliases(request.cluster.aliases)
     try:
-        return asyncio.run(_run(request, aliases))
+        return asyncio.run(carry_out(request, aliases))
     except (kubernetes_api.NoCluster, cluster_reader.Unreachable) as error:
         return output.fail(request.command, str(error), code=Exit.UNREACHABLE)
 
 
-async def _run(request: Request, aliases: dict[str, str]) -> int:
+async def carry_out(request: Request, aliases: dict[str, str]) -> int:
+    """Label or unlabel nodes; return the exit code.
+
+    Raises UsageError, NoCluster and Unreachable.
+    """
     command = request.command
     async with await options.connect(request.cluster) as api:
         reader = cluster_reader.ClusterReader(
@@ -107,7 +111,7 @@ async def _run(request: Request, aliases: dict[str, str]) -> int:
             code = Exit.UNREACHABLE if is_unread else Exit.PROBLEMS
             return output.fail(command, f"nothing is written: {objection}", code=code)
         with_condition = [node.name for node in nodes if node.has_condition]
-        return await _carry_out(request, api, rows, with_condition=with_condition)
+        return await _write_all(request, api, rows, with_condition=with_condition)
 
 
 async def _evidence(
@@ -151,7 +155,7 @@ def _unread(request: Request, unread: Sequence[findings.Unread]) -> str | None:
     return "what knows the GPUs best could not be read; --unheard"
 
 
-async def _carry_out(
+async def _write_all(
     request: Request,
     api: kubernetes_api.Api,
     rows: Sequence[Row],
@@ -175,7 +179,8 @@ async def _carry_out(
         output.warn(request.command, f"{len(work)} nodes would be written; {how}")
         _print_result(request, rows, [], {})
         return Exit.FINE
-    if not request.write.yes and not await _is_confirmed(request, api, len(work)):
+    action = f"{'Remove our labels from' if is_unlabelling else 'Label'} {len(work)} nodes of"
+    if not request.write.yes and not await is_confirmed(request.command, api, action):
         return Exit.USAGE if not sys.stdin.isatty() else Exit.PROBLEMS
     write_pace = cluster_api.WritePace(request.write.rate)
     node_api = cluster_api.NodeApi(api, write_pace, timeout_s=_WRITE_TIMEOUT_S)
@@ -221,14 +226,14 @@ def _print_result(
         sys.stdout.write(f"{written} of {len(work)} nodes written and read back\n")
 
 
-async def _is_confirmed(request: Request, api: kubernetes_api.Api, count: int) -> bool:
+async def is_confirmed(command: str, api: kubernetes_api.Api, action: str) -> bool:
     """Ask for confirmation on the terminal; without a terminal the answer is no."""
-    if not sys.stdin.isatty():
-        output.warn(request.command, f"{count} nodes: stdin is not a terminal; use --yes")
-        return False
     cluster = f"{api.server} (context {api.context})" if api.context else api.server
-    action = "Remove our labels from" if request.label is None else "Label"
-    return await _ask(output.plain(f"{action} {count} nodes of {cluster}?"))
+    question = output.plain(f"{action} {cluster}?")
+    if not sys.stdin.isatty():
+        output.warn(command, f"{question} stdin is not a terminal; use --yes")
+        return False
+    return await _ask(question)
 
 
 async def _ask(question: str) -> bool:

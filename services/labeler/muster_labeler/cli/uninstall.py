@@ -1,0 +1,279 @@
+"""Adapter: the command line: `muster uninstall` removes muster from a cluster, nodes included.
+
+First the namespace, so that no labeler is left that would label a node again; then what muster
+wrote on nodes; then its objects outside the namespace. Each step can be done again.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+import msgspec
+
+from muster.cli import output
+from muster.kubernetes import api as kubernetes_api
+from muster.kubernetes import objects
+from muster_labeler.check import cluster_reader
+from muster_labeler.check.findings import Exit
+from muster_labeler.cli import label_gpus, options
+from muster_labeler.kubernetes.cluster_api import Permission
+
+_COMMAND: Final = "uninstall"
+_PART: Final = ("app.kubernetes.io/part-of", "muster")
+_RBAC: Final = "rbac.authorization.k8s.io"
+_ADMISSION: Final = "admissionregistration.k8s.io"
+_KINDS: Final = (
+    (_RBAC, "rolebindings"),
+    (_RBAC, "roles"),
+    (_RBAC, "clusterrolebindings"),
+    (_RBAC, "clusterroles"),
+    (_ADMISSION, "validatingadmissionpolicybindings"),
+    (_ADMISSION, "validatingadmissionpolicies"),
+    ("security.openshift.io", "securitycontextconstraints"),
+)
+"""Group and plural of what muster has outside its namespace."""
+_READING: Final = (
+    Permission("list", "nodes"),
+    Permission("get", "namespaces"),
+    *(Permission("list", plural, group) for group, plural in _KINDS),
+)
+_WRITING: Final = (
+    *_READING,
+    Permission("patch", "nodes"),
+    Permission("patch", "nodes/status"),
+    Permission("delete", "namespaces"),
+    *(Permission("delete", plural, group) for group, plural in _KINDS),
+)
+_ENDS_S: Final = 180.0
+"""NATS may take a minute to end; a namespace that is there after this waits for something else."""
+_LOOK_S: Final = 0.5
+_NODES_KEEP: Final = (
+    "remains: nodes list the resources of muster with 0 devices; see docs/upgrade.md"
+)
+
+Shape = TypeVar("Shape")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request to remove muster, or to show what would be removed."""
+
+    cluster: options.ClusterOptions
+    yes: bool
+    is_writing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Installation:
+    """What there is of muster: its namespace, objects elsewhere, and volumes that will be kept."""
+
+    has_namespace: bool
+    outside: tuple[str, ...]
+    kept_volumes: tuple[str, ...]
+    nodes: int
+    """Nodes on which muster wrote something."""
+
+
+class _Claim(objects.Object, frozen=True):
+    namespace: str = ""
+
+
+class _VolumeSpec(objects.Object, frozen=True):
+    persistent_volume_reclaim_policy: str = ""
+    claim_ref: _Claim | None = None
+
+
+class _Volume(objects.HasMetadata, frozen=True):
+    spec: _VolumeSpec = _VolumeSpec()
+
+
+class _NamespaceStatus(objects.Object, frozen=True):
+    conditions: tuple[objects.Condition, ...] | None = None
+
+
+class _Namespace(objects.HasMetadata, frozen=True):
+    status: _NamespaceStatus = _NamespaceStatus()
+
+
+class _Refused(Exception):
+    """Nothing more is removed; the text says why, `code` is the exit code."""
+
+    def __init__(self, text: str, code: Exit = Exit.PROBLEMS) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def run(request: Request) -> int:
+    """Remove muster; return the exit code. Raises UsageError."""
+    try:
+        return asyncio.run(_run(request))
+    except (kubernetes_api.NoCluster, cluster_reader.Unreachable) as error:
+        return output.fail(_COMMAND, str(error), code=Exit.UNREACHABLE)
+    except kubernetes_api.Refused as error:
+        failed = _refusal(error.answer)
+        return output.fail(_COMMAND, str(failed), code=failed.code)
+    except _Refused as error:
+        return output.fail(_COMMAND, str(error), code=error.code)
+
+
+async def _run(request: Request) -> int:
+    namespace = request.cluster.muster_namespace
+    async with await options.connect(request.cluster) as api:
+        cluster = _Cluster(api, namespace, timeout_s=request.cluster.timeout)
+        installation = await cluster.look(_WRITING if request.is_writing else _READING)
+        if installation is None:
+            sys.stdout.write("nothing of muster is there\n")
+            return Exit.FINE
+        sys.stdout.write("\n".join(_described(installation, namespace)) + "\n")
+        if not request.is_writing:
+            return Exit.FINE
+        if not request.yes and not await label_gpus.is_confirmed(
+            _COMMAND, api, "Remove muster from"
+        ):
+            return Exit.PROBLEMS if sys.stdin.isatty() else Exit.USAGE
+        await cluster.remove_namespace()
+        code = await label_gpus.carry_out(_of_nodes(request), {})
+        await cluster.remove(installation.outside)
+    for volume in installation.kept_volumes:
+        sys.stdout.write(f"remains: volume {volume}: kubectl delete persistentvolume {volume}\n")
+    sys.stdout.write(f"{_NODES_KEEP}\n")
+    return code
+
+
+def _of_nodes(request: Request) -> label_gpus.Request:
+    return label_gpus.Request(
+        command=_COMMAND,
+        cluster=request.cluster,
+        write=options.WriteOptions(yes=True),
+        is_writing=True,
+        has_objects=True,
+    )
+
+
+def _described(installation: _Installation, namespace: str) -> list[str]:
+    lines = []
+    if installation.has_namespace:
+        lines.append(f"namespace {namespace}, with everything in it")
+    if installation.nodes:
+        lines.append(f"labels, annotations and conditions of muster on {installation.nodes} nodes")
+    return [*lines, *map(_name, installation.outside)]
+
+
+class _Cluster:
+    """The cluster from which muster is removed."""
+
+    def __init__(self, api: kubernetes_api.Api, namespace: str, *, timeout_s: float) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._timeout_s = timeout_s
+        self._path = f"/api/v1/namespaces/{namespace}"
+
+    async def look(self, permissions: Sequence[Permission]) -> _Installation | None:
+        """Return what there is of muster; None if nothing. Raises _Refused."""
+        progress = options.progress_printer()
+        reader = cluster_reader.ClusterReader(
+            self._api, timeout_s=self._timeout_s, progress=progress
+        )
+        await reader.check_access(permissions)
+        nodes = None if reader.unread else await reader.nodes()
+        progress("")
+        if nodes is None:
+            is_forbidden = any(entry.is_forbidden for entry in reader.unread)
+            text = "; ".join(entry.why for entry in reader.unread)
+            raise _Refused(text, Exit.NO_PERMISSION if is_forbidden else Exit.UNREACHABLE)
+        outside = []
+        for group, plural in _KINDS:
+            path = f"/apis/{group}/v1"
+            async for entry in self._all(f"{path}/{plural}", objects.HasMetadata, _PART):
+                place = entry.metadata.namespace
+                if place != self._namespace:
+                    below = f"/namespaces/{place}" if place else ""
+                    outside.append(f"{path}{below}/{plural}/{entry.metadata.name}")
+        installation = _Installation(
+            has_namespace=await self._namespace_object() is not None,
+            outside=tuple(outside),
+            kept_volumes=tuple([volume async for volume in self._kept_volumes()]),
+            nodes=sum(bool(node.has_condition or node.our_labels) for node in nodes),
+        )
+        is_there = installation.has_namespace or installation.outside or installation.nodes
+        return installation if is_there else None
+
+    async def remove_namespace(self) -> None:
+        """Delete the namespace and wait until it is gone. Raises _Refused."""
+        await self._delete(self._path)
+        progress = options.progress_printer()
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while (namespace := await self._namespace_object()) is not None:
+            passed_s = clock() - began
+            if passed_s > _ENDS_S:
+                waits = [c.message for c in namespace.status.conditions or () if c.status == "True"]
+                raise _Refused(
+                    f"namespace {self._namespace} is still there after {_ENDS_S:g} s, and nothing "
+                    f"else was removed: {'; '.join(waits) or 'no reason given'}"
+                )
+            progress(f"namespace {self._namespace} ends: {passed_s:.0f} s")
+            await asyncio.sleep(_LOOK_S)
+        progress("")
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        """Delete objects outside the namespace."""
+        for path in paths:
+            await self._delete(path)
+        sys.stdout.write(f"{len(paths)} objects outside the namespace removed\n")
+
+    async def _delete(self, path: str) -> None:
+        answer = await self._api.request("DELETE", path, timeout_s=self._timeout_s)
+        if not answer.is_ok and answer.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
+            # 409 of a namespace: it ends already
+            raise _refusal(answer)
+
+    async def _namespace_object(self) -> _Namespace | None:
+        """Return muster's namespace; None without one. Raises _Refused if it is somebody else's."""
+        answer = await self._api.request("GET", self._path, timeout_s=self._timeout_s)
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return None
+        if not answer.is_ok:
+            raise _refusal(answer)
+        namespace = msgspec.json.decode(answer.body, type=_Namespace)
+        key, value = _PART
+        if namespace.labels.get(key) != value:
+            raise _Refused(
+                f"namespace {self._namespace} has no label {key}={value}, so more than muster may "
+                f"be in it; if not: kubectl label namespace {self._namespace} {key}={value}"
+            )
+        return namespace
+
+    async def _kept_volumes(self) -> AsyncIterator[str]:
+        async for volume in self._all("/api/v1/persistentvolumes", _Volume):
+            claim = volume.spec.claim_ref
+            is_kept = volume.spec.persistent_volume_reclaim_policy == "Retain"
+            if is_kept and claim is not None and claim.namespace == self._namespace:
+                yield volume.metadata.name
+
+    async def _all(
+        self, path: str, shape: type[Shape], label: tuple[str, str] | None = None
+    ) -> AsyncIterator[Shape]:
+        """Yield the objects of a kind; none if the cluster does not have it. Raises Refused."""
+        query = {"labelSelector": "=".join(label)} if label else {}
+        try:
+            async for page in self._api.pages(path, query=query, timeout_s=self._timeout_s):
+                for item in page.items:
+                    yield msgspec.json.decode(item, type=shape)
+        except kubernetes_api.Refused as error:
+            if error.answer.status != HTTPStatus.NOT_FOUND:
+                raise
+
+
+def _refusal(answer: kubernetes_api.Answer) -> _Refused:
+    code = Exit.UNREACHABLE if answer.is_passing else Exit.PROBLEMS
+    return _Refused(answer.problem, Exit.NO_PERMISSION if answer.is_forbidden else code)
+
+
+def _name(path: str) -> str:
+    """Return how kubectl names the object of a path."""
+    *_, before, scope, plural, name = path.split("/")
+    return f"{plural}/{name}" + (f" in namespace {scope}" if before == "namespaces" else "")

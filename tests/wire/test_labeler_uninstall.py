@@ -1,0 +1,103 @@
+"""`muster uninstall` against the API stand-in."""
+
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.worlds import labeler_cluster as clusters
+from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
+
+PART = {"app.kubernetes.io/part-of": "muster"}
+NODES = "remains: nodes list the resources of muster with 0 devices; see docs/upgrade.md"
+
+
+@pytest.fixture
+def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
+    with clusters.cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def _namespace(**labels: str) -> dict[str, Any]:
+    return {"kind": "Namespace", "metadata": {"name": "muster", "labels": labels}}
+
+
+def test_without_muster_it_says_so(here: Cluster) -> None:
+    here.put(node("a", labels={KEY: "mine"}))
+    assert here.run("uninstall", "--yes") == (0, "nothing of muster is there\n", "")
+
+
+def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> None:
+    here.put(_namespace(**PART), node("a", labels={GFD: "Tesla-T4"}), node("b"))
+    here.apply("a", {KEY: "t4"})
+    shown = "namespace muster, with everything in it\n"
+    shown += "labels, annotations and conditions of muster on 1 nodes\n"
+    assert here.run("uninstall", "--dry-run") == (0, shown, "")
+    assert here.labels("a") == {GFD: "Tesla-T4", KEY: "t4"}
+    code, out, _ = here.run("uninstall", "--yes")
+    assert (code, out.startswith(shown)) == (0, True)
+    assert out.splitlines()[-3:] == [
+        "1 of 1 nodes written and read back",
+        "0 objects outside the namespace removed",
+        NODES,
+    ]
+    assert here.labels("a") == {GFD: "Tesla-T4"}
+    assert "muster" not in [
+        entry["metadata"]["name"] for entry in here.send("GET", "/api/v1/namespaces")["items"]
+    ]
+    assert here.run("uninstall", "--yes") == (0, "nothing of muster is there\n", "")
+
+
+def test_after_an_interruption_it_goes_on_with_the_nodes(here: Cluster) -> None:
+    here.put(node("a"))
+    here.apply("a", {KEY: "t4"})
+    assert here.run("uninstall", "--yes")[0] == 0
+    assert here.labels("a") == {}
+
+
+def test_a_namespace_that_may_have_more_in_it_is_refused(here: Cluster) -> None:
+    here.put(_namespace(team="x"), node("a"))
+    here.apply("a", {KEY: "t4"})
+    code, out, errors = here.run("uninstall", "--yes")
+    assert (code, out) == (1, "")
+    assert errors == (
+        "muster uninstall: namespace muster has no label app.kubernetes.io/part-of=muster, so more "
+        "than muster may be in it; if not: "
+        "kubectl label namespace muster app.kubernetes.io/part-of=muster\n"
+    )
+    assert here.labels("a") == {KEY: "t4"}
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_removed(
+    here: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.put(_namespace(**PART))
+    with pathlib.Path("/dev/null").open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        code, _, errors = here.run("uninstall")
+    question = f"Remove muster from {here.api.url} (context muster)?"
+    assert (code, errors) == (
+        2,
+        f"muster uninstall: {question} stdin is not a terminal; use --yes\n",
+    )
+    assert here.run("uninstall", "--dry-run")[1] == "namespace muster, with everything in it\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "plural", "text"),
+    [
+        ("delete", "namespaces", "not allowed to delete namespaces"),
+        ("patch", "nodes", "not allowed to patch nodes; not allowed to patch nodes/status"),
+    ],
+)
+def test_missing_permissions_are_named_before_anything_is_removed(
+    here: Cluster, verb: str, plural: str, text: str
+) -> None:
+    here.put(_namespace(**PART), node("a"))
+    here.apply("a", {KEY: "t4"})
+    code, out, errors = here.run("uninstall", "--yes", kubeconfig=here.user((verb, plural)))
+    assert (code, out) == (4, "")
+    assert text.partition(";")[0] in errors
+    assert here.labels("a") == {KEY: "t4"}
