@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from muster_labeler import model
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 
@@ -83,6 +84,21 @@ def test_without_a_terminal_and_without_yes_nothing_is_removed(
         f"muster uninstall: {question} stdin is not a terminal; use --yes\n",
     )
     assert here.run("uninstall", "--dry-run")[1] == "namespace muster, with everything in it\n"
+
+
+def test_what_is_left_of_labels_that_were_withdrawn_is_removed(here: Cluster) -> None:
+    here.put(node("a"))
+    provenance = '{"source": "agent", "product": "NVIDIA L4"}'
+    body = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "a", "annotations": {model.PROVENANCE: provenance}},
+    }
+    path = f"/api/v1/nodes/a?fieldManager={model.FIELD_MANAGER}"
+    here.send("PATCH", path, body, "application/apply-patch+yaml")
+    assert here.run("uninstall", "--yes")[0] == 0
+    assert here.node("a")["metadata"].get("annotations", {}) == {}
+    assert here.run("uninstall", "--yes") == (0, "nothing of muster is there\n", "")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,11 @@ class Node:
         """Return whether GPU feature discovery reports that the node's GPUs are virtual."""
         return self.labels.get(VGPU_LABEL) == "true"
 
+    @property
+    def is_written(self) -> bool:
+        """Return whether the node has labels of ours, or their provenance, which outlives them."""
+        return bool(self.our_labels) or self.labelled_from != ("", "")
+
     def is_ours_alone(self, key: str) -> bool:
         """Return whether muster is the only owner of a label."""
         return key in self.our_labels and self.owners.get(key) == (FIELD_MANAGER,)

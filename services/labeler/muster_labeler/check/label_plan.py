@@ -123,15 +123,15 @@ def plan(
 
 
 def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list[Row]:
-    """Return a row for each node that has labels of ours or the accelerator label."""
+    """Return a row for each node that has something of ours or the accelerator label."""
     planned = []
     for node in sorted(nodes, key=lambda node: node.name):
         status = node_labels.label_status(node)
-        if status.current is None and not node.our_labels:
+        if status.current is None and not node.is_written:
             continue
         if only and node.name not in only:
             planned.append(Row(status, Step.KEEP, status.current, "not selected"))
-        elif not node.our_labels:
+        elif not node.is_written:
             planned.append(
                 Row(status, Step.KEEP, status.current, f"owned by {status.foreign_owners}")
             )

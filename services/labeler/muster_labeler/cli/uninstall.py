@@ -196,7 +196,7 @@ class _Cluster:
             has_namespace=await self._namespace_object() is not None,
             outside=tuple(outside),
             kept_volumes=tuple([volume async for volume in self._kept_volumes()]),
-            nodes=sum(bool(node.has_condition or node.our_labels) for node in nodes),
+            nodes=sum(node.has_condition or node.is_written for node in nodes),
         )
         is_there = installation.has_namespace or installation.outside or installation.nodes
         return installation if is_there else None
