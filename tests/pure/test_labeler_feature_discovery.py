@@ -420,10 +420,8 @@ def test_every_label_that_nvidia_expects_is_there(
         driver_version="580.95.05",
         cuda_version="13.0",
     )
-    labels = feature_discovery.labels(node, timestamp=1_766_000_000)
-    assert labels.keys() == {
-        f"nvidia.com/{key}" for key in {"gfd.timestamp", *NODE, *VERSIONS, *keys}
-    }
+    labels = feature_discovery.labels(node)
+    assert labels.keys() == {f"nvidia.com/{key}" for key in {*NODE, *VERSIONS, *keys}}
 
 
 def test_a_whole_node_is_labelled_with_all_that_is_known_in_the_order_of_keys() -> None:
@@ -447,7 +445,7 @@ def test_a_whole_node_is_labelled_with_all_that_is_known_in_the_order_of_keys() 
         cuda_version="12.4",
         machine=" PowerEdge XE9680\n",
     )
-    assert list(feature_discovery.labels(node, timestamp=1_766_000_000).items()) == [
+    assert list(feature_discovery.labels(node).items()) == [
         ("nvidia.com/cuda.driver-version.full", "550.54.15"),
         ("nvidia.com/cuda.driver-version.major", "550"),
         ("nvidia.com/cuda.driver-version.minor", "54"),
@@ -460,7 +458,6 @@ def test_a_whole_node_is_labelled_with_all_that_is_known_in_the_order_of_keys() 
         ("nvidia.com/cuda.runtime-version.minor", "4"),
         ("nvidia.com/cuda.runtime.major", "12"),
         ("nvidia.com/cuda.runtime.minor", "4"),
-        ("nvidia.com/gfd.timestamp", "1766000000"),
         ("nvidia.com/gpu.clique", "1eac2b5c-4d2d-4b8e-9a8a-1b1f0d8f3a11.4"),
         ("nvidia.com/gpu.compute.major", "9"),
         ("nvidia.com/gpu.compute.minor", "0"),
@@ -687,14 +684,14 @@ KEY = re.compile(r"nvidia\.com/([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]")
 VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
 
 
-@given(node=NODES, timestamp=st.none() | st.integers(0, 2**40), seed=st.integers())
+@given(node=NODES, seed=st.integers())
 def test_every_label_is_one_that_the_api_takes_and_none_depends_on_any_order(
-    node: vocabulary.GpuNode, timestamp: int | None, seed: int
+    node: vocabulary.GpuNode, seed: int
 ) -> None:
-    labels = feature_discovery.labels(node, timestamp=timestamp)
+    labels = feature_discovery.labels(node)
     assert [key for key in labels if not KEY.fullmatch(key)] == []
     assert [value for value in labels.values() if not VALUE.fullmatch(value)] == []
     order = random.Random(seed)  # noqa: S311 -- an order, not a secret
     gpus = [replace(gpu, mig=tuple(order.sample(gpu.mig, len(gpu.mig)))) for gpu in node.gpus]
     order.shuffle(gpus)
-    assert feature_discovery.labels(replace(node, gpus=tuple(gpus)), timestamp=timestamp) == labels
+    assert feature_discovery.labels(replace(node, gpus=tuple(gpus))) == labels

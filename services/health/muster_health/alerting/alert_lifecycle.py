@@ -141,7 +141,7 @@ class AlertLifecycle:
         self.published = _NONE
 
     def _open(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
-        if alert.resource or alerts.is_of_fleet(alert.kind):
+        if alert.resource or alert.kind in alerts.OF_FLEET:
             self._history_of(key, now).damping.failed(now)
         self._publish(key, alert, now)
 

@@ -54,7 +54,7 @@ class FleetAlerts:
 
     def hold(self, key: str, held: Iterable[alerts.Alert]) -> bool:
         """Record which alerts of a plugin are held back; return whether that has changed."""
-        waiting = sorted((_urgency(alert), alert.summary) for alert in held)
+        waiting = sorted((_URGENCY.index(alert.severity), alert.summary) for alert in held)
         if not waiting:
             return self.held.pop(key, None) is not None
         is_news = key not in self.held
@@ -190,7 +190,3 @@ class FleetAlerts:
         if key[0] == AlertKind.CLOCK_SKEW:
             return (evidence.of("heartbeat", "the clocks of most nodes agree with health's"),)
         return (evidence.of("health", "no alert is held back, and there is no mass failure"),)
-
-
-def _urgency(alert: alerts.Alert) -> int:
-    return _URGENCY.index(alert.severity)

@@ -21,7 +21,7 @@ LATEST: Final = "; now: "
 """What a summary puts between the first reason and the latest one."""
 PODS_MAX: Final = 32
 """How many pods an alert names; the others are only counted."""
-_OF_DEVICES: Final = frozenset(
+OF_DEVICES: Final = frozenset(
     {
         AlertKind.DEVICE_UNHEALTHY,
         AlertKind.DEVICE_DEGRADED,
@@ -29,7 +29,9 @@ _OF_DEVICES: Final = frozenset(
         AlertKind.DEVICES_SHORT,
     }
 )
-_OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS})
+"""The kinds of alerts about devices, and not about their plugin."""
+OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS})
+"""The kinds of alerts about the fleet, and not about a single plugin."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -120,16 +122,6 @@ def kind_of(verdict: Verdict) -> AlertKind | None:
             assert_never(verdict)
 
 
-def is_of_devices(kind: AlertKind) -> bool:
-    """Return whether an alert is about devices, and not about their plugin."""
-    return kind in _OF_DEVICES
-
-
-def is_of_fleet(kind: AlertKind) -> bool:
-    """Return whether an alert is about the fleet, and not about a single plugin."""
-    return kind in _OF_FLEET
-
-
 def severity_of(kind: AlertKind) -> Severity:
     """Return the severity: critical where pods get no device, or a broken one."""
     match kind:
@@ -164,7 +156,7 @@ def severity_of(kind: AlertKind) -> Severity:
 
 def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
     """Return an alert's slot: alerts about the plugin itself have one for each severity."""
-    if kind in _OF_DEVICES or kind in _OF_FLEET or kind is AlertKind.CLOCK_SKEW:
+    if kind in OF_DEVICES or kind in OF_FLEET or kind is AlertKind.CLOCK_SKEW:
         return kind.value
     return (Severity.CRITICAL if grave else severity_of(kind)).value
 

@@ -115,7 +115,7 @@ def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
             state=State.UNKNOWN,
             interval_s=_INTERVAL_S,
             firing=tuple(firing),
-            bad=tuple(_bad(alert) for alert in firing if alerts.is_of_devices(alert.kind)),
+            bad=tuple(_bad(alert) for alert in firing if alert.kind in alerts.OF_DEVICES),
         )
         for (node, plugin), firing in plugins.items()
     ]

@@ -59,10 +59,10 @@ _IN_PARTS: Final = _Share(0)
 """A whole GPU in MIG mode is not allocated, only its parts."""
 
 
-def labels(node: vocabulary.GpuNode, *, timestamp: int | None = None) -> dict[str, str]:
+def labels(node: vocabulary.GpuNode) -> dict[str, str]:
     """Return the labels of a node, by key in sorted order; none where there is no GPU.
 
-    The Kubernetes API accepts all of them. `timestamp` is Unix seconds; NVIDIA's is of its start.
+    The Kubernetes API accepts all of them. NVIDIA's `gfd.timestamp`, of its start, is left out.
     """
     if not node.gpus:
         return {}
@@ -73,8 +73,6 @@ def labels(node: vocabulary.GpuNode, *, timestamp: int | None = None) -> dict[st
         named["mig.strategy"] = node.mig_strategy
     if node.mig_strategy == "mixed":
         named |= _of_profiles(gpus, node.resources)
-    if timestamp is not None:
-        named["gfd.timestamp"] = str(timestamp)
     return {f"{DOMAIN}/{key}": value for key, value in sorted(named.items())}
 
 
