@@ -153,12 +153,12 @@ class AlertLifecycle:
         now: float,
         at: datetime,
     ) -> float | None:
-        marks = self._history.get(key)
-        if marks is not None:
-            marks.cleared_at = None
+        history = self._history.get(key)
+        if history is not None:
+            history.cleared_at = None
         if published.says_the_same(alert):
             return None
-        due = now if marks is None else marks.told_at + self._bounds.update_s
+        due = now if history is None else history.told_at + self._bounds.update_s
         if published.kind is alert.kind and now < due:
             return due
         self._publish(key, published.becomes(alert, at), now)
@@ -172,14 +172,14 @@ class AlertLifecycle:
         at: datetime,
         why_ended: WhyEnded,
     ) -> float | None:
-        marks = self._history.get(key)
-        if marks is not None and marks.damping.hold_s:
-            if marks.cleared_at is None:
-                marks.cleared_at = now
-            due = marks.cleared_at + marks.damping.hold_s
+        history = self._history.get(key)
+        if history is not None and history.damping.hold_s:
+            if history.cleared_at is None:
+                history.cleared_at = now
+            due = history.cleared_at + history.damping.hold_s
             if now < due:
                 return due
-            marks.cleared_at = None
+            history.cleared_at = None
         self.published = {other: alert for other, alert in self.published.items() if other != key}
         self.pending = (*self.pending, published.resolved(at, why_ended(key)))
         return None
@@ -190,12 +190,12 @@ class AlertLifecycle:
         self.pending = (*self.pending, alert)
 
     def _history_of(self, key: alerts.Key, now: float) -> _History:
-        marks = self._history.get(key)
-        if marks is None:
+        history = self._history.get(key)
+        if history is None:
             kept = dict(self._history)
             if len(kept) >= 2 * self._bounds.alerts_per_plugin:
                 # names of resources are the plugin's choice: the oldest one is dropped
                 del kept[next(iter(kept))]
-            marks = kept[key] = _History(FlapDamping(self._settings), now)
+            history = kept[key] = _History(FlapDamping(self._settings), now)
             self._history = kept
-        return marks
+        return history

@@ -25,10 +25,10 @@ _EVENT_S: Final = 120.0
 class FleetAlerts:
     """The alerts of the fleet, and how far the stream of events has been processed."""
 
-    def __init__(self, around: config.Context) -> None:
+    def __init__(self, context: config.Context) -> None:
         self.position = 0
-        self.lifecycle = alert_lifecycle.AlertLifecycle(around.settings, around.bounds)
-        self._context = around
+        self.lifecycle = alert_lifecycle.AlertLifecycle(context.settings, context.bounds)
+        self._context = context
         self.held: dict[str, tuple[int, str]] = {}
         self.clock_skew = ""
         """How the clocks of most nodes differ from ours, as evidence."""

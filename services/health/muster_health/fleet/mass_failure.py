@@ -181,9 +181,9 @@ class SuspectCounts:
 
 SOON_S: Final = 0.05
 """Delay before other plugins are evaluated, so that `tick` terminates."""
-_TEND_S: Final = 1.0
-_THAW_S: Final = 0.5
-_THAW_EACH: Final = 25
+_CHECK_S: Final = 1.0
+_RESUME_S: Final = 0.5
+_RESUMED_AT_ONCE: Final = 25
 
 
 class MassFailures:
@@ -237,8 +237,8 @@ class MassFailures:
         self._end(over, now)
         if now < self._resume_at or not self._to_resume:
             return []
-        self._resume_at = now + _THAW_S
-        turn = list(itertools.islice(self._to_resume, _THAW_EACH))
+        self._resume_at = now + _RESUME_S
+        turn = list(itertools.islice(self._to_resume, _RESUMED_AT_ONCE))
         for key in turn:
             del self._to_resume[key]
         return [self._plugins[key] for key in turn if key in self._plugins]
@@ -246,7 +246,7 @@ class MassFailures:
     def dues(self, now: float) -> Iterable[float]:
         """Return the times at which to evaluate again."""
         if self.counts.active:
-            yield now + _TEND_S
+            yield now + _CHECK_S
         if self._to_resume:
             yield max(self._resume_at, now + SOON_S)
 

@@ -22,9 +22,9 @@ class Node:
 class Registry:
     """All nodes, and all plugins by key."""
 
-    def __init__(self, about: config.Context) -> None:
+    def __init__(self, context: config.Context) -> None:
         self.plugins: dict[str, tracked_plugin.TrackedPlugin] = {}
-        self._context = about
+        self._context = context
         self.nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, signals.Expected]] = {}
         self._bucket: pacing.TokenBucket | None = None

@@ -48,11 +48,13 @@ from muster_health.plugin import liveness
 
 _DUE_BEATS: Final = 1.1
 """After how many intervals without a heartbeat the next one is overdue."""
-_APART = (
+_HANGS_OR_CUT = (
     "without the Kubernetes API, a process that hangs cannot be distinguished from a network that "
     "is cut"
 )
-_WHOSE = "without the Kubernetes API, a dead plugin cannot be distinguished from a dead node"
+_PLUGIN_OR_NODE = (
+    "without the Kubernetes API, a dead plugin cannot be distinguished from a dead node"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +101,9 @@ def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagno
     if observed.has_cluster:
         seen += evidence.cluster(observed.cluster, sorted(observed.healthy))
     elif rule is Rule.CONNECTION_STALE:
-        seen.append(evidence.undecided(_APART))
+        seen.append(evidence.undecided(_HANGS_OR_CUT))
     elif verdict is Verdict.PLUGIN_DOWN:
-        seen.append(evidence.undecided(_WHOSE))
+        seen.append(evidence.undecided(_PLUGIN_OR_NODE))
     return steps.Diagnosis(verdict=verdict, rule=rule, evidence=tuple(seen))
 
 

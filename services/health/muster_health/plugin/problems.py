@@ -119,12 +119,12 @@ def _deregistered(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | 
 
 
 def _stuck(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
-    deaf = "{}its socket does not answer (self-probe {:.1f} s ago){}"
+    no_answer = "{}its socket does not answer (self-probe {:.1f} s ago){}"
     # an age below 0 is a self-probe that has not run yet
     stuck = [
         (
             r.name,
-            deaf.format(
+            no_answer.format(
                 "" if r.problem else "registered, but ",
                 r.probe_age_s,
                 f"; {r.problem}" if r.problem else "",

@@ -30,27 +30,27 @@ _GCE: Final = re.compile(r"gce://([^/]+)/([^/]+)/.+")
 _GKE_CONTEXT: Final = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")
 
 
-def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
+def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
     """Return the findings about autoscalers and fuse; with `only`, those about one node."""
-    nodes = [node for node in world.nodes or () if only in {None, node.name}]
-    pending = [p for p in world.pods or () if p.phase == "Pending" and not p.node and p.requests]
-    result: list[Finding] = [*_node_local(world.slices, commands)]
+    nodes = [node for node in view.nodes or () if only in {None, node.name}]
+    pending = [p for p in view.pods or () if p.phase == "Pending" and not p.node and p.requests]
+    result: list[Finding] = [*_node_local(view.slices, commands)]
     if only is not None:
         return result
     for pod in pending:
         result.extend(_pending(pod, commands))
-    refused = [e for e in world.events or () if e.reason == _NOT_TRIGGERED]
+    refused = [e for e in view.events or () if e.reason == _NOT_TRIGGERED]
     result.extend(_not_triggered(refused, commands))
-    result.extend(_templates(world, nodes, pending, commands))
-    result.extend(_gate(world, commands))
-    result.extend(_stale_status(world, commands))
+    result.extend(_templates(view, nodes, pending, commands))
+    result.extend(_gate(view, commands))
+    result.extend(_stale_status(view, commands))
     return result
 
 
-def _resources(world: ClusterView) -> list[str]:
+def _resources(view: ClusterView) -> list[str]:
     """Return the fuse resources that nodes offer or pods request."""
-    offered = {name for node in world.nodes or () for name in node.fuse}
-    requested = {name for pod in world.pods or () for name in pod.requests}
+    offered = {name for node in view.nodes or () for name in node.fuse}
+    requested = {name for pod in view.pods or () for name in pod.requests}
     return sorted(offered | requested)
 
 
@@ -83,20 +83,20 @@ def _not_triggered(
 
 
 def _templates(
-    world: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
+    view: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
 ) -> Iterable[Finding]:
     """Report node group templates that lack a resource which the autoscaler has to know."""
-    in_use = _resources(world)
-    if not in_use or (world.autoscaler is None and world.karpenter is None):
+    in_use = _resources(view)
+    if not in_use or (view.autoscaler is None and view.karpenter is None):
         return
     resource = next(iter(p.requests[0] for p in pending), in_use[0])
     settings: list[_TemplateSetting] = []
-    if world.karpenter is not None and resource not in world.karpenter.overlays:
+    if view.karpenter is not None and resource not in view.karpenter.overlays:
         settings.append(_overlay(resource, commands))
-    if world.autoscaler is not None and not _ignores(world.autoscaler.arguments):
-        groups = world.autoscaler.groups
+    if view.autoscaler is not None and not _ignores(view.autoscaler.arguments):
+        groups = view.autoscaler.groups
         settings.extend(_template_settings(nodes, resource, commands, groups=groups))
-        if "--cloud-provider=clusterapi" in world.autoscaler.arguments:
+        if "--cloud-provider=clusterapi" in view.autoscaler.arguments:
             settings.extend(_cluster_api(group, resource) for group in groups)
     for setting in settings:
         yield findings.finding(
@@ -116,9 +116,9 @@ def _ignores(arguments: Iterable[str]) -> bool:
     return any(argument.startswith("--scheduler-config-file") for argument in arguments)
 
 
-def _gate(world: ClusterView, commands: Commands) -> Iterable[Finding]:
-    karpenter = world.karpenter
-    if karpenter is None or _GATE.search(karpenter.gates) or not _resources(world):
+def _gate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
+    karpenter = view.karpenter
+    if karpenter is None or _GATE.search(karpenter.gates) or not _resources(view):
         return
     yield findings.finding(
         Id.AS003,
@@ -156,12 +156,12 @@ def _is_fuse(slice_: model.ResourceSlice) -> bool:
     return "fuse" in slice_.driver or any("fuse" in device for device in slice_.devices)
 
 
-def _stale_status(world: ClusterView, commands: Commands) -> Iterable[Finding]:
+def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
     """Report an autoscaler whose loop fails, which neither an event nor its health check shows."""
-    autoscaler = world.autoscaler
+    autoscaler = view.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
         return
-    age = world.now - autoscaler.renewed
+    age = view.now - autoscaler.renewed
     if age < _STALE:
         return
     yield findings.finding(

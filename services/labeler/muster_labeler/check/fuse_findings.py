@@ -43,11 +43,11 @@ _NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
 _NRI_ON_SINCE: Final = {"containerd": (2, 0)}
 
 
-def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
+def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
     """Return the findings about fuse; with `only`, those about one node."""
-    nodes = {node.name: node for node in world.nodes or ()}
-    pods = [pod for pod in world.pods or () if only in {None, pod.node}]
-    agents = {pod.node: pod for pod in world.pods or () if pod.is_agent}
+    nodes = {node.name: node for node in view.nodes or ()}
+    pods = [pod for pod in view.pods or () if only in {None, pod.node}]
+    agents = {pod.node: pod for pod in view.pods or () if pod.is_agent}
     result: list[Finding] = []
     offered = {name for node in nodes.values() for name, count in node.fuse.items() if count}
     for node in nodes.values():
@@ -58,9 +58,9 @@ def evaluate(world: ClusterView, commands: Commands, *, only: str | None = None)
     for pod in pods:
         result.extend(_errors_of(pod, commands))
     for pod in annotated:
-        result.extend(_annotated(pod, agents.get(pod.node), commands, world.namespaces))
+        result.extend(_annotated(pod, agents.get(pod.node), commands, view.namespaces))
     if only is None:
-        result.extend(_from_events(world.events or (), commands))
+        result.extend(_from_events(view.events or (), commands))
     return result
 
 
