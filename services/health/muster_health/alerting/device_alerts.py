@@ -50,21 +50,19 @@ _NONE: Final = _Faults()
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
+@dataclass(slots=True, eq=False)
 class DeviceFaults:
     """The faulty devices of one plugin, by group and id."""
 
-    __slots__ = ("_count", "_faults", "_max", "changes", "has_any", "totals")
-
-    def __init__(self, devices_max: int) -> None:
-        self.totals: Mapping[str, int] = _NOTHING
-        """Number of devices by resource; empty until the first snapshot."""
-        self.changes = 0
-        """How many changes of named devices were recorded; no heartbeat repeats these."""
-        self.has_any = False
-        """Whether there are or recently were faults; if not, no look-ups are needed."""
-        self._faults = _NONE
-        self._max = devices_max
-        self._count = 0
+    devices_max: int
+    totals: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    """Number of devices by resource; empty until the first snapshot."""
+    changes: int = 0
+    """How many changes of named devices were recorded; no heartbeat repeats these."""
+    has_any: bool = False
+    """Whether there are or recently were faults; if not, no look-ups are needed."""
+    _faults: _Faults = field(default_factory=lambda: _NONE)
+    _count: int = 0
 
     @property
     def by_group(self) -> Mapping[Group, dict[str, Fault]]:
@@ -213,7 +211,7 @@ class DeviceFaults:
     def _put(self, group: Group, device: str, bad: Fault) -> bool:
         devices = self._own.by_group.setdefault(group, {})
         if device not in devices:
-            if self._count >= self._max:
+            if self._count >= self.devices_max:
                 if not devices:
                     del self._own.by_group[group]
                 return False

@@ -25,6 +25,7 @@ _AGAIN_S: Final = (20.0, 60.0)
 """Delays before an unanswered query is repeated."""
 
 
+@dataclass(slots=True, eq=False)
 class PodsQuery:
     """The query for the pods that an alert affects; `number` identifies the valid answer.
 
@@ -32,17 +33,12 @@ class PodsQuery:
     dropped; a missing permission counts as an answer.
     """
 
-    __slots__ = ("_asked_times", "again_due", "due", "number", "pods", "resources")
-
-    def __init__(
-        self, number: int, resources: tuple[str, ...], now: float, *, timeout_s: float
-    ) -> None:
-        self.resources = resources
-        self.due = now + timeout_s + _MARGIN_S
-        self.pods: tuple[str, ...] | None = None
-        self.again_due: float | None = None
-        self._asked_times = 0
-        self.asked(number, now)
+    resources: tuple[str, ...]
+    due: float
+    number: int = 0
+    pods: tuple[str, ...] | None = None
+    again_due: float | None = None
+    _asked_times: int = 0
 
     def asked(self, number: int, now: float) -> None:
         """Record that the query is sent, first or again; only the first delays the alert."""
@@ -158,12 +154,10 @@ class PluginAlert:
 
     def asked(self, standing: steps.Standing, number: int, now: float) -> None:
         """Record that query `number` about the verdict's resources is sent to Kubernetes."""
-        query = self._query
-        if query is not None and query.resources == standing.resources:
-            query.asked(number, now)
-        else:
-            timeout_s = self.context.settings.probe_timeout_s
-            self._query = PodsQuery(number, standing.resources, now, timeout_s=timeout_s)
+        if self._query is None or self._query.resources != standing.resources:
+            due = now + self.context.settings.probe_timeout_s + _MARGIN_S
+            self._query = PodsQuery(standing.resources, due)
+        self._query.asked(number, now)
 
     def cluster_answered(self, answer: signals.Facts | None, number: int, now: float) -> bool:
         """Record Kubernetes' answer; return whether it answers our query for affected pods."""
