@@ -11,7 +11,7 @@ from nats.js import api
 
 from muster.local import nats as local
 from muster.nats import bus, jetstream, storage, streams
-from muster_health.bus import outputs, self_monitoring, state_store
+from muster_health.bus import outputs, self_monitoring
 from muster_health.model import signals
 
 BUCKET = f"KV_{streams.STATE.name}"
@@ -24,7 +24,7 @@ def test_a_full_bucket_delays_nothing_for_long_and_gets_the_state_when_it_has_sp
             context = client.jetstream()
             await context.create_key_value(bucket=streams.STATE.name, max_bytes=400, history=1)
             async with bus.Bus(server.url, producer="tests", name="test", owner=True) as on:
-                store = state_store.StateStore(
+                store = outputs.StateStore(
                     lambda key, value, is_leader: storage.put(
                         on.link, streams.STATE, key, value, is_leader=is_leader
                     ),
@@ -62,13 +62,13 @@ def test_unsaved_state_of_a_former_leader_is_dropped() -> None:
         leads = True
         keys: list[str] = []
 
-        async def write(key: str, _: bytes, is_leader: state_store.IsLeader) -> bool:
+        async def write(key: str, _: bytes, is_leader: outputs.IsLeader) -> bool:
             keys.append(key)
             while is_leader():
                 await asyncio.sleep(0.01)
             return False
 
-        store = state_store.StateStore(write, last="z", delay_max_s=0.05, retry_s=0.01)
+        store = outputs.StateStore(write, last="z", delay_max_s=0.05, retry_s=0.01)
         running = asyncio.create_task(store.run())
         await store.save("a", b"1", lambda: leads)
         await store.save("b", b"1", lambda: leads)

@@ -2,6 +2,6 @@
 
 `inputs` puts heartbeats, reports, restored state, leadership and the answers to probes into the
 detector's inbox; `nats_connections` adds what nats-server says about connections. `outputs`
-executes what the detector decides, and `state_store` saves state. `self_monitoring` publishes the
-tick by which others notice that health works, and notifies people without the bus.
+executes what the detector decides, and saves its state. `self_monitoring` publishes the tick by
+which others notice that health works, and notifies people without the bus.
 """

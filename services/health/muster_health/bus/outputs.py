@@ -4,27 +4,31 @@ Probes, cluster queries, remediation and alarms go to the adapters that do them.
 trip runs beside the detector: actions for one node run one after the other, in order; nodes do not
 wait for each other. An action that concerns all nodes runs after everything that was submitted
 before it: a position in the stream of events must not be saved before its consequences are
-published. State is saved before its conclusion is published, and both only while this process
-leads.
+published.
+
+State is saved before its conclusion is published, and both only while this process leads. So after
+a crash in between the same thing is published again under the same id. But a bucket that accepts
+nothing (it is full, or has lost its quorum) must not hide a failure from people: after a few
+seconds the conclusion is published all the same, the state is saved once that is possible, and
+until then a crash may repeat an alert.
 """
 
 import asyncio
 import functools
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
 from muster import leadership, vocabulary
 from muster.nats import bus, storage, streams
 from muster.service import logs
 from muster_health import metrics
-from muster_health.bus import inputs, self_monitoring, state_store
+from muster_health.bus import inputs, self_monitoring
 from muster_health.fleet import fleet_alerts
+from muster_health.kubernetes import watches
 from muster_health.model import signals
 
-if TYPE_CHECKING:
-    from muster_health.kubernetes import watches
-
+IsLeader = Callable[[], bool]
 _LeaderOnly = signals.Publish | signals.Store | signals.Remediate
 
 
@@ -42,12 +46,10 @@ class Outputs:
         *,
         prober: inputs.Prober,
         alarms: self_monitoring.AlarmSender,
-        cluster: "watches.ClusterWatcher | None",
+        cluster: watches.ClusterWatcher | None,
     ) -> None:
         self.executor = KeyedExecutor()
-        self.store = state_store.StateStore(
-            functools.partial(_save, connected), last=fleet_alerts.KEY
-        )
+        self.store = StateStore(functools.partial(_save, connected), last=fleet_alerts.KEY)
         self._bus = connected
         self._election = election
         self._put = put
@@ -73,9 +75,7 @@ class Outputs:
             case _:
                 assert_never(output)
 
-    async def publish_tick(
-        self, event: vocabulary.WatchdogTicked, is_leader: Callable[[], bool]
-    ) -> None:
+    async def publish_tick(self, event: vocabulary.WatchdogTicked, is_leader: IsLeader) -> None:
         """Publish a tick after everything submitted earlier; return when it is published."""
         published = asyncio.Event()
 
@@ -93,7 +93,7 @@ class Outputs:
             return f"NATS has not accepted an alert or verdict for {seconds:.0f} s"
         return self.store.problem or None
 
-    async def _submit(self, output: _LeaderOnly, is_leader: Callable[[], bool]) -> None:
+    async def _submit(self, output: _LeaderOnly, is_leader: IsLeader) -> None:
         """Submit an output to its node's queue, without delaying the detector."""
         action = functools.partial(self._execute_as_leader, output, is_leader)
         match output:
@@ -110,7 +110,7 @@ class Outputs:
         else:
             await self.executor.submit(node, action)
 
-    async def _execute_as_leader(self, output: _LeaderOnly, is_leader: Callable[[], bool]) -> None:
+    async def _execute_as_leader(self, output: _LeaderOnly, is_leader: IsLeader) -> None:
         match output:
             case signals.Publish():
                 if await self._bus.publish(
@@ -145,9 +145,7 @@ class Outputs:
         await self._put(no_facts)
 
 
-async def _save(
-    connected: bus.Bus, key: str, value: bytes, is_leader: state_store.IsLeader
-) -> bool:
+async def _save(connected: bus.Bus, key: str, value: bytes, is_leader: IsLeader) -> bool:
     return await storage.put(connected.link, streams.STATE, key, value, is_leader=is_leader)
 
 
@@ -255,3 +253,79 @@ def log_published(
             )
         case _:
             assert_never(event)
+
+
+Write = Callable[[str, bytes, IsLeader], Awaitable[bool]]
+"""Writes a value, retrying while the third argument returns True (it is called before every try);
+returns whether the value was written."""
+
+_DELAY_MAX_S: Final = 5.0
+_RETRY_S: Final = 2.0
+
+
+class StateStore:
+    """Saves values by key in the background (`run`). The key `last` is written after all others."""
+
+    def __init__(
+        self,
+        write: Write,
+        *,
+        last: str,
+        delay_max_s: float = _DELAY_MAX_S,
+        retry_s: float = _RETRY_S,
+    ) -> None:
+        self._write = write
+        self._last = last
+        self._delay_max_s, self._retry_s = delay_max_s, retry_s
+        self._unsaved: dict[str, tuple[bytes, IsLeader]] = {}
+        self._clock = asyncio.get_running_loop().time
+        self._unsaved_since = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why some values are not saved; empty if all are."""
+        if not self._unsaved:
+            return ""
+        seconds = self._clock() - self._unsaved_since
+        return (
+            f"NATS has not stored the state of {len(self._unsaved)} plugins for {seconds:.0f} s: "
+            "is the bucket muster_state full? A restart of health now may repeat alerts"
+        )
+
+    async def save(self, key: str, value: bytes, is_leader: IsLeader) -> None:
+        """Save a value now, or later if that takes too long; an empty value deletes the key."""
+        until: float | None = None
+
+        def may_retry() -> bool:
+            nonlocal until
+            if until is None:
+                until = self._clock() + self._delay_max_s
+            return is_leader() and self._clock() < until
+
+        if not self._unsaved and await self._write(key, value, may_retry):
+            return
+        if is_leader():
+            self._save_later(key, value, is_leader)
+
+    async def run(self) -> None:
+        """Retry the values that could not be saved in time, forever."""
+        while True:
+            await asyncio.sleep(self._retry_s)
+            if self._unsaved:
+                await self._save_all()
+
+    def _save_later(self, key: str, value: bytes, is_leader: IsLeader) -> None:
+        if not self._unsaved:
+            self._unsaved_since = self._clock()
+            logs.logger().error("state_not_saved", key=key)
+        self._unsaved[key] = value, is_leader
+
+    async def _save_all(self) -> None:
+        """Write all unsaved values; a newer value that arrives meanwhile is written too."""
+        while self._unsaved:
+            key = next((key for key in self._unsaved if key != self._last), self._last)
+            entry = self._unsaved[key]
+            await self._write(key, *entry)
+            if self._unsaved[key] is entry:
+                del self._unsaved[key]
+        logs.logger().info("state_saved", seconds=round(self._clock() - self._unsaved_since, 1))
