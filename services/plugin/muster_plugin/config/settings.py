@@ -6,7 +6,6 @@ are in the same file; the rest concerns the process, and a change of it needs a 
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import fnmatch
 import hashlib
@@ -190,8 +189,7 @@ def _replaced(
     return tuple(resource for resource in base if resource.name not in replaced) + newer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A configured entry, its key, and the number and name of its resource."""
 
     at: int

@@ -247,13 +247,6 @@ def resource_of(event: vocabulary.PluginEvent) -> str:
             return ""
 
 
-class Planned(NamedTuple):
-    """The planned units of every resource, and the current rules."""
-
-    plan: resource_plan.Plan
-    configured: tuple[config_resources.Resource, ...]
-
-
 class Planner:
     """Combines the last plan of device nodes (`devices`) with the newest scan of the GPUs."""
 
@@ -287,8 +280,13 @@ class Planner:
             return None
         return replicas.node(self.gpu_scan, self._configuration.gpus)
 
-    def plan(self, resources_max: int, *, standing: Collection[str]) -> Planned:
-        """Plan every resource; if there are too many, keep those already advertised first."""
+    def plan(
+        self, resources_max: int, *, standing: Collection[str]
+    ) -> tuple[resource_plan.Plan, tuple[config_resources.Resource, ...]]:
+        """Plan every resource, and return the current rules too.
+
+        If there are too many resources, those that are already advertised are kept first.
+        """
         plan, configured = self.devices, self._configuration.resources
         if self.gpu_scan is not None and self._configuration.gpus is not None:
             of_gpus = replicas.plan(self.gpu_scan, self._configuration.gpus)
@@ -296,6 +294,4 @@ class Planner:
             self._gpu_rules.update({offer.name: offer.rule for offer in of_gpus.resources})
             configured += tuple(self._gpu_rules.values())
             plan = resource_plan.merged(plan, of_gpus)
-        return Planned(
-            resource_plan.limited(plan, resources_max, current_names=standing), configured
-        )
+        return resource_plan.limited(plan, resources_max, current_names=standing), configured

@@ -65,6 +65,9 @@ class Registration:
     """State machine of one resource; its first tick starts to serve."""
 
     def __init__(self, timeouts: Timeouts | None = None, *, reason: Reason = Reason.START) -> None:
+        self.state = State.WAITING
+        self.generation = 0
+        """The newest generation; 0 before the first."""
         self.registrations = 0
         """How often the kubelet accepted the registration."""
         self.registered_at: float | None = None
@@ -73,8 +76,6 @@ class Registration:
         self.streams = 0
         """Open ListAndWatch streams of the current generation."""
         self._timeouts = timeouts or Timeouts()
-        self._state = State.WAITING
-        self._generation = 0
         self._deadline: float | None = -math.inf
         self._initial_reason = reason
         self._next_listed_reason: Reason | None = reason
@@ -91,19 +92,9 @@ class Registration:
         self._kubelet_started_at = -math.inf
 
     @property
-    def state(self) -> State:
-        """The current state."""
-        return self._state
-
-    @property
-    def generation(self) -> int:
-        """The newest generation; 0 before the first."""
-        return self._generation
-
-    @property
     def is_listed(self) -> bool:
         """Whether the kubelet lists this resource, as far as the plugin can know."""
-        return self._state is State.LISTED
+        return self.state is State.LISTED
 
     @property
     def is_blocked(self) -> bool:
@@ -112,13 +103,13 @@ class Registration:
 
     def problem(self, now: float) -> str:
         """Say why the kubelet does not list the resource; empty if it does."""
-        if self._state is State.LISTED:
+        if self.state is State.LISTED:
             return ""
-        return self._problem.describe(now, then=model.NEXT_STEP[self._state])
+        return self._problem.describe(now, then=model.NEXT_STEP[self.state])
 
     def is_waiting_for_kubelet(self, now: float) -> bool:
         """Return whether the resource only waits for an unreachable or a restarted kubelet."""
-        if self._state is State.LISTED:
+        if self.state is State.LISTED:
             return False
         if self._problem.persists:
             return self._is_kubelet_unreachable
@@ -136,7 +127,7 @@ class Registration:
         """Perform the transitions that are due."""
         if self._deadline is None or now < self._deadline:
             return []
-        match self._state:
+        match self.state:
             case State.WAITING:
                 return self._serve()
             case State.REFUSED:
@@ -150,15 +141,15 @@ class Registration:
                     Reason.STREAM_CLOSED, "stream closed by the kubelet", now
                 )
             case State.STARTING | State.REGISTERING | State.LISTED | State.STOPPING:
-                raise AssertionError(f"{self._state} has no deadline")
+                raise AssertionError(f"{self.state} has no deadline")
             case _:
-                assert_never(self._state)
+                assert_never(self.state)
 
     def receive(self, event: model.Signal, now: float) -> list[model.Action]:
         """Handle one signal; signals of an older generation change nothing."""
         if isinstance(event, model.KubeletSocketSeen):
             return self._on_kubelet_socket(event.kubelet, now)
-        if event.generation != self._generation:
+        if event.generation != self.generation:
             return []
         if isinstance(event, model.ProbePassed | model.ProbeFailed):
             return self._on_probe(event, now)
@@ -174,18 +165,18 @@ class Registration:
     def _on_server_signal(self, event: model.FromServer, now: float) -> list[model.Action]:
         match event:
             case model.Served():
-                return self._register() if self._state is State.STARTING else []
+                return self._register() if self.state is State.STARTING else []
             case model.ServeFailed(text=text):
-                if self._state is State.STARTING:
+                if self.state is State.STARTING:
                     self._set_lasting_problem("cannot serve", text, now)
                     self._losses += 1
                     self._wait_until(now + self._timeouts.retry.delay_s(self._losses))
             case model.ServedElsewhere(owner=owner):
-                if self._state is State.STARTING:
+                if self.state is State.STARTING:
                     self._set_lasting_problem("another plugin on this node serves it", owner, now)
                     self._wait_until(now + self._timeouts.served_elsewhere_s)
             case model.Stopped():
-                if self._state is State.STOPPING:
+                if self.state is State.STOPPING:
                     self._wait_until(now + self._timeouts.retry.delay_s(self._losses - 1))
             case model.OwnSocketLost():
                 return self._end_generation(Reason.OWN_SOCKET_LOST, "own socket lost", now)
@@ -198,15 +189,15 @@ class Registration:
     def _on_kubelet_signal(self, event: model.FromKubelet, now: float) -> list[model.Action]:
         match event:
             case model.Registered(kubelet=kubelet):
-                return self._on_registered(kubelet, now) if self._state is State.REGISTERING else []
+                return self._on_registered(kubelet, now) if self.state is State.REGISTERING else []
             case model.RegisterFailed():
-                return self._on_refused(event, now) if self._state is State.REGISTERING else []
+                return self._on_refused(event, now) if self.state is State.REGISTERING else []
             case model.StreamOpened():
                 return self._on_stream_opened(now)
             case model.StreamClosed():
                 self.streams = max(0, self.streams - 1)
-                if self._state is State.LISTED:
-                    self._state = State.STREAM_CLOSED
+                if self.state is State.LISTED:
+                    self.state = State.STREAM_CLOSED
                     self._deadline = now + self._timeouts.stream_after_close_s
                     self._problem = model.Problem("stream closed", now)
             case _:
@@ -214,15 +205,15 @@ class Registration:
         return []
 
     def _on_stream_opened(self, now: float) -> list[model.Action]:
-        if self._state in {State.WAITING, State.STOPPING}:
+        if self.state in {State.WAITING, State.STOPPING}:
             return []
         self.streams += 1
-        if self._state is State.REFUSED:
+        if self.state is State.REFUSED:
             # the kubelet accepted the registration; only its answer got lost
             return self._on_registered(self._current_kubelet, now)
         return (
             self._on_listed(now)
-            if self._state in {State.AWAITING_STREAM, State.STREAM_CLOSED}
+            if self.state in {State.AWAITING_STREAM, State.STREAM_CLOSED}
             else []
         )
 
@@ -238,17 +229,17 @@ class Registration:
     def _on_kubelet_socket(self, kubelet: str, now: float) -> list[model.Action]:
         is_new = kubelet not in {"", self._current_kubelet}
         self._current_kubelet = kubelet
-        if not is_new or (self._state in model.REGISTERED and kubelet == self.kubelet):
+        if not is_new or (self.state in model.REGISTERED and kubelet == self.kubelet):
             return []
         self._losses = self._refusals = 0
         self._kubelet_started_at = now
-        if self._state in model.REGISTERED:
+        if self.state in model.REGISTERED:
             return self._end_generation(
                 Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now
             )
         self._attribute_to_kubelet(kubelet)
         self._kubelet_while_registering = kubelet
-        if self._state in {State.WAITING, State.REFUSED}:
+        if self.state in {State.WAITING, State.REFUSED}:
             self._deadline = now
         return []
 
@@ -264,7 +255,7 @@ class Registration:
             )
         if self.streams:
             return self._on_listed(now)
-        self._state = State.AWAITING_STREAM
+        self.state = State.AWAITING_STREAM
         self._deadline = now + self._timeouts.stream_after_register_s
         return []
 
@@ -273,7 +264,7 @@ class Registration:
             return self._on_registered(self._current_kubelet, now)
         self._refusals += 1
         wait_s = self._timeouts.retry.delay_s(self._refusals)
-        self._state = State.REFUSED
+        self.state = State.REFUSED
         self._deadline = now + (self._timeouts.permanent_refusal_s if event.permanent else wait_s)
         self._set_lasting_problem(
             "kubelet refuses registration", event.text, now, unreachable=event.unreachable
@@ -282,46 +273,46 @@ class Registration:
         if self._refusals < self._timeouts.refusals_max:
             return lost
         self._losses += 1
-        self._state, self._deadline = State.STOPPING, None
-        return [*lost, model.Stop(self._generation)]
+        self.state, self._deadline = State.STOPPING, None
+        return [*lost, model.Stop(self.generation)]
 
     # Transitions
 
     def _wait_until(self, until: float) -> None:
-        self._state, self._deadline = State.WAITING, until
+        self.state, self._deadline = State.WAITING, until
 
     def _serve(self) -> list[model.Action]:
-        self._generation += 1
-        self._state, self._deadline = State.STARTING, None
+        self.generation += 1
+        self.state, self._deadline = State.STARTING, None
         self.streams = self._refusals = self._probe_failures = 0
-        return [model.Serve(self._generation)]
+        return [model.Serve(self.generation)]
 
     def _register(self) -> list[model.Action]:
-        self._state, self._deadline = State.REGISTERING, None
+        self.state, self._deadline = State.REGISTERING, None
         self._kubelet_while_registering = ""
-        return [model.Register(self._generation)]
+        return [model.Register(self.generation)]
 
     def _on_listed(self, now: float) -> list[model.Action]:
-        self._state, self._deadline = State.LISTED, None
+        self.state, self._deadline = State.LISTED, None
         self._listed_at = now
         self._problem = model.NO_PROBLEM
         self._is_loss_reported = False
         reason, self._next_listed_reason = self._next_listed_reason, None
         if reason is None:
             return []
-        return [model.Listed(self._generation, reason, self.registrations)]
+        return [model.Listed(self.generation, reason, self.registrations)]
 
     def _end_generation(self, reason: Reason, text: str, now: float) -> list[model.Action]:
-        if self._state not in model.WITH_SERVER:
+        if self.state not in model.WITH_SERVER:
             return []
-        if self._state is not State.STREAM_CLOSED:
+        if self.state is not State.STREAM_CLOSED:
             # the closed stream is the problem already, and began earlier
             self._problem = model.Problem(text, now)
         self._losses = 1 if now - self._listed_at >= self._timeouts.stable_s else self._losses + 1
         self._listed_at = math.inf
-        self._state, self._deadline = State.STOPPING, None
+        self.state, self._deadline = State.STOPPING, None
         self.streams = 0
-        return [*self._report_loss(reason, text), model.Stop(self._generation)]
+        return [*self._report_loss(reason, text), model.Stop(self.generation)]
 
     def _report_loss(self, reason: Reason, text: str) -> list[model.Action]:
         """Report the loss of a resource, once until it is listed again.
