@@ -117,7 +117,7 @@ class Inventory:
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
-        deadlines = (resource.next_deadline() for resource in self._resources.values())
+        deadlines = (resource.lifecycle.next_deadline() for resource in self._resources.values())
         return min((at for at in deadlines if at is not None), default=None)
 
     def apply_fault(self, fault: gpu.FaultChange) -> list[vocabulary.PluginEvent]:
@@ -176,7 +176,7 @@ class Inventory:
     def units_to_check(self, resource: str) -> tuple[advertised.Unit, ...]:
         """Return one unit of each physical device of a resource that is present."""
         advertised = self._resources.get(resource)
-        return advertised.units_to_check() if advertised else ()
+        return advertised.lifecycle.units_to_check() if advertised else ()
 
     def count(self, resource: str) -> Counter[vocabulary.Health]:
         """Count the devices of a resource by health."""
@@ -195,8 +195,8 @@ class Inventory:
     def shortage(self, resource: str) -> str:
         """Say in words that there are fewer devices than expected; empty otherwise."""
         advertised = self._resources.get(resource)
-        if advertised is None or advertised.shortage:
-            return advertised.shortage if advertised else ""
+        if advertised is None or advertised.lifecycle.problem:
+            return advertised.lifecycle.problem if advertised else ""
         scan = self.gpu_context.scan
         if advertised.rule.groups or scan.driver is gpu.Driver.READY or not scan.on_bus:
             return ""

@@ -76,7 +76,7 @@ class ResourceDevices:
         self.name = name
         self.rule = rule
         self.simulated = False
-        self._lifecycle = device_lifecycle.DeviceLifecycle(name, device_lifecycle.policy(rule))
+        self.lifecycle = device_lifecycle.DeviceLifecycle(name, device_lifecycle.policy(rule))
         self._faults = faults
         self._pods: Mapping[str, str] = _NO_PODS
         self._units: tuple[advertised.Unit, ...] | None = None
@@ -89,39 +89,35 @@ class ResourceDevices:
     def set_rule(self, rule: resources.Resource) -> None:
         """Apply another rule from now on."""
         self.rule = rule
-        self._lifecycle.policy = device_lifecycle.policy(rule)
+        self.lifecycle.policy = device_lifecycle.policy(rule)
 
     def receive(
         self, event: device_lifecycle.Signal, now: float
     ) -> Sequence[device_lifecycle.Fact]:
         """Handle one signal about its units."""
-        facts = self._lifecycle.receive(event, now)
+        facts = self.lifecycle.receive(event, now)
         self._clear_cache()
         return facts
 
     def tick(self, now: float) -> Sequence[device_lifecycle.Fact]:
         """Remove units that have been missing for long enough."""
-        facts = self._lifecycle.tick(now)
+        facts = self.lifecycle.tick(now)
         if facts:
             self._clear_cache()
         return facts
 
     def remove_all(self) -> Sequence[device_lifecycle.Fact]:
         """Remove all units, because the resource is no longer configured."""
-        facts = self._lifecycle.remove_all()
+        facts = self.lifecycle.remove_all()
         self._clear_cache()
         return facts
-
-    def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
-        return self._lifecycle.next_deadline()
 
     def record_pods(
         self, pods: Mapping[str, str] | None, now: float
     ) -> Sequence[device_lifecycle.Fact]:
         """Record which pod holds which device, by id; None if that is unknown."""
         self._pods, self._pods_by_device = pods or _NO_PODS, None
-        facts = self._lifecycle.receive(
+        facts = self.lifecycle.receive(
             device_lifecycle.AllocationsChanged(None if pods is None else frozenset(pods)), now
         )
         if facts:
@@ -139,12 +135,12 @@ class ResourceDevices:
     def offered(self) -> tuple[advertised.Unit, ...]:
         """Return every unit, by id."""
         if self._units is None:
-            self._units = self._lifecycle.offered()
+            self._units = self.lifecycle.offered()
         return self._units
 
     def unit(self, device_id: str) -> advertised.Unit | None:
         """Return the unit of an id, or None if it is not advertised."""
-        return self._lifecycle.unit(device_id)
+        return self.lifecycle.unit(device_id)
 
     def has(self, uuid: str) -> bool:
         """Return whether any unit of a GPU or MIG device is advertised."""
@@ -173,10 +169,6 @@ class ResourceDevices:
             for unit in self._by_gpu().get(part.gpu, ())
             if unit.gpu is not None and part.covers(unit.gpu.part)
         }
-
-    def units_to_check(self) -> tuple[advertised.Unit, ...]:
-        """Return one unit of each physical device that is present."""
-        return self._lifecycle.units_to_check()
 
     def count(self) -> Counter[vocabulary.Health]:
         """Count the devices by health."""
@@ -207,11 +199,6 @@ class ResourceDevices:
                     self._pods_by_device.setdefault(key, set()).add(pod)
         return tuple(sorted(self._pods_by_device.get(name, ())))
 
-    @property
-    def shortage(self) -> str:
-        """Say in words that there are too few devices; empty if there are enough."""
-        return self._lifecycle.problem
-
     def _clear_cache(self) -> None:
         self._units = self._devices = self._of_gpus = self._physical = self._pods_by_device = None
         self._advertised.clear()
@@ -226,7 +213,7 @@ class ResourceDevices:
 
     def _advertise(self, unit: advertised.Unit) -> vocabulary.Device:
         """Return a device with the faults of its GPU, and cache it."""
-        device = self._with_faults(unit, self._lifecycle.device(unit.id))
+        device = self._with_faults(unit, self.lifecycle.device(unit.id))
         self._advertised[unit.id] = device
         return device
 
