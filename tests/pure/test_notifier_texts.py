@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
 from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import chat, kubernetes_api, message, pagerduty, results, webhook
+from muster_notifier.receivers import chat, kubernetes_api, message, results, webhook
 from muster_notifier.receivers import email as receivers_email
 from muster_notifier.routing import notifications
 
@@ -86,7 +86,7 @@ def test_every_receiver_gets_a_body_that_it_accepts(
     assert "<!" not in str(slack["text"])
     card = chat.teams_card(notification, words)
     assert len(card) <= chat.TEAMS_BYTES_MAX
-    event = msgspec.json.decode(pagerduty.event(notification, words, routing_key="k"))
+    event = msgspec.json.decode(webhook.encode_pagerduty(notification, words, routing_key="k"))
     assert len(event["dedup_key"]) <= 255
     is_known = notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED
     assert (event["event_action"] == "acknowledge") == is_known
@@ -152,7 +152,7 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
     for body in (
         webhook.encode_body(kept, words, format_=receiver_settings.Format.CLOUDEVENTS),
         webhook.encode_body(kept, words, format_=receiver_settings.Format.ALERTMANAGER),
-        pagerduty.event(kept, words, routing_key="k"),
+        webhook.encode_pagerduty(kept, words, routing_key="k"),
         chat.teams_card(kept, words),
         msgspec.json.encode(chat.slack_content(kept, words)),
     ):

@@ -15,7 +15,6 @@ from muster_notifier.receivers import (
     kubernetes_api,
     local,
     message,
-    pagerduty,
     results,
     webhook,
 )
@@ -108,7 +107,7 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
         case receiver_settings.Receiver(pagerduty=receiver_settings.PagerDuty() as way):
             where = endpoint.Endpoint(way.url, timeout_s=way.timeout_s, reach=way.reach)
             key = reader.read(way.routing_key_from)
-            encode = functools.partial(pagerduty.event, routing_key=key)
+            encode = functools.partial(webhook.encode_pagerduty, routing_key=key)
             return endpoint.JsonReceiver(where, templates, encode).send, _PAGERDUTY_PER_S
         case receiver_settings.Receiver(email=receiver_settings.Email() as way):
             password = reader.read(way.password_from) if way.password_from else ""
@@ -118,7 +117,7 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
             return workflow.send, _TEAMS_PER_S
         case receiver_settings.Receiver(alertmanager=receiver_settings.Alertmanager() as way):
             bearer = reader.read(way.bearer_from) if way.bearer_from else ""
-            push = webhook.Push(
+            push = webhook.AlertmanagerPush(
                 _endpoint(way, reader), bearer=bearer, lifetime=_alert_lifetime(settings)
             )
             return push.send, _UNLIMITED_PER_S

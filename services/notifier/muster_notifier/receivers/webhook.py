@@ -1,14 +1,18 @@
-"""Adapter: webhooks, one POST for each notification, and the API of an Alertmanager.
+"""Adapter: programs that get alerts as JSON: webhooks, the API of an Alertmanager, PagerDuty.
 
-A webhook's body is a CloudEvent, or version 4 of Alertmanager's webhook. It stays below
-`BODY_BYTES_MAX`; what was left out is counted. Signatures follow Standard Webhooks 1.0.0:
-HMAC-SHA256 over id, time and body. Two secrets are active while one replaces the other: both
-signatures are sent, and the receiver accepts either.
+A webhook gets one POST for each notification. Its body is a CloudEvent, or version 4 of
+Alertmanager's webhook. It stays below `BODY_BYTES_MAX`; what was left out is counted. Signatures
+follow Standard Webhooks 1.0.0: HMAC-SHA256 over id, time and body. Two secrets are active while one
+replaces the other: both signatures are sent, and the receiver accepts either.
 
 Alerts are pushed to an Alertmanager's API v2 for people who already run one. It resolves an alert
 `resolve_timeout` (five minutes) after it was last pushed, unless the alert says when it ends. So
 the end of an alert that fires lies in the future, later than the next reminder
 (api/v2/openapi.yaml, postableAlerts).
+
+PagerDuty (Events API v2) gets one incident per group. Triggers with one `dedup_key` are one
+incident, so a repeat does no harm. What was silenced is acknowledged: PagerDuty escalates it no
+further.
 """
 
 import base64
@@ -66,7 +70,7 @@ class _CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: _Data
 
 
-class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class AlertmanagerAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One alert in Alertmanager's format (notify/webhook, template.Alert)."""
 
     status: str
@@ -90,7 +94,7 @@ class _Version4(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     common_labels: dict[str, str]
     common_annotations: dict[str, str]
     external_url: str = msgspec.field(name="externalURL", default="")
-    alerts: list[Alert]
+    alerts: list[AlertmanagerAlert]
 
 
 def encode_body(
@@ -119,7 +123,9 @@ def encode_fitting(encode: Callable[[int], bytes], count: int, bytes_max: int) -
         count //= 2
 
 
-def alert_of(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> Alert:
+def alert_of(
+    notification: notifications.Notification, alert: vocabulary.AlertChanged
+) -> AlertmanagerAlert:
     """Return one alert in Alertmanager's format."""
     annotations = {
         "summary": alert.summary,
@@ -131,7 +137,7 @@ def alert_of(notification: notifications.Notification, alert: vocabulary.AlertCh
         "runbook_url": alert.runbook,
         "advice": alert.advice,
     }
-    return Alert(
+    return AlertmanagerAlert(
         status=str(alert.state),
         labels=routes.labels_of(alert),
         annotations={name: message.line(text, 2048) for name, text in annotations.items() if text},
@@ -291,7 +297,7 @@ def encode_alerts(notification: notifications.Notification, *, lifetime: timedel
     return msgspec.json.encode(postable)
 
 
-class Push:
+class AlertmanagerPush:
     """Pushes to one Alertmanager, by its base address."""
 
     def __init__(self, to: endpoint.Endpoint, *, bearer: str, lifetime: timedelta) -> None:
@@ -305,3 +311,71 @@ class Push:
         """Push the alerts of a group."""
         body = encode_alerts(notification, lifetime=self._lifetime)
         return await self._endpoint.post_json(body, below="/api/v2/alerts", headers=self._headers)
+
+
+PAGERDUTY_BYTES_MAX: Final = 500 * 1000
+"""PagerDuty accepts 512 KB."""
+
+_SUMMARY_MAX: Final = 1024
+_KEY_MAX: Final = 255
+
+Json = dict[str, object]
+
+
+def encode_pagerduty(
+    notification: notifications.Notification, text: message.Message, *, routing_key: str
+) -> bytes:
+    """Return the body of a trigger, an acknowledge or a resolve, with as many alerts as fit."""
+    alerts = (*notification.firing, *notification.notified_resolved)
+
+    def encode(count: int) -> bytes:
+        shown = alerts[:count]
+        details: Json = {
+            "text": message.cut(text.text, 10_000),
+            "group": notification.labels,
+            "alerts": [msgspec.to_builtins(alert_of(notification, alert)) for alert in shown],
+            "truncated_alerts": notification.notified_total - len(shown),
+        }
+        return msgspec.json.encode(_pagerduty_event(notification, text, routing_key, details))
+
+    return encode_fitting(encode, len(alerts), PAGERDUTY_BYTES_MAX)
+
+
+def dedup_key(group: str) -> str:
+    """Return a group's `dedup_key`."""
+    return group if len(group) <= _KEY_MAX else notifications.token(group)
+
+
+def _pagerduty_event(
+    notification: notifications.Notification,
+    text: message.Message,
+    routing_key: str,
+    details: Json,
+) -> Json:
+    action = "trigger" if notification.firing_ids else "resolve"
+    if notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED:
+        action = "acknowledge"
+    body: Json = {
+        "routing_key": routing_key,
+        "event_action": action,
+        "dedup_key": dedup_key(notification.group),
+    }
+    if action != "trigger":
+        return body
+    order = tuple(vocabulary.Severity)
+    severity = min((alert.severity for alert in notification.firing), key=order.index)
+    first = notification.firing[0]
+    links = [{"href": link, "text": "what to do"} for link in message.runbooks(notification)]
+    return body | {
+        "payload": {
+            "summary": message.cut(text.title, _SUMMARY_MAX),
+            "source": message.node_name(first.node),
+            "severity": str(severity),
+            "timestamp": first.starts_at.isoformat(),
+            "component": first.plugin,
+            "class": str(first.kind),
+            "custom_details": details,
+        },
+        "links": [link for link in links if link["href"].startswith("https://")],
+        "client": "muster",
+    }
