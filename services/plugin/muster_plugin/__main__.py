@@ -1,4 +1,4 @@
-"""Adapter: the process, from its settings to its end.
+"""Adapter: the process, from its settings to its end; reloads the settings while it runs.
 
 Sockets and registration come first, because they make devices usable. The bus and the HTTP probes
 are imported and connected afterwards; the bus may stay unreachable for ever.
@@ -7,23 +7,25 @@ are imported and connected afterwards; the bus may stay unreachable for ever.
 from muster_plugin import lean  # isort: skip  # before everything else
 
 import asyncio
+import contextlib
 import functools
 import os
 import resource
+import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from muster import machine, vocabulary
+from muster import blocking, machine, vocabulary
 from muster.service import entry, logs, runtime
 from muster_plugin import node as node_wiring
-from muster_plugin import reload
-from muster_plugin.config import settings as config_settings
+from muster_plugin.config import settings
+from muster_plugin.discovery import inotify
 from muster_plugin.gpu import evaluation, health_state
 from muster_plugin.kubelet import socket_directory
 
@@ -33,6 +35,10 @@ _RETRY_S: Final = 0.05
 _FILES_OF_PROCESS: Final = 128
 _FILES_PER_RESOURCE: Final = 8
 """Lock, socket and stream are 3; a probe and a registration need more for a moment."""
+_READ_TIMEOUT_S: Final = 5.0
+_READ_PERIOD_S: Final = 60.0
+_SETTLE_S: Final = 0.05
+_Stamp: TypeAlias = tuple[int, ...]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -42,20 +48,18 @@ def main() -> int:
     """Run the plugin; return the exit code."""
     formats = {
         form.value: functools.partial(_foreign, form)
-        for form in config_settings.Format
-        if form is not config_settings.Format.MUSTER
+        for form in settings.Format
+        if form is not settings.Format.MUSTER
     }
-    return entry.run("plugin", config_settings.Settings, serve, formats=formats, resolve=_resolved)
+    return entry.run("plugin", settings.Settings, serve, formats=formats, resolve=_resolved)
 
 
-async def serve(
-    chosen: config_settings.Settings, source: entry.Source[config_settings.Settings]
-) -> None:
+async def serve(chosen: settings.Settings, source: entry.Source[settings.Settings]) -> None:
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
     node = _node(chosen)
     tasks = [*node.tasks(lambda: _acquire_resources(chosen, node)), _report(chosen, node)]
     if source.file:
-        tasks.append(reload.Reloader(chosen, source.file, source.read, node).run())
+        tasks.append(Reloader(chosen, source.file, source.read, node).run())
     try:
         # SIGTERM may come while it waits for another plugin to end
         await runtime.run(*tasks, stop=node.stopping)
@@ -63,7 +67,7 @@ async def serve(
         await node.close()
 
 
-async def _report(chosen: config_settings.Settings, node: node_wiring.Node) -> None:
+async def _report(chosen: settings.Settings, node: node_wiring.Node) -> None:
     """Report to the bus as soon as the resources are registered."""
     await node.resource_plugins.wait_for_first_answers()
     lean.import_bus()
@@ -72,7 +76,7 @@ async def _report(chosen: config_settings.Settings, node: node_wiring.Node) -> N
     await bus_reporter.BusReporter(chosen, node).run()
 
 
-def _resolved(chosen: config_settings.Settings) -> object:
+def _resolved(chosen: settings.Settings) -> object:
     """Return the settings as they apply to this node. Raises CannotStart as `serve` does."""
     name, configuration = _for_this_node(chosen)
     if configuration.gpus is not None:
@@ -87,8 +91,8 @@ def _resolved(chosen: config_settings.Settings) -> object:
 
 
 def _for_this_node(
-    chosen: config_settings.Settings,
-) -> tuple[str, config_settings.NodeConfiguration]:
+    chosen: settings.Settings,
+) -> tuple[str, settings.NodeConfiguration]:
     """Return the node's name and configuration. Raises CannotStart if nothing can be served."""
     name = _node_name(chosen.node)
     _check(chosen)
@@ -98,7 +102,7 @@ def _for_this_node(
         raise entry.CannotStart(f"resources: {error}") from None
 
 
-def _node(chosen: config_settings.Settings) -> node_wiring.Node:
+def _node(chosen: settings.Settings) -> node_wiring.Node:
     """Create the node, whose devices are not scanned yet. Raises CannotStart."""
     name, configuration = _for_this_node(chosen)
     logs.configure("plugin", level=chosen.log.level, node=name)
@@ -117,7 +121,7 @@ def _node(chosen: config_settings.Settings) -> node_wiring.Node:
     return node
 
 
-async def _acquire_resources(chosen: config_settings.Settings, node: node_wiring.Node) -> None:
+async def _acquire_resources(chosen: settings.Settings, node: node_wiring.Node) -> None:
     """Lock the node's resources as soon as no other plugin serves them.
 
     Raises CannotStart if that takes longer than `handover_s`. The kubelet would keep the newer
@@ -153,7 +157,7 @@ def _new_runner() -> machine.MachineRunner[In, Out]:
 
 
 def _gpus(
-    chosen: config_settings.Settings, configuration: config_settings.NodeConfiguration, node: str
+    chosen: settings.Settings, configuration: settings.NodeConfiguration, node: str
 ) -> evaluation.GpuEvaluator | None:
     """Return the source of the node's GPUs with their health rules; None without GPUs."""
     if configuration.gpus is None:
@@ -173,7 +177,7 @@ def _gpus(
     )
 
 
-def _foreign(peer: config_settings.Format, text: bytes, source: str) -> dict[str, object]:
+def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, object]:
     """Return the settings tree of another plugin's file. Raises BadSettings."""
     from muster_plugin.config import files  # noqa: PLC0415  # see `lean`
 
@@ -197,11 +201,9 @@ def _node_name(configured: str) -> str:
         ) from None
 
 
-def _check(chosen: config_settings.Settings) -> None:
+def _check(chosen: settings.Settings) -> None:
     """Check early what would otherwise end the process after registration. Raises CannotStart."""
-    problem = socket_directory.problem(
-        Path(chosen.kubelet.directory) / config_settings.SOCKET_DIRECTORY
-    )
+    problem = socket_directory.problem(Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY)
     if problem:
         raise entry.CannotStart(f"kubelet.directory: {problem}")
     script = chosen.simulated_gpus and chosen.simulated_gpus.faults
@@ -238,8 +240,113 @@ def _other_owner(
             return f"{name} ({owner})"
     # an older plugin may use no locks
     return next(
-        iter(socket_directory.served_sockets(folders, {*map(config_settings.slug, resources)})), ""
+        iter(socket_directory.served_sockets(folders, {*map(settings.slug, resources)})), ""
     )
+
+
+class Reloader:
+    """Applies changed settings to the node; `read` reads `file`, and raises ValueError."""
+
+    def __init__(
+        self,
+        chosen: settings.Settings,
+        file: Path,
+        read: Callable[[], settings.Settings],
+        node: node_wiring.Node,
+    ) -> None:
+        self._chosen = chosen
+        self._file = file
+        self._read = read
+        self._node = node
+        self._active = chosen
+        self._read_requested = asyncio.Event()
+        self._files = blocking.Serial()
+        self._policy: Path | None = None
+        self._stamps: tuple[_Stamp | None, ...] = ()
+        """Stamps of the files when they were last read; () forces a read."""
+
+    async def run(self) -> None:
+        """Read the settings when their file changes or at SIGHUP; apply those that are valid."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
+        try:
+            # the first read repeats the one of the start
+            await self._node.resource_plugins.wait_for_first_answers()
+            change_times = inotify.scan_times(
+                lambda: _watched_directories(self._file),
+                period_s=_READ_PERIOD_S,
+                mask=inotify.CONTENT_EVENTS,
+                settle_s=_SETTLE_S,
+                changed=self._read_requested,
+            )
+            async with contextlib.aclosing(change_times):
+                async for _ in change_times:
+                    if await self._may_have_changed():
+                        await self._reread()
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+    def _on_sighup(self) -> None:
+        self._stamps = ()
+        self._read_requested.set()
+
+    async def _may_have_changed(self) -> bool:
+        """Return whether a file may differ from when it was read; its neighbours may change."""
+        files = [self._file, *([self._policy] if self._policy else [])]
+        before, self._stamps = self._stamps, ()
+        with contextlib.suppress(TimeoutError):
+            self._stamps = await self._files.run(
+                lambda: tuple(map(_stamp, files)), timeout_s=_READ_TIMEOUT_S
+            )
+        return not before or before != self._stamps
+
+    async def _reread(self) -> None:
+        try:
+            new = await self._files.run(self._read, timeout_s=_READ_TIMEOUT_S)
+            configuration = new.at(self._node.name)
+            await self._reload_gpu_policy(configuration)
+        except (ValueError, TimeoutError) as error:
+            problems = tuple(str(error).splitlines()) or (f"{self._file}: read timed out",)
+            active_hash = self._active.hash_for(self._node.name)
+            self._node.event_log.configuration_rejected(problems, active_hash=active_hash)
+            self._node.heartbeat_due.set()
+            # it may name another file, which is not watched
+            self._stamps = ()
+            return
+        policy = configuration.gpus.health.policy if configuration.gpus else ""
+        self._policy = Path(policy) if policy else None
+        config_hash = new.hash_for(self._node.name)
+        if new == self._active:
+            self._node.event_log.configuration_restored(config_hash)
+            return
+        restart = new.restart_needed_for(self._chosen)
+        if configuration.gpus is not None and not self._node.watches_gpus:
+            restart = (*restart, "gpus")
+        self._active = new
+        await self._node.configure(configuration, config_hash=config_hash, restart=restart)
+
+    async def _reload_gpu_policy(self, configuration: settings.NodeConfiguration) -> None:
+        """Apply the GPU health rules of the files. Raises ValueError or TimeoutError."""
+        if configuration.gpus is not None and self._node.watches_gpus:
+            health = configuration.gpus.health
+            policy = await self._files.run(
+                lambda: evaluation.load_policy(health), timeout_s=_READ_TIMEOUT_S
+            )
+            self._node.set_gpu_policy(policy, health)
+
+
+def _stamp(file: Path) -> _Stamp | None:
+    """Return a stamp that changes when a file is written or replaced; None if it is gone."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _watched_directories(file: Path) -> set[Path]:
+    """Return the directories to watch; a mounted ConfigMap changes by a link beside the file."""
+    return {file.parent, Path(os.path.realpath(file)).parent}
 
 
 if __name__ == "__main__":
