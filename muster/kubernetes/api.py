@@ -29,6 +29,7 @@ UNREADABLE: Final = codec.UNREADABLE
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
+STRATEGIC: Final = "application/strategic-merge-patch+json"
 PASSING: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 
 _BACKOFF: Final = pacing.Backoff(first_s=0.1)

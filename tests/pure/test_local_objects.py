@@ -75,7 +75,8 @@ NODES = objects.Selection(place=at(resources.NODES))
 
 
 def test_a_new_object_gets_its_server_side_fields() -> None:
-    assert add(new_store(), NODE, status={"phase": "x"}) == {
+    # nobody owns the status of a new object
+    assert add(new_store(), NODE, spec={"taints": []}, status={"phase": "x"}) == {
         "kind": "Node",
         "apiVersion": "v1",
         "metadata": {
@@ -90,10 +91,11 @@ def test_a_new_object_gets_its_server_side_fields() -> None:
                     "apiVersion": "v1",
                     "time": AT,
                     "fieldsType": "FieldsV1",
-                    "fieldsV1": {"f:status": {"f:phase": {}}},
+                    "fieldsV1": {"f:spec": {"f:taints": {}}},
                 }
             ],
         },
+        "spec": {"taints": []},
         "status": {"phase": "x"},
     }
 
@@ -121,8 +123,10 @@ def test_a_write_with_an_old_version_is_a_conflict() -> None:
         store.update(old, write(NODE))
     with refused(409, "the object has been modified"):
         change(store, NODE, metadata={"resourceVersion": "105"})
-    with refused(409, "UID in precondition"):
+    with refused(422, 'metadata.uid: Invalid value: "other": field is immutable'):
         change(store, NODE, metadata={"uid": "other"})
+    with refused(409, "UID in precondition"):
+        store.update({"metadata": {"uid": "other"}}, write(NODE))
 
 
 def test_a_name_can_be_taken_once() -> None:

@@ -45,7 +45,7 @@ def applied(live: trees.Tree, wanted: trees.Tree, writer: Writer, *, force: bool
     Fields that the writer applied before and does not name any more are removed, unless somebody
     else owns them too. Raises 409 Conflict naming the other managers, unless forced.
     """
-    entries = read(live)
+    entries = _entries_before(live, writer, at="")
     named = leaves(wanted)
     now = leaves(live)
     changed = frozenset(path for path, value in named.items() if not _alike(now, path, value))
@@ -54,10 +54,10 @@ def applied(live: trees.Tree, wanted: trees.Tree, writer: Writer, *, force: bool
         _refuse_conflicts(contested, live)
     others = _union(entry.fields for entry in entries if entry.writer != writer)
     before = _union(entry.fields for entry in entries if entry.writer == writer)
-    left = live
-    for path in sorted(before - named.keys() - others, key=_removal_order):
-        left = _without(left, path)
-    return trees.strategic(left, wanted)
+    merged = trees.strategic(live, wanted)
+    if not before:
+        return merged
+    return _pruned(merged, before=_members(before), managed=_members(others | named.keys()))
 
 
 def recorded(
@@ -67,11 +67,16 @@ def recorded(
 
     An update owns what it changed; an apply owns what it `named`. Nobody owns what is gone. A
     writer's time is when it last changed something, be it only a value of what it owned already
-    (apimachinery util/managedfields/internal/managedfieldsupdater.go, 1.36).
+    (apimachinery util/managedfields/internal/managedfieldsupdater.go, 1.36). An object without
+    owners gets its first with an apply (internal/skipnonapplied.go).
     """
     before, after = leaves(old), leaves(new)
-    changed = frozenset(path for path, value in after.items() if not _alike(before, path, value))
-    entries = read(old)
+    changed = _of_writer(
+        writer, (path for path, value in after.items() if not _alike(before, path, value))
+    )
+    entries = _entries_before(old, writer, at=at)
+    if old and not entries and not writer.applies:
+        return _with_entries(new, [])
     if all(entry.writer != writer for entry in entries):
         entries.append(Entry(writer=writer, fields=frozenset(), time=at))
     kept = []
@@ -86,6 +91,22 @@ def recorded(
             time = at if wrote else entry.time
             kept.append(dataclasses.replace(entry, fields=fields, time=time))
     return _with_entries(new, kept)
+
+
+def _entries_before(old: trees.Tree, writer: Writer, *, at: str) -> list[Entry]:
+    """Return the owners of an object; an apply finds one where nobody is known."""
+    entries = read(old)
+    if entries or not writer.applies:
+        return entries
+    unknown = dataclasses.replace(writer, manager="before-first-apply", applies=False)
+    fields = _of_writer(unknown, leaves(old))
+    return [Entry(writer=unknown, fields=fields, time=at)] if fields else []
+
+
+def _of_writer(writer: Writer, fields: Iterable[Path]) -> Fields:
+    """Return what a writer can own: the main resource no status, a subresource no spec."""
+    others = "f:spec" if writer.subresource else "f:status"
+    return frozenset(path for path in fields if path[0] != others)
 
 
 def read(tree: trees.Tree) -> list[Entry]:
@@ -181,38 +202,86 @@ def _dotted(path: Path) -> str:
     return written
 
 
-def _removal_order(path: Path) -> tuple[int, bool]:
-    """Return a sort key that puts the contents of a list item before the item."""
-    return -len(path), path[-1] == "."
+def _pruned(merged: trees.Tree, *, before: Fields, managed: Fields) -> trees.Tree:
+    """Return `merged` without what its writer owned `before` and nobody has `managed` since.
+
+    As in structured-merge-diff, merge/update.go (prune, addBackOwnedItems, addBackDanglingItems):
+    everything below the fields above what was owned is taken away, what has an owner is put back,
+    and then what was not owned `before`. What has no owner comes back only where something beside
+    it has one: a node's status is gone where only we owned a part of it.
+    """
+    everything = _members(_fields(merged))
+    managed |= {("f:metadata",), ("f:metadata", "f:name")}
+    pruned = _without(merged, before)
+    pruned = _without(merged, everything - _members(_fields(pruned)) - managed)
+    pruned = _without(merged, (everything - _members(_fields(pruned))) & before)
+    dense = trees.without_nulls(pruned)
+    assert isinstance(dense, dict), "a tree stays a tree"
+    return dense
 
 
-def _without(tree: trees.Tree, path: Path) -> trees.Tree:
-    """Return `tree` without the field and without objects that become empty."""
-    step, rest = path[0][2:], path[1:]
-    child = tree.get(step)
-    if not rest:
-        return trees.without(tree, step)
-    if isinstance(child, dict):
-        left: trees.Json = _without(child, rest)
-    elif isinstance(child, list):
-        left = _without_item(child, trees.MERGE_KEYS[step], rest)
-    else:
-        return tree
-    return {**tree, step: left} if left else trees.without(tree, step)
+def _members(fields: Fields) -> Fields:
+    """Return the fields, and the named ones above them; no items of lists above them."""
+    paths = {path[:-1] if path[-1] == "." else path for path in fields}
+    above = {path[:end] for path in paths for end in range(1, len(path))}
+    return frozenset(paths | {path for path in above if path[-1].startswith("f:")})
 
 
-def _without_item(items: list[trees.Json], merge_key: str, path: Path) -> list[trees.Json]:
+def _fields(tree: trees.Tree) -> Fields:
+    """Return every field that has a value or is empty, and every item of a list."""
+    return frozenset(_all((), tree))
+
+
+def _all(path: Path, tree: trees.Tree) -> Iterator[Path]:
+    for key, value in tree.items():
+        here = (*path, f"f:{key}")
+        merge_key = _merge_key(key, value)
+        if isinstance(value, dict) and value:
+            yield from _all(here, value)
+        elif merge_key and isinstance(value, list):
+            for item in value:
+                assert isinstance(item, dict), "items of such a list have a merge key"
+                there = (*here, _item_step(merge_key, item))
+                yield there
+                yield from _all(there, item)
+        else:
+            yield here
+
+
+def _without(tree: trees.Tree, gone: Fields) -> trees.Tree:
+    """Return `tree` without these fields; an object or list that becomes empty is null."""
+    touched = frozenset(path[:end] for path in gone for end in range(1, len(path)))
+    return _left((), tree, gone, touched)
+
+
+def _left(path: Path, tree: trees.Tree, gone: Fields, touched: Fields) -> trees.Tree:
+    left: trees.Tree = {}
+    for key, value in tree.items():
+        here = (*path, f"f:{key}")
+        if here in gone:
+            continue
+        merge_key = _merge_key(key, value)
+        if here not in touched:
+            left[key] = value
+        elif isinstance(value, dict):
+            left[key] = _left(here, value, gone, touched) or None
+        elif merge_key and isinstance(value, list):
+            left[key] = _left_items(here, merge_key, value, gone, touched) or None
+        else:
+            left[key] = value
+    return left
+
+
+def _left_items(
+    path: Path, merge_key: str, items: list[trees.Json], gone: Fields, touched: Fields
+) -> list[trees.Json]:
     left: list[trees.Json] = []
     for item in items:
-        if not isinstance(item, dict) or _item_step(merge_key, item) != path[0]:
-            left.append(item)
-        elif path[1] == ".":
-            # what others wrote into the item keeps it
-            left.extend([item] if len(item) > 1 else [])
-        elif path[1] == f"f:{merge_key}":
-            left.append(item)
-        else:
-            left.append(_without(item, path[1:]))
+        assert isinstance(item, dict), "items of such a list have a merge key"
+        here = (*path, _item_step(merge_key, item))
+        if here in gone:
+            continue
+        left.append(_left(here, item, gone, touched) if here in touched else item)
     return left
 
 

@@ -68,6 +68,9 @@ def updated(old: trees.Tree, body: trees.Json, write: Write) -> trees.Tree:
             message="Invalid value: 0x0: must be specified for an update",
         )
         raise refusals.invalid(resource.kind, write.place.name, cause)
+    if _uid(new) not in {"", _uid(old)}:
+        why = f"UID in precondition: {_uid(new)}, UID in object meta: {_uid(old)}"
+        raise _conflict(write.place, f"Precondition failed: {why}")
     return _replaced(old, new, write)
 
 
@@ -149,6 +152,9 @@ def _replaced(
 ) -> trees.Tree:
     place = write.place
     _refuse_stale(old, new, place)
+    if _uid(new) not in {"", _uid(old)}:
+        cause = refusals.Cause("metadata.uid", f'Invalid value: "{_uid(new)}": field is immutable')
+        raise refusals.invalid(place.resource.kind, place.name, cause)
     kept = {
         key: value
         for key, value in trees.object_at(old, "metadata").items()
@@ -171,22 +177,26 @@ def _replaced(
 
 
 def _refuse_stale(old: trees.Tree, new: trees.Tree, place: resources.Place) -> None:
-    why = ""
-    if _version(new) and _version(new) != _version(old):
-        why = (
+    """Refuse a write of another version of the object than the stored one."""
+    if _version(new) not in {"", _version(old)}:
+        raise _conflict(
+            place,
             "the object has been modified; please apply your changes to the latest version and "
-            "try again"
+            "try again",
         )
-    uids = [trees.string_at(tree, "metadata", "uid") for tree in (new, old)]
-    if uids[0] and uids[0] != uids[1]:
-        why = f"Precondition failed: UID in precondition: {uids[0]}, UID in object meta: {uids[1]}"
-    if why:
-        raise refusals.RequestError(
-            refusals.Reason.CONFLICT,
-            f'Operation cannot be fulfilled on {place.resource.qualified} "{place.name}": {why}',
-            kind=place.resource.plural,
-            name=place.name,
-        )
+
+
+def _conflict(place: resources.Place, why: str) -> refusals.RequestError:
+    return refusals.RequestError(
+        refusals.Reason.CONFLICT,
+        f'Operation cannot be fulfilled on {place.resource.qualified} "{place.name}": {why}',
+        kind=place.resource.plural,
+        name=place.name,
+    )
+
+
+def _uid(tree: trees.Tree) -> str:
+    return trees.string_at(tree, "metadata", "uid")
 
 
 def _object(body: trees.Json, place: resources.Place) -> trees.Tree:

@@ -110,7 +110,7 @@ async def carry_out(request: Request, aliases: dict[str, str]) -> int:
             is_unread = any(not entry.is_forbidden for entry in reader.unread)
             code = Exit.UNREACHABLE if is_unread else Exit.PROBLEMS
             return output.fail(command, f"nothing is written: {objection}", code=code)
-        with_condition = [node.name for node in nodes if node.has_condition]
+        with_condition = [node for node in nodes if node.has_condition]
         return await _write_all(request, api, rows, with_condition=with_condition)
 
 
@@ -160,9 +160,9 @@ async def _write_all(
     api: kubernetes_api.Api,
     rows: Sequence[Row],
     *,
-    with_condition: Sequence[str],
+    with_condition: Sequence[model.Node],
 ) -> int:
-    """Write the planned rows; `with_condition` names the nodes that have our condition."""
+    """Write the planned rows; `with_condition` are the nodes that have our condition."""
     work = [row for row in rows if row.step in {Step.WRITE, Step.REMOVE}]
     is_refused = any(row.step is Step.REFUSE for row in rows)
     is_unlabelling = request.label is None
@@ -193,10 +193,11 @@ async def _write_all(
     _print_result(request, rows, work, texts)
     is_failed = any(not failure.is_gone for failure in failures.values())
     if request.has_objects:
-        left = await cluster_api.remove_objects(
+        refused = [await node_api.remove_condition(node) for node in with_condition]
+        left = [failure.text for failure in refused if failure and not failure.is_gone]
+        left += await cluster_api.remove_objects(
             api,
             write_pace,
-            nodes=with_condition,
             namespace=request.cluster.muster_namespace,
             timeout_s=_WRITE_TIMEOUT_S,
         )
@@ -295,7 +296,7 @@ async def _write_node(
         row.status.node,
         {accelerators.SKYPILOT: row.new},
         provenance=msgspec.json.encode(provenance).decode(),
-        force=request.label.overwrite and bool(row.status.other_owners),
+        force=request.label.overwrite and bool(row.status.foreign_owners),
     )
 
 

@@ -191,6 +191,25 @@ class NodeApi:
         removed: dict[str, str | None] = dict.fromkeys(node.our_labels)
         return await self._apply(node, metadata, removed, force=False)
 
+    async def remove_condition(self, node: model.Node) -> Failure | None:
+        """Remove our condition from a node.
+
+        It is removed by name. An apply that leaves it out would remove with it every condition
+        without an owner, and what a kubelet has not changed since it made its node has none.
+        """
+        conditions = [{"$patch": "delete", "type": model.CONDITION}]
+        answer = await write(
+            self._api,
+            self._pace,
+            "PATCH",
+            f"{NODES_PATH}/{node.name}/status",
+            query={"fieldManager": model.FIELD_MANAGER},
+            body={"metadata": {"uid": node.uid}, "status": {"conditions": conditions}},
+            content=kubernetes_api.STRATEGIC,
+            timeout_s=self._timeout_s,
+        )
+        return None if answer.is_ok else await self._refused("remove condition of", node, answer)
+
     async def _apply(
         self,
         node: model.Node,
@@ -209,7 +228,7 @@ class NodeApi:
             timeout_s=self._timeout_s,
         )
         if not answer.is_ok:
-            return await self._refused(node, answer)
+            return await self._refused("label", node, answer)
         after = await self.get(node.name)
         if isinstance(after, Failure):
             return after
@@ -225,13 +244,16 @@ class NodeApi:
         read = ", ".join(f"{key}={labels.get(key)!r}" for key in wrong)
         return Failure(f"label node {node.name}: written, then read back {read}")
 
-    async def _refused(self, node: model.Node, answer: kubernetes_api.Answer) -> Failure:
-        if answer.status == HTTPStatus.CONFLICT:
-            # of a label, or of a node that does not exist any more
+    async def _refused(self, verb: str, node: model.Node, answer: kubernetes_api.Answer) -> Failure:
+        if answer.status in {HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY}:
+            # of a label, or of a node that does not exist any more, or of its successor
             after = await self.get(node.name)
             if isinstance(after, Failure) and after.is_gone:
                 return after
-        return _failure("label", node.name, answer)
+            if isinstance(after, model.Node) and after.uid != node.uid:
+                text = f"{verb} node {node.name}: it was made again meanwhile"
+                return Failure(text, is_gone=True)
+        return _failure(verb, node.name, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,27 +339,10 @@ async def write(
 
 
 async def remove_objects(
-    api: kubernetes_api.Api,
-    pace: WritePace,
-    *,
-    nodes: Sequence[str],
-    namespace: str,
-    timeout_s: float,
+    api: kubernetes_api.Api, pace: WritePace, *, namespace: str, timeout_s: float
 ) -> list[str]:
-    """Remove our condition from nodes, the inventory and the Lease; return what failed."""
+    """Remove the inventory and the Lease; return what failed."""
     answers = []
-    for name in nodes:
-        # what an apply leaves out is removed, if nobody else owns it
-        answer = await write(
-            api,
-            pace,
-            "PATCH",
-            f"{NODES_PATH}/{name}/status",
-            query={"fieldManager": model.FIELD_MANAGER, "force": "false"},
-            body={"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}},
-            timeout_s=timeout_s,
-        )
-        answers.append(answer)
     for path in (
         f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}",
         f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{_LEASE}",
