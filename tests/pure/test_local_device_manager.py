@@ -9,12 +9,22 @@ GPU = "nvidia.com/gpu"
 NOBODY = device_manager.Options()
 
 
-def registered(*ids: str, preferred: bool = False) -> device_manager.DeviceManager:
-    manager = device_manager.DeviceManager()
+def registered(
+    *ids: str, preferred: bool = False, per_socket: bool = True
+) -> device_manager.DeviceManager:
+    manager = device_manager.DeviceManager(per_socket=per_socket)
     client = manager.connecting(GPU, "/s/a.sock")
     manager.connected(client, device_manager.Options(preferred_allocation=preferred))
     manager.listed(GPU, [device_manager.Device(id=id_) for id_ in ids])
     return manager
+
+
+def newest_ends(
+    manager: device_manager.DeviceManager, now: float = 5.0
+) -> device_manager.Client | None:
+    client = manager.client(GPU)
+    assert client is not None
+    return manager.stream_ended(client, now)
 
 
 def wish(count: int, *, pod: str = "pod-1") -> device_manager.Request:
@@ -88,7 +98,7 @@ def test_a_resource_without_a_first_message_is_not_shown() -> None:
 def test_the_end_of_the_stream_makes_every_device_unhealthy_and_stops_the_endpoint() -> None:
     manager = registered("0", "1")
 
-    closed = manager.stream_ended(GPU, 5.0)
+    closed = newest_ends(manager)
 
     assert closed == device_manager.Client(resource=GPU, socket="/s/a.sock", number=1)
     assert shown(manager) == ({GPU: 2}, {GPU: 0})
@@ -101,7 +111,7 @@ def test_the_end_of_the_stream_makes_every_device_unhealthy_and_stops_the_endpoi
 
 def test_after_the_grace_the_lists_are_gone_and_the_key_stays_at_zero() -> None:
     manager = registered("0", "1")
-    manager.stream_ended(GPU, 5.0)
+    newest_ends(manager)
 
     kept = manager.status(305.0)
     late = manager.status(305.1)
@@ -120,7 +130,7 @@ def test_after_the_grace_the_lists_are_gone_and_the_key_stays_at_zero() -> None:
 
 def test_a_registration_within_the_grace_keeps_the_old_list_until_its_first_message() -> None:
     manager = registered("0", "1")
-    manager.stream_ended(GPU, 5.0)
+    newest_ends(manager)
 
     manager.connected(manager.connecting(GPU, "/s/b.sock"), NOBODY)
 
@@ -138,21 +148,52 @@ def test_messages_of_both_streams_replace_the_list() -> None:
     assert manager.lists()[GPU].healthy == {"old"}
 
 
-def test_the_end_of_the_old_stream_disconnects_the_new_client() -> None:
-    manager = registered("0")
+def test_up_to_1_36_the_end_of_the_old_stream_disconnects_the_new_client() -> None:
+    manager = registered("0", per_socket=False)
+    old = manager.client(GPU)
+    assert old is not None
     new = manager.connecting(GPU, "/s/b.sock")
     manager.connected(new, NOBODY)
 
-    assert manager.stream_ended(GPU, 5.0) == new
+    assert manager.stream_ended(old, 5.0) == new
 
     assert shown(manager) == ({GPU: 1}, {GPU: 0})
-    assert manager.stream_ended(GPU, 5.1) is None
+    assert manager.stream_ended(old, 5.1) is None
 
 
-def test_a_message_of_an_orphaned_stream_counts_but_nothing_can_be_allocated() -> None:
+def test_since_1_37_the_end_of_one_of_two_streams_leaves_the_list_to_the_other() -> None:
     manager = registered("0")
+    old = manager.client(GPU)
+    new = manager.connecting(GPU, "/s/b.sock")
+    manager.connected(new, NOBODY)
+
+    assert newest_ends(manager) == new
+
+    assert shown(manager) == ({GPU: 1}, {GPU: 1})
+    assert manager.callee(GPU) == manager.client(GPU) == old
+    assert newest_ends(manager, 5.1) == old
+    assert shown(manager) == ({GPU: 1}, {GPU: 0})
+
+
+def test_since_1_37_a_connected_socket_is_refused_and_then_forgotten() -> None:
+    manager = registered("0")
+    first = manager.client(GPU)
+    assert first is not None
+    second = manager.connecting(GPU, "/s/a.sock")
+
+    with pytest.raises(device_manager.AlreadyConnected) as refused:
+        manager.connected(second, NOBODY)
+    assert str(refused.value) == "device plugin already connected: /s/a.sock"
+    manager.not_connected(second)
+
+    assert manager.stream_ended(first, 5.0) is None
+    assert shown(manager) == ({GPU: 1}, {GPU: 1})
+
+
+def test_up_to_1_36_a_message_of_an_orphaned_stream_counts_but_nothing_can_be_allocated() -> None:
+    manager = registered("0", per_socket=False)
     manager.connected(manager.connecting(GPU, "/s/b.sock"), NOBODY)
-    manager.stream_ended(GPU, 5.0)
+    newest_ends(manager)
 
     manager.listed(GPU, [device_manager.Device(id="0")])
 
@@ -168,14 +209,25 @@ def test_a_message_of_an_orphaned_stream_counts_but_nothing_can_be_allocated() -
     )
 
 
-def test_a_failed_registration_drops_the_working_client() -> None:
-    manager = registered("0")
+def test_up_to_1_36_a_failed_registration_drops_the_working_client() -> None:
+    manager = registered("0", per_socket=False)
+    works = manager.client(GPU)
+    assert works is not None
 
-    manager.connecting(GPU, "/s/missing.sock")
-    manager.not_connected(GPU)
+    manager.not_connected(manager.connecting(GPU, "/s/missing.sock"))
 
-    assert manager.stream_ended(GPU, 5.0) is None
+    assert manager.stream_ended(works, 5.0) is None
     assert shown(manager) == ({GPU: 1}, {GPU: 1})
+
+
+def test_since_1_37_a_failed_registration_leaves_the_working_client() -> None:
+    manager = registered("0")
+    works = manager.client(GPU)
+
+    manager.not_connected(manager.connecting(GPU, "/s/missing.sock"))
+
+    assert newest_ends(manager) == works
+    assert shown(manager) == ({GPU: 1}, {GPU: 0})
 
 
 def test_after_a_restart_resources_are_known_and_empty_and_pods_keep_their_devices() -> None:
@@ -385,8 +437,13 @@ class AnyLife(stateful.RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.manager = device_manager.DeviceManager(stop_grace_s=10.0)
+        self.streams: list[device_manager.Client] = []
         self.now = 0.0
         self.pods = 0
+
+    @stateful.initialize(per_socket=st.booleans())
+    def a_version(self, *, per_socket: bool) -> None:
+        self.manager.per_socket = per_socket
 
     @stateful.rule(seconds=st.floats(min_value=0, max_value=30))
     def time_passes(self, seconds: float) -> None:
@@ -395,13 +452,21 @@ class AnyLife(stateful.RuleBasedStateMachine):
         assert not status.removed & set(status.capacity)
         assert {self.manager.capacity()[name] for name in status.removed} <= {0}
 
-    @stateful.rule(resource=st.sampled_from(RESOURCES), works=st.booleans())
-    def a_plugin_registers(self, resource: str, *, works: bool) -> None:
-        client = self.manager.connecting(resource, "/s/any.sock")
-        if works:
-            self.manager.connected(client, NOBODY)
-        else:
-            self.manager.not_connected(resource)
+    @stateful.rule(
+        resource=st.sampled_from(RESOURCES),
+        socket=st.sampled_from(["/s/a", "/s/b"]),
+        works=st.booleans(),
+    )
+    def a_plugin_registers(self, resource: str, socket: str, *, works: bool) -> None:
+        client = self.manager.connecting(resource, socket)
+        try:
+            if works:
+                self.manager.connected(client, NOBODY)
+                self.streams.append(client)
+                return
+        except device_manager.AlreadyConnected:
+            assert self.manager.per_socket
+        self.manager.not_connected(client)
 
     @stateful.rule(
         resource=st.sampled_from(RESOURCES),
@@ -415,13 +480,17 @@ class AnyLife(stateful.RuleBasedStateMachine):
         )
         assert self.manager.capacity()[resource] == len(ids)
 
-    @stateful.rule(resource=st.sampled_from(RESOURCES))
-    def a_stream_ends(self, resource: str) -> None:
-        resources = self.manager.client(resource) is not None
-        self.manager.stream_ended(resource, self.now)
-        assert self.manager.client(resource) is None
-        if resources:
-            assert self.manager.allocatable().get(resource, 0) == 0
+    @stateful.precondition(lambda self: self.streams)
+    @stateful.rule(data=st.data())
+    def a_stream_ends(self, data: st.DataObject) -> None:
+        ended = self.streams.pop(data.draw(st.integers(0, len(self.streams) - 1)))
+        disconnected = self.manager.stream_ended(ended, self.now)
+        if disconnected is None:
+            return
+        assert disconnected.resource == ended.resource
+        assert not self.manager.per_socket or disconnected.socket == ended.socket
+        if self.manager.client(ended.resource) is None:
+            assert self.manager.allocatable().get(ended.resource, 0) == 0
 
     @stateful.rule(resource=st.sampled_from(RESOURCES), count=st.integers(0, 4))
     def a_pod_comes(self, resource: str, count: int) -> None:

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from muster.local import httpd, kubelet
-from muster.local.kubelet import device_manager, server
+from muster.local.kubelet import server
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import podresources_pb2 as podres
@@ -193,25 +193,6 @@ def test_a_plugins_options_are_read_before_register_returns(root: pathlib.Path) 
     play(story())
 
 
-def test_every_message_replaces_the_list(root: pathlib.Path) -> None:
-    async def story() -> None:
-        async with (
-            kubelet.Kubelet(directory=root, node="n") as stand_in,
-            Toy(stand_in.plugins_directory / "toy.sock", "0", "1") as toy,
-        ):
-            await register(stand_in, "toy.sock")
-            await stand_in.until(shows(2, 2))
-            toy.advertise(a="Healthy", b="Broken", c="Unhealthy")
-            state = await stand_in.until(shows(3, 1))
-            assert state.resources[FUSE].devices == {
-                "a": "Healthy",
-                "b": "Unhealthy",
-                "c": "Unhealthy",
-            }
-
-    play(story())
-
-
 def test_the_plugin_notices_a_dropped_stream_which_is_never_dialled_again(
     root: pathlib.Path,
 ) -> None:
@@ -230,61 +211,6 @@ def test_the_plugin_notices_a_dropped_stream_which_is_never_dialled_again(
             assert not await it.drop_stream(FUSE)
             assert await register(it, "toy.sock") == OK
             await it.until(shows(1, 1))
-
-    play(story())
-
-
-def test_a_plugin_that_stops_leaves_its_devices_unhealthy(root: pathlib.Path) -> None:
-    async def story() -> None:
-        async with kubelet.Kubelet(directory=root, node="n") as stand_in:
-            async with Toy(stand_in.plugins_directory / "toy.sock", "0"):
-                await register(stand_in, "toy.sock")
-                await stand_in.until(shows(1, 1))
-            state = await stand_in.until(shows(1, 0))
-            assert state.resources[FUSE].streams_open == 0
-            assert state.resources[FUSE].is_stopped
-
-    play(story())
-
-
-def test_the_end_of_an_old_stream_takes_the_node_to_zero_and_closes_the_new_one(
-    root: pathlib.Path,
-) -> None:
-    async def story() -> None:
-        async with (
-            kubelet.Kubelet(directory=root, node="n") as stand_in,
-            Toy(stand_in.plugins_directory / "new.sock", "0") as new,
-        ):
-            async with Toy(stand_in.plugins_directory / "old.sock", "0"):
-                assert await register(stand_in, "old.sock") == OK
-                assert await register(stand_in, "new.sock") == OK
-                state = await stand_in.until(lambda s: s.resources[FUSE].streams_open == 2)
-                assert state.resources[FUSE].endpoint == "new.sock"
-                await new.listing.wait()
-            await new.ended.wait()
-            await stand_in.until(shows(1, 0))
-            assert await register(stand_in, "new.sock") == OK
-            await stand_in.until(shows(1, 1))
-
-    play(story())
-
-
-def test_an_orphaned_stream_brings_the_count_back_but_every_pod_fails(root: pathlib.Path) -> None:
-    async def story() -> None:
-        async with (
-            kubelet.Kubelet(directory=root, node="n") as stand_in,
-            Toy(stand_in.plugins_directory / "old.sock", "0") as old,
-        ):
-            await register(stand_in, "old.sock")
-            async with Toy(stand_in.plugins_directory / "new.sock", "0"):
-                await register(stand_in, "new.sock")
-                await stand_in.until(lambda s: s.resources[FUSE].streams_open == 2)
-            await stand_in.until(shows(1, 0))
-            old.advertise(back="Healthy")
-            await stand_in.until(shows(1, 1))
-            with pytest.raises(device_manager.AllocationError) as refused:
-                await stand_in.allocate(name="pod", resources={FUSE: 1})
-            assert str(refused.value) == f"endpoint {FUSE} has been stopped"
 
     play(story())
 
@@ -339,32 +265,6 @@ def test_a_new_process_finds_the_checkpoint_of_the_one_before(root: pathlib.Path
     play(story())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            {"version": "v1alpha2"},
-            (
-                'requested API version "v1alpha2" is not supported by kubelet. '
-                'Supported version is ["v1beta1"]'
-            ),
-        ),
-        ({"name": "noslash"}, 'the ResourceName "noslash" is invalid'),
-        ({}, "failed to dial device plugin: context deadline exceeded"),
-    ],
-)
-def test_a_bad_registration_gets_code_unknown_and_the_kubelets_text(
-    root: pathlib.Path, arguments: dict[str, str], text: str
-) -> None:
-    async def story() -> None:
-        async with kubelet.Kubelet(directory=root, node="n", dial_timeout_s=0.1) as stand_in:
-            answer = await register(stand_in, "missing.sock", **arguments)
-            assert answer == (grpc.StatusCode.UNKNOWN, text)
-            assert stand_in.state().resources == {}
-
-    play(story())
-
-
 def test_registrations_can_be_switched_off(root: pathlib.Path) -> None:
     async def story() -> None:
         async with (
@@ -376,52 +276,6 @@ def test_registrations_can_be_switched_off(root: pathlib.Path) -> None:
             assert code is grpc.StatusCode.UNAVAILABLE
             stand_in.accept_registrations(accepts=True)
             assert await register(stand_in, "toy.sock") == OK
-
-    play(story())
-
-
-def test_allocation_asks_for_a_preference_and_fills_it_up(root: pathlib.Path) -> None:
-    async def story() -> None:
-        async with (
-            kubelet.Kubelet(directory=root, node="n") as stand_in,
-            Toy(stand_in.plugins_directory / "toy.sock", "0", "1", "2", preferred=True) as toy,
-        ):
-            await register(stand_in, "toy.sock")
-            await stand_in.until(shows(3, 3))
-            toy.prefer = ["2", "elsewhere"]
-            (allocated,) = await stand_in.allocate(name="pod", resources={FUSE: 2})
-            assert (allocated.resource, allocated.ids) == (FUSE, ("0", "2"))
-            assert dict(allocated.answer.envs) == {"TOY": str(toy.path)}
-            assert toy.calls[2:] == ["prefer 2 of ['0', '1', '2']", "allocate [['0', '2']]"]
-            with pytest.raises(device_manager.AllocationError) as refused:
-                await stand_in.allocate(name="late", resources={FUSE: 2})
-            assert str(refused.value) == (
-                f"requested number of devices unavailable for {FUSE}. Requested: 2, Available: 1"
-            )
-            assert stand_in.release(name="pod")
-            assert not stand_in.release(name="pod")
-            assert (await stand_in.allocate(name="late", resources={FUSE: 2}))[0].resource == FUSE
-
-    play(story())
-
-
-def test_the_plugins_refusal_is_verbatim_in_the_error(root: pathlib.Path) -> None:
-    async def story() -> None:
-        async with (
-            kubelet.Kubelet(directory=root, node="n") as stand_in,
-            Toy(stand_in.plugins_directory / "toy.sock", "0") as toy,
-        ):
-            await register(stand_in, "toy.sock")
-            await stand_in.until(shows(1, 1))
-            toy.refusal = "all seats are taken"
-            with pytest.raises(device_manager.AllocationError) as refused:
-                await stand_in.allocate(name="pod", resources={FUSE: 1})
-            assert str(refused.value) == (
-                "rpc error: code = ResourceExhausted desc = all seats are taken"
-            )
-            toy.refusal = ""
-            (allocated,) = await stand_in.allocate(name="pod", resources={FUSE: 1})
-            assert allocated.ids == ("0",)
 
     play(story())
 
@@ -459,66 +313,6 @@ def test_podresources_list_the_devices_of_each_pod(root: pathlib.Path) -> None:
                 await client.get(podres.GetPodResourcesRequest(pod_name="x", pod_namespace="y"))
             assert error.value.code() is grpc.StatusCode.UNKNOWN
             assert error.value.details() == "pod x in namespace y not found"
-
-    play(story())
-
-
-def test_a_client_of_podresources_that_calls_too_often_is_rate_limited(root: pathlib.Path) -> None:
-    async def story() -> None:
-        async with (
-            kubelet.Kubelet(directory=root, node="n") as stand_in,
-            grpc.aio.insecure_channel(f"unix:{stand_in.podresources_socket}", OWN_POOL) as channel,
-        ):
-            client = rpc.PodResourcesClient(channel)
-            calls = [client.list(podres.ListPodResourcesRequest()) for _ in range(200)]
-            codes = {await call.code() for call in calls}
-            assert codes == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
-
-    play(story())
-
-
-def test_the_plugin_watcher_sends_a_plugin_the_reason_of_its_refusal(root: pathlib.Path) -> None:
-    async def story() -> None:
-        path = root / "plugins_registry" / "toy.sock"
-        path.parent.mkdir()
-        toy = Toy(path, "0")
-        toy.info = pr.PluginInfo(type="CSIPlugin", name=FUSE, supported_versions=["v1beta1"])
-        async with toy, kubelet.Kubelet(directory=root, node="n", plugin_watcher=True):
-            await toy.notified.wait()
-        assert toy.calls == [
-            (
-                "notified False RegisterPlugin error -- no handler registered for plugin type: "
-                f"CSIPlugin at socket {path}"
-            )
-        ]
-
-    play(story())
-
-
-def test_the_plugin_watcher_registers_a_socket_and_again_after_a_restart(
-    root: pathlib.Path,
-) -> None:
-    async def story() -> None:
-        (root / "plugins_registry").mkdir()
-        async with kubelet.Kubelet(directory=root, node="n", plugin_watcher=True) as stand_in:
-            async with Toy(stand_in.registry_directory / "toy.sock", "0") as toy:
-                await stand_in.until(shows(1, 1))
-                await stand_in.restart()
-                await toy.ended.wait()
-                await stand_in.until(shows(1, 1))
-                statuses = [call for call in toy.calls if call != "notified True"]
-                assert statuses == ["options", "list", "options", "list"]
-            await stand_in.until(shows(1, 0))
-
-    play(story())
-
-
-def test_a_stopped_endpoint_is_an_answer_for_a_pod_not_a_hang(root: pathlib.Path) -> None:
-    async def story() -> None:
-        async with kubelet.Kubelet(directory=root, node="n") as stand_in:
-            with pytest.raises(device_manager.AllocationError) as refused:
-                await stand_in.allocate(name="pod", resources={FUSE: 1})
-            assert str(refused.value) == f"cannot allocate unregistered device {FUSE}"
 
     play(story())
 

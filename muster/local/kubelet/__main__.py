@@ -28,6 +28,7 @@ async def _run(options: argparse.Namespace) -> None:
         status_period_s=options.status_period,
         stop_grace_s=options.stop_grace,
         plugin_watcher=options.plugin_watcher,
+        version=options.version,
         log=httpd.log,
     )
     stopped = httpd.stop_on_signals()
@@ -67,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--plugin-watcher", action="store_true", help="also watch DIR/plugins_registry"
+    )
+    parser.add_argument(
+        "--version",
+        choices=rules.VERSIONS,
+        default=rules.VERSIONS[-1],
+        help="behave like this kubelet (%(default)s)",
     )
     return parser
 

@@ -1,10 +1,13 @@
-"""Pure: the kubelet's device manager, with all the surprising behaviour of version 1.36.2.
+"""Pure: the kubelet's device manager, with all its surprising behaviour.
 
-It has three maps: the client of each resource name (the last registration), the endpoint (can it
-still be called), and the lists (what it advertised). The kubelet keeps them separate, with effects
-that users meet: a client is looked up by name only, so the end of any stream disconnects the newest
-registration (k/k#121994); a list that arrives over an orphaned stream counts, although the endpoint
-stays stopped.
+It has three maps: the clients of each resource name (its registrations), the endpoint that is
+called, and the lists (what was advertised). The kubelet keeps them separate, with effects that
+users meet: a list counts whichever stream it came over, and whoever is called for it.
+
+Up to 1.36 a name has one client, the newest, and the end of any stream disconnects that one
+(k/k#121994). Since 1.37 a name has a client for each socket (`per_socket`, k/k#135437): the end of
+a stream disconnects its own, and one of those left is called from then on, with the list as it is.
+A socket that registers while it is connected is refused, and forgotten: its end goes unnoticed.
 
 Without NUMA alignment: the kubelet's default topology policy is `none`.
 Source: pkg/kubelet/cm/devicemanager/manager.go and plugin/v1beta1/{server,handler,client}.go.
@@ -114,6 +117,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     removed: frozenset[str]
 
 
+class AlreadyConnected(Exception):
+    """The registered socket has an open stream."""
+
+
 class AllocationError(Exception):
     """Why a container does not get its devices, in the kubelet's words."""
 
@@ -123,8 +130,10 @@ class DeviceManager:
     """Clients, endpoints, lists and grants of one node."""
 
     stop_grace_s: float = STOP_GRACE_S
+    per_socket: bool = True
     _registrations: int = 0
-    _clients: dict[str, Client] = dataclasses.field(default_factory=dict)
+    _clients: dict[str, tuple[Client, ...]] = dataclasses.field(default_factory=dict)
+    _connected: dict[str, dict[str, Endpoint]] = dataclasses.field(default_factory=dict)
     _endpoints: dict[str, Endpoint] = dataclasses.field(default_factory=dict)
     _lists: dict[str, Lists] = dataclasses.field(default_factory=dict)
     _grants: dict[tuple[str, str, str], Grant] = dataclasses.field(default_factory=dict)
@@ -133,14 +142,19 @@ class DeviceManager:
 
     @classmethod
     def restored(
-        cls, checkpoint: Checkpoint, now: float, *, stop_grace_s: float = STOP_GRACE_S
+        cls,
+        checkpoint: Checkpoint,
+        now: float,
+        *,
+        stop_grace_s: float = STOP_GRACE_S,
+        per_socket: bool = True,
     ) -> "DeviceManager":
         """Start from a checkpoint, as a restarted kubelet does.
 
         Resources are known and empty, so the node shows 0 until their plugins register; their
         endpoints count as stopped from `now` on.
         """
-        manager = cls(stop_grace_s=stop_grace_s)
+        manager = cls(stop_grace_s=stop_grace_s, per_socket=per_socket)
         for resource in checkpoint.healthy:
             manager._lists[resource] = Lists()
             manager._endpoints[resource] = Endpoint(
@@ -161,22 +175,30 @@ class DeviceManager:
     # Registrations and streams
 
     def connecting(self, resource: str, socket: str) -> Client:
-        """Make the registration the client of its resource, before it is dialled."""
+        """Make the registration a client of its resource, before it is dialled."""
         self._registrations += 1
         client = Client(resource=resource, socket=socket, number=self._registrations)
-        self._clients[resource] = client
+        others = self._clients.get(resource, ()) if self.per_socket else ()
+        self._clients[resource] = (*others, client)
         return client
 
-    def not_connected(self, resource: str) -> None:
-        """Forget the client of the name, even an older one whose stream is open."""
-        self._clients.pop(resource, None)
+    def not_connected(self, client: Client) -> None:
+        """Forget a client that cannot be reached, even an older one whose stream is open."""
+        self._forget(client)
 
     def connected(self, client: Client, options: Options) -> None:
-        """Replace the resource's endpoint; its lists stay until the first message."""
+        """Replace the resource's endpoint; its lists stay until the first message.
+
+        Raises AlreadyConnected.
+        """
+        endpoint = Endpoint(client=client, options=options, stopped_at_s=None)
+        if self.per_socket:
+            connected = self._connected.setdefault(client.resource, {})
+            if client.socket in connected:
+                raise AlreadyConnected(f"device plugin already connected: {client.socket}")
+            connected[client.socket] = endpoint
         self._gone.discard(client.resource)
-        self._endpoints[client.resource] = Endpoint(
-            client=client, options=options, stopped_at_s=None
-        )
+        self._endpoints[client.resource] = endpoint
 
     def listed(self, resource: str, message: Collection[Device]) -> None:
         """Replace the lists of a resource, whichever of its streams the message came over."""
@@ -187,22 +209,43 @@ class DeviceManager:
             numa_nodes={d.id: d.numa_nodes for d in message},
         )
 
-    def stream_ended(self, resource: str, now: float) -> Client | None:
-        """Disconnect the client of the name and return it, so that its connection is closed.
+    def stream_ended(self, client: Client, now: float) -> Client | None:
+        """Disconnect whom the kubelet takes for the client; return it: its connection is closed.
 
-        After an overlap it is not the one whose stream ended. None: the name has no client any
-        more, and nothing changes, whatever the lists say.
+        Up to 1.36 that is the newest of the name. None: nobody is known, and nothing changes,
+        whatever the lists say.
         """
-        client = self._clients.pop(resource, None)
+        disconnected = self._forget(client)
+        if disconnected is None:
+            return None
+        if not self.per_socket:
+            self._stop(client.resource, now)
+            return disconnected
+        connected = self._connected.get(client.resource, {})
+        if connected.pop(client.socket, None) is None:
+            return disconnected
+        if connected:
+            self._endpoints[client.resource] = next(iter(connected.values()))
+        else:
+            self._stop(client.resource, now)
+        return disconnected
+
+    def _forget(self, client: Client) -> Client | None:
+        known = self._clients.pop(client.resource, ())
+        kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
+        if kept:
+            self._clients[client.resource] = kept
+        return next((c for c in known if c not in kept), None)
+
+    def _stop(self, resource: str, now: float) -> None:
         endpoint = self._endpoints.get(resource)
-        if client is None or endpoint is None:
-            return client
+        if endpoint is None:
+            return
         lists = self._lists.get(resource, Lists())
         self._lists[resource] = msgspec.structs.replace(
             lists, healthy=frozenset(), unhealthy=lists.unhealthy | lists.healthy
         )
         self._endpoints[resource] = msgspec.structs.replace(endpoint, stopped_at_s=now)
-        return client
 
     # What the node shows
 
@@ -243,7 +286,12 @@ class DeviceManager:
 
     def client(self, resource: str) -> Client | None:
         """Return the newest registration of the name, unless its connection was closed."""
-        return self._clients.get(resource)
+        return next(reversed(self._clients.get(resource, ())), None)
+
+    def knows(self, resource: str) -> bool:
+        """Return whether it is a plugin's resource, as far as the device manager remembers."""
+        held = any(grant.resource == resource for grant in self._grants.values())
+        return held or resource in self._lists
 
     def grants(self) -> Collection[Grant]:
         """Return all grants, also of ids that are in no list any more."""

@@ -96,12 +96,13 @@ class Api:
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine's resources other than devices, in the API's notation."""
+    """A machine's resources other than devices, in the API's notation, and its kubelet."""
 
     cpu: str
     memory: str
     kernel: str
     architecture: str
+    kubelet: str
 
 
 def node_object(name: str, usage: Usage) -> Json:
@@ -141,7 +142,7 @@ def node_status(
                 }
             ],
             "nodeInfo": {
-                "kubeletVersion": "v1.36.2+muster-local",
+                "kubeletVersion": f"v{usage.kubelet}.2+muster-local",
                 "kernelVersion": usage.kernel,
                 "architecture": usage.architecture,
                 "operatingSystem": "linux",
@@ -187,11 +188,11 @@ def _quantities(counts: dict[str, int]) -> dict[str, str]:
 class Node:
     """The Node and the Lease of one kubelet; every call may raise ApiUnavailable."""
 
-    def __init__(self, api: Api, name: str) -> None:
+    def __init__(self, api: Api, name: str, version: str) -> None:
         self._api = api
         self._name = name
         self._path = f"/api/v1/nodes/{name}"
-        self._usage = _usage()
+        self._usage = _usage(version)
         self._started = httpd.timestamp()
         self._is_registered = False
         self._zero: frozenset[str] = frozenset()
@@ -280,7 +281,7 @@ class Report:
             self._is_unavailable = False
 
 
-def _usage() -> Usage:
+def _usage(version: str) -> Usage:
     memory_kib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
     machine = platform.machine()
     return Usage(
@@ -288,6 +289,7 @@ def _usage() -> Usage:
         memory=f"{memory_kib}Ki",
         kernel=platform.release(),
         architecture={"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+        kubelet=version,
     )
 
 

@@ -80,10 +80,13 @@ class Plugins:
         )
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(channel.close)
-            undo.callback(self._manager.not_connected, resource)
+            undo.callback(self._manager.not_connected, client)
             options = await self._greet(channel)
+            try:
+                self._manager.connected(client, options)
+            except device_manager.AlreadyConnected as refused:
+                raise NotConnected(str(refused)) from None
             undo.pop_all()
-        self._manager.connected(client, options)
         self._channels[client.number] = channel
         stream = asyncio.create_task(self._follow(client, channel), name=f"follow {resource}")
         self._streams[client.number] = stream
@@ -95,7 +98,7 @@ class Plugins:
         if client is None:
             return False
         stream = self._streams.get(client.number)
-        await self._disconnect(resource)
+        await self._disconnect(client)
         if stream is not None:
             await asyncio.wait([stream])
         return True
@@ -113,10 +116,15 @@ class Plugins:
     async def allocate(
         self, request: device_manager.Request, *, reusable: Collection[str] = frozenset()
     ) -> device_manager.Grant | None:
-        """Allocate devices for a container; None if it has them. Raises AllocationError.
+        """Allocate devices for a container. Raises AllocationError.
+
+        None: it has them, or nobody has ever registered the resource. Only the scheduler looks at
+        those, and a pod that comes past it runs without.
 
         Without time limit, as in the kubelet: a plugin that hangs, hangs every pod of the node.
         """
+        if not self._manager.knows(request.resource):
+            return None
         offer = self._manager.offer(request, reusable=reusable)
         if offer is None:
             return None
@@ -158,7 +166,7 @@ class Plugins:
         if client.number in self._channels:
             # Else we closed it ourselves. The kubelet's lookup then finds nobody, microseconds
             # later; ours would come so late that it might find the plugin's next registration.
-            await self._disconnect(resource)
+            await self._disconnect(client)
         # The kubelet leaks the connection of an overtaken stream (k/k#124716); we need not.
         self._channels.pop(client.number, None)
         await channel.close()
@@ -170,8 +178,8 @@ class Plugins:
             self._manager.listed(client.resource, [_device(device) for device in message.devices])
             self._changed()
 
-    async def _disconnect(self, resource: str) -> None:
-        client = self._manager.stream_ended(resource, asyncio.get_running_loop().time())
+    async def _disconnect(self, ended: device_manager.Client) -> None:
+        client = self._manager.stream_ended(ended, asyncio.get_running_loop().time())
         self._changed()
         channel = self._channels.pop(client.number, None) if client else None
         if channel is not None:

@@ -1,10 +1,12 @@
 """Pure: the kubelet's stateless rules: names, quantities, and the texts of its errors.
 
-Read in kubernetes v1.36.2; each function names its file.
+Read in kubernetes v1.36.2 and v1.37.2; each function names its file.
 """
 
 import re
 
+VERSIONS = ("1.34", "1.37")
+"""The kubelets that the stand-in can be; those between are as the older one."""
 VERSION = "v1beta1"
 PLUGIN_TYPE = "DevicePlugin"
 
@@ -15,6 +17,11 @@ _NAME_LENGTH_MAX = 63
 _SUBDOMAIN_LENGTH_MAX = 253
 _QUOTA_PREFIX = "requests."
 _SUFFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def is_per_socket(version: str) -> bool:
+    """Return whether a kubelet knows each registration by its socket, too (k/k#135437)."""
+    return version != VERSIONS[0]
 
 
 def refusal(version: str, resource_name: str) -> str | None:

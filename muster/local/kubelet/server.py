@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from muster.local.kubelet import device_manager, node_status, plugins, pods, sockets
+from muster.local.kubelet import device_manager, node_status, plugins, pods, rules, sockets
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
@@ -86,6 +86,7 @@ class Kubelet:
         stop_grace_s: float = device_manager.STOP_GRACE_S,
         dial_timeout_s: float = plugins.DIAL_TIMEOUT_S,
         plugin_watcher: bool = False,
+        version: str = rules.VERSIONS[-1],
         log: node_status.Log = _no_log,
     ) -> None:
         self.node = node
@@ -100,6 +101,7 @@ class Kubelet:
         self._stop_grace_s = stop_grace_s
         self._dial_timeout_s = dial_timeout_s
         self._has_watcher = plugin_watcher
+        self._version = version
         self._log = log
         self._accepts = True
         self._restarts = 0
@@ -218,7 +220,10 @@ class Kubelet:
         checkpoint = sockets.read_checkpoint(self.plugins_directory)
         self._began_s = self._now()
         self._manager = device_manager.DeviceManager.restored(
-            checkpoint, self._began_s, stop_grace_s=self._stop_grace_s
+            checkpoint,
+            self._began_s,
+            stop_grace_s=self._stop_grace_s,
+            per_socket=rules.is_per_socket(self._version),
         )
         self._plugins = plugins.Plugins(
             self._manager, dial_timeout_s=self._dial_timeout_s, changed=self._changed
@@ -234,7 +239,7 @@ class Kubelet:
             return
         api = node_status.Api(self._api_url)
         life.push_async_callback(api.close)
-        node = node_status.Node(api, self.node)
+        node = node_status.Node(api, self.node, self._version)
         pod_loop = pods.PodLoop(
             api,
             self.node,

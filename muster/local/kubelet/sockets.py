@@ -70,10 +70,17 @@ async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncI
         await server.stop(None)
 
 
+class _File(msgspec.Struct, frozen=True, rename="pascal"):
+    """The checkpoint file; the real one's checksum is a hash of Go's memory, here it is 0."""
+
+    data: device_manager.Checkpoint
+    checksum: int = 0
+
+
 def write_checkpoint(directory: pathlib.Path, checkpoint: device_manager.Checkpoint) -> None:
     """Replace the checkpoint as a whole, so that a kill leaves the old or the new one."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{CHECKPOINT}.", delete=False) as new:
-        new.write(msgspec.json.encode(checkpoint))
+        new.write(msgspec.json.encode(_File(data=checkpoint)))
     pathlib.Path(new.name).replace(directory / CHECKPOINT)
 
 
@@ -81,7 +88,7 @@ def read_checkpoint(directory: pathlib.Path) -> device_manager.Checkpoint:
     """Read the checkpoint of an earlier kubelet. Raises UsageError."""
     path = directory / CHECKPOINT
     try:
-        return msgspec.json.decode(path.read_bytes(), type=device_manager.Checkpoint)
+        return msgspec.json.decode(path.read_bytes(), type=_File).data
     except FileNotFoundError:
         return device_manager.Checkpoint()
     except (OSError, msgspec.MsgspecError) as error:
