@@ -346,9 +346,7 @@ def statement(
     def decorate(story: Statement) -> Callable[[kubelet_nodes.Node, pytest.FixtureRequest], None]:
         def test(node: kubelet_nodes.Node, request: pytest.FixtureRequest) -> None:
             if not since <= node.version < before:
-                pytest.skip(
-                    f"a statement about other versions than {kubelet_nodes.text(node.version)}"
-                )
+                pytest.skip(f"not a statement about {kubelet_nodes.text(node.version)}")
             if node.kind != "real" and story.__name__ in STAND_IN_CANNOT:
                 reason = STAND_IN_CANNOT[story.__name__]
                 request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
