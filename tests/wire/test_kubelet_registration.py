@@ -349,7 +349,8 @@ async def test_a_key_removed_from_the_status_by_hand_is_written_again(kubelet: K
     plugin = await kubelet.plugin("a")
     await kubelet.shows("1", "1")
     removed = {kubelet.resource: None}
-    code, answer = await kubelet.api.patch(
+    code, answer = await kubelet.api.send(
+        "PATCH",
         f"/api/v1/nodes/{kubelet.node.name}/status",
         {"status": {"capacity": removed, "allocatable": removed}},
         kind="application/merge-patch+json",

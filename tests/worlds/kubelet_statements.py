@@ -123,7 +123,7 @@ class Kubelet:
 
     async def get(self, path: str) -> dict[str, Any]:
         """Read an object of the API."""
-        code, body = await self.api.get(path)
+        code, body = await self.api.send("GET", path)
         assert code < 400, f"{path}: {code} {body}"
         assert isinstance(body, dict)
         return body
@@ -221,7 +221,7 @@ class Kubelet:
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         for container in spec["containers"]:  # type: ignore[attr-defined]
             container.update(more)
-        code, answer = await self.api.post(PODS, manifest)
+        code, answer = await self.api.send("POST", PODS, manifest)
         assert code == 201, answer
         self._cleanup.push_async_callback(self.delete, name)
         return name
@@ -246,7 +246,7 @@ class Kubelet:
 
     async def delete(self, name: str) -> None:
         """Remove a pod at once."""
-        await self.api.delete(f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+        await self.api.send("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
 
     async def pod_status(self, name: str) -> dict[str, Any]:
         """Return the status of a pod now."""
