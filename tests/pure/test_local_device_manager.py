@@ -184,7 +184,7 @@ def test_since_1_37_a_connected_socket_is_refused_and_then_forgotten() -> None:
     with pytest.raises(device_manager.AlreadyConnected) as refused:
         manager.connected(second, NOBODY)
     assert str(refused.value) == "device plugin already connected: /s/a.sock"
-    manager.not_connected(second)
+    manager.forget(second)
 
     assert manager.stream_ended(first, 5.0) is None
     assert shown(manager) == ({GPU: 1}, {GPU: 1})
@@ -214,7 +214,7 @@ def test_up_to_1_36_a_failed_registration_drops_the_working_client() -> None:
     works = manager.client(GPU)
     assert works is not None
 
-    manager.not_connected(manager.connecting(GPU, "/s/missing.sock"))
+    manager.forget(manager.connecting(GPU, "/s/missing.sock"))
 
     assert manager.stream_ended(works, 5.0) is None
     assert shown(manager) == ({GPU: 1}, {GPU: 1})
@@ -224,7 +224,7 @@ def test_since_1_37_a_failed_registration_leaves_the_working_client() -> None:
     manager = registered("0")
     works = manager.client(GPU)
 
-    manager.not_connected(manager.connecting(GPU, "/s/missing.sock"))
+    manager.forget(manager.connecting(GPU, "/s/missing.sock"))
 
     assert newest_ends(manager) == works
     assert shown(manager) == ({GPU: 1}, {GPU: 0})
@@ -234,7 +234,8 @@ def test_after_a_restart_resources_are_known_and_empty_and_pods_keep_their_devic
     before = registered("0", "1")
     given(before, wish(1))
 
-    after = device_manager.DeviceManager.restored(before.checkpoint(), 100.0)
+    after = device_manager.DeviceManager()
+    after.restore(before.checkpoint(), 100.0)
 
     assert shown(after) == ({GPU: 0}, {GPU: 0})
     assert [(grant.pod, grant.ids) for grant in after.grants()] == [("pod-1", frozenset({"0"}))]
@@ -244,7 +245,8 @@ def test_after_a_restart_resources_are_known_and_empty_and_pods_keep_their_devic
 def test_after_a_restart_the_plugin_registers_and_finds_its_devices_reserved() -> None:
     before = registered("0", "1")
     given(before, wish(1))
-    after = device_manager.DeviceManager.restored(before.checkpoint(), 100.0)
+    after = device_manager.DeviceManager()
+    after.restore(before.checkpoint(), 100.0)
 
     after.connected(after.connecting(GPU, "/s/b.sock"), NOBODY)
     after.listed(GPU, [device_manager.Device(id="0"), device_manager.Device(id="1")])
@@ -466,7 +468,7 @@ class AnyLife(stateful.RuleBasedStateMachine):
                 return
         except device_manager.AlreadyConnected:
             assert self.manager.per_socket
-        self.manager.not_connected(client)
+        self.manager.forget(client)
 
     @stateful.rule(
         resource=st.sampled_from(RESOURCES),
@@ -520,9 +522,10 @@ class AnyLife(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def the_kubelet_restarts(self) -> None:
         held = list(self.manager.grants())
-        self.manager = device_manager.DeviceManager.restored(
-            self.manager.checkpoint(), self.now, stop_grace_s=10.0
-        )
+        before = self.manager
+        self.manager = device_manager.DeviceManager(stop_grace_s=10.0, per_socket=before.per_socket)
+        self.manager.restore(before.checkpoint(), self.now)
+        self.streams.clear()
         assert list(self.manager.grants()) == held
         assert set(self.manager.capacity().values()) <= {0}
 

@@ -14,6 +14,7 @@ Source: pkg/kubelet/cm/devicemanager/manager.go and plugin/v1beta1/{server,handl
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -140,36 +141,22 @@ class DeviceManager:
     _reserved: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     _gone: set[str] = dataclasses.field(default_factory=set)
 
-    @classmethod
-    def restored(
-        cls,
-        checkpoint: Checkpoint,
-        now: float,
-        *,
-        stop_grace_s: float = STOP_GRACE_S,
-        per_socket: bool = True,
-    ) -> "DeviceManager":
+    def restore(self, checkpoint: Checkpoint, now: float) -> None:
         """Start from a checkpoint, as a restarted kubelet does.
 
         Resources are known and empty, so the node shows 0 until their plugins register; their
         endpoints count as stopped from `now` on.
         """
-        manager = cls(stop_grace_s=stop_grace_s, per_socket=per_socket)
-        for resource in checkpoint.healthy:
-            manager._lists[resource] = Lists()
-            manager._endpoints[resource] = Endpoint(
-                client=None, options=Options(), stopped_at_s=now
-            )
-        manager._grants = {(g.pod, g.container, g.resource): g for g in checkpoint.grants}
-        return manager
+        stopped = Endpoint(client=None, options=Options(), stopped_at_s=now)
+        self._lists = {resource: Lists() for resource in checkpoint.healthy}
+        self._endpoints = dict.fromkeys(checkpoint.healthy, stopped)
+        self._grants = {(g.pod, g.container, g.resource): g for g in checkpoint.grants}
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state that `restored` needs after a restart."""
+        """Return the state that `restore` needs after a restart."""
         return Checkpoint(
             grants=tuple(self._grants.values()),
-            healthy={
-                resource: tuple(sorted(lists.healthy)) for resource, lists in self._lists.items()
-            },
+            healthy={name: tuple(sorted(of.healthy)) for name, of in self._lists.items()},
         )
 
     # Registrations and streams
@@ -182,9 +169,13 @@ class DeviceManager:
         self._clients[resource] = (*others, client)
         return client
 
-    def not_connected(self, client: Client) -> None:
-        """Forget a client that cannot be reached, even an older one whose stream is open."""
-        self._forget(client)
+    def forget(self, client: Client) -> Client | None:
+        """Forget whom the kubelet takes for a client: one that cannot be reached, or has ended."""
+        known = self._clients.pop(client.resource, ())
+        kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
+        if kept:
+            self._clients[client.resource] = kept
+        return next((c for c in known if c not in kept), None)
 
     def connected(self, client: Client, options: Options) -> None:
         """Replace the resource's endpoint; its lists stay until the first message.
@@ -215,14 +206,11 @@ class DeviceManager:
         Up to 1.36 that is the newest of the name. None: nobody is known, and nothing changes,
         whatever the lists say.
         """
-        disconnected = self._forget(client)
+        disconnected = self.forget(client)
         if disconnected is None:
             return None
-        if not self.per_socket:
-            self._stop(client.resource, now)
-            return disconnected
         connected = self._connected.get(client.resource, {})
-        if connected.pop(client.socket, None) is None:
+        if self.per_socket and connected.pop(client.socket, None) is None:
             return disconnected
         if connected:
             self._endpoints[client.resource] = next(iter(connected.values()))
@@ -230,16 +218,8 @@ class DeviceManager:
             self._stop(client.resource, now)
         return disconnected
 
-    def _forget(self, client: Client) -> Client | None:
-        known = self._clients.pop(client.resource, ())
-        kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
-        if kept:
-            self._clients[client.resource] = kept
-        return next((c for c in known if c not in kept), None)
-
     def _stop(self, resource: str, now: float) -> None:
-        endpoint = self._endpoints.get(resource)
-        if endpoint is None:
+        if (endpoint := self._endpoints.get(resource)) is None:
             return
         lists = self._lists.get(resource, Lists())
         self._lists[resource] = msgspec.structs.replace(
@@ -252,29 +232,23 @@ class DeviceManager:
     def status(self, now: float) -> Status:
         """Compute one status update; drop resources stopped for longer than the grace period."""
         removed = frozenset(
-            resource
-            for resource in self._lists
-            if not self._is_kept(self._endpoints.get(resource), now)
+            resource for resource in self._lists if self._has_expired(resource, now)
         )
         for resource in removed:
             del self._lists[resource]
             self._endpoints.pop(resource, None)
         self._gone |= removed
-        return Status(
-            capacity={name: _capacity(lists) for name, lists in self._lists.items()},
-            allocatable={name: len(lists.healthy) for name, lists in self._lists.items()},
-            removed=removed,
-        )
+        capacity = {name: _capacity(lists) for name, lists in self._lists.items()}
+        allocatable = {name: len(lists.healthy) for name, lists in self._lists.items()}
+        return Status(capacity=capacity, allocatable=allocatable, removed=removed)
 
     def capacity(self) -> dict[str, int]:
         """Devices by resource, unhealthy ones included; 0 for a resource that is gone."""
-        listed = {name: _capacity(lists) for name, lists in self._lists.items()}
-        return dict.fromkeys(self._gone, 0) | listed
+        return dict.fromkeys(self._gone, 0) | {n: _capacity(of) for n, of in self._lists.items()}
 
     def allocatable(self) -> dict[str, int]:
         """Healthy devices by resource, allocated ones included; 0 for one that is gone."""
-        listed = {name: len(lists.healthy) for name, lists in self._lists.items()}
-        return dict.fromkeys(self._gone, 0) | listed
+        return dict.fromkeys(self._gone, 0) | {n: len(of.healthy) for n, of in self._lists.items()}
 
     def lists(self) -> Mapping[str, Lists]:
         """Return the last list of each resource."""
@@ -405,10 +379,10 @@ class DeviceManager:
         granted = (grant.ids for grant in self._grants.values() if grant.resource == resource)
         return self._reserved.get(resource, frozenset()).union(*granted)
 
-    def _is_kept(self, endpoint: Endpoint | None, now: float) -> bool:
-        if endpoint is None:
-            return False
-        return endpoint.stopped_at_s is None or now - endpoint.stopped_at_s <= self.stop_grace_s
+    def _has_expired(self, resource: str, now: float) -> bool:
+        endpoint = self._endpoints.get(resource)
+        stopped_at_s = endpoint.stopped_at_s if endpoint else -math.inf
+        return stopped_at_s is not None and now - stopped_at_s > self.stop_grace_s
 
 
 def preference_error(reason: str) -> AllocationError:

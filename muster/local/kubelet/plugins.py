@@ -80,7 +80,7 @@ class Plugins:
         )
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(channel.close)
-            undo.callback(self._manager.not_connected, client)
+            undo.callback(self._manager.forget, client)
             options = await self._greet(channel)
             try:
                 self._manager.connected(client, options)

@@ -219,12 +219,10 @@ class Kubelet:
     def _restore(self) -> None:
         checkpoint = sockets.read_checkpoint(self.plugins_directory)
         self._began_s = self._now()
-        self._manager = device_manager.DeviceManager.restored(
-            checkpoint,
-            self._began_s,
-            stop_grace_s=self._stop_grace_s,
-            per_socket=rules.is_per_socket(self._version),
+        self._manager = device_manager.DeviceManager(
+            stop_grace_s=self._stop_grace_s, per_socket=rules.is_per_socket(self._version)
         )
+        self._manager.restore(checkpoint, self._began_s)
         self._plugins = plugins.Plugins(
             self._manager, dial_timeout_s=self._dial_timeout_s, changed=self._changed
         )
