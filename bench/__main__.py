@@ -24,6 +24,7 @@ _PLOTS: Final = _ROOT / "docs" / "performance"
 _RUNS: Final = {
     "plugin": ("--quick",),
     "gpu": ("--quick",),
+    "peers": ("--quick",),
     "placement": (),
     "detection": ("--times", "10", "--minutes", "4"),
     "simulation": (),
@@ -37,6 +38,7 @@ _RUNS: Final = {
 _SUBJECTS: Final = {
     "plugin": "The plugin: start, cost, recovery",
     "gpu": "The plugin with eight GPUs (a stand-in for NVML)",
+    "peers": "Other device plugins beside ours",
     "placement": "Preferred allocation of 16 GPUs",
     "detection": "From a fault to its verdict",
     "simulation": "Wrong verdicts and delays, simulated",

@@ -50,7 +50,7 @@ class Bench:
         of_nodes = {"resources": [*resources]}
         file.write_text(json.dumps(process | kubelet | (of_nodes if resources else observed)))
         command = [sys.executable, "-m", "muster_plugin", "--config", str(file)]
-        async with programs.running(command, **self._gpus.environment()) as running:
+        async with programs.running(command, self._gpus.environment()) as running:
             yield running
 
     def _kubelet(self) -> listening_kubelet.ListeningKubelet:

@@ -8,13 +8,16 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import grpc
 import grpc.aio
 
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
+
+NEVER_S: Final = 8.0
+"""What did not come after this time counts as so long."""
 
 
 class Observed(NamedTuple):
@@ -58,6 +61,33 @@ class ListeningKubelet:
         self._streams[name] = asyncio.create_task(self._follow(name))
         return dp.Empty()
 
+    async def until_registered(self, started: float) -> float:
+        """Return the seconds from then to the next Register."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NEVER_S):
+                return (await self.registered.get()).at - started
+        return NEVER_S
+
+    async def until_listed(self, resource: str, *, healthy: int) -> Observed:
+        """Return the next list of this resource with so many Healthy devices."""
+        async with asyncio.timeout(NEVER_S):
+            while True:
+                listed = await self.lists.get()
+                if (listed.resource, listed.healthy) == (resource, healthy):
+                    return listed
+
+    async def quiet(self) -> None:
+        """Wait until nothing more comes, and forget what came."""
+        while True:
+            came = 0
+            for queue in (self.registered, self.lists, self.ends):
+                while not queue.empty():
+                    queue.get_nowait()
+                    came += 1
+            if not came:
+                return
+            await asyncio.sleep(0.1)
+
     async def drop(self, resource: str) -> None:
         """Close the connection, as after an error on its stream."""
         stream = self._streams.pop(resource, None)
@@ -85,7 +115,11 @@ class ListeningKubelet:
 
     async def _follow(self, resource: str) -> None:
         path = self.endpoints[resource]
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            # Go's servers refuse the name that a path gives
+            ("grpc.default_authority", "localhost"),
+        ]
         async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
             try:
                 with contextlib.suppress(grpc.aio.AioRpcError):

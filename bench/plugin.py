@@ -1,20 +1,15 @@
-"""Adapter: the plugin beside another: its start, its cost, and how fast it is back after a loss.
+"""Adapter: the plugin: its start, its cost, and how fast it is back after a loss.
 
-`--peer CMD` measures any other plugin in the same run, against the same kubelet: `{directory}` in
-the command is where the kubelet keeps the plugins' sockets, `{kubelet}` the directory above it, and
-`{device}` a device, which it has to advertise under one resource.
+`bench.peers` does some of it with other plugins beside ours.
 """
 
-import argparse
 import asyncio
 import contextlib
-import dataclasses
 import json
-import shlex
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -27,16 +22,15 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
 _SETTLE_S: Final = 6.0
-_NEVER_S: Final = 8.0
 _NOISE_MIB: Final = 2.0
+_NEVER: Final = f"{listening_kubelet.NEVER_S:g} s: never"
 Command = Callable[[Path], list[str]]
 
 
 class Bench:
     """One plugin under measurement: the command that starts it, for a kubelet's directory."""
 
-    def __init__(self, name: str, command: Command, root: Path, *, quick: bool) -> None:
-        self._name = name
+    def __init__(self, command: Command, root: Path, *, quick: bool) -> None:
         self._command = command
         self._root = root
         self._quick = quick
@@ -45,7 +39,7 @@ class Bench:
         (root / "null").symlink_to("/dev/null")
 
     async def common(self) -> list[report.Row]:
-        """Measure what every plugin can be asked."""
+        """Measure starts, costs and losses."""
         await self._starts()
         async with self._living() as (kubelet, process):
             first = await kubelet.lists.get()
@@ -56,20 +50,17 @@ class Bench:
         return self.rows
 
     async def own(self) -> list[report.Row]:
-        """Measure what only muster's plugin is asked here: hot-plug, faults, growth."""
+        """Measure hot-plug, faults, growth."""
         async with self._living() as (kubelet, process):
-            await _quiet(kubelet)
+            await kubelet.quiet()
             await self._hot_plug(kubelet)
             await self._faults(kubelet)
             await self._growth(kubelet, process)
         return self.rows
 
     def add(self, rows: Iterable[report.Row]) -> None:
-        """Add figures; the targets are muster's."""
-        for row in rows:
-            target = row.target if self._name == "muster" else None
-            name = f"{self._name}: {row.name}"
-            self.rows.append(dataclasses.replace(row, name=name, target=target))
+        """Add figures."""
+        self.rows.extend(rows)
 
     @contextlib.asynccontextmanager
     async def _living(
@@ -89,12 +80,12 @@ class Bench:
                 bare.append((await programs.bare_interpreter())[0] * 1000)
                 started = time.perf_counter()
                 async with programs.running(self._command(self._root)):
-                    seconds = await _until_registered(kubelet, started)
-                    if seconds >= _NEVER_S:
-                        sys.exit(f"{self._name}: not registered within {_NEVER_S:g} s")
+                    seconds = await kubelet.until_registered(started)
+                    if seconds >= listening_kubelet.NEVER_S:
+                        sys.exit(f"not registered within {listening_kubelet.NEVER_S:g} s")
                     registered.append(seconds * 1000)
                     listed.append(((await kubelet.lists.get()).at - started) * 1000)
-                await _quiet(kubelet)
+                await kubelet.quiet()
         how = f"{times} starts, from fork to Register; floor: python -c 'import asyncio'"
         floor = statistics.median(bare)
         self.add(
@@ -145,32 +136,31 @@ class Bench:
         times = 20 if self._quick else 40
         restarts = []
         for _ in range(times):
-            await _quiet(kubelet)
-            restarts.append(await _until_registered(kubelet, await kubelet.restart()))
-        how = f"{times} restarts; from before kubelet.sock is there; {_NEVER_S:g} s: never"
+            await kubelet.quiet()
+            restarts.append(await kubelet.until_registered(await kubelet.restart()))
+        how = f"{times} restarts; from before kubelet.sock is there; {_NEVER}"
         self.add(
             report.spread("kubelet restart to Register", _ms(restarts), "ms", target=300, how=how)
         )
         dropped, removed, changed = [], [], []
         for _ in range(3):
-            await _quiet(kubelet)
+            await kubelet.quiet()
             started = time.perf_counter()
             await kubelet.drop(resource)
-            dropped.append(await _until_registered(kubelet, started))
+            dropped.append(await kubelet.until_registered(started))
         for _ in range(5):
-            await _quiet(kubelet)
+            await kubelet.quiet()
             # a loss soon after a loss is repaired with a delay, on purpose
             await asyncio.sleep(2.2)
             started = time.perf_counter()
             kubelet.endpoints[resource].unlink(missing_ok=True)
-            removed.append(await _until_registered(kubelet, started))
-            if removed[-1] < _NEVER_S:
+            removed.append(await kubelet.until_registered(started))
+            if removed[-1] < listening_kubelet.NEVER_S:
                 old, new = await kubelet.ends.get(), await kubelet.lists.get()
                 changed.append(new.at - old.at)
-        never = f"{_NEVER_S:g} s: never"
-        how = f"{len(dropped)} times; {never}"
+        how = f"{len(dropped)} times; {_NEVER}"
         self.add(report.spread("stream dropped to Register", dropped, "s", target=3, how=how))
-        how = f"{len(removed)} times; {never}"
+        how = f"{len(removed)} times; {_NEVER}"
         self.add(report.spread("own socket gone to Register", removed, "s", target=0.2, how=how))
         if changed:
             how = f"{len(changed)} times, from the end of a stream to the next one's list"
@@ -195,10 +185,10 @@ class Bench:
         for _ in range(times):
             started = time.perf_counter()
             device.symlink_to("/dev/zero")
-            came.append((await _list(kubelet, "muster.example/hot", healthy=1)).at - started)
+            came.append((await kubelet.until_listed("muster.example/hot", healthy=1)).at - started)
             started = time.perf_counter()
             device.unlink()
-            went.append((await _list(kubelet, "muster.example/hot", healthy=0)).at - started)
+            went.append((await kubelet.until_listed("muster.example/hot", healthy=0)).at - started)
         how = f"{times} times, a link in a directory; to the list on the stream"
         self.add(report.spread("device appears to list", _ms(came), "ms", target=20, how=how))
         self.add(report.spread("device disappears to list", _ms(went), "ms", target=20, how=how))
@@ -209,7 +199,7 @@ class Bench:
         for turn in range(times):
             started = time.perf_counter()
             script.write_text('{"device": 0, "xid": 79}\n' if turn % 2 == 0 else "")
-            listed = await _list(kubelet, "muster.example/gpu", healthy=turn % 2)
+            listed = await kubelet.until_listed("muster.example/gpu", healthy=turn % 2)
             taken.append(listed.at - started)
         how = f"{times} faults and recoveries of a simulated GPU, from the write of its script"
         self.add(report.spread("Unhealthy to list", _ms(taken), "ms", target=5, how=how))
@@ -237,35 +227,31 @@ class Bench:
         device = self._root / "hot"
         for _ in range(cycles):
             device.symlink_to("/dev/zero")
-            await _list(kubelet, "muster.example/hot", healthy=1)
+            await kubelet.until_listed("muster.example/hot", healthy=1)
             device.unlink()
-            await _list(kubelet, "muster.example/hot", healthy=0)
+            await kubelet.until_listed("muster.example/hot", healthy=0)
         for _ in range(restarts):
             await kubelet.restart()
             for _ in range(3):
                 await kubelet.registered.get()
-        await _quiet(kubelet)
+        await kubelet.quiet()
 
 
-async def measure(options: report.Options, peers: Sequence[str]) -> list[report.Row]:
-    """Measure muster's plugin, then each peer."""
+async def measure(options: report.Options) -> list[report.Row]:
+    """Measure muster's plugin."""
     async with programs.arena("bench/plugin", muster, muster_plugin) as (root, url):
-        ours = Bench("muster", _muster(url, _single), root / "m", quick=options.quick)
+        ours = Bench(_muster(url, _single), root / "m", quick=options.quick)
         rows = await ours.common()
         rows += await _many(url, root / "n")
-        wide = Bench("muster", _muster(url, _hot), root / "h", quick=options.quick)
+        wide = Bench(_muster(url, _hot), root / "h", quick=options.quick)
         rows += await wide.own()
-        for number, peer in enumerate(peers):
-            place = root / f"p{number}"
-            name = Path(shlex.split(peer)[0]).name
-            rows += await Bench(name, _peer(peer), place, quick=options.quick).common()
     return rows
 
 
 async def _many(url: str, root: Path) -> list[report.Row]:
     """Measure muster with 64 resources."""
     command = _muster(url, _sixty_four)
-    bench = Bench("muster", command, root, quick=True)
+    bench = Bench(command, root, quick=True)
     async with listening_kubelet.ListeningKubelet(root / "device-plugins") as kubelet:
         started = time.perf_counter()
         async with programs.running(command(root)) as process:
@@ -323,65 +309,9 @@ def _muster(url: str, devices: Callable[[Path], dict[str, object]]) -> Command:
     return command
 
 
-def _peer(command: str) -> Command:
-    def filled(root: Path) -> list[str]:
-        places = {"directory": root / "device-plugins", "kubelet": root, "device": root / "null"}
-        parts = shlex.split(command)
-        for name, place in places.items():
-            parts = [part.replace(f"{{{name}}}", str(place)) for part in parts]
-        return parts
-
-    return filled
-
-
-async def _until_registered(kubelet: listening_kubelet.ListeningKubelet, started: float) -> float:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_NEVER_S):
-            return (await kubelet.registered.get()).at - started
-    return _NEVER_S
-
-
-async def _list(
-    kubelet: listening_kubelet.ListeningKubelet, resource: str, *, healthy: int
-) -> listening_kubelet.Observed:
-    """Wait for a list of this resource with so many Healthy devices."""
-    async with asyncio.timeout(_NEVER_S):
-        while True:
-            listed = await kubelet.lists.get()
-            if (listed.resource, listed.healthy) == (resource, healthy):
-                return listed
-
-
-async def _quiet(kubelet: listening_kubelet.ListeningKubelet) -> None:
-    """Wait until nothing more comes, and forget what came."""
-    while True:
-        came = 0
-        for queue in (kubelet.registered, kubelet.lists, kubelet.ends):
-            while not queue.empty():
-                queue.get_nowait()
-                came += 1
-        if not came:
-            return
-        await asyncio.sleep(0.1)
-
-
 def _ms(seconds: Iterable[float]) -> list[float]:
     return [value * 1000 for value in seconds]
 
 
-def main() -> int:
-    """Run the benchmark from its command line."""
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="CMD",
-        help="another plugin's command line, with {directory} or {kubelet}, and {device}",
-    )
-    chosen, _ = own.parse_known_args()
-    return report.main("plugin", lambda options: measure(options, chosen.peer), more=own)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.main("plugin", measure))

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -38,13 +38,19 @@ async def arena(producer: str, *packages: ModuleType) -> AsyncIterator[tuple[Pat
 
 @contextlib.asynccontextmanager
 async def running(
-    command: Sequence[str], **environment: str
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    errors: int | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program; end it in order, or by force."""
+    """Run a program, whose errors go there; end it in order, or by force."""
     process = await asyncio.create_subprocess_exec(
         *command,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "", "GRPC_VERBOSITY": "ERROR"} | environment,
+        env=os.environ
+        | {"PYTHONDONTWRITEBYTECODE": "", "GRPC_VERBOSITY": "ERROR"}
+        | {**(environment or {})},
         stdout=asyncio.subprocess.DEVNULL,
+        stderr=errors,
     )
     try:
         yield process
@@ -79,6 +85,13 @@ def resident_mib(pid: int) -> float:
     """Return the resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def proportional_mib(pid: int) -> float:
+    """Return the memory of a process, with its share of what others have mapped too (PSS)."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    line = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
     return int(line.split()[1]) / 1024
 
 

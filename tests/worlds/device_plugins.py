@@ -24,20 +24,22 @@ from tests.worlds.nvml import fake, scenes
 
 NVIDIA: Final = "nvidia-device-plugin"
 _START_S: Final = 20.0
-_FILE: Final = "/var/lib/kubelet/config.yaml"
+_FILE: Final = "/var/lib/machine/config.yaml"
 _MOUNTED: Final = """
 set -e
-root=$1; driver=$2; shift 2
+root=$1 kubelet=$2 driver=$3
 for folder in /var/lib /run; do mount -t tmpfs tmpfs $folder; done
-mkdir -p /var/lib/kubelet /var/lib/dev /run/nvidia/driver/usr/lib64
+mkdir -p /var/lib/kubelet /var/lib/machine /var/lib/dev /run/nvidia/driver/usr/lib64
 ln -s /dev /run/nvidia/driver/dev
 touch /run/nvidia/driver/usr/lib64/libcuda.so.$driver
-mount --bind $root /var/lib/kubelet
+mount --bind $kubelet /var/lib/kubelet
+mount --bind $root /var/lib/machine
 mount --bind $root/proc-driver /proc/driver
 mount --bind $root/pci /sys/bus/pci/devices
 mount --bind /dev /var/lib/dev
 mount --bind $root/dev /dev
-exec "$@"
+echo mounted
+exec sleep infinity
 """
 _USUAL_NODES: Final = ("null", "zero", "random", "urandom")
 
@@ -133,11 +135,12 @@ async def running(
     root: Path, machine: Machine, file: str, command: Sequence[str], resources: Sequence[str]
 ) -> AsyncIterator[Plugin]:
     """Run a plugin until it has registered these resources; raises Ended if it ends before."""
-    gpus = _prepared(root, machine, file)
+    gpus = prepared(root, machine, file)
     async with (
         contextlib.AsyncExitStack() as stack,
         stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-        _process(root, gpus, command) as process,
+        mounted(root, root, machine.scene.driver) as inside,
+        _process(root, gpus, (*inside, *command)) as process,
     ):
         ended = asyncio.ensure_future(process.wait())
         known = asyncio.ensure_future(
@@ -166,16 +169,10 @@ async def running(
 async def _process(
     root: Path, gpus: fake.Fake, command: Sequence[str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    settings = {
-        "MUSTER_PLUGIN__NODE": "node-a",
-        "MUSTER_PLUGIN__BUS__URL": "nats://127.0.0.1:1",
-        "MUSTER_PLUGIN__KUBELET__DIRECTORY": "/var/lib/kubelet",
-    }
     with (root / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *("unshare", "--mount", "--propagation", "private"),
-            *("sh", "-c", _MOUNTED, "sh", str(root), gpus.scene.driver, *command),
-            env=os.environ | settings | gpus.environment(fake.built()),
+            *command,
+            env=os.environ | environment(gpus),
             stdout=log,
             stderr=log,
         )
@@ -187,7 +184,33 @@ async def _process(
         await process.wait()
 
 
-def _prepared(root: Path, machine: Machine, file: str) -> fake.Fake:
+@contextlib.asynccontextmanager
+async def mounted(root: Path, kubelet: Path, driver: str) -> AsyncIterator[tuple[str, ...]]:
+    """Mount the machine in that folder, and a kubelet's; yield how a command is run there."""
+    holder = await asyncio.create_subprocess_exec(
+        *("unshare", "--mount", "--propagation", "private"),
+        *("sh", "-c", _MOUNTED, "sh", str(root), str(kubelet), driver),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        assert await holder.stdout.readline() == b"mounted\n"
+        yield "nsenter", "--target", str(holder.pid), "--mount"
+    finally:
+        holder.terminate()
+        await holder.wait()
+
+
+def environment(gpus: fake.Fake, url: str = "nats://127.0.0.1:1") -> dict[str, str]:
+    """Return what NVIDIA's file does not say: the library, the bus, the kubelet's folder."""
+    return gpus.environment(fake.built()) | {
+        "MUSTER_PLUGIN__NODE": "node-a",
+        "MUSTER_PLUGIN__BUS__URL": url,
+        "MUSTER_PLUGIN__KUBELET__DIRECTORY": "/var/lib/kubelet",
+    }
+
+
+def prepared(root: Path, machine: Machine, file: str) -> fake.Fake:
     """Write the machine and the plugin's file into the folder."""
     for folder in ("proc-driver/nvidia-caps", "pci", "dev"):
         (root / folder).mkdir(parents=True)

@@ -1,0 +1,354 @@
+"""Adapter: other device plugins beside ours: the same work, in one run, before the same kubelet.
+
+NVIDIA's plugin (`make cluster` builds it) and ours serve eight GPUs of the stand-in for NVML; a
+generic-device-plugin in the PATH serves device nodes beside ours. The kubelet only listens; where
+MUSTER_KUBELET_DIR names a real one (and MUSTER_KUBELET_RESTART restarts it), starts and restarts
+are measured there too, and its node keeps the resources. Our bus is a real one.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+
+import muster
+import muster_plugin
+from bench import listening_kubelet, programs, report
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import rpc
+from muster_plugin.kubelet import podresources
+from tests.worlds import device_plugins
+from tests.worlds.nvml import fake, scenes
+
+GENERIC: Final = "generic-device-plugin"
+GPU: Final = "nvidia.com/gpu"
+_SETTLE_S: Final = 6.0
+_REPAIR_S: Final = 2.2
+"""A loss soon after a loss is repaired with a delay, on purpose."""
+_REAL_S: Final = 60.0
+_POLL_S: Final = 0.02
+_NEVER: Final = f"{listening_kubelet.NEVER_S:g} s: never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A plugin that serves one resource with so many devices for the kubelet in a folder.
+
+    `change` does something to the nth device and returns how many devices are Healthy then.
+    """
+
+    name: str
+    resource: str
+    devices: int
+    kubelet: listening_kubelet.ListeningKubelet
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    change: Callable[[int], int]
+    changed: str
+
+    def living(self) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
+        """Run it."""
+        return programs.running(self.command, self.environment, errors=asyncio.subprocess.DEVNULL)
+
+    def rows(
+        self, what: str, samples: Sequence[float], unit: str, how: str, floor: float | None = None
+    ) -> list[report.Row]:
+        """Return median and worst; a plugin's figure stands beside that of its peers."""
+        return report.spread(f"{what}: {self.name}", samples, unit, how=how, floor=floor)
+
+
+async def starts(contenders: Sequence[Contender], times: int) -> list[report.Row]:
+    """Start each in turn, so many times."""
+    taken: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    bare = []
+    for _ in range(times):
+        bare.append((await programs.bare_interpreter())[0] * 1000)
+        for contender in contenders:
+            started = time.perf_counter()
+            async with contender.living():
+                seconds = await contender.kubelet.until_registered(started)
+                await contender.kubelet.until_listed(contender.resource, healthy=contender.devices)
+            taken[contender.name].append(seconds * 1000)
+            await contender.kubelet.quiet()
+    how = f"{times} starts in turn, from fork to Register; floor: python -c 'import asyncio'"
+    floor = statistics.median(bare)
+    return [
+        row
+        for contender in contenders
+        for row in contender.rows("start to Register", taken[contender.name], "ms", how, floor)
+    ]
+
+
+async def idle(
+    contenders: Sequence[Contender], pids: Sequence[int], seconds: float
+) -> list[report.Row]:
+    """Let all of them do nothing, at the same time."""
+    await asyncio.sleep(_SETTLE_S)
+    before, began = [programs.cpu_s(pid) for pid in pids], time.perf_counter()
+    await asyncio.sleep(seconds)
+    passed = time.perf_counter() - began
+    shares = [programs.cpu_s(pid) - used for pid, used in zip(pids, before, strict=True)]
+    how = f"all together, {seconds:g} s"
+    rows = []
+    for contender, pid, share in zip(contenders, pids, shares, strict=True):
+        for what, value, unit in (
+            ("memory, RSS", programs.resident_mib(pid), "MiB"),
+            ("memory, PSS", programs.proportional_mib(pid), "MiB"),
+            ("idle CPU", share / passed * 100, "% of a core"),
+        ):
+            rows.append(report.row(f"{what}: {contender.name}", value, unit, how=how))
+    return rows
+
+
+async def allocations(contender: Contender, calls: int) -> list[report.Row]:
+    """Ask for one device, again and again."""
+    taken, empty = [], []
+    path = contender.kubelet.endpoints[contender.resource]
+    options = [("grpc.default_authority", "localhost")]
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+        client = rpc.DevicePluginClient(channel)
+        listed = await client.list_and_watch(dp.Empty()).read()
+        assert isinstance(listed, dp.ListAndWatchResponse), "the list comes first"
+        healthy = [device.ID for device in listed.devices if device.health == "Healthy"]
+        wanted = dp.ContainerAllocateRequest(devices_ids=healthy[:1])
+        for _ in range(calls):
+            started = time.perf_counter()
+            await client.allocate(dp.AllocateRequest(container_requests=[wanted]))
+            taken.append((time.perf_counter() - started) * 1000)
+            started = time.perf_counter()
+            await client.get_device_plugin_options(dp.Empty())
+            empty.append((time.perf_counter() - started) * 1000)
+    how = f"{calls} calls of one caller in Python; floor: its empty call to the same plugin"
+    return contender.rows("Allocate", taken, "ms", how, statistics.median(empty))
+
+
+async def changes(contender: Contender, times: int) -> list[report.Row]:
+    """Do something to devices, until the kubelet has it in the list."""
+    taken = []
+    for number in range(times):
+        await contender.kubelet.quiet()
+        started, healthy = time.perf_counter(), contender.change(number)
+        try:
+            listed = await contender.kubelet.until_listed(contender.resource, healthy=healthy)
+            taken.append((listed.at - started) * 1000)
+        except TimeoutError:
+            taken.append(listening_kubelet.NEVER_S * 1000)
+    how = f"{times} times; {_NEVER}"
+    return contender.rows(contender.changed, taken, "ms", how)
+
+
+async def losses(contender: Contender, times: int) -> list[report.Row]:
+    """Lose what a plugin can lose, until it registers again."""
+    kubelet = contender.kubelet
+    rows: list[report.Row] = []
+
+    async def restart() -> float:
+        return await kubelet.restart()
+
+    async def drop() -> float:
+        started = time.perf_counter()
+        await kubelet.drop(contender.resource)
+        return started
+
+    async def remove() -> float:
+        started = time.perf_counter()
+        kubelet.endpoints[contender.resource].unlink(missing_ok=True)
+        return started
+
+    taken: list[float] = []
+    for what, lose in (
+        ("kubelet restart to Register", restart),
+        ("own socket removed to Register", remove),
+        ("stream dropped to Register", drop),
+    ):
+        for _ in range(times):
+            await kubelet.quiet()
+            await asyncio.sleep(_REPAIR_S)
+            if taken and taken[-1] >= listening_kubelet.NEVER_S:
+                # what did not come back has nothing more to lose
+                await kubelet.until_registered(await kubelet.restart())
+            taken.append(await kubelet.until_registered(await lose()))
+        rows += contender.rows(
+            what, taken[-times:], "s", f"{times} times, all plugins together; {_NEVER}"
+        )
+    return rows
+
+
+async def before_real(contender: Contender, root: Path, times: int) -> list[report.Row]:
+    """Start it before the real kubelet, and restart that kubelet, until it lists the devices."""
+    restart = shlex.split(os.environ.get("MUSTER_KUBELET_RESTART", ""))
+    began, again = [], []
+    for _ in range(times):
+        started = time.perf_counter()
+        async with contender.living():
+            began.append(await _allocatable(root, contender, started))
+            if restart:
+                await (await asyncio.create_subprocess_exec(*restart)).wait()
+                started = time.perf_counter()
+                again.append(await _allocatable(root, contender, started))
+    how = f"{times} times, a real kubelet; polled every {_POLL_S * 1000:g} ms"
+    rows = contender.rows("start to allocatable", began, "s", how)
+    if restart:
+        rows += contender.rows("kubelet restart to allocatable", again, "s", how)
+    return rows
+
+
+async def _allocatable(root: Path, contender: Contender, started: float) -> float:
+    """Return the seconds until the kubelet says that the devices can be had."""
+    while (seconds := time.perf_counter() - started) < _REAL_S:
+        with contextlib.suppress(Exception):
+            listing = await podresources.query(root / podresources.SOCKET)
+            if len((listing.allocatable or {}).get(contender.resource, ())) == contender.devices:
+                return time.perf_counter() - started
+        await asyncio.sleep(_POLL_S)
+    return seconds
+
+
+def _new(
+    name: str,
+    resource: str,
+    place: Path,
+    command: Sequence[str],
+    change: Callable[[int], int],
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Contender:
+    has_gpus = resource == GPU
+    return Contender(
+        name=name,
+        resource=resource,
+        devices=8 if has_gpus else 1,
+        kubelet=listening_kubelet.ListeningKubelet(place / "device-plugins"),
+        command=command,
+        environment=environment or {},
+        change=change,
+        changed="XID 79 to Unhealthy in the list" if has_gpus else "device comes or goes to list",
+    )
+
+
+def _with_nodes(root: Path, url: str, real: Path | None) -> Iterator[Contender]:
+    """Yield the plugins that serve a device node, and a second one while it is there."""
+    devices = root / "devices"
+    devices.mkdir(parents=True)
+    (devices / "null").symlink_to("/dev/null")
+    paths = [{"path": str(devices / name)} for name in ("null", "ho?")]
+
+    def change(number: int) -> int:
+        if number % 2:
+            (devices / "hot").unlink()
+        else:
+            (devices / "hot").symlink_to("/dev/zero")
+        return 2 - number % 2
+
+    place = _folder(root / "muster")
+    resource = {"groups": [{"devices": [path]} for path in paths], "grace_s": 3600}
+    (place / "plugin.json").write_text(
+        json.dumps(
+            {
+                "node": "bench",
+                "bus": {"url": url},
+                "kubelet": {"directory": str(real or place)},
+                "resources": [resource | {"name": "muster.example/null"}],
+            }
+        )
+    )
+    command = [sys.executable, "-m", "muster_plugin", "--config", str(place / "plugin.json")]
+    yield _new("muster", "muster.example/null", place, command, change)
+    generic = shutil.which(GENERIC)
+    if generic is None:
+        print(f"without {GENERIC}: it is not in the PATH", file=sys.stderr)
+    else:
+        place = _folder(root / "generic")
+        given = json.dumps({"name": "null", "groups": [{"paths": [path]} for path in paths]})
+        command = [
+            *(generic, "--domain", "generic.example", "--device", given),
+            *("--plugin-directory", str((real or place) / "device-plugins")),
+            *("--listen", "127.0.0.1:0", "--log-level", "none"),
+        ]
+        yield _new(GENERIC, "generic.example/null", place, command, change)
+
+
+@contextlib.asynccontextmanager
+async def _with_gpus(root: Path, url: str, real: Path | None) -> AsyncIterator[list[Contender]]:
+    """Give the plugins that serve eight GPUs, each before an NVML of its own."""
+    machine = device_plugins.Machine(scene=scenes.h100x8())
+    commands = {
+        "muster, GPUs": device_plugins.muster_command(),
+        "NVIDIA's plugin": device_plugins.nvidia_command(),
+    }
+    contenders = []
+    async with contextlib.AsyncExitStack() as stack:
+        for number, (name, command) in enumerate(commands.items()):
+            place = _folder(root / f"gpus{number}")
+            gpus = device_plugins.prepared(place, machine, "version: v1\n")
+            inside = await stack.enter_async_context(
+                device_plugins.mounted(place, real or place, machine.scene.driver)
+            )
+
+            def change(number: int, gpus: fake.Fake = gpus) -> int:
+                gpus.xid(number, 79)
+                return 7 - number
+
+            environment = device_plugins.environment(gpus, url)
+            whole = [*inside, *command]
+            contenders.append(_new(name, GPU, place, whole, change, environment=environment))
+        yield contenders
+
+
+def _folder(place: Path) -> Path:
+    (place / "device-plugins").mkdir(parents=True)
+    return place
+
+
+@contextlib.asynccontextmanager
+async def _contenders(
+    root: Path, url: str, real: Path | None = None
+) -> AsyncIterator[list[Contender]]:
+    missing = device_plugins.missing()
+    if missing:
+        print(f"without NVIDIA's plugin: {missing}", file=sys.stderr)
+    async with contextlib.AsyncExitStack() as stack:
+        gpus = [] if missing else await stack.enter_async_context(_with_gpus(root, url, real))
+        yield [*_with_nodes(root, url, real), *gpus]
+
+
+async def measure(options: report.Options) -> list[report.Row]:
+    """Measure every plugin before the listening kubelet, then before the real one."""
+    rows: list[report.Row] = []
+    async with programs.arena("bench/peers", muster, muster_plugin) as (root, url):
+        async with contextlib.AsyncExitStack() as stack:
+            contenders = await stack.enter_async_context(_contenders(root / "p", url))
+            for contender in contenders:
+                await stack.enter_async_context(contender.kubelet)
+            rows += await starts(contenders, 5 if options.quick else 40)
+            processes = [await stack.enter_async_context(c.living()) for c in contenders]
+            rows += await idle(contenders, [p.pid for p in processes], 6 if options.quick else 60)
+            for contender in contenders:
+                # before a second stream: NVIDIA's plugin tells a change to one stream only
+                rows += await changes(contender, 2 if options.quick else 8)
+                rows += await allocations(contender, 300 if options.quick else 5000)
+            times = 1 if options.quick else 5
+            for lost in await asyncio.gather(*(losses(c, times) for c in contenders)):
+                rows += lost
+        named = os.environ.get("MUSTER_KUBELET_DIR")
+        if named:
+            async with _contenders(root / "r", url, Path(named)) as contenders:
+                for contender in contenders:
+                    rows += await before_real(contender, Path(named), 1 if options.quick else 10)
+    figures = [row.name.partition(":")[0] for row in rows]
+    return sorted(rows, key=lambda row: figures.index(row.name.partition(":")[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(report.main("peers", measure))
