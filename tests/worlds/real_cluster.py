@@ -3,6 +3,7 @@
 Run `pytest -m cluster` and nothing less: a KUBECONFIG that merely lies about may be a real cluster.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +33,9 @@ _PASSING: Final = {
     *("endpoints", "endpointslices.discovery.k8s.io", "nodes", "persistentvolumes"),
 }
 """Kinds whose objects come and go by themselves; nodes are compared by what they say."""
+
+_ENDED: Final = {"Succeeded", "Failed"}
+_DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 
 T = TypeVar("T")
 
@@ -84,25 +89,38 @@ class Cluster:
         assert done.returncode == expect, f"muster {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def shell(self, script: str, folder: Path) -> str:
+    def shell(self, script: str, folder: Path, *, expect: int = 0) -> str:
         """Run a script as a user does who has this kubeconfig; return all that it printed."""
         done = subprocess.run(
             [shutil.which("bash") or "bash", "-euo", "pipefail", "-c", script],
             cwd=folder, env=self.environment, text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        assert done.returncode == 0, f"{script}\n{done.stdout}"
+        assert done.returncode == expect, f"{script}\n{done.stdout}"
         return done.stdout
 
     def install(self, folder: Path, settings: Mapping[str, object] = MappingProxyType({})) -> str:
-        """Install the minimal overlay as docs/install.md says; return what was printed.
+        """Install the minimal overlay as docs/install.md says; return what was printed last.
 
         `settings` of services by their names replace the ones that the overlay has.
         """
+        self.prepare(folder, settings=settings)
+        self.shell(block("install.md", "create secret generic muster-nats-$user"), folder)
+        return self.shell(block("install.md", "kubectl apply -k my-muster"), folder)
+
+    def prepare(
+        self,
+        folder: Path,
+        *,
+        overlay: str = "minimal",
+        settings: Mapping[str, object] = MappingProxyType({}),
+        more: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Make `my-muster` as docs/install.md says, with `more` in its kustomization.yaml."""
         (folder / "muster").symlink_to(manifests.ROOT)
-        build, overlay, apply = map(with_our_image, documented("install.md", "## In a cluster")[:3])
-        assert "apply -k my-muster" in apply
-        printed = self.shell(f"{build}\n{overlay}", folder)
+        script = block("install.md", "mkdir my-muster")
+        assert "k8s/overlays/minimal]" in script
+        self.shell(script.replace("overlays/minimal]", f"overlays/{overlay}]"), folder)
         generators = [
             {"name": f"muster-{name}-settings", "namespace": NAMESPACE, "behavior": "merge",
              "files": [f"{name}.yaml"]}
@@ -111,8 +129,7 @@ class Cluster:
         for name, tree in settings.items():
             (folder / f"my-muster/{name}.yaml").write_text(yaml.safe_dump(tree))
         with (folder / "my-muster/kustomization.yaml").open("a") as file:
-            yaml.safe_dump({"configMapGenerator": generators}, file)
-        return printed + self.shell(apply, folder)
+            yaml.safe_dump({"configMapGenerator": generators, **more}, file)
 
     @property
     def node(self) -> str:
@@ -141,6 +158,69 @@ class Cluster:
             for node in self.get("nodes")["items"]
         }
         return {"objects": sorted(names.split()), "nodes": nodes}
+
+    def pods(self, name: str) -> list[dict[str, Any]]:
+        """Return the pods of a part of muster that are to stay, in the order of their names."""
+        listed = self.get("pods", "", "-n", NAMESPACE, "-l", f"app.kubernetes.io/name={name}")
+        pods = [pod for pod in listed["items"] if "deletionTimestamp" not in pod["metadata"]]
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def run_pod(self, limits: Mapping[str, str], script: str) -> str:
+        """Run a script of busybox in a pod with these limits; return what it printed."""
+        container = {
+            "name": "main",
+            "image": BUSYBOX,
+            "command": ["sh", "-c", script],
+            "resources": {"limits": limits},
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "muster-test", "namespace": "default"},
+            "spec": {"restartPolicy": "Never", "containers": [container]},
+        }
+        self.good("create", "-f", "-", given=pod)
+        try:
+            until(
+                lambda: self.get("pod", "muster-test")["status"]["phase"] in _ENDED, "the pod ends"
+            )
+            return self.good("logs", "muster-test")
+        finally:
+            self.good("delete", "pod", "muster-test")
+
+    def fetch(self, pod: Mapping[str, Any], path: str, port: int = 8080) -> str:
+        """Return what a pod serves; pods can be reached from this machine."""
+        with urllib.request.urlopen(
+            f"http://{pod['status']['podIP']}:{port}{path}", timeout=10
+        ) as answer:
+            return str(answer.read().decode())
+
+    def renew_node(self) -> None:
+        """Make the node's object anew: the kubelet never drops a resource that it once had."""
+        if Path(self.kubeconfig) != layout.KUBECONFIG:
+            return
+        kubelet = [sys.executable, "-m", "scripts.cluster", "kubelet"]
+        name = self.node
+        subprocess.run([*kubelet, "stop"], check=True, cwd=manifests.ROOT)
+        (layout.KUBELET / "device-plugins/kubelet_internal_checkpoint").unlink(missing_ok=True)
+        self.good("delete", "node", name)
+        subprocess.run([*kubelet, "start"], check=True, cwd=manifests.ROOT)
+        until(lambda: self.get("node", name), "the kubelet registers its node")
+        self.good("wait", "node", name, "--for=condition=Ready", "--timeout=60s")
+
+    @contextlib.contextmanager
+    def no_default_storage(self) -> Iterator[None]:
+        """Take from the StorageClasses that one of them is the default."""
+        classes = [
+            entry["metadata"]["name"]
+            for entry in self.get("storageclasses")["items"]
+            if entry["metadata"].get("annotations", {}).get(_DEFAULT_CLASS) == "true"
+        ]
+        self.good("annotate", "storageclass", *classes, f"{_DEFAULT_CLASS}-")
+        try:
+            yield
+        finally:
+            self.good("annotate", "storageclass", *classes, f"{_DEFAULT_CLASS}=true")
 
     def rest(self) -> None:
         """Remove whatever of muster is there, and wait until it is gone."""
@@ -192,17 +272,23 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     cluster.rest()
 
 
-def documented(page: str, heading: str) -> list[str]:
-    """Return the commands that a page shows below a heading, block by block."""
+def block(page: str, phrase: str) -> str:
+    """Return the commands or YAML of a page that have a phrase, with the image that is there."""
     text = (manifests.ROOT / "docs" / page).read_text()
-    _, _, section = text.partition(f"\n{heading}\n")
-    assert section, f"docs/{page} has no {heading}"
-    section = re.split(rf"^#{{1,{heading.count('#')}}} ", section, flags=re.MULTILINE)[0]
-    return re.findall(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(?:yaml)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (chosen_block,) = [each for each in blocks if phrase in each]
+    return _with_our_image(chosen_block)
 
 
-def with_our_image(script: str) -> str:
-    """Return documented commands, with the image that is there instead of one that is pushed."""
+def printed_commands(printed: str) -> str:
+    """Return the commands that `muster auth` printed to be run."""
+    lines = [line for line in printed.splitlines() if line.startswith("into")]
+    assert lines, printed
+    return "\n".join(lines)
+
+
+def _with_our_image(script: str) -> str:
+    """Return commands with the image that is there, instead of one that is built and pushed."""
     lines = [line for line in script.splitlines() if not line.startswith("docker ")]
     name, _, tag = MUSTER.partition(":")
     replaced: Mapping[str, str] = {
