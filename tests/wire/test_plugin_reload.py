@@ -196,12 +196,12 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
     plugin_process.run(story)
 
 
-def test_at_a_handover_the_second_plugin_waits_for_the_end_of_the_first(root: Path) -> None:
+def test_a_second_plugin_of_another_name_waits_for_the_end_of_the_first(root: Path) -> None:
     async def story() -> None:
         file = mounted(root, written(one=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            plugin_process.plugin(root, file) as first,
+            plugin_process.plugin(root, file, MUSTER_PLUGIN__NAME="other") as first,
         ):
             await first.said("registered")
             waits = plugin_process.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="20")

@@ -138,7 +138,8 @@ def test_the_plugin_can_be_stopped_while_it_waits_for_another_to_end(root: Path)
         file = plugin_process.written(root / "c.json", plugin_process.resource(ONE, "/dev/null"))
         async with (
             stand_in.Kubelet(directory=root, node="node-a"),
-            plugin_process.plugin(root, file) as first,
+            # a plugin of another name does not hand over
+            plugin_process.plugin(root, file, MUSTER_PLUGIN__NAME="other") as first,
         ):
             await first.said("registered")
             async with plugin_process.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="600") as second:

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -27,11 +27,13 @@ from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
 from muster_plugin.gpu import evaluation, health_state
-from muster_plugin.kubelet import socket_directory
+from muster_plugin.kubelet import handover, socket_directory
 
 lean.end_imports()
 
 _RETRY_S: Final = 0.05
+_LISTED_TIMEOUT_S: Final = 10.0
+"""A predecessor waits longer than that."""
 _FILES_OF_PROCESS: Final = 128
 _FILES_PER_RESOURCE: Final = 8
 """Lock, socket and stream are 3; a probe and a registration need more for a moment."""
@@ -57,7 +59,14 @@ def main() -> int:
 async def serve(chosen: settings.Settings, source: entry.Source[settings.Settings]) -> None:
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
     node = _node(chosen)
-    tasks = [*node.tasks(lambda: _acquire_resources(chosen, node)), _report(chosen, node)]
+    handing = handover.Handover(_socket_directories(chosen)[0] / _handover_socket(chosen), node)
+    acquired = asyncio.Event()
+
+    async def acquire() -> None:
+        await _acquire_resources(chosen, node, handing)
+        acquired.set()
+
+    tasks = [*node.tasks(acquire), _report(chosen, node), _hand_over(node, handing, acquired)]
     if source.file:
         tasks.append(Reloader(chosen, source.file, source.read, node).run())
     try:
@@ -65,6 +74,7 @@ async def serve(chosen: settings.Settings, source: entry.Source[settings.Setting
         await runtime.run(*tasks, stop=node.stopping)
     finally:
         await node.close()
+        handing.close()
 
 
 async def _report(chosen: settings.Settings, node: node_wiring.Node) -> None:
@@ -121,12 +131,32 @@ def _node(chosen: settings.Settings) -> node_wiring.Node:
     return node
 
 
-async def _acquire_resources(chosen: settings.Settings, node: node_wiring.Node) -> None:
+async def _hand_over(
+    node: node_wiring.Node, handing: handover.Handover, acquired: asyncio.Event
+) -> None:
+    """Finish taking over, if there was a predecessor; then wait for a successor.
+
+    Raises CannotStart if the kubelet does not list the resources; the predecessor then goes on.
+    """
+    await acquired.wait()
+    if handing.sockets:
+        until = time.monotonic() + _LISTED_TIMEOUT_S
+        while not node.resource_plugins.all_listed:
+            if time.monotonic() >= until:
+                problems = [f"{beat.name}: {beat.problem}" for beat in node.statuses()]
+                raise entry.CannotStart(f"cannot take over: {'; '.join(problems)}")
+            await asyncio.sleep(_RETRY_S)
+        await handing.finish()
+    await handing.listen()
+
+
+async def _acquire_resources(
+    chosen: settings.Settings, node: node_wiring.Node, handing: handover.Handover
+) -> None:
     """Lock the node's resources as soon as no other plugin serves them.
 
-    Raises CannotStart if that takes longer than `handover_s`. The kubelet would keep the newer
-    registration, and drop it when the older one ends (k/k#121994); so there must be no overlap, not
-    even in a rolling update.
+    An older process of this plugin is asked to hand over. Raises CannotStart if the resources are
+    not free after `handover_s`.
     """
     gpus_here = chosen.at(node.name).gpus
     resources = sorted({*node.inventory.resources, *(gpus_here.names() if gpus_here else ())})
@@ -136,7 +166,7 @@ async def _acquire_resources(chosen: settings.Settings, node: node_wiring.Node) 
     )
     until = time.monotonic() + chosen.handover_s
     has_waited = False
-    while other := _other_owner(resources, folders, locks):
+    while other := _other_owner(resources, folders, locks, besides=handing.sockets):
         if time.monotonic() >= until:
             raise entry.CannotStart(
                 f"another plugin on this node serves {other}; end it first, or let this one "
@@ -144,8 +174,26 @@ async def _acquire_resources(chosen: settings.Settings, node: node_wiring.Node) 
             )
         if not has_waited:
             has_waited, longest = True, chosen.handover_s
-            logs.logger().info("waiting_for_other_plugin", serves=other, at_most_s=longest)
+            refusal = await handing.request()
+            if not refusal:
+                continue
+            logs.logger().info(
+                "waiting_for_other_plugin", serves=other, at_most_s=longest, reason=refusal
+            )
         await asyncio.sleep(_RETRY_S)
+
+
+def _socket_directories(chosen: settings.Settings) -> list[Path]:
+    root = Path(chosen.kubelet.directory)
+    return [
+        root / folder
+        for folder in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)
+    ]
+
+
+def _handover_socket(chosen: settings.Settings) -> str:
+    """Return where processes of this plugin, and no other, agree on who serves."""
+    return f"{socket_directory.LOCK_DIRECTORY}/{chosen.name}.sock"
 
 
 def _new_runner() -> machine.MachineRunner[In, Out]:
@@ -228,9 +276,15 @@ def _resources_max() -> int:
 
 
 def _other_owner(
-    resources: Iterable[str], folders: Sequence[Path], locks: socket_directory.ResourceLocks
+    resources: Iterable[str],
+    folders: Sequence[Path],
+    locks: socket_directory.ResourceLocks,
+    *,
+    besides: Collection[str],
 ) -> str:
     """Return a resource that another plugin serves, and that plugin; empty without one.
+
+    The sockets in `besides` are those of a predecessor that has handed over.
 
     Two plugins that start together lock in the same order, so one of them gets everything.
     """
@@ -239,9 +293,8 @@ def _other_owner(
         if owner:
             return f"{name} ({owner})"
     # an older plugin may use no locks
-    return next(
-        iter(socket_directory.served_sockets(folders, {*map(settings.slug, resources)})), ""
-    )
+    served = socket_directory.served_sockets(folders, {*map(settings.slug, resources)})
+    return next((path for path in served if path not in besides), "")
 
 
 class Reloader:

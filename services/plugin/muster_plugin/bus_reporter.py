@@ -48,29 +48,44 @@ class BusReporter:
         """
         metrics.register(self._node, self._heartbeat_age_s)
         http, node = self._settings.http, self._node
-        async with (
-            bus.Bus(
-                self._settings.bus.url,
-                producer=f"plugins/{node.plugin}",
-                name=f"{node.plugin} {node.name}",
-                boot=self._boot,
-            ) as connected,
-            probes.serve(
-                http.host, http.port, ready=self._not_ready, healthy=self._stuck
-            ) as address,
-        ):
+        async with probes.serve(
+            http.host, http.port, ready=self._not_ready, healthy=self._stuck
+        ) as address:
             logs.logger().info("listening", http=address)
+            while True:
+                await self._report()
+                node.left_bus.set()
+                await node.taken_back.wait()
+                node.left_bus.clear()
+
+    async def _report(self) -> None:
+        """Connect and report until the resources are handed over to a successor."""
+        node = self._node
+        self._is_draining = False
+        async with bus.Bus(
+            self._settings.bus.url,
+            producer=f"plugins/{node.plugin}",
+            name=f"{node.plugin} {node.name}",
+            boot=self._boot,
+        ) as connected:
             await connected.reply(
                 vocabulary.rpc_subject(node.name, node.plugin, "probe"),
                 lambda: codec.encode_heartbeat(self._heartbeat(connected)),
             )
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._send_heartbeats(connected))
-                    tasks.create_task(self._resync(connected))
-                    tasks.create_task(self._publish_snapshots(connected))
+                    reporting = [
+                        tasks.create_task(self._send_heartbeats(connected)),
+                        tasks.create_task(self._resync(connected)),
+                        tasks.create_task(self._publish_snapshots(connected)),
+                    ]
+                    await node.handed_over.wait()
+                    for task in reporting:
+                        task.cancel()
             finally:
-                if self._node.stopping.is_set():
+                # the successor reports from now on
+                node.event_log.publish_to(lambda _: None)
+                if node.stopping.is_set() or node.handed_over.is_set():
                     await self._publish_stopping(connected)
 
     async def _send_heartbeats(self, connected: bus.Bus) -> None:
@@ -127,7 +142,11 @@ class BusReporter:
                 node=self._node.name,
                 plugin=self._node.plugin,
                 at=datetime.now(UTC),
-                reason=self._node.stop_reason,
+                reason=(
+                    vocabulary.StopReason.UPGRADE
+                    if self._node.handed_over.is_set()
+                    else self._node.stop_reason
+                ),
             )
         )
         if connected.link.is_connected and not await connected.flush(_STOP_FLUSH_S):
@@ -164,10 +183,12 @@ class BusReporter:
         return vocabulary.Phase.SERVING if has_served else vocabulary.Phase.STARTING
 
     def _not_ready(self) -> str | None:
+        if self._node.handed_over.is_set():
+            return "handed over to another pod of this plugin"
         return registration_model.readiness(self._node.statuses(), probe_s=client.PROBE_PERIOD_S)
 
     def _stuck(self) -> str | None:
-        age_s = self._heartbeat_age_s()
+        age_s = 0.0 if self._node.handed_over.is_set() else self._heartbeat_age_s()
         if age_s > _HEARTBEATS_MISSED_MAX * self._settings.heartbeat.interval_s:
             return f"the event loop is stuck: the last heartbeat was {age_s:.1f} s ago"
         return self._node.stuck(time.monotonic())

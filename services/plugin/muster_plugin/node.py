@@ -37,6 +37,7 @@ _DEVICES: Final = "devices"
 _CHECKS: Final = "checks"
 _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
+_LEAVE_BUS_TIMEOUT_S: Final = 1.0
 _STUCK_S: Final = 120.0
 """Three of the longer period, and the time that a check may take."""
 
@@ -69,6 +70,11 @@ class Node:
         self.stopping = asyncio.Event()
         """Set when the process must end: only a new one can use a new GPU driver."""
         self.stop_reason = vocabulary.StopReason.SIGNAL
+        self.handed_over = asyncio.Event()
+        """Set while a successor on this node does everything."""
+        self.taken_back = asyncio.Event()
+        self.left_bus = asyncio.Event()
+        """Set while nothing of this process is on the bus."""
         self.event_log = publisher.EventLog(name, settings.name)
         self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
@@ -245,6 +251,27 @@ class Node:
         """Evaluate the health of GPUs by other rules from now on."""
         if self._gpus is not None:
             self._gpus.use_rules(policy, health)
+
+    # Handed over to a successor, see kubelet.handover
+
+    async def hand_over(self) -> tuple[str, ...]:
+        """Leave the bus and give up the resources; return the sockets that are still served."""
+        self.taken_back.clear()
+        self.handed_over.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_BUS_TIMEOUT_S):
+                await self.left_bus.wait()
+        return await self.resource_plugins.hand_over()
+
+    async def end_handed_over(self) -> None:
+        """End the servers of the resources that were handed over."""
+        await self.resource_plugins.end_handed_over()
+
+    async def take_back(self) -> None:
+        """Serve the resources again and return to the bus."""
+        self.resource_plugins.take_back()
+        self.handed_over.clear()
+        self.taken_back.set()
 
     async def close(self) -> None:
         """Stop every resource plugin, and release the GPUs."""

@@ -36,6 +36,9 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         self._observer = observer
         self._timing = timing
         self._plugins: dict[str, resource_plugin.ResourcePlugin] = {}
+        self._running: dict[str, tuple[resource_plugin.ResourcePlugin, asyncio.Task[None]]] = {}
+        self._handed_over: list[resource_plugin.ResourcePlugin] = []
+        self._is_handed_over = False
         self._changed = asyncio.Event()
         self._unanswered: set[str] | None = None
         self._all_answered = asyncio.Event()
@@ -66,8 +69,10 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
 
         A resource without devices keeps its plugin: the node then offers 0 of it, which is clearer
         to a scheduler and to people than no entry. A resource named after a matched device goes
-        with that device.
+        with that device. While the resources are handed over, nothing is started.
         """
+        if self._is_handed_over:
+            return
         for name in self._plugins.keys() - set(self._devices.resources):
             self._plugins.pop(name).stopping.set()
             self.on_answered(name)
@@ -112,7 +117,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
 
     async def run(self) -> None:
         """Run every plugin, those started later too; when cancelled, stop them all."""
-        running: dict[str, tuple[resource_plugin.ResourcePlugin, asyncio.Task[None]]] = {}
+        running = self._running
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._changed.clear()
@@ -123,6 +128,33 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
                 for name in [name for name, (_, task) in running.items() if task.done()]:
                     del running[name]
                 await self._changed.wait()
+
+    async def hand_over(self) -> tuple[str, ...]:
+        """Give up registrations, repairs and locks; return the sockets that are still served."""
+        self._is_handed_over = True
+        self._handed_over = [*self._plugins.values()]
+        self._plugins.clear()
+        tasks = [task for _, task in self._running.values()]
+        sockets = [plugin.hand_over() for plugin in self._handed_over]
+        if tasks:
+            await asyncio.wait(tasks)
+        self.locks.release_all()
+        return tuple(path for path in sockets if path)
+
+    async def end_handed_over(self) -> None:
+        """End the streams and servers that were handed over."""
+        await asyncio.gather(*(plugin.stop() for plugin in self._handed_over))
+        self._handed_over.clear()
+
+    def take_back(self) -> None:
+        """Serve and register all resources again."""
+        self._is_handed_over = False
+        self.reconcile(vocabulary.RegistrationReason.START)
+
+    @property
+    def all_listed(self) -> bool:
+        """Whether the kubelet lists every resource."""
+        return all(plugin.machine.is_listed for plugin in self._plugins.values())
 
     async def watch_sockets(self, on_checked: Callable[[float], None]) -> None:
         """Check the sockets of kubelet and plugin whenever their directories change."""
@@ -144,7 +176,8 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
 
     async def stop(self) -> None:
         """Stop every plugin: streams, servers, sockets; then release the locks."""
-        await asyncio.gather(*(plugin.stop() for plugin in self._plugins.values()))
+        plugins = (*self._plugins.values(), *self._handed_over)
+        await asyncio.gather(*(plugin.stop() for plugin in plugins))
         await server.drain_grpc_tasks()
         self.locks.release_all()
 

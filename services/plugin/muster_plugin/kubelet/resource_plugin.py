@@ -90,6 +90,7 @@ class ResourcePlugin:
         self.registrations: Counter[vocabulary.RegistrationReason] = Counter()
         self.stopping = asyncio.Event()
         """Set when the resource is not configured any more, or must be registered differently."""
+        self._is_handed_over = False
         self._root, self._locks = directory.root, directory.locks
         self._devices = devices
         self._runner = runner
@@ -183,7 +184,14 @@ class ResourcePlugin:
                 for task in working:
                     task.cancel()
         finally:
-            await self.stop()
+            if not self._is_handed_over:
+                await self.stop()
+
+    def hand_over(self) -> str:
+        """End everything but the server, which another process relieves; return its socket."""
+        self._is_handed_over = True
+        self.stopping.set()
+        return str(self._endpoint.path) if self._endpoint else ""
 
     async def _raise_if_failed(self) -> None:
         """Wait until a registration task fails unexpectedly; raise its error."""

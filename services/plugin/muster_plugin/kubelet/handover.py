@@ -1,0 +1,210 @@
+"""Adapter: a plugin takes over a node's resources from another one, without a gap.
+
+In a rolling update the new pod starts beside the old one. The two processes agree over a socket
+beside the resource locks:
+
+    successor                           holder
+    ------------------------------------|--------------------------------------------------------
+    request                          -> | leaves the bus, repairs nothing any more, gives up the
+                                        | locks, goes on serving; answers with its sockets
+    locks and registers the resources   | (the kubelet takes the newer registration)
+    finish, when all are listed      -> | ends its streams and servers; answers
+    keeps the connection open           | waits for its end
+    the connection ends                 | serves and registers again: its successor has died
+
+A kubelet before 1.37 drops the newer registration as well when the older stream ends
+(k/k#121994); the successor then registers again. A holder refuses whoever it took over from, so
+that two pods never take the resources from each other.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from muster.service import logs
+
+_ANSWER_TIMEOUT_S: Final = 5.0
+_FINISH_TIMEOUT_S: Final = 30.0
+_LINE_BYTES_MAX: Final = 256 * 1024
+"""A node has at most 1,000 resources, each with a socket name of up to 107 bytes."""
+
+
+class Request(msgspec.Struct, frozen=True, tag="request"):
+    """The first line of a successor; `host` is its host name, in a cluster that of its pod."""
+
+    host: str
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """The second line of a successor: the kubelet lists its resources."""
+
+
+class Released(msgspec.Struct, frozen=True, tag="released"):
+    """The locks are free; `sockets` are served until `Finish`."""
+
+    host: str
+    sockets: tuple[str, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The holder keeps its resources."""
+
+    reason: str
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """The holder serves nothing any more."""
+
+
+class Served(Protocol):
+    """What a holder serves: it can be handed over and taken back."""
+
+    async def hand_over(self) -> tuple[str, ...]:
+        """Give up everything but the servers; return the paths of their sockets."""
+
+    async def end_handed_over(self) -> None:
+        """End the servers that were handed over."""
+
+    async def take_back(self) -> None:
+        """Serve everything again, with servers of its own."""
+
+
+class Handover:
+    """Both roles of one process: it may take over at its start, and hand over later."""
+
+    def __init__(self, path: Path, served: Served) -> None:
+        self.sockets: frozenset[str] = frozenset()
+        """What the predecessor goes on serving until `finish`."""
+        self._path = path
+        self._served = served
+        self._predecessor = ""
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._handing_over: asyncio.Task[None] | None = None
+        self._taken_back = asyncio.Event()
+        """Set when the socket must be bound again, because a successor had taken its name."""
+
+    async def request(self) -> str:
+        """Ask the holder to hand over; return why it does not, or an empty text."""
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(
+                    str(self._path), limit=_LINE_BYTES_MAX
+                )
+                await _send(writer, Request(socket.gethostname()))
+                answer = await _receive(reader, Released | Refused)
+        except (OSError, ValueError, TimeoutError) as error:
+            return f"it cannot be asked to hand over: {str(error) or type(error).__name__}"
+        if isinstance(answer, Refused):
+            writer.close()
+            return answer.reason
+        self._connection = reader, writer
+        self._predecessor = answer.host
+        self.sockets = frozenset(answer.sockets)
+        logs.logger().info("handover_started", predecessor=answer.host)
+        return ""
+
+    async def finish(self) -> None:
+        """Tell the predecessor to end its servers, as the kubelet lists this plugin's."""
+        if self._connection is None:
+            return
+        reader, writer = self._connection
+        # if it has died meanwhile, there is nothing left to end
+        with contextlib.suppress(OSError, ValueError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                await _send(writer, Finish())
+                await _receive(reader, Finished)
+        logs.logger().info("handover_finished", predecessor=self._predecessor)
+
+    def close(self) -> None:
+        """End the connection to the predecessor, which serves again if it still runs."""
+        if self._connection is not None:
+            self._connection[1].close()
+
+    async def listen(self) -> None:
+        """Hand over to a successor whenever one asks, until cancelled."""
+        while True:
+            self._taken_back.clear()
+            try:
+                self._path.parent.mkdir(exist_ok=True)
+                # whoever holds the resources has the name; a predecessor keeps its descriptor
+                self._path.unlink(missing_ok=True)
+                server = await asyncio.start_unix_server(
+                    self._on_connection, self._path, limit=_LINE_BYTES_MAX
+                )
+            except OSError as error:
+                logs.logger().warning("handover_not_possible", error=str(error))
+                return
+            try:
+                await self._taken_back.wait()
+            finally:
+                server.close()
+                if not self._taken_back.is_set() and self._handing_over is not None:
+                    self._handing_over.cancel()
+                    await asyncio.wait([self._handing_over])
+
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # not a coroutine: asyncio logs a traceback if it cancels that itself (CPython 3.11)
+        if self._handing_over is None and _is_same_user(writer):
+            self._handing_over = asyncio.create_task(self._answer(reader, writer))
+        else:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._hand_over(reader, writer)
+        except (OSError, ValueError, TimeoutError) as error:
+            logs.logger().warning("handover_failed", error=str(error) or type(error).__name__)
+        finally:
+            writer.close()
+            self._handing_over = None
+
+    async def _hand_over(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            request = await _receive(reader, Request)
+            if request.host == self._predecessor:
+                await _send(writer, Refused("it took over from this very pod"))
+                return
+        logs.logger().info("handing_over", successor=request.host)
+        try:
+            released = Released(socket.gethostname(), await self._served.hand_over())
+            async with asyncio.timeout(_FINISH_TIMEOUT_S):
+                await _send(writer, released)
+                await _receive(reader, Finish)
+            await self._served.end_handed_over()
+            logs.logger().info("handed_over", successor=request.host)
+            await _send(writer, Finished())
+            await reader.read()
+        except (OSError, ValueError, TimeoutError) as error:
+            logs.logger().warning("handover_failed", error=str(error) or type(error).__name__)
+        # not when cancelled: then this process ends as well
+        writer.close()
+        logs.logger().warning("successor_lost", successor=request.host)
+        await self._served.end_handed_over()
+        await self._served.take_back()
+        self._taken_back.set()
+
+
+async def _send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
+    writer.write(msgspec.json.encode(message) + b"\n")
+    await writer.drain()
+
+
+async def _receive(reader: asyncio.StreamReader, kind: Any) -> Any:
+    """Read one line. Raises ValueError for an end or another message, and OSError."""
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError("the other side has ended")
+    return msgspec.json.decode(line, type=kind)
+
+
+def _is_same_user(writer: asyncio.StreamWriter) -> bool:
+    peer: socket.socket = writer.get_extra_info("socket")
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())
