@@ -27,6 +27,10 @@ MUSTER: Final = "localhost/muster:test"
 """muster's image, as scripts/cluster builds and imports it."""
 BUSYBOX: Final = "localhost/busybox:1"
 NAMESPACE: Final = "muster"
+WORKLOADS: Final = (
+    *("statefulset/muster-nats", "deployment/muster-health", "deployment/muster-labeler"),
+    *("deployment/muster-notifier", "daemonset/muster-plugin"),
+)
 PART: Final = "app.kubernetes.io/part-of=muster"
 _PASSING: Final = {
     *("events", "events.events.k8s.io", "leases.coordination.k8s.io", "componentstatuses"),
@@ -47,6 +51,7 @@ class Cluster:
         self.kubeconfig = kubeconfig
         path = os.pathsep.join((str(Path(kubeconfig).parent / "bin"), os.environ.get("PATH", "")))
         self.kubectl = shutil.which("kubectl", path=path) or "kubectl"
+        self.command = (self.kubectl, "--kubeconfig", kubeconfig)
         self.environment = {
             **os.environ,
             "KUBECONFIG": kubeconfig,
@@ -57,7 +62,7 @@ class Cluster:
         """Return the exit code of kubectl, and what it printed on stdout or else on stderr."""
         text = given if isinstance(given, str) else json.dumps(given)
         done = subprocess.run(
-            [self.kubectl, "--kubeconfig", self.kubeconfig, *words],
+            [*self.command, *words],
             input=text if given is not None else None,
             capture_output=True,
             text=True,

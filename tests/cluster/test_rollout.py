@@ -1,0 +1,93 @@
+"""A rollout of the plugin: the node offers its devices all the time, and nobody is alarmed."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.worlds.real_cluster import Cluster, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+FUSE = "smarter-devices/fuse"
+PLUGINS = ("-n", "muster", "-l", "app.kubernetes.io/name=muster-plugin")
+
+
+@contextmanager
+def offered(cluster: Cluster) -> Iterator[list[str]]:
+    """Record what the node offers, at each change of the node, until the block ends."""
+    path = r"{.status.allocatable.smarter-devices/fuse}{'\n'}"
+    command = [*cluster.command, "get", "node", cluster.node, "--watch", "-o", f"jsonpath={path}"]
+    seen: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        lines = watch.stdout
+        reader = threading.Thread(target=lambda: seen.extend(map(str.strip, lines)))
+        reader.start()
+        try:
+            until(lambda: seen, "the watch has begun")
+            yield seen
+        finally:
+            watch.terminate()
+            reader.join()
+
+
+def test_a_rollout_leaves_no_gap_and_raises_no_alert(minimal: Cluster) -> None:
+    (before,) = minimal.get("pods", "", *PLUGINS)["items"]
+    with offered(minimal) as seen:
+        minimal.good("-n", "muster", "rollout", "restart", "daemonset/muster-plugin")
+        minimal.good(
+            "-n", "muster", "rollout", "status", "daemonset/muster-plugin", "--timeout=90s"
+        )
+        gone = before["metadata"]["name"]
+        minimal.good("-n", "muster", "wait", "--for=delete", f"pod/{gone}", "--timeout=60s")
+        # the node's status of the time after it
+        written = len(seen)
+        until(lambda: len(seen) > written + 2, "the kubelet has written the node's status")
+    assert set(seen) == {"20"}
+    (after,) = minimal.get("pods", "", *PLUGINS)["items"]
+    assert after["metadata"]["name"] != gone
+    log = minimal.good("-n", "muster", "logs", after["metadata"]["name"])
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert [event for event in events if event.startswith("handover")] == [
+        "handover_started",
+        "handover_finished",
+    ]
+    notified = minimal.good("-n", "muster", "logs", "deployment/muster-notifier")
+    assert "PLUGIN" not in notified
+
+
+def test_a_pod_that_cannot_start_leaves_the_old_one_in_place(minimal: Cluster) -> None:
+    (before,) = minimal.get("pods", "", *PLUGINS)["items"]
+    broken = [
+        {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--nonsense"}
+    ]
+    with offered(minimal) as seen:
+        minimal.good(
+            "-n",
+            "muster",
+            "patch",
+            "daemonset/muster-plugin",
+            "--type=json",
+            "-p",
+            json.dumps(broken),
+        )
+        until(
+            lambda: any(
+                status["restartCount"] >= 2
+                for pod in minimal.get("pods", "", *PLUGINS)["items"]
+                for status in pod["status"].get("containerStatuses", [])
+            ),
+            "the new pod has failed twice",
+        )
+        minimal.good("-n", "muster", "rollout", "undo", "daemonset/muster-plugin")
+        minimal.good(
+            "-n", "muster", "rollout", "status", "daemonset/muster-plugin", "--timeout=90s"
+        )
+    assert set(seen) == {"20"}
+    until(lambda: len(minimal.get("pods", "", *PLUGINS)["items"]) == 1, "the broken pod is gone")
+    (after,) = minimal.get("pods", "", *PLUGINS)["items"]
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
