@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -166,7 +166,7 @@ async def _acquire_resources(
     )
     until = time.monotonic() + chosen.handover_s
     has_waited = False
-    while other := _other_owner(resources, folders, locks, besides=handing.sockets):
+    while other := socket_directory.other_owner(resources, folders, locks, besides=handing.sockets):
         if time.monotonic() >= until:
             raise entry.CannotStart(
                 f"another plugin on this node serves {other}; end it first, or let this one "
@@ -185,10 +185,7 @@ async def _acquire_resources(
 
 def _socket_directories(chosen: settings.Settings) -> list[Path]:
     root = Path(chosen.kubelet.directory)
-    return [
-        root / folder
-        for folder in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)
-    ]
+    return [root / folder for folder in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)]
 
 
 def _handover_socket(chosen: settings.Settings) -> str:
@@ -273,28 +270,6 @@ def _resources_max() -> int:
     if most == resource.RLIM_INFINITY:
         return node_wiring.RESOURCES_MAX
     return max(1, min(node_wiring.RESOURCES_MAX, (most - _FILES_OF_PROCESS) // _FILES_PER_RESOURCE))
-
-
-def _other_owner(
-    resources: Iterable[str],
-    folders: Sequence[Path],
-    locks: socket_directory.ResourceLocks,
-    *,
-    besides: Collection[str],
-) -> str:
-    """Return a resource that another plugin serves, and that plugin; empty without one.
-
-    The sockets in `besides` are those of a predecessor that has handed over.
-
-    Two plugins that start together lock in the same order, so one of them gets everything.
-    """
-    for name in resources:
-        owner = locks.acquire(name)
-        if owner:
-            return f"{name} ({owner})"
-    # an older plugin may use no locks
-    served = socket_directory.served_sockets(folders, {*map(settings.slug, resources)})
-    return next((path for path in served if path not in besides), "")
 
 
 class Reloader:

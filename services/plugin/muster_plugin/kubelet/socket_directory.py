@@ -10,7 +10,7 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +68,28 @@ def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[
         for path in _ours(directories)
         if settings.slug_of(path.name) in slugs and not _is_dead(path)
     ]
+
+
+def other_owner(
+    resources: Iterable[str],
+    folders: Sequence[Path],
+    locks: "ResourceLocks",
+    *,
+    besides: Collection[str],
+) -> str:
+    """Return a resource that another plugin serves, and that plugin; empty without one.
+
+    The sockets in `besides` are those of a predecessor that has handed over.
+
+    Two plugins that start together lock in the same order, so one of them gets everything.
+    """
+    for name in resources:
+        owner = locks.acquire(name)
+        if owner:
+            return f"{name} ({owner})"
+    # an older plugin may use no locks
+    served = served_sockets(folders, {*map(settings.slug, resources)})
+    return next((path for path in served if path not in besides), "")
 
 
 def remove_stale(directories: Iterable[Path]) -> list[str]:
