@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worlds import manifests, real_cluster
+from tests.worlds import real_cluster
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +18,6 @@ def minimal(
     cluster: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[real_cluster.Cluster]:
     """Give the cluster with the minimal overlay installed and ready."""
-    folder = tmp_path_factory.mktemp("minimal")
-    (folder / "muster").symlink_to(manifests.ROOT)
-    blocks = real_cluster.documented("install.md", "## In a cluster")
-    cluster.shell(real_cluster.with_our_image("\n".join(blocks[:3])), folder)
-    for workload in real_cluster.WORKLOADS:
-        cluster.good("-n", "muster", "rollout", "status", workload, "--timeout=120s")
+    cluster.install(tmp_path_factory.mktemp("minimal"))
     yield cluster
     cluster.rest()

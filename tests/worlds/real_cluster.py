@@ -27,10 +27,6 @@ MUSTER: Final = "localhost/muster:test"
 """muster's image, as scripts/cluster builds and imports it."""
 BUSYBOX: Final = "localhost/busybox:1"
 NAMESPACE: Final = "muster"
-WORKLOADS: Final = (
-    *("statefulset/muster-nats", "deployment/muster-health", "deployment/muster-labeler"),
-    *("deployment/muster-notifier", "daemonset/muster-plugin"),
-)
 PART: Final = "app.kubernetes.io/part-of=muster"
 _PASSING: Final = {
     *("events", "events.events.k8s.io", "leases.coordination.k8s.io", "componentstatuses"),
