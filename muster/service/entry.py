@@ -6,17 +6,20 @@ arguments (one line for each problem on stderr).
 
 import argparse
 import asyncio
+import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 import muster
 from muster.service import logs, runtime, settings
+
+_HELP_WIDTH: Final = 80
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -104,6 +107,8 @@ def _print(service: str, text: bytes) -> int:
 def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"muster-{service}",
+        # without a width it imports shutil, and every compression with it
+        formatter_class=functools.partial(argparse.HelpFormatter, width=_HELP_WIDTH),
         epilog=f"Every setting can also come from the environment: bus.url is {prefix}__BUS__URL.",
     )
     parser.set_defaults(config_format="")

@@ -18,8 +18,9 @@ BEFORE_REGISTER = """
 import gc, sys
 import muster_plugin.__main__
 assert gc.isenabled()
+assert gc.get_freeze_count() > 10_000
 unwanted = {"nats", "prometheus_client", "rich", "_ssl", "_hashlib"}
-unwanted |= {"muster_plugin.config.importers", "muster_plugin.gpu.nvml"}
+unwanted |= {f"muster_plugin.{name}" for name in ("config.importers", "gpu.nvml", "gpu.evaluation")}
 print(*sorted(unwanted & sys.modules.keys()))
 """
 WITHHELD_MODULES_AFTERWARDS = """

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,8 +26,10 @@ from muster.service import entry, logs, runtime
 from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
-from muster_plugin.gpu import evaluation, health_state
 from muster_plugin.kubelet import handover, socket_directory
+
+if TYPE_CHECKING:
+    from muster_plugin.gpu import evaluation
 
 lean.end_imports()
 
@@ -90,6 +92,8 @@ def _resolved(chosen: settings.Settings) -> object:
     """Return the settings as they apply to this node. Raises CannotStart as `serve` does."""
     name, configuration = _for_this_node(chosen)
     if configuration.gpus is not None:
+        from muster_plugin.gpu import evaluation  # noqa: PLC0415  # see `lean`
+
         evaluation.read_policy(configuration.gpus.health)
     of_node = {
         "node": name,
@@ -203,10 +207,12 @@ def _new_runner() -> machine.MachineRunner[In, Out]:
 
 def _gpus(
     chosen: settings.Settings, configuration: settings.NodeConfiguration, node: str
-) -> evaluation.GpuEvaluator | None:
+) -> "evaluation.GpuEvaluator | None":
     """Return the source of the node's GPUs with their health rules; None without GPUs."""
     if configuration.gpus is None:
         return None
+    from muster_plugin.gpu import evaluation, health_state  # noqa: PLC0415  # see `lean`
+
     health = configuration.gpus.health
     gpu_source: evaluation.Source
     if chosen.simulated_gpus:
@@ -356,6 +362,8 @@ class Reloader:
     async def _reload_gpu_policy(self, configuration: settings.NodeConfiguration) -> None:
         """Apply the GPU health rules of the files. Raises ValueError or TimeoutError."""
         if configuration.gpus is not None and self._node.watches_gpus:
+            from muster_plugin.gpu import evaluation  # noqa: PLC0415  # see `lean`
+
             health = configuration.gpus.health
             policy = await self._files.run(
                 lambda: evaluation.load_policy(health), timeout_s=_READ_TIMEOUT_S

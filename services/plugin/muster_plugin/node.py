@@ -15,7 +15,6 @@ from muster.service import logs
 from muster_plugin import publisher
 from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
-from muster_plugin.gpu import evaluation
 from muster_plugin.inventory import device_checks, inventory
 from muster_plugin.kubelet import (
     cdi,
@@ -28,7 +27,7 @@ from muster_plugin.model import advertised, gpu
 
 if TYPE_CHECKING:
     from muster_plugin.config import gpus
-    from muster_plugin.gpu import xid_policy
+    from muster_plugin.gpu import evaluation, xid_policy
 
 _Reason = vocabulary.RegistrationReason
 RESOURCES_MAX: Final = 1000
@@ -57,7 +56,7 @@ class Node:
         name: str,
         *,
         new_runner: machine.NewRunner,
-        gpus: evaluation.GpuEvaluator | None = None,
+        gpus: "evaluation.GpuEvaluator | None" = None,
         timing: resource_plugin.Timing | None = None,
         resources_max: int = RESOURCES_MAX,
     ) -> None:
@@ -306,7 +305,7 @@ class Node:
             except TimeoutError:
                 await self._updates.publish(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
 
-    async def _on_gpu_update(self, update: evaluation.Evaluated) -> None:
+    async def _on_gpu_update(self, update: "evaluation.Evaluated") -> None:
         """Handle a new scan of the GPUs, or a fault that began or ended."""
         match update:
             case gpu.Scan():
