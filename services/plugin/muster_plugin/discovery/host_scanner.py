@@ -20,7 +20,8 @@ _DEV: Final = "/dev/"
 _DEV_TIMEOUT_S: Final = 10.0
 """devtmpfs does not hang; but some sysfs attributes are read from the hardware."""
 _ELSEWHERE_TIMEOUT_S: Final = 2.0
-_PATHS_TIMEOUT_S: Final = 1.0
+_PATHS_TIMEOUT_S: Final = 0.7
+"""Twice, and a scan between, in each Allocate: 2 s at most."""
 _RETRY_S: Final = 1.0
 """After a scan that was not done in time."""
 _LISTED_MAX: Final = 3

@@ -5,7 +5,6 @@ is destroyed, even if a newer server owns the path by then.
 """
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -30,8 +29,6 @@ OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
 _PROBE_HEADER: Final = "muster-probe"
 _INSTANCE_HEADER: Final = "muster-instance"
 _PROBE_TIMEOUT_S: Final = 2.0
-_ALLOCATE_TIMEOUT_S: Final = 2.0
-"""The kubelet sets no deadline, and while Allocate hangs it admits no pod at all (1.36.2)."""
 _STATUSES_MAX: Final = 16
 _STOP_GRACE_S: Final = 0.5
 _DRAIN_TIMEOUT_S: Final = 0.1
@@ -81,10 +78,14 @@ class Observer(Protocol):
     """The node, as calls of the kubelet use it: they check paths and report allocations."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise which host paths are gone and return them as text; empty without any."""
+        """Advertise which host paths are gone and return them as text; empty without any.
+
+        Raises TimeoutError after about a second. The kubelet sets no deadline, and while Allocate
+        hangs it admits no pod at all (1.36.2).
+        """
 
     async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
-        """Return which of these host paths exist."""
+        """Return which of these host paths exist; raises TimeoutError like `missing_paths`."""
 
     def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """React to an allocation of devices to a container."""
@@ -252,17 +253,22 @@ class Endpoint:
         started = time.perf_counter()
         containers = protobuf.requested(request)
         allocator = self._service.allocator
-        async with self._abort_on_error(context):
+        try:
             await self._abort_if_missing(containers, context)
             present = await self._observer.existing_paths(allocator.optional_paths(containers))
             allocations = allocator.allocate(
                 containers, present=present, annotation=os.urandom(16).hex()
             )
+        except (TimeoutError, advertised.AllocationError) as problem:
+            await self._abort_because(problem, context)
         answer = protobuf.allocated(allocations)
         self._counters.allocations += 1
         self._counters.allocation_seconds += time.perf_counter() - started
         device_ids = tuple(dict.fromkeys(name for ids in containers for name in ids))
-        self._observer.on_allocated(self._service.resource, device_ids)
+        # after the answer, which a container waits for
+        asyncio.get_running_loop().call_soon(
+            self._observer.on_allocated, self._service.resource, device_ids
+        )
         return answer
 
     async def pre_start_container(
@@ -271,8 +277,10 @@ class Endpoint:
         context: rpc.Context[dp.PreStartContainerRequest, dp.PreStartContainerResponse],
     ) -> dp.PreStartContainerResponse:
         """Let the container start if its devices exist; called only if that is configured."""
-        async with self._abort_on_error(context):
+        try:
             await self._abort_if_missing([request.devices_ids], context)
+        except (TimeoutError, advertised.AllocationError) as problem:
+            await self._abort_because(problem, context)
         return dp.PreStartContainerResponse()
 
     # The plugin watcher's calls
@@ -307,17 +315,13 @@ class Endpoint:
             text = f"{self._service.resource}: {missing}"
             await self._abort(grpc.StatusCode.FAILED_PRECONDITION, text, context)
 
-    @contextlib.asynccontextmanager
-    async def _abort_on_error(self, context: rpc.Context[Request, Answer]) -> AsyncIterator[None]:
-        """Limit the time of a call, and abort it if its request is refused."""
-        try:
-            async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
-                yield
-        except TimeoutError:
-            text = f"{self._service.resource}: the host's files did not answer in time"
-            await self._abort(grpc.StatusCode.DEADLINE_EXCEEDED, text, context)
-        except advertised.AllocationError as refusal:
-            await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
+    async def _abort_because(
+        self, problem: Exception, context: rpc.Context[Request, Answer]
+    ) -> NoReturn:
+        if isinstance(problem, advertised.AllocationError):
+            await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem), context)
+        text = f"{self._service.resource}: the host's files did not answer in time"
+        await self._abort(grpc.StatusCode.DEADLINE_EXCEEDED, text, context)
 
     async def _abort(
         self, code: grpc.StatusCode, text: str, context: rpc.Context[Request, Answer]
