@@ -28,6 +28,34 @@ def test_a_crash_is_a_verdict_within_three_seconds() -> None:
     assert fate("kill", 2.9) == ([Verdict.PLUGIN_DOWN], [("a", AlertKind.PLUGIN_DOWN, "")])
 
 
+def test_a_dead_kubelet_is_named_and_its_plugin_is_not_blamed() -> None:
+    world = running("a")
+    world.plugins["a"].kubelet_dead = True
+    world.run(40.0)
+    alert = last(world)
+    assert alert.summary == "the kubelet on a does not run; p cannot register: nvidia.com/gpu"
+    assert alert.advice.startswith("start the kubelet on the node")
+    assert [(each.source, each.observed) for each in alert.evidence] == [
+        ("kubernetes", "the kubelet renewed the node's lease 40 s ago; it does so every 10 s"),
+        ("kubernetes", "node Ready"),
+        ("plugin", "nvidia.com/gpu: the kubelet has no ListAndWatch stream open"),
+    ]
+    world.mend("a")
+    world.run(20.0)
+    assert world.alerts() == []
+
+
+def test_a_kubelet_that_renews_its_lease_is_alive_though_its_socket_does_not_answer() -> None:
+    world = running("a")
+    world.plugins["a"].kubelet_dead = True
+    for _ in range(40):
+        world.run(1.0)
+        world.plugins["a"].lease_at = world.now
+    alert = last(world)
+    assert alert.summary == "p on a cannot reach the kubelet's socket: nvidia.com/gpu"
+    assert "/var/lib/kubelet/device-plugins" in alert.advice
+
+
 class Unanswered(World):
     """The Kubernetes API answers nobody."""
 

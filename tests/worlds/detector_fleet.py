@@ -34,6 +34,7 @@ class Plugin:
     node_up: bool = True
     stopped: bool = False
     apart: bool = False
+    kubelet_dead: bool = False
     offered: int | None = None
     skew_s: float = 0.0
     interval_s: float = 1.0
@@ -73,7 +74,8 @@ class Plugin:
             resources=(
                 vocabulary.ResourceBeat(
                     name=GPU,
-                    streams=int(not self.apart),
+                    streams=int(not (self.apart or self.kubelet_dead)),
+                    kubelet_away=self.kubelet_dead,
                     probe_ok=True,
                     probe_age_s=0.0,
                     devices=self.devices,
@@ -305,6 +307,7 @@ class World:
             )
         plugin.alive = plugin.node_up = True
         plugin.suspended = plugin.cut = plugin.stopped = plugin.apart = False
+        plugin.kubelet_dead = False
         self._report(
             plugin,
             vocabulary.PluginStarted(
@@ -502,7 +505,8 @@ class World:
 
     def _listen(self) -> None:
         for plugin in self.plugins.values():
-            if plugin.node_up and self.now - plugin.lease_at >= 10.0:
+            renews = plugin.node_up and not plugin.kubelet_dead
+            if renews and self.now - plugin.lease_at >= 10.0:
                 plugin.lease_at = self.now
             if plugin.sends_heartbeats:
                 self._feed_all(signals.HeartbeatArrived(heartbeat=plugin.beat(self.now)))

@@ -56,6 +56,14 @@ def cluster(answer: signals.Facts | None, resources: Iterable[str]) -> list[voca
     return observations
 
 
+def kubelet(lease_age_s: float, *, is_ready: bool | None) -> list[vocabulary.Evidence]:
+    """Return what the node's lease and condition say about its kubelet, which writes both."""
+    renewed = f"the kubelet renewed the node's lease {lease_age_s:.0f} s ago; it does so every 10 s"
+    if is_ready is None:
+        return [of("kubernetes", renewed)]
+    return [of("kubernetes", renewed), of("kubernetes", _ready(is_ready=is_ready))]
+
+
 def undecided(text: str) -> vocabulary.Evidence:
     """Return what could not be decided, and why not."""
     return of("health", text)
@@ -99,9 +107,13 @@ def _node(answer: signals.Facts) -> str:
     if answer.lease_age_s is not None:
         parts.append(f"node lease renewed {answer.lease_age_s:.0f} s ago")
     if answer.ready is not None:
-        parts.append("node Ready" if answer.ready else "node not Ready")
+        parts.append(_ready(is_ready=answer.ready))
     parts += [f"node is {sign.replace('_', ' ')}" for sign in answer.planned]
     return "; ".join(parts)
+
+
+def _ready(*, is_ready: bool) -> str:
+    return "node Ready" if is_ready else "node not Ready"
 
 
 def _pod(pod: signals.Pod) -> str:

@@ -78,6 +78,24 @@ def named(
     return alert if last is None else alert.naming(last.pods, last.pods_total)
 
 
+_SHOWN_MAX: Final = 4
+_OF_KUBELET: Final[Mapping[steps.Rule | None, tuple[str, str]]] = {
+    steps.Rule.KUBELET_DEAD: (
+        "the kubelet on {node} does not run; {plugin} cannot register",
+        (
+            "start the kubelet on the node: systemctl status kubelet, journalctl -u kubelet; "
+            "the plugin then registers by itself"
+        ),
+    ),
+    steps.Rule.KUBELET_AWAY: (
+        "{plugin} on {node} cannot reach the kubelet's socket",
+        (
+            "on the node: does the kubelet run (systemctl status kubelet), and is its directory "
+            "/var/lib/kubelet/device-plugins mounted into the plugin's pod?"
+        ),
+    ),
+}
+"""Summary and advice where not the plugin is at fault, but the kubelet."""
 SELF_REPAIR_S: Final = 60.0
 """How long a plugin tries to register again by itself; a restart would only delay that."""
 Evidence = tuple[vocabulary.Evidence, ...]
@@ -222,9 +240,7 @@ class PluginAlert:
             if not standing.is_flapping:
                 return None
             kind = AlertKind.FLAPPING
-        summary = alerts.summary_of(
-            kind, node=self.node, plugin=self.plugin, resources=standing.resources
-        )
+        summary, advice = self._texts(kind, standing)
         if standing.is_flapping:
             summary = alerts.often(summary, kind, verdict)
         return alerts.Alert(
@@ -234,7 +250,17 @@ class PluginAlert:
             starts_at=at,
             told_at=at,
             flapping=standing.is_flapping,
+            advice=advice,
         )
+
+    def _texts(self, kind: AlertKind, standing: steps.Standing) -> tuple[str, str]:
+        """Return the summary, and the advice where it is not that of the kind."""
+        names, rule = {"node": self.node, "plugin": self.plugin}, standing.rule
+        if kind is AlertKind.DEREGISTERED and rule in _OF_KUBELET:
+            summary, advice = _OF_KUBELET[rule]
+            resources = ", ".join(standing.resources[:_SHOWN_MAX])
+            return f"{summary.format(**names)}: {resources}", advice
+        return alerts.summary_of(kind, **names, resources=standing.resources), ""
 
     def _may_be_pause(self, standing: steps.Standing, now: float) -> bool:
         """Return whether it is too early to alert: the plugin may be pausing, or recovering."""

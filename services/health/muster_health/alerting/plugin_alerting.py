@@ -16,6 +16,8 @@ from muster_health.model import alerts, config, signals, snapshot, steps
 
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
 """The verdicts that a restart of the plugin's pod may repair."""
+_OF_KUBELET: Final = frozenset({steps.Rule.KUBELET_AWAY, steps.Rule.KUBELET_DEAD})
+"""And no restart of the plugin repairs these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class PluginAlerting:
     def is_repairable(self, standing: steps.Standing, now: float) -> bool:
         """Return whether a restart may repair the plugin, and its verdict is published."""
         verdict, alert = standing.verdict, self.alert
-        if alert is None or verdict not in _REPAIRABLE:
+        if alert is None or verdict not in _REPAIRABLE or standing.rule in _OF_KUBELET:
             return False
         if verdict is Verdict.DEREGISTERED and now < alert.repair_due:
             return False

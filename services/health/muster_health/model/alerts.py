@@ -53,6 +53,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Only read: a version before stored that FLAPPING was critical."""
     flapping: bool = False
     """Whether the plugin fails again and again."""
+    advice: str = ""
+    """What to do first, where the kind alone does not say it."""
 
     @property
     def severity(self) -> Severity:
@@ -192,7 +194,7 @@ def changed(
         pods=alert.pods,
         pods_total=alert.pods_total,
         evidence=alert.evidence,
-        advice=advice_of(alert.kind),
+        advice=alert.advice or advice_of(alert.kind),
         flapping=alert.flapping,
         runbook=f"{runbook_url}{alert.kind}.md",
         change=alert.change,
@@ -216,6 +218,7 @@ def of_event(event: vocabulary.AlertChanged) -> Alert:
         change=event.change,
         ends_at=event.ends_at,
         flapping=event.flapping,
+        advice=event.advice,
     )
 
 

@@ -33,6 +33,7 @@ class Rule(enum.StrEnum):
 
     NOT_REGISTERED = "reports_not_registered"
     KUBELET_AWAY = "reports_kubelet_away"
+    KUBELET_DEAD = "reports_kubelet_away_and_lease_stale"
     SELF_PROBE_FAILS = "reports_self_probe_failing"
     SELF_PROBE_STALE = "reports_self_probe_stale"
     KUBELET_LISTS_OTHERS = "reports_kubelet_apart"

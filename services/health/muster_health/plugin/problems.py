@@ -5,7 +5,7 @@
 | STUCK        | its own socket does not answer its self-probe             | its repair time   |
 | STUCK        | its last self-probe is a minute old (3)                   | its repair time   |
 | DEREGISTERED | a problem with the kubelet, or no open stream             | its repair time   |
-| DEREGISTERED | likewise, and the kubelet is away, or has just come       | 30 s (4)          |
+| DEREGISTERED | likewise, and the kubelet is away, or has just come (5)   | 30 s (4)          |
 | MISMATCH     | it saw the kubelet list other devices                     | its repair time   |
 | MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s` (1)  |
 | SPLIT_BRAIN  | two instances send heartbeats alternately                 | `degraded_s` (2)  |
@@ -17,13 +17,14 @@ that is long ago, the node itself has changed: then the plugin has its repair ti
 (3) Or 3 intervals, if these are longer; or it is registered for so long, and has had none yet.
 (4) It is upgraded, or starts: no plugin can repair that, and when it is there all register by
 themselves. From then on they have their repair time.
+(5) Kubernetes is asked then: a kubelet whose lease is stale is dead, and the plugin is not blamed.
 
 A plugin that does not answer cannot be registered either, so that comes first. A plugin that has
 only just started has `starting_s` to be registered.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from muster import vocabulary
@@ -94,6 +95,18 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Proble
         resources=(event.resource,),
         evidence=(evidence.of("plugin", text),),
         grace_s=grace_s,
+    )
+
+
+def with_lease(problem: Problem, answer: signals.Facts | None, lease_stale_s: float) -> Problem:
+    """Return the problem that the kubelet is away, with what its lease says about the kubelet."""
+    if answer is None or answer.lease_age_s is None:
+        return problem
+    is_dead = answer.lease_age_s > lease_stale_s
+    return replace(
+        problem,
+        rule=Rule.KUBELET_DEAD if is_dead else problem.rule,
+        evidence=(*evidence.kubelet(answer.lease_age_s, is_ready=answer.ready), *problem.evidence),
     )
 
 

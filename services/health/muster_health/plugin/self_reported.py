@@ -121,8 +121,13 @@ class SelfReported:
         return number == self._recheck_number
 
     def rechecked(self, answer: signals.Facts | None, *, is_alive: bool) -> problems.Problem | None:
-        """Record the answer from Kubernetes; return the problem if the answer confirms it."""
+        """Record the answer from Kubernetes; return the problem if the answer confirms it.
+
+        An unreachable kubelet needs no confirmation: the answer shows whether it is dead.
+        """
         self._recheck_number = None
+        if self.problem is not None and self.problem.rule is Rule.KUBELET_AWAY and is_alive:
+            return problems.with_lease(self.problem, answer, self.settings.lease_stale_s)
         if answer is None or answer.offers is None:
             return None
         self.offers = answer.offers

@@ -278,7 +278,8 @@ class VerdictMachine(verdict_state.VerdictState):
     def _has_problem(self, problem: problems.Problem, now: float) -> list[steps.Step]:
         if not self.reported.has_lasted(problem, now):
             return []
-        if problem.rule is not Rule.NODE_OFFERS_OTHERS or not self.investigation.has_cluster:
+        is_asked = problem.rule in {Rule.NODE_OFFERS_OTHERS, Rule.KUBELET_AWAY}
+        if not is_asked or not self.investigation.has_cluster:
             return self._believe(problem, now)
         if not self.reported.may_recheck(now):
             return []

@@ -1,0 +1,69 @@
+"""What breaks on a real node: the verdict names it, and the receivers hear of it."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.worlds import cluster_faults, real_cluster
+from tests.worlds.cluster_faults import Muster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def muster(
+    cluster: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Muster]:
+    yield from cluster_faults.installed(cluster, tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(autouse=True)
+def _healthy_before(muster: Muster) -> None:
+    muster.until_healthy()
+
+
+def test_a_plugin_that_fails_often_still_has_the_verdict_of_what_is_wrong_now(
+    muster: Muster,
+) -> None:
+    for _ in range(3):
+        began = time.monotonic()
+        cluster_faults.kill_plugin()
+        muster.until_plugin(
+            lambda shown: shown["verdict"] == "PLUGIN_DOWN" and shown["state"] == "lost",
+            "the plugin is down",
+            within_s=15.0,
+        )
+        muster.until_plugin(
+            lambda shown: shown["state"] in {"recovering", "healthy"},
+            "the plugin is back",
+            within_s=90.0,
+        )
+    assert muster.plugin()["flapping"]
+    notified = muster.until_notified("plugin_down", "firing", since=began - 120, within_s=10.0)
+    assert notified.alert["severity"] == "critical"
+    stopped = cluster_faults.kill_plugin(signal.SIGSTOP)
+    try:
+        shown = muster.until_verdict("STUCK", within_s=30.0)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert shown["flapping"]
+    assert shown["evidence"][0]["observed"].startswith("failed 4 times within 10 min")
+
+
+def test_a_dead_kubelet_is_named_and_not_its_plugin(muster: Muster) -> None:
+    began = time.monotonic()
+    with cluster_faults.without_kubelet():
+        shown = muster.until_verdict("DEREGISTERED", within_s=60.0)
+        alert = muster.until_notified("deregistered", "firing", since=began, within_s=10.0).alert
+    assert shown["rule"] == "reports_kubelet_away_and_lease_stale"
+    node = muster.cluster.node
+    assert alert["summary"] == (
+        f"the kubelet on {node} does not run; device-plugin cannot register: smarter-devices/fuse"
+    )
+    assert alert["advice"].startswith("start the kubelet on the node: systemctl status kubelet")
+    assert alert["evidence"][0]["observed"].startswith("the kubelet renewed the node's lease ")
+    assert "kubelet.sock" in alert["evidence"][-1]["observed"]
+    muster.until_notified("deregistered", "resolved", since=began, within_s=60.0)

@@ -1,0 +1,239 @@
+"""A real cluster with muster in it, its faults, and what muster makes of them.
+
+muster is the overlay `minimal`, with a webhook of ours as its receiver. The faults need the node's
+processes: they are for the cluster that scripts/cluster starts on this machine.
+"""
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pytest
+
+from scripts.cluster import node
+from tests.worlds import manifests, real_cluster
+from tests.worlds.real_cluster import until
+
+SERVICES: Final = ("health", "labeler", "notifier")
+_PLUGIN: Final = b"/etc/muster/plugin.yaml"
+_NOTIFIER: Final = """
+group_wait_s: 0
+group_interval_s: 1
+resolve_wait_s: 0
+receivers:
+  - name: hook
+    webhook: {{url: "{url}", reach: private}}
+    limits: {{rate_per_s: 20, burst: 100}}
+"""
+_KUSTOMIZATION: Final = """
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [muster/k8s/overlays/minimal]
+images: [{{name: muster, newName: {image}, newTag: {tag}}}]
+configMapGenerator:
+  - {{name: muster-notifier-settings, namespace: muster, behavior: merge, files: [notifier.yaml]}}
+"""
+_SECRETS: Final = """
+kubectl apply -f muster/k8s/base/namespace.yaml
+for user in health labeler notifier reader admin plugin; do
+  printf "p%s" "$(openssl rand -hex 24)" |
+    kubectl -n muster create secret generic muster-nats-$user --from-file=password=/dev/stdin
+done
+kubectl apply -k .
+for each in daemonset/muster-plugin statefulset/muster-nats deployment/muster-health \
+  deployment/muster-labeler deployment/muster-notifier; do
+  kubectl -n muster rollout status $each --timeout=120s
+done
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Notified:
+    """One alert in a message that the webhook took."""
+
+    at: float
+    alert: dict[str, Any]
+
+
+@dataclass
+class Webhook:
+    """Keeps what it takes; `url` is for the pods of the cluster."""
+
+    url: str = ""
+    taken: list[Notified] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def serving(self, host: str) -> Iterator["Webhook"]:
+        """Serve on an address that the pods reach."""
+        taken = self.taken
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                now = time.monotonic()
+                taken.extend(Notified(now, each) for each in body["data"]["alerts"])
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with http.server.ThreadingHTTPServer((host, 0), Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            self.url = f"http://{host}:{server.server_address[1]}/"
+            yield self
+            server.shutdown()
+
+
+@dataclass
+class Muster:
+    """muster in a cluster; all times are seconds."""
+
+    cluster: real_cluster.Cluster
+    webhook: Webhook
+    health: tuple[str, ...] = ()
+    """The addresses of health's pods."""
+
+    def find_health(self) -> None:
+        """Learn where health's pods are; the API must answer."""
+        pods = self.cluster.get(
+            "pods", "", "-n", "muster", "-l", "app.kubernetes.io/name=muster-health"
+        )
+        self.health = tuple(pod["status"]["podIP"] for pod in pods["items"])
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return what each health shows, the leader first."""
+        states = []
+        for address in self.health:
+            url = f"http://{address}:8080/state"
+            with (
+                contextlib.suppress(OSError, ValueError),
+                urllib.request.urlopen(url, timeout=2.0) as answer,
+            ):
+                states.append(json.load(answer))
+        return sorted(states, key=lambda state: state["service"]["leads"] is None)
+
+    def plugin(self) -> dict[str, Any]:
+        """Return what the leading health shows of the plugin; empty if none leads."""
+        states = self.states()
+        if not states or states[0]["service"]["leads"] is None or not states[0]["plugins"]:
+            return {}
+        shown: dict[str, Any] = states[0]["plugins"][0]
+        return shown
+
+    def until_plugin(
+        self, holds: Callable[[dict[str, Any]], bool], what: str, *, within_s: float
+    ) -> dict[str, Any]:
+        """Wait until what the leading health shows of the plugin is so; return that."""
+        last: dict[str, Any] = {}
+
+        def shown() -> dict[str, Any]:
+            last.update(self.plugin())
+            return last if last and holds(last) else {}
+
+        try:
+            return until(shown, what, within_s=within_s)
+        except AssertionError as error:
+            names = ("state", "verdict", "rule", "flapping", "evidence")
+            raise AssertionError(f"{error}; it is {[last.get(name) for name in names]}") from None
+
+    def until_verdict(self, verdict: str, *, within_s: float) -> dict[str, Any]:
+        """Wait for a verdict; return what health shows of the plugin then."""
+        return self.until_plugin(
+            lambda shown: bool(shown["verdict"] == verdict), verdict, within_s=within_s
+        )
+
+    def until_healthy(self, *, within_s: float = 100.0) -> None:
+        """Wait until the plugin is healthy, in every respect, and nothing fires."""
+        self.until_plugin(
+            lambda shown: shown["state"] == "healthy" and not shown["alerts"],
+            "the plugin is healthy",
+            within_s=within_s,
+        )
+
+    def until_notified(self, kind: str, state: str, *, since: float, within_s: float) -> Notified:
+        """Wait until the webhook was notified of an alert after this time; return that."""
+
+        def notified() -> Notified | None:
+            for each in self.webhook.taken:
+                is_it = (each.alert["kind"], each.alert["state"]) == (kind, state)
+                if is_it and each.at >= since:
+                    return each
+            return None
+
+        message = until(notified, f"the webhook has {kind} {state}", within_s=within_s)
+        assert message is not None
+        return message
+
+
+def plugin_pid() -> int:
+    """Return the process of the plugin, as this machine counts; 0 if none runs."""
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if _PLUGIN in words and words[0].endswith(b"python") | words[0].endswith(b"python3"):
+                return int(folder.name)
+    return 0
+
+
+def kill_plugin(number: signal.Signals = signal.SIGKILL) -> int:
+    """Send the plugin's process a signal; return which process."""
+    pid = until(plugin_pid, "a plugin's process runs", within_s=60.0)
+    os.kill(pid, number)
+    return pid
+
+
+@contextlib.contextmanager
+def without_kubelet() -> Iterator[None]:
+    """Stop the kubelet for a while."""
+    kubelet("stop")
+    try:
+        yield
+    finally:
+        kubelet("start")
+
+
+def kubelet(action: str) -> None:
+    """Do to the kubelet what happens to kubelets: start, stop, kill, restart."""
+    subprocess.run([sys.executable, "-m", "scripts.cluster", "kubelet", action], check=True)
+
+
+def installed(cluster: real_cluster.Cluster, folder: Path) -> Iterator[Muster]:
+    """Install muster, wait until all of it is well, and remove it."""
+    if node.first() is None:
+        pytest.skip("faults need the node's processes: make cluster starts such a cluster")
+    with Webhook().serving(_our_address(cluster)) as webhook:
+        (folder / "muster").symlink_to(manifests.ROOT)
+        image, _, tag = real_cluster.MUSTER.partition(":")
+        (folder / "kustomization.yaml").write_text(_KUSTOMIZATION.format(image=image, tag=tag))
+        (folder / "notifier.yaml").write_text(_NOTIFIER.format(url=webhook.url))
+        muster = Muster(cluster, webhook)
+        try:
+            cluster.shell(_SECRETS, folder)
+            muster.find_health()
+            muster.until_healthy()
+            yield muster
+        finally:
+            cluster.rest()
+
+
+def _our_address(cluster: real_cluster.Cluster) -> str:
+    """Return the address by which the cluster reaches this machine."""
+    view = json.loads(cluster.good("config", "view", "--minify", "-o", "json"))
+    api = urlsplit(view["clusters"][0]["cluster"]["server"])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((api.hostname, api.port))
+        return str(probe.getsockname()[0])
