@@ -32,7 +32,7 @@ MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 PASSING: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 
-_BACKOFF: Final = pacing.Backoff(first_s=0.1)
+_BACKOFF: Final = pacing.Backoff(first_s=0.1, max_s=5.0)
 _WAIT_MAX_S: Final = 60.0
 _CREDENTIALS_S: Final = 30.0
 _TEXT_MAX: Final = 300

@@ -23,12 +23,18 @@ Shape = TypeVar("Shape")
 Kept = TypeVar("Kept")
 
 _LIST_S: Final = 60.0
-_WATCH_S: Final = 300.0
-_IDLE_S: Final = 150.0
-"""The API server sends a bookmark about every minute (apiserver cacher, bookmarkFrequency)."""
-_BACKOFF: Final = pacing.Backoff(first_s=0.2, max_s=30.0, jitter=0.5)
-_FORBIDDEN_S: Final = 60.0
-_WATCH_JITTER: Final = (0.5, 1.0)
+_WATCH_S: Final = 24.0
+"""A watch ends after this, which shows that it lives: the API server's bookmarks are a minute apart
+(apiserver cacher, bookmarkFrequency), and one more comes 2 s before the end. Going on costs one
+request, and no list."""
+_IDLE_S: Final = 27.0
+"""A watch that has not ended by then hangs."""
+_STEADY_S: Final = 5.0
+"""A watch that lasted for this long is followed by the next one at once."""
+_BACKOFF: Final = pacing.Backoff(first_s=0.2, max_s=5.0, jitter=0.5)
+_FORBIDDEN: Final = pacing.Backoff(first_s=1.0, max_s=60.0)
+"""An API server that has just started refuses everybody until it has read the roles."""
+_WATCH_JITTER: Final = (0.75, 1.0)
 
 _UNREADABLE: Final = prometheus_client.Counter(
     "muster_kubernetes_unreadable_total", "Objects of the Kubernetes API that could not be read."
@@ -98,6 +104,8 @@ class Reflector(Generic[Shape, Kept]):
         self._sink = sink
         self._version = ""
         self._retry = runtime.Retry(_BACKOFF)
+        self._refusals = 0
+        """How often in a row we lacked the permission."""
 
     async def run(self) -> None:
         """List, watch, and start over, until cancelled."""
@@ -150,6 +158,8 @@ class Reflector(Generic[Shape, Kept]):
             # servers end watches after about that time anyway; with jitter, not all at once
             "timeoutSeconds": str(int(_WATCH_S * random.uniform(*_WATCH_JITTER))),  # noqa: S311
         }
+        clock = asyncio.get_running_loop().time
+        began = clock()
         lines = self._api.watch(self._path, query, idle_s=_IDLE_S)
         async with contextlib.aclosing(lines):
             async for line in lines:
@@ -157,6 +167,8 @@ class Reflector(Generic[Shape, Kept]):
                     self._on_line()
                 if not self._version:
                     raise _Expired
+        if clock() - began >= _STEADY_S:
+            self._on_line()
 
     def _apply(self, line: bytes) -> bool:
         """Apply a line of the watch; return False if it cannot be read."""
@@ -191,15 +203,18 @@ class Reflector(Generic[Shape, Kept]):
         self._note_available()
 
     def _note_available(self) -> None:
+        self._refusals = 0
         if self.problem:
             self.problem = ""
             logs.logger().info("kubernetes_api_available", path=self._path)
 
     async def _wait(self, answer: api.Answer) -> None:
-        """Log a problem once and wait, longest if we lack the permission."""
+        """Log a problem once and wait, longest if we lack the permission for long."""
         if not self.problem:
             error = answer.problem
             logs.logger().warning("kubernetes_api_unavailable", path=self._path, error=error)
         self.problem = answer.problem
         self.tried.set()
-        await self._retry.wait(at_least_s=_FORBIDDEN_S if answer.is_forbidden else answer.wait_s)
+        self._refusals = self._refusals + 1 if answer.is_forbidden else 0
+        at_least_s = max(answer.wait_s, _FORBIDDEN.delay_s(self._refusals))
+        await self._retry.wait(at_least_s=at_least_s)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.worlds import cluster_faults, real_cluster
 from tests.worlds.cluster_faults import Muster
+from tests.worlds.real_cluster import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -67,3 +68,22 @@ def test_a_dead_kubelet_is_named_and_not_its_plugin(muster: Muster) -> None:
     assert alert["evidence"][0]["observed"].startswith("the kubelet renewed the node's lease ")
     assert "kubelet.sock" in alert["evidence"][-1]["observed"]
     muster.until_notified("deregistered", "resolved", since=began, within_s=60.0)
+
+
+def test_after_an_outage_of_the_api_everything_is_read_again_within_ten_seconds(
+    muster: Muster,
+) -> None:
+    with cluster_faults.without_api(muster.cluster):
+        until(lambda: "nodes" in muster.unread(), "health says what it cannot read", within_s=10.0)
+        time.sleep(20.0)
+    until(lambda: not muster.unread(), "everything is read again", within_s=10.0)
+
+
+def test_a_hung_api_is_noticed_within_thirty_seconds_and_its_return_within_ten(
+    muster: Muster,
+) -> None:
+    watches = {"nodes", "daemonset of device-plugin", "pods of device-plugin"}
+    with cluster_faults.with_hung_api():
+        until(lambda: "API" in muster.unread(), "the API hangs", within_s=15.0)
+        until(lambda: watches <= muster.unread(), "each watch hangs", within_s=17.0)
+    until(lambda: not muster.unread(), "everything is read again", within_s=10.0)

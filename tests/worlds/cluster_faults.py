@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripts.cluster import node
+from scripts.cluster import components, layout, node
 from tests.worlds import manifests, real_cluster
 from tests.worlds.real_cluster import until
 
@@ -134,6 +134,10 @@ class Muster:
         shown: dict[str, Any] = states[0]["plugins"][0]
         return shown
 
+    def unread(self) -> set[str]:
+        """Return what any health says that it cannot read in Kubernetes."""
+        return {what for state in self.states() for what in state["service"]["cluster"]}
+
     def until_plugin(
         self, holds: Callable[[dict[str, Any]], bool], what: str, *, within_s: float
     ) -> dict[str, Any]:
@@ -204,6 +208,28 @@ def without_kubelet() -> Iterator[None]:
         yield
     finally:
         kubelet("start")
+
+
+@contextlib.contextmanager
+def without_api(cluster: real_cluster.Cluster) -> Iterator[None]:
+    """Kill the API server for a while; after it, the API is ready again."""
+    node.end("kube-apiserver", signal.SIGKILL)
+    try:
+        yield
+    finally:
+        node.spawn(components.apiserver(), [layout.STATE / "bin"])
+        until(lambda: cluster.ask("get", "--raw", "/readyz")[1] == "ok", "the API is ready")
+
+
+@contextlib.contextmanager
+def with_hung_api() -> Iterator[None]:
+    """Stop the API server's process for a while."""
+    (pid,) = node.processes("kube-apiserver")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def kubelet(action: str) -> None:

@@ -25,7 +25,7 @@ _REPORT_S: Final = 1.0
 _DAEMONSET_S: Final = 5.0
 """How long reading nodes waits for the DaemonSets, which show which node labels matter."""
 
-_CHECK_S: Final = 15.0
+_CHECK_S: Final = 5.0
 _ANSWER_S: Final = 5.0
 
 _EXPECTED: Final = prometheus_client.Gauge(
