@@ -23,7 +23,7 @@ class Pair:
         self.both: list[processes.Process] = []
         self.names: list[str] = []
 
-    async def start(self, name: str) -> processes.Process:
+    async def start(self, name: str, *, patience_s: float | None = None) -> processes.Process:
         file = self.world.directory / f"{name}.json"
         receiver = {"name": "hook", "webhook": {"url": self.sink.url, "reach": "loopback"}}
         settings: dict[str, object] = {
@@ -31,7 +31,7 @@ class Pair:
             "receivers": [receiver],
             "group_wait_s": 0,
             "group_interval_s": 0.1,
-            "watchdog": {"enabled": False},
+            "watchdog": {"enabled": patience_s is not None, "patience_s": patience_s or 60.0},
             "acting": {"ttl_s": 1, "renew_s": 0.3},
         }
         file.write_bytes(orjson.dumps(settings))
@@ -142,5 +142,30 @@ def test_a_notifier_whose_lock_is_lost_reports_it_and_leads_again_once_it_is_bac
         await pair.notified_of(2)
         assert await pair.get(notifier, "/readyz") == b"ok\n"
         assert len({message.key for message in pair.sink.taken}) == len(pair.sink.taken) == 2
+
+    play(story, tmp_path)
+
+
+def test_receivers_hear_once_that_nats_is_lost_and_once_that_it_is_back(
+    tmp_path: pathlib.Path,
+) -> None:
+    def of_outage(pair: Pair) -> list[tuple[str, int]]:
+        messages = [each for each in pair.sink.taken if each.group.startswith("without NATS:")]
+        return [(message.reason, len(message.firing)) for message in messages]
+
+    async def story(pair: Pair) -> None:
+        await pair.start("first", patience_s=2.0)
+        await pair.notified_of(1)
+        await pair.start("second", patience_s=2.0)
+        await pair.logs("second", "waiting_for_lock")
+        await pair.world.server.kill()
+        await pair.sink.wait_for(lambda _: bool(of_outage(pair)), 30)
+        third = await pair.start("third", patience_s=2.0)
+        await pair.logs("first", "nats_lost")
+        await pair.world.server.start()
+        await pair.sink.wait_for(lambda _: len(of_outage(pair)) > 1, 30)
+        await third.end()
+        assert of_outage(pair) == [("first", 1), ("all_resolved", 0)]
+        assert "nats_lost" not in pair.log("second") + pair.log("third")
 
     play(story, tmp_path)

@@ -19,9 +19,9 @@ from muster.nats import bus, consumers, lock, storage, streams
 from muster.service import entry, logs, probes, runtime
 from muster_notifier import monitor
 from muster_notifier.config import files, schema
-from muster_notifier.delivery import dead_letters, dispatcher
+from muster_notifier.delivery import dead_letters, dispatcher, without_nats
 from muster_notifier.receivers import endpoint, factory, kubernetes_api
-from muster_notifier.routing import alert_index, grouping, muting, notifications
+from muster_notifier.routing import alert_index, grouping, muting, notifications, routes
 
 _ALERTS: Final = "muster.alert.>"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
@@ -82,7 +82,7 @@ async def _serve(settings: schema.Settings) -> None:
             ) as address,
         ):
             logs.logger().info("listening", http=address)
-            await runtime.run(notifier.run(), notifier.election.lost(), notifier.election.failed())
+            await runtime.run(notifier.run(), notifier.lost(), notifier.election.failed())
 
 
 class _LeaderElection(lock.Lock):
@@ -103,7 +103,7 @@ class _LeaderElection(lock.Lock):
         )
         self.known_leader = ""
         """The other notifier that was last known to be the leader."""
-        self._has_led = False
+        self.has_led = False
         self._is_elected = asyncio.Event()
         self._lost = asyncio.Event()
 
@@ -126,13 +126,13 @@ class _LeaderElection(lock.Lock):
     def _on_leader(self, _: leadership.Leadership, now: leadership.Leadership) -> None:
         _IS_LEADER.set(now.term is not None)
         if now.term is not None:
-            self._has_led = True
+            self.has_led = True
             self._is_elected.set()
         elif now.leader:
             self._on_other_leader(now.leader)
 
     def _on_other_leader(self, leader: str) -> None:
-        if self._has_led:
+        if self.has_led:
             logs.logger().error("another_notifier_leads", leader=leader)
             self._lost.set()
         elif leader != self.known_leader:
@@ -150,9 +150,10 @@ class _Notifier:
             runtime.INBOX_MAX
         )
         self._muting = schema.initial_muting(settings)
+        self._routes = schema.route_tree(settings)
         self._machine = grouping.Grouping(
             {receiver.name: receiver.send_resolved for receiver in settings.receivers},
-            root=schema.route_tree(settings),
+            root=self._routes,
             owners=schema.owners_route(settings),
             ungrouped=schema.ungrouped_receivers(settings),
             acknowledging=schema.acknowledging_receivers(settings),
@@ -171,6 +172,13 @@ class _Notifier:
         self._own_alerts = monitor.OwnAlerts(
             self._enqueue, instance=connected.instance, runbook_url=settings.runbook_url
         )
+        self._outage_alarm = without_nats.OutageAlarm(
+            self._dispatcher.receivers,
+            problem=self._nats_problem,
+            choose=self._receivers_of,
+            patience_s=settings.watchdog.patience_s,
+            runbook_url=settings.runbook_url,
+        )
         self._ping = _ping(settings)
         self._watchdog = monitor.Watchdog(patience_s=settings.watchdog.patience_s)
         self._owners = _owners(settings, self._enqueue)
@@ -188,6 +196,24 @@ class _Notifier:
         restoring = None if self._is_restored else "the ledger is being read"
         return self._bus.link.problem() or restoring
 
+    def _nats_problem(self) -> str:
+        """Return why NATS cannot be used; empty if it can, or if we have not led."""
+        if not self.election.has_led or self.election.is_leader:
+            return ""
+        return self.problem() or ""
+
+    def _receivers_of(self, alert: vocabulary.AlertChanged) -> set[str]:
+        """Return the receivers that are to be notified of an alert now."""
+        labels = routes.labels_of(alert)
+        if self._muting.muted_by(labels, alert.at) is not None:
+            return set()
+        unmuted = (
+            route
+            for route in self._routes.find(labels)
+            if self._muting.route_muted_by(route, alert.at) is None
+        )
+        return {name for route in unmuted for name in route.receivers}
+
     def _is_working(self) -> bool:
         return self.election.is_leader and self.problem() is None
 
@@ -203,7 +229,19 @@ class _Notifier:
         }
         return 200, "application/json", msgspec.json.encode(state)
 
+    async def lost(self) -> None:
+        """Wait until another notifier has become the leader after us, and end what we began."""
+        await self.election.lost()
+        await self._outage_alarm.settle()
+
     async def run(self) -> None:
+        """Notify people forever; of the loss of NATS also without it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._lead())
+            if self._settings.watchdog.enabled:
+                tasks.create_task(self._outage_alarm.run())
+
+    async def _lead(self) -> None:
         """Wait until we are the leader, restore the state, then notify people forever."""
         await self.election.wait_until_leader()
         follower = storage.follow(self._bus.link, streams.SILENCES)

@@ -11,7 +11,7 @@ from muster import vocabulary
 from muster.nats import bus, storage, streams
 from muster.service import entry, logs
 from muster_notifier.config import receiver_settings, schema
-from muster_notifier.delivery import dead_letters, queue, worker
+from muster_notifier.delivery import dead_letters, queue, without_nats, worker
 from muster_notifier.receivers import factory
 from muster_notifier.routing import grouping, notifications
 
@@ -40,6 +40,8 @@ class Dispatcher:
         self._report = report
         self._may_act = may_act
         self._firing = firing
+        self.receivers: list[without_nats.Receiver] = []
+        """How to send to each receiver directly."""
         self._workers = {r.name: self._worker(r) for r in settings.receivers}
 
     def names(self) -> list[str]:
@@ -110,6 +112,9 @@ class Dispatcher:
             raise entry.CannotStart(str(error)) from None
         for problem in sender.problems:
             logs.logger().error("template_unusable", receiver=settings.name, error=problem)
+        self.receivers.append(
+            without_nats.Receiver(settings.name, sender.send, settings.send_resolved)
+        )
         limits = settings.limits
         return worker.ReceiverWorker(
             settings.name,
