@@ -34,6 +34,7 @@ class RegistrationReason(enum.StrEnum):
     REGISTER_FAILED = "register_failed"
     SERVER_ENDED = "server_ended"
     PROBE_FAILED = "probe_failed"
+    DISPLACED = "displaced"
     CONFIGURATION_CHANGED = "configuration_changed"
     DEVICE_APPEARED = "device_appeared"
 

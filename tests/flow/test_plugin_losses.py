@@ -39,8 +39,6 @@ async def steal_own_socket(world: kubelets.World) -> None:
 
 async def replace_kubelet_socket_only(world: kubelets.World) -> None:
     """Do what a kubelet would that forgets us and leaves our socket: the file alone is new."""
-    if isinstance(world, kubelets.Real):
-        pytest.skip("the socket of a real kubelet is not ours to replace")
     path = world.directory / "device-plugins" / "kubelet.sock"
     path.rename(path.with_name("kept.sock"))
     path.with_name("kept.sock").rename(path)

@@ -52,7 +52,7 @@ sent: dict[str, Any] = {}
 def shorten() -> None:
     """Let the plugin check itself more often."""
     longer = resource_plugin.Timing
-    patient = registration.Timeouts(kubelet_startup_s=0.0)
+    patient = registration.Timeouts(kubelet_startup_s=0.0, settled_s=0.0)
     resource_plugin.Timing = lambda: longer(timeouts=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
     host_scanner._PERIOD_S = resource_manager._SOCKET_CHECK_PERIOD_S = PERIOD_S  # type: ignore[misc]
     defaults = podresources.PodResourcesPoller.run.__kwdefaults__

@@ -105,3 +105,39 @@ def test_new_allocations_of_pods_are_reported_once() -> None:
         2,
         {FUSE: {"fuse-0": "default/old", "fuse-1": "default/new"}},
     )
+
+
+def test_a_resource_is_displaced_when_none_of_its_devices_is_listed_for_two_seconds() -> None:
+    check = podresources.PodResourcesCheck()
+    check.compare(listing("fuse-0", "fuse-1"), ours(), 9.0)
+    check.compare(listing("x", "y"), ours(), 10.0)
+    assert (check.displaced, check.needs_recheck) == ({}, True)
+    check.compare(listing("x", "z"), ours(), 12.0)
+    text = "the kubelet does not list fuse-0, fuse-1; the kubelet lists x"
+    assert check.displaced == {FUSE: f"{text}, which the plugin does not advertise"}
+    check.compare(listing(), ours(), 60.0)
+    assert (check.displaced, check.needs_recheck) == (
+        {FUSE: "the kubelet does not list fuse-0, fuse-1"},
+        True,
+    )
+    check.compare(listing("fuse-0", "fuse-1"), ours(), 61.0)
+    assert (check.displaced, check.needs_recheck) == ({FUSE: ""}, False)
+
+
+def test_a_resource_of_which_some_devices_are_listed_is_not_displaced() -> None:
+    check = podresources.PodResourcesCheck()
+    for now in (10.0, 12.0):
+        check.compare(listing("fuse-2", "x"), ours(), now)
+        assert check.displaced == {FUSE: ""}
+
+
+def test_nothing_is_sure_of_a_resource_just_registered_or_a_kubelet_that_does_not_answer() -> None:
+    check = podresources.PodResourcesCheck()
+    for now in (10.0, 12.0):
+        check.compare(listing("x"), ours(), now)
+    check.compare(listing("x"), ours(sent_at=None), 14.0)
+    assert check.displaced == {}
+    check.compare(listing("x"), ours(sent_at=14.0), 16.0)
+    assert check.displaced == {}
+    check.compare(None, ours(), 18.0)
+    assert check.displaced == {}

@@ -289,7 +289,10 @@ def test_signals_of_an_older_generation_change_nothing() -> None:
 # The world around the machine, for the property below
 
 Step: TypeAlias = tuple[float, str, float, bool]
-KINDS = ("nothing", "restart", "own_socket", "stream", "server", "probe", "refuse", "second_stream")
+KINDS = (
+    *("nothing", "restart", "own_socket", "stream", "server", "probe", "refuse", "second_stream"),
+    *("rival", "rival_forgotten", "rival_goes"),
+)
 DELAYS = st.floats(0, 1.5)
 STEPS = st.lists(
     st.tuples(st.floats(0, 8), st.sampled_from(KINDS), DELAYS, st.booleans()), max_size=40
@@ -305,6 +308,8 @@ class World:
         self.kubelet = "k0"
         self.delay_s = 0.0
         self.refusing = False
+        self.shown = ""
+        self.rivals: frozenset[str] = frozenset()
         self.serving: set[int] = set()
         self.streams: dict[int, int] = {}
         self.order = itertools.count()
@@ -333,6 +338,16 @@ class World:
             raise AssertionError("the machine spins")
         self.now = end
 
+    def compare_until(self, end: float) -> None:
+        """Compare every second what the kubelet lists, as the poller does."""
+        while self.now < end:
+            self.run_until(min(end, self.now + 1.0))
+            if self.machine.state in {State.LISTED, State.DISPLACED}:
+                displaced = "" if self.shown == "ours" else "the kubelet lists x"
+                others = self.rivals if self.shown == "rival" else frozenset()
+                compared = registration_model.Compared(self.machine.generation, displaced, others)
+                self.act(self.machine.receive(compared, self.now))
+
     def act(self, actions: list[registration_model.Action]) -> None:
         for action in actions:
             match action:
@@ -353,6 +368,7 @@ class World:
                         self.tell(
                             registration_model.Registered(generation, self.kubelet), self.delay_s
                         )
+                        self.shown = "ours"
                         self.streams[generation] = 1
                         self.tell(registration_model.StreamOpened(generation), self.delay_s)
                 case registration_model.Stop(generation=generation):
@@ -366,7 +382,15 @@ class World:
     def suffer(self, kind: str) -> None:
         generation = self.machine.generation
         match kind:
+            case "rival":
+                self.shown, self.rivals = "rival", frozenset({"rival.sock"})
+            case "rival_goes" if self.shown == "rival":
+                # since 1.37 its list stays
+                self.rivals = frozenset()
+            case "rival_forgotten" if self.shown == "rival":
+                self.shown, self.rivals = "", frozenset()
             case "restart":
+                self.shown = ""
                 self.kubelet = f"k{next(self.numbers)}"
                 self.close_streams()
                 self.tell(registration_model.OwnSocketLost(generation))
@@ -411,12 +435,15 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
     world = World()
     for wait_s, kind, delay_s, refusing in steps:
         world.delay_s, world.refusing = delay_s, refusing or kind == "refuse"
-        world.run_until(world.now + wait_s)
+        world.compare_until(world.now + wait_s)
         world.suffer(kind)
     world.delay_s, world.refusing = 0.01, False
+    world.suffer("rival_goes")
     # every answer on its way, the longest back-off, a stream missed, and the repair of that
-    world.run_until(world.now + 1.5 + 2 * TIMEOUTS.retry.max_s + TIMEOUTS.stream_after_register_s)
+    longest_s = 1.5 + 2 * TIMEOUTS.retry.max_s + TIMEOUTS.stream_after_register_s
+    world.compare_until(world.now + longest_s + TIMEOUTS.vacant.max_s)
     assert world.machine.is_listed, world.machine.problem(world.now)
+    assert world.shown == "ours"
     assert world.machine.problem(world.now) == ""
     assert world.serving == {world.machine.generation}
     assert world.machine.next_deadline() is None
@@ -459,7 +486,97 @@ def test_a_resource_has_settled_when_the_kubelet_has_listed_it_for_some_seconds(
     machine = listed()
     machine.receive(registration_model.KubeletSocketSeen("k2"), 10.0)
     healed(machine, 11.0, "k2")
-    assert not machine.has_settled(11.0 + TIMEOUTS.kubelet_startup_s - 0.1)
-    assert machine.has_settled(11.0 + TIMEOUTS.kubelet_startup_s)
+    assert not machine.has_settled(11.0 + TIMEOUTS.settled_s - 0.1)
+    assert machine.has_settled(11.0 + TIMEOUTS.settled_s)
     machine.receive(registration_model.StreamClosed(machine.generation), 30.0)
     assert not machine.has_settled(60.0)
+
+
+X = "the kubelet lists x"
+
+
+def test_a_displaced_resource_is_registered_again_at_once_the_first_time() -> None:
+    machine = listed()
+    rival = registration_model.Compared(1, X, frozenset({"rival.sock"}))
+    assert machine.receive(rival, 10.0) == [
+        registration_model.Lost(Reason.DISPLACED, X),
+        registration_model.Stop(1),
+    ]
+    assert machine.problem(12.0) == (
+        f"another plugin registered it ({X}), for 2.0 s; stopping the old server"
+    )
+    assert healed(machine, 12.0) == registration_model.Listed(2, Reason.DISPLACED, 2)
+    assert machine.problem(13.0) == ""
+
+
+def displaced_twice(*others: str) -> registration.Registration:
+    machine = listed()
+    machine.receive(registration_model.Compared(1, X, frozenset(others)), 10.0)
+    healed(machine, 10.0)
+    rival = registration_model.Compared(2, X, frozenset(others))
+    assert machine.receive(rival, 20.0) == [registration_model.Lost(Reason.DISPLACED, X)]
+    assert (machine.state, machine.streams, machine.is_blocked) == (State.DISPLACED, 1, True)
+    return machine
+
+
+def test_a_resource_that_is_displaced_again_is_left_to_the_other_plugin_for_a_while() -> None:
+    machine = displaced_twice("rival.sock", "other.sock")
+    assert machine.next_deadline() == 50.0
+    assert machine.problem(25.0) == (
+        f"another plugin registered it ({X}), for 5.0 s; "
+        "registering again, at the latest when nobody else serves it"
+    )
+    same = registration_model.Compared(2, X, frozenset({"rival.sock", "other.sock", "third.sock"}))
+    assert machine.receive(same, 21.0) == []
+    assert machine.tick(50.0) == [registration_model.Stop(2)]
+
+
+@pytest.mark.parametrize("others", [{"other.sock"}, set()])
+def test_a_displaced_resource_is_registered_when_a_plugin_that_may_have_it_has_gone(
+    others: set[str],
+) -> None:
+    machine = displaced_twice("rival.sock", "other.sock")
+    fewer = registration_model.Compared(2, X, frozenset(others))
+    assert machine.receive(fewer, 21.0) == [registration_model.Stop(2)]
+    assert healed(machine, 21.0) == registration_model.Listed(3, Reason.DISPLACED, 3)
+
+
+def test_a_resource_that_nobody_serves_waits_at_most_five_seconds() -> None:
+    machine = displaced_twice()
+    assert machine.problem(20.0).startswith(f"the kubelet forgot it ({X}), for 0.0 s; ")
+    assert machine.tick(21.0) == [registration_model.Stop(2)]
+
+
+def test_a_displaced_resource_that_is_listed_again_was_lost_and_is_back() -> None:
+    machine = displaced_twice("rival.sock")
+    assert machine.receive(registration_model.Compared(2, ""), 22.0) == [
+        registration_model.Listed(2, Reason.DISPLACED, 2)
+    ]
+    assert (machine.problem(22.0), machine.next_deadline()) == ("", None)
+
+
+def test_after_ten_minutes_of_peace_a_displacement_is_a_first_one() -> None:
+    machine = displaced_twice("rival.sock")
+    machine.receive(registration_model.Compared(2, ""), 22.0)
+    late = 22.0 + TIMEOUTS.peace_s
+    rival = registration_model.Compared(2, X, frozenset({"rival.sock"}))
+    assert machine.receive(rival, late)[-1] == registration_model.Stop(2)
+
+
+def test_the_stream_of_a_displaced_resource_that_closes_is_a_closed_stream() -> None:
+    machine = displaced_twice("rival.sock")
+    machine.receive(registration_model.StreamClosed(2), 22.0)
+    assert machine.tick(23.0) == [registration_model.Stop(2)]
+
+
+def test_a_plugin_that_always_comes_back_is_fought_ever_more_rarely() -> None:
+    world = World()
+    world.delay_s = 0.01
+    world.compare_until(10.0)
+    for _ in range(3600):
+        world.suffer("rival")
+        world.compare_until(world.now + 1.0)
+    assert 8 <= world.machine.registrations <= 12
+    world.suffer("rival_goes")
+    world.compare_until(world.now + 3.0)
+    assert (world.machine.state, world.shown) == (State.LISTED, "ours")

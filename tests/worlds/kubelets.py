@@ -6,10 +6,13 @@ MUSTER_KUBELET_DIR and KUBECONFIG name (docs/real-kubelet.md).
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import shlex
 import shutil
 import signal
+import socket
+import stat
 import sys
 import tempfile
 import urllib.request
@@ -69,6 +72,8 @@ signal.signal(signal.SIGUSR2, stop_listening)
 signal.signal(signal.SIGWINCH, deafen)
 sys.exit(plugin.main())
 """
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_PIDFD_GETFD: Final = 438
 SABOTAGED: Final = ("-c", _SABOTAGE)
 """The plugin, which at SIGUSR1 ends its server, at SIGUSR2 has nobody listen at its socket, and at
 SIGWINCH does not hear any more what happens to files."""
@@ -156,9 +161,40 @@ class Real:
 
     async def do(self, what: str) -> None:
         restart = os.environ.get("MUSTER_KUBELET_RESTART", "")
-        if what != "/restart" or not restart:
+        if what.startswith("/drop-stream"):
+            drop_connections(own_socket(self))
+        elif what == "/restart" and restart:
+            await output(*shlex.split(restart))
+        else:
             pytest.skip(f"{what} cannot be done to this kubelet")
-        await output(*shlex.split(restart))
+
+
+def drop_connections(path: Path) -> None:
+    """Shut down what the kubelets of this machine have open to a socket; needs root."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "comm").read_text().strip() != "kubelet":
+                continue
+            numbers = [int(file.name) for file in (folder / "fd").iterdir()]
+            process = os.pidfd_open(int(folder.name))
+        except OSError:
+            continue
+        for number in numbers:
+            descriptor = _LIBC.syscall(_PIDFD_GETFD, process, number, 0)
+            if descriptor >= 0:
+                _shut_down(descriptor, path)
+        os.close(process)
+
+
+def _shut_down(descriptor: int, peer: Path) -> None:
+    """Close a descriptor; shut it down first if it is connected to this socket."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            return
+        with socket.socket(fileno=descriptor) as connection:
+            if connection.getpeername() == str(peer):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 async def output(*command: str) -> bytes:

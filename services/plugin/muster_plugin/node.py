@@ -18,7 +18,6 @@ from muster_plugin.discovery import host_scanner
 from muster_plugin.inventory import device_checks, inventory
 from muster_plugin.kubelet import (
     cdi,
-    podresources,
     registration_model,
     resource_manager,
     resource_plugin,
@@ -97,7 +96,7 @@ class Node:
         self._scanner = host_scanner.HostScanner()
         self._host_paths = host_scanner.HostPaths()
         self._pods = publisher.PodDevices(
-            self._root / podresources.SOCKET,
+            self._root,
             self.inventory,
             self.resource_plugins,
             events=self.event_log,
@@ -199,7 +198,7 @@ class Node:
         """
         return (
             self._run_plugins(acquire),
-            self.resource_plugins.watch_sockets(lambda at: self._record_check_time(_SOCKETS, at)),
+            self.resource_plugins.watch_sockets(self._on_sockets_checked),
             self._watch_devices(),
             self._expire_devices(),
             self._device_checker.run(),
@@ -335,6 +334,10 @@ class Node:
     def _on_published(self) -> None:
         self._deadline_changed.set()
         self._device_checker.changed.set()
+
+    def _on_sockets_checked(self, at: float) -> None:
+        self._record_check_time(_SOCKETS, at)
+        self._pods.poll_if_listed()
 
     def _record_check_time(self, kind: str, at: float) -> None:
         self._checked_at[kind] = at

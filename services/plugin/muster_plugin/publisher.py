@@ -17,7 +17,12 @@ from typing import Final, assert_never
 from muster import vocabulary
 from muster.service import logs
 from muster_plugin.inventory import device_messages, inventory
-from muster_plugin.kubelet import podresources, registration_model, resource_manager
+from muster_plugin.kubelet import (
+    podresources,
+    registration_model,
+    resource_manager,
+    socket_directory,
+)
 
 _PENDING_MAX: Final = 1_000
 _PROBLEMS_MAX: Final = 20
@@ -295,7 +300,7 @@ class PodDevices:
 
     def __init__(
         self,
-        socket: Path,
+        root: Path,
         devices: inventory.Inventory,
         resources: resource_manager.ResourcePlugins,
         *,
@@ -309,7 +314,16 @@ class PodDevices:
         self._updates = updates
         self._on_polled = on_polled
         self.check = podresources.PodResourcesCheck()
-        self.poller = podresources.PodResourcesPoller(socket, self._on_listing)
+        self.poller = podresources.PodResourcesPoller(root / podresources.SOCKET, self._on_listing)
+        self._sockets = socket_directory.both(root)
+        self._checkpointed_at: int | None = None
+
+    def poll_if_listed(self) -> None:
+        """Poll soon if any plugin has sent the kubelet a list: it may be one of our resources."""
+        before = self._checkpointed_at
+        self._checkpointed_at = socket_directory.checkpointed_at(self._sockets)
+        if self._checkpointed_at != before:
+            self.poller.soon.set()
 
     async def _on_listing(self, listing: podresources.Listing | None) -> None:
         now, at = time.monotonic(), datetime.now(UTC)
@@ -324,12 +338,24 @@ class PodDevices:
             )
         if set(self.check.mismatches) != before:
             self._updates.heartbeat_due.set()
-        if self.check.needs_recheck:
+        machines = [plugin.machine for plugin in self._plugins.values()]
+        is_early = any(each.is_listed and not each.has_settled(now) for each in machines)
+        if self.check.needs_recheck or is_early:
             self.poller.soon.set()
+        self._report_displaced(listing)
         pods = listing.pods_by_resource() if listing else None
         await self._updates.publish(self._devices.record_pods(pods, now=now, at=at))
         if listing is not None:
             self._on_polled(now)
+
+    def _report_displaced(self, listing: podresources.Listing | None) -> None:
+        is_asked = any(self.check.displaced.values())
+        others = socket_directory.others(self._sockets) if is_asked else frozenset()
+        listed = (listing.allocatable or {}) if listing else {}
+        for resource, displaced in self.check.displaced.items():
+            if resource in self._plugins:
+                rivals = others if listed.get(resource) else frozenset()
+                self._plugins[resource].on_compared(displaced, rivals)
 
     def _sent_at(self, resource: str, now: float) -> float | None:
         """Return when the kubelet was sent the resource, if it has had time to process that."""

@@ -85,6 +85,9 @@ class PodResourcesCheck:
         """Whether to poll again soon, because a difference has appeared that may end."""
         self.mismatches: Mapping[str, str] = {}
         """Persistent differences by resource, in words."""
+        self.displaced: Mapping[str, str] = {}
+        """What the kubelet persistently lists instead of a resource's devices, none of which it
+        lists; empty if it lists some. Resources of which neither is sure are left out."""
         self._since: dict[str, dict[str, float]] = {}
         self._compared_at = -math.inf
 
@@ -97,20 +100,26 @@ class PodResourcesCheck:
         """
         before, self.listing = self.listing, listing
         since_before, self._since = self._since, {}
-        mismatches = {}
+        mismatches, displaced = {}, {}
         if listing is not None and listing.allocatable is not None:
             for resource, ours in advertised.items():
-                differing = _differences(
-                    ours.devices, listing.allocatable.get(resource, frozenset())
-                )
+                listed = listing.allocatable.get(resource, frozenset())
                 text = self._compare(
-                    resource, ours.sent_at, differing, since_before.get(resource, {}), now
+                    resource,
+                    ours.sent_at,
+                    _differences(ours.devices, listed),
+                    since_before.get(resource, {}),
+                    now,
                 )
                 if text:
                     mismatches[resource] = text
-        self.mismatches, self._compared_at = mismatches, now
+                is_listed = any(device.id in listed for device in ours.devices)
+                if ours.sent_at is not None and (text or resource not in self._since or is_listed):
+                    displaced[resource] = "" if is_listed else text
+        self.mismatches, self.displaced, self._compared_at = mismatches, displaced, now
         began = [at for since in self._since.values() for at in since.values()]
-        self.needs_recheck = now - max(began, default=-math.inf) < _RECHECK_S
+        is_young = now - max(began, default=-math.inf) < _RECHECK_S
+        self.needs_recheck = is_young or any(displaced.values())
         if listing is None or before is None:
             return []
         return _new_allocations(listing, before, advertised)

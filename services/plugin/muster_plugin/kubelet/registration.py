@@ -17,6 +17,12 @@
     LISTED          | stream closed              |                                 | STREAM_CLOSED
     STREAM_CLOSED   | stream opened              |                                 | LISTED
                     | deadline                   | Lost(stream_closed), Stop       | STOPPING
+    LISTED          | another's devices listed   | Lost(displaced)                 | DISPLACED
+    DISPLACED       | deadline: at once, then    | Stop                            | STOPPING
+                    |  later from time to time   |                                 |
+                    | another plugin has gone    | Stop                            | STOPPING
+                    | our devices are listed     | Listed                          | LISTED
+                    | stream closed              |                                 | STREAM_CLOSED
     registered      | another kubelet.sock       | Lost(kubelet_socket_..), Stop   | STOPPING
     with a server   | own socket lost            | Lost(own_socket_lost), Stop     | STOPPING
                     | two probes failed          | Lost(probe_failed), Stop        | STOPPING
@@ -29,6 +35,13 @@ older stream ends (k/k#121994), so there are never two generations at once.
 
 The kubelet opens one stream per registration and never dials again, so a stream that closes means a
 loss. A short delay lets a restarting kubelet show its new kubelet.sock, the better reason.
+
+An open stream proves little: the newest registration of a name wins. The kubelet then lists another
+plugin's devices, and when that one ends, none (up to 1.36) or still those (since 1.37). `Compared`
+shows it. We register again at once; if that does not last, somebody defends the resource, and each
+try costs the pods of its moment their admission: the next ones are 30 s later, a minute, and so on,
+or when a plugin that could be the other one has gone. Until then the old stream stays open, because
+its end can take the other's devices away.
 """
 
 import math
@@ -57,6 +70,14 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     served_elsewhere_s: float = 0.2
     kubelet_startup_s: float = 10.0
     """Longest time that a new kubelet is busy with registering its plugins."""
+    settled_s: float = 1.0
+    """Longest time that a kubelet needs to list what a new registration has sent."""
+    vacant: pacing.Backoff = pacing.Backoff(first_s=1.0, max_s=5.0)
+    """Between registrations of a resource that the kubelet forgets and nobody else serves."""
+    fight: pacing.Backoff = pacing.Backoff(first_s=30.0, max_s=600.0)
+    """Between registrations of one that another plugin registers too."""
+    peace_s: float = 600.0
+    """After a resource was listed for this long, its next displacement counts as the first."""
     stable_s: float = 2.0
     """After a resource was listed for this long, its next loss is repaired without back-off."""
 
@@ -86,6 +107,8 @@ class Registration:
         self._refusals = 0
         self._losses = 0
         self._probe_failures = 0
+        self._displacements = 0
+        self._others: frozenset[str] = frozenset()
         self._listed_at = math.inf
         self._is_kubelet_unreachable = False
         """Whether nobody answered at kubelet.sock when registration was last tried."""
@@ -116,8 +139,9 @@ class Registration:
         return now - self._kubelet_started_at < self._timeouts.kubelet_startup_s
 
     def has_settled(self, now: float) -> bool:
-        """Return whether it has been listed for longer than a kubelet needs to process it."""
-        return self.is_listed and now - self._listed_at >= self._timeouts.kubelet_startup_s
+        """Return whether the kubelet lists our devices by now, unless another plugin's."""
+        has_been_listed = now - self._listed_at >= self._timeouts.settled_s
+        return has_been_listed and self.state in {State.LISTED, State.DISPLACED}
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
@@ -140,6 +164,8 @@ class Registration:
                 return self._end_generation(
                     Reason.STREAM_CLOSED, "stream closed by the kubelet", now
                 )
+            case State.DISPLACED:
+                return self._end_generation(Reason.DISPLACED, self._problem.detail, now)
             case State.STARTING | State.REGISTERING | State.LISTED | State.STOPPING:
                 raise AssertionError(f"{self.state} has no deadline")
             case _:
@@ -151,12 +177,9 @@ class Registration:
             return self._on_kubelet_socket(event.kubelet, now)
         if event.generation != self.generation:
             return []
-        if isinstance(event, model.ProbePassed | model.ProbeFailed):
+        if isinstance(event, model.FromProbe):
             return self._on_probe(event, now)
-        if isinstance(
-            event,
-            model.Registered | model.RegisterFailed | model.StreamOpened | model.StreamClosed,
-        ):
+        if isinstance(event, model.FromKubelet):
             return self._on_kubelet_signal(event, now)
         return self._on_server_signal(event, now)
 
@@ -196,10 +219,12 @@ class Registration:
                 return self._on_stream_opened(now)
             case model.StreamClosed():
                 self.streams = max(0, self.streams - 1)
-                if self.state is State.LISTED:
+                if self.state in {State.LISTED, State.DISPLACED}:
                     self.state = State.STREAM_CLOSED
                     self._deadline = now + self._timeouts.stream_after_close_s
                     self._problem = model.Problem("stream closed", now)
+            case model.Compared():
+                return self._on_compared(event, now)
             case _:
                 assert_never(event)
         return []
@@ -216,6 +241,25 @@ class Registration:
             if self.state in {State.AWAITING_STREAM, State.STREAM_CLOSED}
             else []
         )
+
+    def _on_compared(self, event: model.Compared, now: float) -> list[model.Action]:
+        if self.state is State.DISPLACED and not event.displaced:
+            return self._on_listed(now)
+        if self.state is State.DISPLACED and not self._others <= event.others:
+            self._deadline = now
+        elif self.state is State.LISTED and event.displaced:
+            if now - self._listed_at >= self._timeouts.peace_s:
+                self._displacements = 0
+            pace = self._timeouts.fight if event.others else self._timeouts.vacant
+            self.state = State.DISPLACED
+            self._deadline = now + pace.delay_s(self._displacements)
+            self._displacements += 1
+        if self.state is not State.DISPLACED:
+            return []
+        self._others = event.others
+        text = "another plugin registered it" if event.others else "the kubelet forgot it"
+        self._set_lasting_problem(text, event.displaced, now)
+        return [*self._report_loss(Reason.DISPLACED, event.displaced), *self.tick(now)]
 
     def _on_probe(self, event: model.FromProbe, now: float) -> list[model.Action]:
         if isinstance(event, model.ProbePassed):
@@ -305,8 +349,8 @@ class Registration:
     def _end_generation(self, reason: Reason, text: str, now: float) -> list[model.Action]:
         if self.state not in model.WITH_SERVER:
             return []
-        if self.state is not State.STREAM_CLOSED:
-            # the closed stream is the problem already, and began earlier
+        if self.state not in {State.STREAM_CLOSED, State.DISPLACED}:
+            # else that is the problem already, and began earlier
             self._problem = model.Problem(text, now)
         self._losses = 1 if now - self._listed_at >= self._timeouts.stable_s else self._losses + 1
         self._listed_at = math.inf

@@ -72,6 +72,17 @@ class OwnSocketLost(_OfGeneration, frozen=True):
     """The plugin's socket file is gone or was replaced."""
 
 
+class Compared(_OfGeneration, frozen=True):
+    """What the kubelet lists was compared with what is advertised.
+
+    `displaced` says what it persistently lists instead; empty if it lists ours. `others` are the
+    sockets of plugins that could have registered the resource; none if nobody's ids are listed.
+    """
+
+    displaced: str
+    others: frozenset[str] = frozenset()
+
+
 class ProbePassed(_OfGeneration, frozen=True):
     """The self-probe reached this server."""
 
@@ -93,7 +104,7 @@ class Stopped(_OfGeneration, frozen=True):
 FromServer: TypeAlias = (
     Served | ServeFailed | ServedElsewhere | Stopped | ServerEnded | OwnSocketLost
 )
-FromKubelet: TypeAlias = Registered | RegisterFailed | StreamOpened | StreamClosed
+FromKubelet: TypeAlias = Registered | RegisterFailed | StreamOpened | StreamClosed | Compared
 FromProbe: TypeAlias = ProbePassed | ProbeFailed
 Signal: TypeAlias = FromServer | FromKubelet | FromProbe | KubeletSocketSeen
 
@@ -138,13 +149,14 @@ class State(enum.StrEnum):
     AWAITING_STREAM = "awaiting_stream"
     LISTED = "listed"
     STREAM_CLOSED = "stream_closed"
+    DISPLACED = "displaced"
     STOPPING = "stopping"
 
 
-WITH_SERVER: Final = frozenset(
-    {State.REGISTERING, State.REFUSED, State.AWAITING_STREAM, State.LISTED, State.STREAM_CLOSED}
+REGISTERED: Final = frozenset(
+    {State.AWAITING_STREAM, State.LISTED, State.STREAM_CLOSED, State.DISPLACED}
 )
-REGISTERED: Final = frozenset({State.AWAITING_STREAM, State.LISTED, State.STREAM_CLOSED})
+WITH_SERVER: Final = REGISTERED | {State.REGISTERING, State.REFUSED}
 
 
 NEXT_STEP: Final = {
@@ -153,6 +165,7 @@ NEXT_STEP: Final = {
     State.REGISTERING: "registering",
     State.REFUSED: "registering",
     State.STREAM_CLOSED: "registering",
+    State.DISPLACED: "registering again, at the latest when nobody else serves it",
     State.AWAITING_STREAM: "waiting for the kubelet's stream",
     State.STOPPING: "stopping the old server",
 }

@@ -168,6 +168,11 @@ class ResourcePlugin:
         if self._endpoint is not None and self._endpoint.is_socket_lost:
             self._send(model.OwnSocketLost(self._endpoint.generation))
 
+    def on_compared(self, displaced: str, others: frozenset[str]) -> None:
+        """Tell the machine what the kubelet lists instead of our devices; empty: it lists ours."""
+        if displaced or self.machine.state is model.State.DISPLACED:
+            self._send(model.Compared(self.machine.generation, displaced, others))
+
     async def run(self) -> None:
         """Run until `stopping` is set; then stop."""
         try:

@@ -18,6 +18,7 @@ from muster.service import logs
 from muster_plugin.config import settings
 
 KUBELET_SOCKET: Final = "kubelet.sock"
+_CHECKPOINT: Final = "kubelet_internal_checkpoint"
 LOCK_DIRECTORY: Final = "muster"
 _LOCK_SUFFIX: Final = ".lock"
 _LOCK_TRIES_MAX: Final = 10
@@ -61,6 +62,17 @@ def inode(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def checkpointed_at(directories: Iterable[Path]) -> int | None:
+    """Return when the kubelet last wrote its checkpoint, which it does for every list it is sent.
+
+    In nanoseconds; None without one.
+    """
+    for folder in directories:
+        with contextlib.suppress(OSError):
+            return (folder / _CHECKPOINT).stat().st_mtime_ns
+    return None
+
+
 def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
     """Return the sockets of the resources with these slugs that a process serves."""
     return [
@@ -90,6 +102,20 @@ def other_owner(
     # an older plugin may use no locks
     served = served_sockets(folders, {*map(settings.slug, resources)})
     return next((path for path in served if path not in besides), "")
+
+
+def others(directories: Iterable[Path]) -> frozenset[str]:
+    """Return the sockets that somebody serves who is neither the kubelet nor muster."""
+    return frozenset(
+        path.name
+        for folder in directories
+        if folder.is_dir()
+        for path in folder.iterdir()
+        if path.name != KUBELET_SOCKET
+        and not settings.slug_of(path.name)
+        and path.is_socket()
+        and not _is_dead(path)
+    )
 
 
 def remove_stale(directories: Iterable[Path]) -> list[str]:
