@@ -35,8 +35,7 @@ def up(*, version: Literal["1.37", "1.34"] = "1.37") -> None:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
 
-    if os.geteuid() != 0:
-        raise layout.Refused("only root can make the namespaces of a node")
+    check()
     if _running() == version:
         say(f"Kubernetes {version} runs already")
         _import(images.build(say), say)
@@ -56,6 +55,13 @@ def up(*, version: Literal["1.37", "1.34"] = "1.37") -> None:
     print(f"\n  export KUBECONFIG={layout.KUBECONFIG}")
     print(f"  {layout.STATE}/bin/kubectl get nodes")
     print(f"  images for pods: {images.MUSTER} {images.BUSYBOX} {images.nats_name()}")
+
+
+@app.command
+def check() -> None:
+    """Say what this machine lacks for a cluster, and fail if it lacks anything."""
+    if problem := node.missing() or tools.missing():
+        raise layout.Refused(problem)
 
 
 @app.command

@@ -53,6 +53,44 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 _END_S: Final = 20.0
 
 
+_TRIAL: Final = """
+mount -t tmpfs tmpfs /mnt && umount /mnt
+mount -t proc proc /proc
+ip link add trial0 type veth peer name trial1
+ip link add trial2 type bridge
+"""
+_DISK_BYTES: Final = 12 * 2**30
+"""Room for Go's caches, Kubernetes' programs and the images."""
+
+
+def missing() -> str:
+    """Return why no node can be made on this machine; empty if one can."""
+    if os.geteuid() != 0:
+        return "only root can make the namespaces of a node"
+    if not any(
+        folder.parent.is_dir() and os.access(folder.parent, os.W_OK) for folder in _cgroups()
+    ):
+        return "no writable cgroups are mounted"
+    layout.CACHE.mkdir(parents=True, exist_ok=True)
+    for folder in (layout.CACHE, layout.STATE.parent):
+        if shutil.disk_usage(folder).free < _DISK_BYTES:
+            return f"{folder}: less than {_DISK_BYTES >> 30} GiB are free"
+    trial = (
+        "unshare",
+        "--mount",
+        "--net",
+        "--pid",
+        "--uts",
+        "--ipc",
+        "--fork",
+        "sh",
+        "-ec",
+        _TRIAL,
+    )
+    done = subprocess.run(trial, capture_output=True, text=True, check=False)
+    return f"namespaces: {done.stderr.strip()}" if done.returncode else ""
+
+
 def first() -> int | None:
     """Return the process of the running node that all others depend on; None without a node."""
     with contextlib.suppress(OSError, ValueError):

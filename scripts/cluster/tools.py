@@ -33,29 +33,30 @@ PACKAGES: Final = {
 """What comes from Debian: a command or file, and its package."""
 
 
+def missing() -> str:
+    """Return what keeps the programs from being built or installed here; empty if nothing does."""
+    if shutil.which("go") is None:
+        return "Go 1.26, which builds Kubernetes, is missing"
+    if _missing_packages() and shutil.which("apt-get") is None:
+        return f"missing, and there is no apt-get: {', '.join(_missing_packages())}"
+    return ""
+
+
 def install_packages(say: Callable[[str], None]) -> None:
     """Install the Debian packages that are missing; raise Refused where that cannot be done."""
-    missing = sorted(
-        {
-            package
-            for name, package in PACKAGES.items()
-            if shutil.which(name) is None and not Path(name).is_file()
-        }
-    )
-    if not missing:
+    packages = _missing_packages()
+    if not packages:
         return
-    if shutil.which("apt-get") is None:
-        raise layout.Refused(f"missing, and no apt-get to install them: {', '.join(missing)}")
-    say(f"apt-get install {' '.join(missing)}")
+    say(f"apt-get install {' '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         # a machine that never asked for the lists of packages
         subprocess.run(["apt-get", "update"], capture_output=True, check=False)
         done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise layout.Refused(f"apt-get install {' '.join(missing)}: {done.stderr.strip()[-300:]}")
+        raise layout.Refused(f"apt-get install {' '.join(packages)}: {done.stderr.strip()[-300:]}")
 
 
 def build(version: str, say: Callable[[str], None]) -> list[Path]:
@@ -69,8 +70,6 @@ def build(version: str, say: Callable[[str], None]) -> list[Path]:
 def built(module: str, say: Callable[[str], None]) -> Path:
     """Return the folder with the programs of a module, building them if need be."""
     source = layout.TOOLS / module
-    if shutil.which("go") is None:
-        raise layout.Refused("Go 1.26 is missing: it builds Kubernetes")
     target = kept(module)
     if target.is_dir():
         return target
@@ -114,6 +113,16 @@ def version_of(minor: str) -> str:
     text = (layout.TOOLS / f"kubernetes-{minor}" / "go.mod").read_text()
     (version,) = re.findall(r"\bk8s\.io/kubernetes v(\S+)(?: // indirect)?$", text, re.MULTILINE)
     return str(version)
+
+
+def _missing_packages() -> list[str]:
+    return sorted(
+        {
+            package
+            for name, package in PACKAGES.items()
+            if shutil.which(name) is None and not Path(name).is_file()
+        }
+    )
 
 
 def _stamp(source: Path) -> str:
