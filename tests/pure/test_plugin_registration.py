@@ -441,7 +441,7 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
     world.suffer("rival_goes")
     # every answer on its way, the longest back-off, a stream missed, and the repair of that
     longest_s = 1.5 + 2 * TIMEOUTS.retry.max_s + TIMEOUTS.stream_after_register_s
-    world.compare_until(world.now + longest_s + TIMEOUTS.vacant.max_s)
+    world.compare_until(world.now + longest_s + TIMEOUTS.vacant.delay_s(5))
     assert world.machine.is_listed, world.machine.problem(world.now)
     assert world.shown == "ours"
     assert world.machine.problem(world.now) == ""
@@ -541,10 +541,24 @@ def test_a_displaced_resource_is_registered_when_a_plugin_that_may_have_it_has_g
     assert healed(machine, 21.0) == registration_model.Listed(3, Reason.DISPLACED, 3)
 
 
-def test_a_resource_that_nobody_serves_waits_at_most_five_seconds() -> None:
+def test_registrations_that_change_nothing_become_rare() -> None:
     machine = displaced_twice()
     assert machine.problem(20.0).startswith(f"the kubelet forgot it ({X}), for 0.0 s; ")
     assert machine.tick(21.0) == [registration_model.Stop(2)]
+    healed(machine, 21.0)
+    machine.receive(registration_model.Compared(3, X), 30.0)
+    assert machine.next_deadline() == 32.0
+
+
+def test_a_resource_that_nobody_serves_is_registered_at_once_if_that_has_helped_before() -> None:
+    machine = displaced_twice()
+    machine.tick(21.0)
+    healed(machine, 21.0)
+    machine.receive(registration_model.Compared(3, ""), 25.0)
+    assert machine.receive(registration_model.Compared(3, X), 30.0) == [
+        registration_model.Lost(Reason.DISPLACED, X),
+        registration_model.Stop(3),
+    ]
 
 
 def test_a_displaced_resource_that_is_listed_again_was_lost_and_is_back() -> None:

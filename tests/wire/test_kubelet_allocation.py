@@ -284,12 +284,46 @@ async def test_a_container_restarts_with_its_devices_without_another_allocate(
     plugin = await kubelet.plugin("a")
     await kubelet.lists("a")
     name = await kubelet.pod(1, command=["sh", "-c", "sleep 0.2"])
-    await until(
-        "a restart",
-        lambda: kubelet.pod_status(name),
-        lambda status: any(c["restartCount"] for c in status.get("containerStatuses", ())),
-    )
+    await until("a restart", lambda: kubelet.pod_status(name), _has_restarted)
     assert plugin.allocations == [[["a"]]]
+
+
+@statement
+async def test_a_container_restarts_from_the_cache_while_its_plugin_is_away(
+    kubelet: Kubelet,
+) -> None:
+    plugin = await kubelet.plugin("a")
+    await kubelet.lists("a")
+    name = await kubelet.pod(1, command=["sh", "-c", "sleep 1"])
+    await kubelet.runs(name)
+    await plugin.stop()
+    await until("a restart", lambda: kubelet.pod_status(name), _has_restarted)
+
+
+@statement
+async def test_a_container_that_is_announced_does_not_restart_while_its_plugin_is_away(
+    kubelet: Kubelet,
+) -> None:
+    plugin = await kubelet.plugin("a", register=False)
+    plugin.options = dp.DevicePluginOptions(pre_start_required=True)
+    await kubelet.register(plugin)
+    await kubelet.lists("a")
+    name = await kubelet.pod(1, command=["sh", "-c", "sleep 1"])
+    await kubelet.runs(name)
+    await plugin.stop()
+    status = await until(
+        "a container that waits",
+        lambda: kubelet.pod_status(name),
+        lambda status: _waiting(status).get("reason") == "CreateContainerConfigError",
+    )
+    message = _waiting(status)["message"]
+    assert message.startswith("device plugin PreStartContainer rpc failed with err: endpoint ")
+    assert message.endswith(" has been stopped")
+    assert not _has_restarted(status)
+
+
+def _has_restarted(status: dict[str, Any]) -> bool:
+    return any(container["restartCount"] for container in status.get("containerStatuses", ()))
 
 
 @statement

@@ -97,6 +97,18 @@ async def test_an_error_from_the_options_refuses_the_registration(kubelet: Kubel
     assert plugin.calls == ["options"]
 
 
+@since_1_37
+async def test_the_deadline_of_register_counts_for_the_options_too(kubelet: Kubelet) -> None:
+    plugin = await kubelet.plugin("a", register=False)
+    plugin.options_held.clear()
+    code, _ = await kubelet.register(plugin, timeout_s=0.5)
+    assert code == "DEADLINE_EXCEEDED"
+    plugin.options_held.set()
+    assert await kubelet.register(plugin) == OK
+    await kubelet.shows("1", "1")
+    assert plugin.calls == ["options", "options", "list"]
+
+
 @statement
 async def test_one_endpoint_for_two_names_gets_two_streams(kubelet: Kubelet) -> None:
     plugin = await kubelet.plugin("a")

@@ -48,8 +48,8 @@ class Stream:
 class DevicePlugin:
     """A plugin on one socket; `async with` serves it.
 
-    `greeting` is the first message of each stream, None for none. `held` stops Allocate until it is
-    set. Each `*_refusal` is an error to answer with.
+    `greeting` is the first message of each stream, None for none. While `held` or `options_held` is
+    not set, Allocate or the options wait. Each `*_refusal` is an error to answer with.
     """
 
     def __init__(self, path: Path, resource: str, *ids: str) -> None:
@@ -62,8 +62,9 @@ class DevicePlugin:
         self.options_refusal = ""
         self.preference_refusal = ""
         self.start_refusal = ""
-        self.held = asyncio.Event()
+        self.held, self.options_held = asyncio.Event(), asyncio.Event()
         self.held.set()
+        self.options_held.set()
         self.info = pr.PluginInfo(
             type="DevicePlugin", name=resource, supported_versions=["v1beta1"]
         )
@@ -101,6 +102,7 @@ class DevicePlugin:
         self, _request: dp.Empty, context: rpc.Context[dp.Empty, dp.DevicePluginOptions]
     ) -> dp.DevicePluginOptions:
         self.calls.append("options")
+        await self.options_held.wait()
         if self.options_refusal:
             await context.abort(grpc.StatusCode.INTERNAL, self.options_refusal)
         return self.options

@@ -32,7 +32,9 @@ from tests.worlds import device_plugin, kubelet_nodes
 _NO_CONTAINERS: Final = "it starts no containers"
 STAND_IN_CANNOT: Final = {
     "test_a_container_gets_environment_devices_and_mounts_of_the_answer": _NO_CONTAINERS,
+    "test_a_container_restarts_from_the_cache_while_its_plugin_is_away": _NO_CONTAINERS,
     "test_a_container_restarts_with_its_devices_without_another_allocate": _NO_CONTAINERS,
+    "test_a_container_that_is_announced_does_not_restart_while_its_plugin_is_away": _NO_CONTAINERS,
     "test_an_error_before_the_start_holds_the_container": _NO_CONTAINERS,
     "test_before_each_start_a_container_is_announced_if_the_plugin_wants_that": _NO_CONTAINERS,
     "test_the_health_of_a_device_is_in_the_status_of_its_pod": "muster does not read it there",

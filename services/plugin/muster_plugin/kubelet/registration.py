@@ -72,8 +72,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time that a new kubelet is busy with registering its plugins."""
     settled_s: float = 1.0
     """Longest time that a kubelet needs to list what a new registration has sent."""
-    vacant: pacing.Backoff = pacing.Backoff(first_s=1.0, max_s=5.0)
-    """Between registrations of a resource that the kubelet forgets and nobody else serves."""
+    vacant: pacing.Backoff = pacing.Backoff(first_s=1.0, max_s=600.0)
+    """Between registrations of a resource that nobody serves, as long as they change nothing."""
     fight: pacing.Backoff = pacing.Backoff(first_s=30.0, max_s=600.0)
     """Between registrations of one that another plugin registers too."""
     peace_s: float = 600.0
@@ -107,7 +107,9 @@ class Registration:
         self._refusals = 0
         self._losses = 0
         self._probe_failures = 0
-        self._displacements = 0
+        self.displacements = 0
+        """How often the kubelet listed another plugin's devices, since it last was at peace."""
+        self._futile = 0
         self._others: frozenset[str] = frozenset()
         self._listed_at = math.inf
         self._is_kubelet_unreachable = False
@@ -243,19 +245,22 @@ class Registration:
         )
 
     def _on_compared(self, event: model.Compared, now: float) -> list[model.Action]:
-        if self.state is State.DISPLACED and not event.displaced:
-            return self._on_listed(now)
-        if self.state is State.DISPLACED and not self._others <= event.others:
-            self._deadline = now
-        elif self.state is State.LISTED and event.displaced:
+        if not event.displaced:
+            self._futile = 0
+            return self._on_listed(now) if self.state is State.DISPLACED else []
+        if self.state is State.LISTED:
             if now - self._listed_at >= self._timeouts.peace_s:
-                self._displacements = 0
-            pace = self._timeouts.fight if event.others else self._timeouts.vacant
-            self.state = State.DISPLACED
-            self._deadline = now + pace.delay_s(self._displacements)
-            self._displacements += 1
-        if self.state is not State.DISPLACED:
+                self.displacements = 0
+            wait_s = self._timeouts.vacant.delay_s(self._futile)
+            if event.others:
+                wait_s = self._timeouts.fight.delay_s(self.displacements)
+            self.state, self._deadline = State.DISPLACED, now + wait_s
+            self.displacements += 1
+            self._futile += 1
+        elif self.state is not State.DISPLACED:
             return []
+        elif not self._others <= event.others:
+            self._deadline = now
         self._others = event.others
         text = "another plugin registered it" if event.others else "the kubelet forgot it"
         self._set_lasting_problem(text, event.displaced, now)

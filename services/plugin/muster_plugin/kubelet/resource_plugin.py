@@ -170,7 +170,7 @@ class ResourcePlugin:
 
     def on_compared(self, displaced: str, others: frozenset[str]) -> None:
         """Tell the machine what the kubelet lists instead of our devices; empty: it lists ours."""
-        if displaced or self.machine.state is model.State.DISPLACED:
+        if displaced or self.machine.displacements:
             self._send(model.Compared(self.machine.generation, displaced, others))
 
     async def run(self) -> None:
