@@ -87,3 +87,17 @@ def test_a_hung_api_is_noticed_within_thirty_seconds_and_its_return_within_ten(
         until(lambda: "API" in muster.unread(), "the API hangs", within_s=15.0)
         until(lambda: watches <= muster.unread(), "each watch hangs", within_s=17.0)
     until(lambda: not muster.unread(), "everything is read again", within_s=10.0)
+
+
+def test_the_loss_of_nats_is_notified_once_without_it_and_its_return_once(muster: Muster) -> None:
+    began = time.monotonic()
+    with cluster_faults.without_nats(muster.cluster):
+        fired = muster.until_notified("health_silent", "firing", since=began, within_s=60.0)
+    muster.until_notified("health_silent", "resolved", since=began, within_s=60.0)
+    muster.until_healthy()
+    assert fired.alert["summary"].startswith("NATS cannot be used")
+    heard = [each for each in muster.webhook.taken if each.at >= began]
+    assert [(each.alert["kind"], each.alert["state"]) for each in heard] == [
+        ("health_silent", "firing"),
+        ("health_silent", "resolved"),
+    ]

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ _NOTIFIER: Final = """
 group_wait_s: 0
 group_interval_s: 1
 resolve_wait_s: 0
+watchdog: {{patience_s: 20}}
 receivers:
   - name: hook
     webhook: {{url: "{url}", reach: private}}
@@ -45,6 +46,7 @@ resources: [muster/k8s/overlays/minimal]
 images: [{{name: muster, newName: {image}, newTag: {tag}}}]
 configMapGenerator:
   - {{name: muster-notifier-settings, namespace: muster, behavior: merge, files: [notifier.yaml]}}
+  - {{name: muster-health-settings, namespace: muster, behavior: merge, files: [health.yaml]}}
 """
 _SECRETS: Final = """
 kubectl apply -f muster/k8s/base/namespace.yaml
@@ -232,12 +234,26 @@ def with_hung_api() -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def without_nats(cluster: real_cluster.Cluster) -> Iterator[None]:
+    """Take NATS away for a while; after it, NATS is ready again."""
+    scale = ("-n", "muster", "scale", "statefulset/muster-nats")
+    cluster.good(*scale, "--replicas=0")
+    try:
+        yield
+    finally:
+        cluster.good(*scale, "--replicas=1")
+        cluster.good("-n", "muster", "rollout", "status", "statefulset/muster-nats")
+
+
 def kubelet(action: str) -> None:
     """Do to the kubelet what happens to kubelets: start, stop, kill, restart."""
     subprocess.run([sys.executable, "-m", "scripts.cluster", "kubelet", action], check=True)
 
 
-def installed(cluster: real_cluster.Cluster, folder: Path) -> Iterator[Muster]:
+def installed(
+    cluster: real_cluster.Cluster, folder: Path, detection: Mapping[str, float] | None = None
+) -> Iterator[Muster]:
     """Install muster, wait until all of it is well, and remove it."""
     if node.first() is None:
         pytest.skip("faults need the node's processes: make cluster starts such a cluster")
@@ -246,6 +262,9 @@ def installed(cluster: real_cluster.Cluster, folder: Path) -> Iterator[Muster]:
         image, _, tag = real_cluster.MUSTER.partition(":")
         (folder / "kustomization.yaml").write_text(_KUSTOMIZATION.format(image=image, tag=tag))
         (folder / "notifier.yaml").write_text(_NOTIFIER.format(url=webhook.url))
+        settings = (manifests.ROOT / "k8s" / "base" / "settings" / "health.yaml").read_text()
+        settings += f"\ndetection: {json.dumps(dict(detection or {}))}\n"
+        (folder / "health.yaml").write_text(settings)
         muster = Muster(cluster, webhook)
         try:
             cluster.shell(_SECRETS, folder)

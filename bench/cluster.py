@@ -1,0 +1,265 @@
+"""Adapter: muster in a real cluster: from each fault to verdict, message and recovery.
+
+    make cluster && python -m bench.cluster [--quick] [--times 3] [--only crash,stop] [--json FILE]
+
+The cluster is the one that `make cluster` starts (`scripts/cluster`): a real kubelet, API server,
+scheduler and containerd; muster is the overlay `minimal` with a webhook on this machine. Settings
+as in `bench.detection`: alerts follow verdicts at once, and flaps are not damped. A target is 1.5
+times what the stand-ins take (docs/health.md). `--times` is how often each fault is made; one
+round takes about three minutes.
+
+| fault   | what is done                                   | what must follow             |
+|---------|------------------------------------------------|------------------------------|
+| crash   | the plugin's process is killed                 | PLUGIN_DOWN                  |
+| stop    | the plugin's process is suspended              | STUCK                        |
+| dead    | the kubelet is stopped                         | DEREGISTERED, and its name   |
+| restart | the kubelet is restarted                       | no alert                     |
+| delete  | the plugin's pod is deleted                    | no alert                     |
+| rollout | the DaemonSet is rolled                        | no alert                     |
+| nats    | NATS is scaled to nothing (patience: 20 s)     | `health_silent`, without it  |
+| api     | the API server is killed for 10 s              | no alert; read again         |
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench import report
+from scripts.cluster import layout, node
+from tests.worlds import cluster_faults, real_cluster
+from tests.worlds.real_cluster import until
+
+_CALM: Final = {"patience_s": 0, "flap_falls": 100, "hold_s": 0.1, "hold_max_s": 0.1}
+_STAND_IN_S: Final = {"crash": (2.0, 2.8), "stop": (13.3, 15.7)}
+"""Median and longest with stand-ins for kubelet and API, as docs/health.md has them."""
+_SLOWER: Final = 1.5
+_RESOURCE: Final = "smarter-devices/fuse"
+_OFFERED: Final = r"{.status.allocatable.smarter-devices/fuse}{'\n'}"
+_VERDICTS: Final = {"crash": "PLUGIN_DOWN", "stop": "STUCK", "dead": "DEREGISTERED"}
+_KILLS_MAX: Final = 3
+"""After so many the kubelet waits too long before it starts the container again: a new pod."""
+
+
+@dataclass
+class Samples:
+    """Seconds from a fault until something, by fault; and alerts that nobody should have got."""
+
+    verdict: dict[str, list[float]] = field(default_factory=dict)
+    message: dict[str, list[float]] = field(default_factory=dict)
+    recovery: dict[str, list[float]] = field(default_factory=dict)
+    without: dict[str, list[float]] = field(default_factory=dict)
+    """For how long the node offered no device."""
+    false: dict[str, int] = field(default_factory=dict)
+    memory_mib: dict[str, float] = field(default_factory=dict)
+
+
+class Offers:
+    """When the node offered how many devices, from a watch."""
+
+    def __init__(self, cluster: real_cluster.Cluster) -> None:
+        words = ("get", "nodes", "--watch", "-o", f"jsonpath={_OFFERED}")
+        command = [cluster.kubectl, "--kubeconfig", cluster.kubeconfig, *words]
+        self._watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # kubectl
+        self._seen: list[tuple[float, bool]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._watch.stdout is not None
+        for line in self._watch.stdout:
+            self._seen.append((time.monotonic(), line.strip() not in {"", "0"}))
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._watch.terminate()
+        self._watch.wait()
+
+    def without_s(self, since: float) -> float:
+        """Return for how many seconds since then the node offered none."""
+        seen = [*((at, some) for at, some in self._seen if at >= since), (time.monotonic(), True)]
+        pairs = itertools.pairwise(seen)
+        return sum(later - at for (at, some), (later, _) in pairs if not some)
+
+
+class Rounds:
+    """Makes the faults, one after the other."""
+
+    def __init__(self, muster: cluster_faults.Muster, offers: Offers) -> None:
+        self.samples = Samples()
+        self._muster, self._offers = muster, offers
+        self._kills = 0
+
+    def make(self, fault: str) -> None:
+        """Make a fault once, and wait until all is well again."""
+        self._muster.until_healthy()
+        began = time.monotonic()
+        made: Callable[[float], object] = getattr(self, f"_{fault}")
+        made(began)
+        self._muster.until_healthy()
+        _add(self.samples.recovery, fault, time.monotonic() - began)
+        print(f"{fault}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+
+    def _crash(self, began: float) -> None:
+        cluster_faults.kill_plugin()
+        self._follow("crash", began)
+        self._kills += 1
+        if self._kills % _KILLS_MAX == 0:
+            self._muster.until_healthy()
+            self._delete(time.monotonic())
+
+    def _stop(self, began: float) -> None:
+        stopped = cluster_faults.kill_plugin(signal.SIGSTOP)
+        try:
+            self._follow("stop", began)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGCONT)
+
+    def _dead(self, began: float) -> None:
+        with cluster_faults.without_kubelet():
+            self._follow("dead", began)
+
+    def _restart(self, began: float) -> None:
+        cluster_faults.kubelet("restart")
+        self._quiet("restart", began, lambda: self._muster.cluster.ask("get", "nodes")[0] == 0)
+
+    def _delete(self, began: float) -> None:
+        cluster = self._muster.cluster
+        label = "app.kubernetes.io/name=muster-plugin"
+        cluster.good("-n", "muster", "delete", "pod", "-l", label)
+        self._quiet("delete", began, self._is_rolled_out)
+
+    def _rollout(self, began: float) -> None:
+        cluster = self._muster.cluster
+        cluster.good("-n", "muster", "rollout", "restart", "daemonset/muster-plugin")
+        self._quiet("rollout", began, self._is_rolled_out)
+
+    def _nats(self, began: float) -> None:
+        with cluster_faults.without_nats(self._muster.cluster):
+            message = self._muster.until_notified(
+                "health_silent", "firing", since=began, within_s=60.0
+            )
+        _add(self.samples.message, "nats", message.at - began)
+        self._muster.until_notified("health_silent", "resolved", since=began, within_s=60.0)
+
+    def _api(self, began: float) -> None:
+        with cluster_faults.without_api(self._muster.cluster):
+            until(self._muster.unread, "health cannot read", within_s=20.0)
+            time.sleep(max(0.0, 10.0 - (time.monotonic() - began)))
+        back = time.monotonic()
+        until(lambda: not self._muster.unread(), "health reads again")
+        _add(self.samples.verdict, "api: read again", time.monotonic() - back)
+        self._quiet("api", began, lambda: True)
+
+    def _follow(self, fault: str, began: float) -> None:
+        verdict = _VERDICTS[fault]
+        self._muster.until_verdict(verdict, within_s=90.0)
+        _add(self.samples.verdict, fault, time.monotonic() - began)
+        message = self._muster.until_notified(verdict.lower(), "firing", since=began, within_s=30.0)
+        _add(self.samples.message, fault, message.at - began)
+
+    def _quiet(self, fault: str, began: float, is_over: Callable[[], bool]) -> None:
+        until(is_over, f"{fault} is over", within_s=90.0)
+        self._muster.until_healthy()
+        _add(self.samples.without, fault, self._offers.without_s(began))
+        false = [each for each in self._muster.webhook.taken if each.at >= began]
+        self.samples.false[fault] = self.samples.false.get(fault, 0) + len(false)
+
+    def _is_rolled_out(self) -> bool:
+        rollout = ("rollout", "status", "daemonset/muster-plugin", "--timeout=60s")
+        return self._muster.cluster.ask("-n", "muster", *rollout)[0] == 0
+
+
+_FAULTS: Final = ("crash", "stop", "dead", "restart", "delete", "rollout", "nats", "api")
+
+
+def _add(samples: dict[str, list[float]], name: str, seconds: float) -> None:
+    samples.setdefault(name, []).append(seconds)
+
+
+def _memory_mib(cluster: real_cluster.Cluster) -> dict[str, float]:
+    """Return the working set of each of muster's pods, as the kubelet reads it from its cgroup."""
+    raw = cluster.good("get", "--raw", f"/api/v1/nodes/{cluster.node}/proxy/stats/summary")
+    pods: list[dict[str, Any]] = json.loads(raw)["pods"]
+    return {
+        pod["podRef"]["name"]: pod["memory"]["workingSetBytes"] / 2**20
+        for pod in pods
+        if pod["podRef"]["namespace"] == "muster" and "workingSetBytes" in pod.get("memory", {})
+    }
+
+
+def _measured(faults: Sequence[str], times: int) -> Samples:
+    cluster = real_cluster.Cluster(str(layout.KUBECONFIG))
+    with tempfile.TemporaryDirectory() as folder, _muster(cluster, Path(folder)) as muster:
+        offers = Offers(cluster)
+        try:
+            rounds = Rounds(muster, offers)
+            for fault in faults:
+                for _ in range(times):
+                    rounds.make(fault)
+            rounds.samples.memory_mib = _memory_mib(cluster)
+            return rounds.samples
+        finally:
+            offers.end()
+
+
+@contextlib.contextmanager
+def _muster(cluster: real_cluster.Cluster, folder: Path) -> Iterator[cluster_faults.Muster]:
+    yield from cluster_faults.installed(cluster, folder, _CALM)
+
+
+def _rows(samples: Samples) -> list[report.Row]:
+    rows: list[report.Row] = []
+    for fault, seconds in samples.verdict.items():
+        median, most = _STAND_IN_S.get(fault, (None, None))
+        rows += report.spread(
+            f"{fault}: verdict", seconds, "s", how="from the fault, by /state",
+            median_target=_SLOWER * median if median else None,
+            target=_SLOWER * most if most else None,
+        )  # fmt: skip
+    for fault, seconds in samples.message.items():
+        rows += report.spread(f"{fault}: message", seconds, "s", how="until the webhook has it")
+    for fault, seconds in samples.recovery.items():
+        rows += report.spread(f"{fault}: well again", seconds, "s", how="from the fault")
+    for fault, seconds in samples.without.items():
+        how = "the node's allocatable, by a watch"
+        rows += report.spread(f"{fault}: without the device", seconds, "s", how=how)
+    for fault, count in samples.false.items():
+        rows.append(report.row(f"{fault}: false alerts", count, "", target=0, how="at the webhook"))
+    for pod, mib in sorted(samples.memory_mib.items()):
+        rows.append(report.row(f"memory of {pod}", mib, "MiB", how="working set of its cgroup"))
+    return rows
+
+
+async def _measure(options: argparse.Namespace, quick: report.Options) -> list[report.Row]:
+    if node.first() is None:
+        raise SystemExit("bench.cluster: no cluster runs: make cluster")
+    faults = options.only.split(",") if options.only else list(_FAULTS)
+    if quick.quick:
+        faults = faults if options.only else ["crash"]
+    return _rows(await asyncio.to_thread(_measured, faults, 1 if quick.quick else options.times))
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--times", type=int, default=2, help="how often each fault is made")
+    parser.add_argument("--only", default="", metavar="FAULT,FAULT", help=", ".join(_FAULTS))
+    options, _ = parser.parse_known_args()
+    return report.main("cluster", lambda quick: _measure(options, quick), more=parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
