@@ -234,3 +234,34 @@ def test_unreadable_lines_of_a_watch_are_left_out() -> None:
 
     asyncio.run(story())
     assert objects[0].metadata["name"] == "a"
+
+
+def test_a_server_that_refuses_everybody_at_first_is_read_soon_after() -> None:
+    refused = http(b'{"message":"clusterrole not found"}', status=b"403 Forbidden")
+    empty = http(b'{"metadata":{"resourceVersion":"1"},"items":[]}')
+
+    async def story() -> tuple[float, str]:
+        answers = [refused, refused, empty]
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(answers.pop(0) if answers else http(b""))
+                await writer.drain()
+            writer.close()
+
+        began = asyncio.get_running_loop().time()
+        async with serving(serve) as api:
+            nothing: watch.Sink[_Shape, _Shape] = watch.Sink(
+                lambda shape: shape, lambda _: None, lambda _: None, lambda _: None
+            )
+            watched = watch.Reflector(api, "/x", _Shape, nothing)
+            task = asyncio.create_task(watched.run())
+            async with asyncio.timeout(30):
+                await watched.listed.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return asyncio.get_running_loop().time() - began, watched.problem
+
+    waited_s, problem = asyncio.run(story())
+    assert (waited_s < 10.0, problem) == (True, "")
