@@ -11,7 +11,7 @@ import nats.js.errors
 import orjson
 
 from muster.local import processes
-from tests.worlds import webhook_sink
+from tests.worlds import receivers, webhook_sink
 
 
 class Pair:
@@ -52,9 +52,7 @@ class Pair:
 
     async def get(self, process: processes.Process, path: str) -> bytes:
         """Return a page of a notifier."""
-        url = process.addresses["http"] + path
-        async with aiohttp.ClientSession() as http, http.get(url) as response:
-            return await response.read()
+        return await page(process, path)
 
     def log(self, name: str) -> list[str]:
         lines = (self.world.directory / f"{name}.log").read_text().splitlines()
@@ -63,6 +61,13 @@ class Pair:
     async def logs(self, name: str, event: str) -> None:
         while event not in self.log(name):  # another process writes it
             await asyncio.sleep(0.02)
+
+
+async def page(process: processes.Process, path: str) -> bytes:
+    """Return a page of a notifier."""
+    url = process.addresses["http"] + path
+    async with aiohttp.ClientSession() as http, http.get(url) as response:
+        return await response.read()
 
 
 def play(story: Callable[[Pair], Awaitable[None]], directory: pathlib.Path) -> None:
@@ -169,3 +174,43 @@ def test_receivers_hear_once_that_nats_is_lost_and_once_that_it_is_back(
         assert "nats_lost" not in pair.log("second") + pair.log("third")
 
     play(story, tmp_path)
+
+
+def test_every_kind_of_receiver_hears_of_the_loss_of_nats(tmp_path: pathlib.Path) -> None:
+    ways = ("webhook", "slack", "pagerduty", "email")
+
+    async def story() -> None:
+        async with (
+            asyncio.timeout(100),
+            receivers.services() as services,
+            webhook_sink.world(tmp_path) as world,
+        ):
+            settings = services.receivers(tmp_path / "secret")
+            file = tmp_path / "notifier.json"
+            file.write_bytes(
+                orjson.dumps(
+                    {
+                        "bus": {"url": world.server.url},
+                        "receivers": [each for each in settings if each["name"] in ways],
+                        "watchdog": {"patience_s": 3.0},
+                        "acting": {"ttl_s": 1, "renew_s": 0.3},
+                    }
+                )
+            )
+            program = processes.Program("notifier", "muster_notifier", ("--config", str(file)))
+            notifier = processes.Process(program, tmp_path / "notifier.log")
+            await notifier.start()
+            try:
+                while b'"acts":true' not in await page(notifier, "/state"):
+                    await asyncio.sleep(0.02)  # asks another process
+                await world.server.kill()
+                await services.wait_for(lambda heard: len(heard.heard) == len(ways), 30)
+                await world.server.start()
+                await services.wait_for(lambda heard: len(heard.heard) == 2 * len(ways), 30)
+            finally:
+                await notifier.end()
+            heard = [(each.way, each.node, each.fires) for each in services.heard]
+            assert sorted(heard[:4]) == sorted((way, "nats", True) for way in ways)
+            assert sorted(heard[4:]) == sorted((way, "nats", False) for way in ways)
+
+    asyncio.run(story())

@@ -23,6 +23,7 @@ IDEMPOTENT: Final = ("webhook", "pagerduty", "alertmanager", "kubernetes")
 REPEATING: Final = ("slack", "email")
 """Those that show whatever they are sent."""
 
+_OF_NATS: Final = "NATS can"
 _TEXT: Final = re.compile(r"on (node-\d+) is stuck[^()]*\(episode (\d+)\)")
 
 Json = dict[str, Any]
@@ -53,7 +54,7 @@ class Services:
     smtp_port: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _keys: set[str] = field(default_factory=set)
-    _incidents: dict[str, int] = field(default_factory=dict)
+    _incidents: dict[str, tuple[str, int]] = field(default_factory=dict)
     _alerts: dict[str, tuple[int, bool]] = field(default_factory=dict)
     _messages: int = 0
 
@@ -125,11 +126,10 @@ class Services:
         if payload["event_action"] == "trigger":
             node, episode = _about(payload["payload"]["summary"])
             is_effect = key not in self._incidents
-            self._incidents.setdefault(key, episode)
+            self._incidents.setdefault(key, (node, episode))
             await self.take(Heard("pagerduty", node, episode, fires=True, is_effect=is_effect))
         elif key in self._incidents:
-            node = re.findall(r"node-\d+", key)[0]
-            episode = self._incidents.pop(key)
+            node, episode = self._incidents.pop(key)
             await self.take(Heard("pagerduty", node, episode, fires=False, is_effect=True))
 
     async def _alertmanager(self, alert: Json) -> None:
@@ -207,6 +207,8 @@ async def services() -> AsyncIterator[Services]:
 
 
 def _about(text: str) -> tuple[str, int]:
+    if _OF_NATS in text:
+        return "nats", 0
     match = _TEXT.search(text)
     assert match is not None, f"nobody said: {text}"
     return match[1], int(match[2])
