@@ -184,7 +184,7 @@ def test_every_problem_is_reported_at_once_with_key_value_and_nearest_name() -> 
             "quotes ('1a86'), found '1'"
         ),
         "resources[0].name: 'noslash' has no domain; write it as example.com/noslash",
-        "resources[0].env: '1x' is not a valid name of a variable",
+        "resources[0].env: '1x' is not a valid variable name",
         "resources[1].groups[0].count: expected a whole number of at least 1, found 0",
         "resources[1].groups[0].devices[0].limit: expected a whole number of at least 1, found 0",
         "resources[1].groups[0].devices[0].path: 'dev/x' is not an absolute path",
@@ -272,7 +272,7 @@ def group(groups: str, more: str = "") -> str:
         ),
         (
             group("{devices: [{path: /dev/a}]}", "env: A-B,"),
-            "resources[0].env: 'A-B' is not a valid name of a variable",
+            "resources[0].env: 'A-B' is not a valid variable name",
         ),
         (
             resource("{name: a.example/*, groups: [{devices: [{path: /dev/a}]}]}"),

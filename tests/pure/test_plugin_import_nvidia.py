@@ -99,7 +99,7 @@ def test_shared_devices_are_read_as_nvidia_reads_them(devices: str, expected: An
     result = imported(text)
     shared = {"name": "nvidia.com/a", "replicas": 2, **expected}
     assert gpus(result) == {"sharing": {"resources": [shared]}}
-    drops = f"{path}: NVIDIA drops it with a warning; here it works"
+    drops = f"{path}: NVIDIA drops it with a warning; with muster it works"
     assert differences(result) == ([drops] if expected else [])
 
 
@@ -215,7 +215,7 @@ def test_mps_is_refused_with_what_to_do(mps: str) -> None:
     assert gpus(imported("sharing: {mps: null}")) == {}
 
 
-LABELER: Final = "the labeler sets the labels, and needs no such setting"
+LABELER: Final = "the labeler sets the labels and does not need this setting"
 FLAGS: list[tuple[str, Any, list[str]]] = [
     ("{}", {}, []),
     ("{gfd: {}}", {}, []),
@@ -252,9 +252,8 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
         {"placement": "packed"},
         [
             (
-                "flags.plugin.sharedDevicesAllocationPolicy: GPUs that are not shared are packed "
-                "too; "
-                "with NVIDIA they stay aligned"
+                "flags.plugin.sharedDevicesAllocationPolicy: unshared GPUs are packed too; "
+                "with NVIDIA they remain aligned"
             )
         ],
     ),
@@ -264,8 +263,8 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
         {},
         [
             (
-                "flags.failOnInitError: true: without a driver muster reports that, "
-                "advertises 0 and starts once there is one"
+                "flags.failOnInitError: true: without a driver muster reports this "
+                "and advertises 0 GPUs until there is one"
             )
         ],
     ),
@@ -327,7 +326,7 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
             {"name": "nvidia.com/small", "mig": "1g.10gb"},
         ],
     }
-    drops = "NVIDIA drops it with a warning; here it works; "
+    drops = "NVIDIA drops it with a warning; with muster it works; "
     drops += "a device that no pattern matches keeps its default name"
     assert differences(result) == [f"resources.{key}: {drops}" for key in ("gpus", "mig")]
 
@@ -336,7 +335,7 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
     ("text", "expected_lines"),
     [
         ("version: v2", "version: unknown version: 'v2'; it is v1"),
-        ("flagz: 1", "has no key of NVIDIA's file: version, flags, resources, sharing, "),
+        ("flagz: 1", "none of the keys of NVIDIA's file: version, flags, resources, sharing, "),
         ("[]", "expected a mapping of keys, found []"),
         ("7", "expected a mapping of keys, found 7"),
         ("flags: 1", "flags: expected a mapping of keys, found 1"),
@@ -431,8 +430,8 @@ def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
         "health": {"disable": "xids"},
     }
     assert differences(result) == [
-        "MIG_STRATEGY: --mig-strategy takes precedence, with 'mixed'",
-        "flags.migStrategy: --mig-strategy takes precedence, with 'mixed'",
+        "MIG_STRATEGY: --mig-strategy takes precedence: 'mixed'",
+        "flags.migStrategy: --mig-strategy takes precedence: 'mixed'",
     ]
 
 
@@ -496,8 +495,8 @@ def test_a_variable_whose_value_stands_elsewhere_is_not_taken_and_named() -> Non
     result = imported(ELSEWHERE)
     assert gpus(result) == {}
     assert differences(result) == [
-        "MIG_STRATEGY: its value is elsewhere (valueFrom); not imported",
-        "envFrom: its variables are elsewhere; not imported",
+        "MIG_STRATEGY: its value is not in the manifests (valueFrom); not imported",
+        "envFrom: its variables are not in the manifests; not imported",
     ]
 
 
@@ -529,8 +528,8 @@ FORK: list[tuple[str, Any]] = [
     ("gpu:a:b:4", "gpu:a:b:4' is not original:new:replicas"),
     ("gpu:a:x", "gpu:a:x': replica must be an integer"),
     ("gpu:a:1.5", "gpu:a:1.5': replica must be an integer"),
-    ("gpu:a:0", "nvidia.com/gpu: 0 replicas; it is -1, or 1 to 1000"),
-    ("gpu:a:-2", "nvidia.com/gpu: -2 replicas; it is -1, or 1 to 1000"),
+    ("gpu:a:0", "nvidia.com/gpu: 0 replicas; must be -1, or 1 to 1000"),
+    ("gpu:a:-2", "nvidia.com/gpu: -2 replicas; must be -1, or 1 to 1000"),
     ("gpu:a:4294967295", "gpu:a:4294967295': replica must be an integer"),
     ("gpu:a:2,gpu:b:3", "nvidia.com/gpu is named twice"),
     ("gpus:a:1", "nvidia.com/gpus: no GPU or MIG device has this name, so none can be renamed"),
@@ -551,7 +550,7 @@ def test_the_iktos_fork_shares_as_its_readme_says(text: str, expected: Any) -> N
     ):
         assert gpus(result) == expected
         assert [expected_lines.partition(": ")[2] for expected_lines in differences(result)] == [
-            "a resource that is not listed keeps its devices; with the fork it has none",
+            "a resource that is not listed keeps its devices; with the fork it loses them",
             "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
             (
                 "a new name also applies to MIG devices in migStrategy mixed; "

@@ -124,11 +124,11 @@ def test_what_smarter_does_silently_is_reported() -> None:
     assert differences(text, Format.SMARTER) == [
         (
             "[0]: devicematch 'video' is not anchored: it matches any part of a path "
-            "below /dev, with smarter and here; ^ and $ make it exact"
+            "below /dev, with smarter and with muster; ^ and $ make it exact"
         ),
         "[2].nummaxdevice: smarter ignores this key; did you mean nummaxdevices?",
         "[2]: devicematch '^kvm$' is listed twice; the later one is kept, as the kubelet does",
-        "[3]: '^rtc$' has nummaxdevices 0, so no device; left out",
+        "[3]: '^rtc$' has nummaxdevices 0, and so no device; left out",
     ]
 
 
@@ -321,8 +321,8 @@ def test_usb_devices_mean_the_same_here_but_two_sticks_are_two_units() -> None:
     )
     assert differences(text, Format.GENERIC) == [
         (
-            "usb: two identical USB devices are two units here, each for its own container; "
-            "generic gives all matching ones to one container"
+            "usb: two identical USB devices are two units, for different containers; "
+            "generic gives all matching devices to one container"
         )
     ]
 
@@ -373,11 +373,11 @@ def test_what_generic_does_silently_is_reported() -> None:
     (result,) = resources(text, Format.GENERIC)
     assert result == config_resources.Resource(name="a.example/fuse", groups=(group("/dev/fuse"),))
     assert differences(text, Format.GENERIC) == [
-        "log-level: a setting of the process; set it where muster is deployed",
+        "log-level: a setting of the process; set it in muster's deployment",
         "device[0].group: generic ignores this key; did you mean groups?",
         "device[0].groups[0].paths[0].mountpath: generic ignores this key; did you mean mountPath?",
         ("device[0].groups[0].paths[0].readOnly: generic ignores it for a Device; left out"),
-        "device[0].groups[1]: the same as an earlier one, so with the same ids; left out",
+        "device[0].groups[1]: the same as an earlier group, and so has the same ids; left out",
         "device[0].groups[2]: has neither paths nor usb; left out",
         "device[1]: has no group with a device; left out",
     ]

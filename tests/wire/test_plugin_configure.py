@@ -96,7 +96,10 @@ def test_the_configuration_of_one_node_is_shown(
             "--kubelet-directory: the pa",
         ),
         (["show", "FILE", "--node", "A_B"], "--node: 'A_B' is not a Kubernetes node name"),
-        (["show", "FILE", "--domain", "a.b"], "--domain: only generic's resources take it"),
+        (
+            ["show", "FILE", "--domain", "a.b"],
+            "--domain: only for resources of generic-device-plugin",
+        ),
         (["import", "--from", "nvidia", "FILE"], "FILE: version: unknown version: 'v9'"),
     ],
     ids=lambda given: str(given)[:20].replace("\0", "0"),

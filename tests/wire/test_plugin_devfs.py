@@ -108,7 +108,7 @@ def test_a_name_that_is_not_utf8_is_left_out_and_reported(root: Path) -> None:
     touch(root, "/dev/xy")
     observed = devfs.scan(REGEX, root=root).result
     assert names(observed) == {"/dev/xy": ()}
-    assert observed.problems == ("'/dev/x\\udcff': not UTF-8, so the kubelet cannot have it",)
+    assert observed.problems == ("'/dev/x\\udcff': not UTF-8, so it cannot be sent to the kubelet",)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

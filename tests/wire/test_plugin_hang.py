@@ -159,7 +159,7 @@ def test_a_mount_that_hangs_at_the_start_hides_only_its_own_devices(root: Path) 
             ):
                 said = await process.said("device_problem")
                 lib = root / "mnt/lib"
-                assert said["problem"] == f"{lib}: the scan hangs; the last result counts"
+                assert said["problem"] == f"{lib}: the scan hangs; the last result is used"
                 await until_allocatable(kubelet, "a.example/null", 1)
                 await until_allocatable(kubelet, "a.example/lib", 0)
 

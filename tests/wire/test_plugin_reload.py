@@ -188,8 +188,8 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
                 assert await second.ended() == (
                     2,
                     (
-                        f"muster-plugin: another plugin on this node serves {owner}; end it first, "
-                        "or let this one wait for its end with handover_s (now 0)\n"
+                        f"muster-plugin: another plugin on this node serves {owner}; stop that "
+                        "plugin first, or let this one wait for it with handover_s (now 0)\n"
                     ),
                 )
 

@@ -1,6 +1,7 @@
 """The node's agent: serves devices to the kubelet and reports to the bus.
 
-`__main__` is the process, `node` its wiring, `publisher` records and publishes changes,
-`bus_reporter` and `metrics` are what it reports, `lean` is how it stays small. Packages, top to
-bottom: `cli`, `kubelet`, `inventory`, `gpu`, `discovery`, `config`, `model`.
+`__main__` is the process and `node` its wiring. `publisher` records and publishes changes,
+`bus_reporter` and `metrics` report to the bus and to Prometheus, and `lean` keeps the process
+small. Packages, top to bottom: `cli`, `kubelet`, `inventory`, `gpu`, `discovery`, `config`,
+`model`.
 """

@@ -35,10 +35,10 @@ lean.end_imports()
 
 _RETRY_S: Final = 0.05
 _LISTED_TIMEOUT_S: Final = 10.0
-"""A predecessor waits longer than that."""
+"""Shorter than the time that a predecessor waits for its successor."""
 _FILES_OF_PROCESS: Final = 128
 _FILES_PER_RESOURCE: Final = 8
-"""Lock, socket and stream are 3; a probe and a registration need more for a moment."""
+"""Three for lock, socket and stream; a probe and a registration briefly need more."""
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
 _SETTLE_S: Final = 0.05
@@ -72,7 +72,7 @@ async def serve(chosen: settings.Settings, source: entry.Source[settings.Setting
     if source.file:
         tasks.append(Reloader(chosen, source.file, source.read, node).run())
     try:
-        # SIGTERM may come while it waits for another plugin to end
+        # SIGTERM may come while this process waits for another plugin to end
         await runtime.run(*tasks, stop=node.stopping)
     finally:
         await node.close()
@@ -89,7 +89,7 @@ async def _report(chosen: settings.Settings, node: node_wiring.Node) -> None:
 
 
 def _resolved(chosen: settings.Settings) -> object:
-    """Return the settings as they apply to this node. Raises CannotStart as `serve` does."""
+    """Return the settings that apply to this node. Raises CannotStart like `serve`."""
     name, configuration = _for_this_node(chosen)
     if configuration.gpus is not None:
         from muster_plugin.gpu import evaluation  # noqa: PLC0415  # see `lean`
@@ -140,7 +140,8 @@ async def _hand_over(
 ) -> None:
     """Finish taking over, if there was a predecessor; then wait for a successor.
 
-    Raises CannotStart if the kubelet does not list the resources; the predecessor then goes on.
+    Raises CannotStart if the kubelet does not list the resources; the predecessor then keeps
+    serving them.
     """
     await acquired.wait()
     if handing.sockets:
@@ -173,8 +174,8 @@ async def _acquire_resources(
     while other := socket_directory.other_owner(resources, folders, locks, besides=handing.sockets):
         if time.monotonic() >= until:
             raise entry.CannotStart(
-                f"another plugin on this node serves {other}; end it first, or let this one "
-                f"wait for its end with handover_s (now {chosen.handover_s:g})"
+                f"another plugin on this node serves {other}; stop that plugin first, or let "
+                f"this one wait for it with handover_s (now {chosen.handover_s:g})"
             )
         if not has_waited:
             has_waited, longest = True, chosen.handover_s
@@ -193,7 +194,7 @@ def _socket_directories(chosen: settings.Settings) -> list[Path]:
 
 
 def _handover_socket(chosen: settings.Settings) -> str:
-    """Return where processes of this plugin, and no other, agree on who serves."""
+    """Return the path of the socket over which two processes of this plugin hand over."""
     return f"{socket_directory.LOCK_DIRECTORY}/{chosen.name}.sock"
 
 
@@ -229,7 +230,7 @@ def _gpus(
 
 
 def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, object]:
-    """Return the settings tree of another plugin's file. Raises BadSettings."""
+    """Return the settings from another plugin's file as a tree. Raises BadSettings."""
     from muster_plugin.config import files  # noqa: PLC0415  # see `lean`
 
     imported = files.import_peer(text, source=source, peer=peer)
@@ -238,7 +239,7 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
 
 
 def _node_name(configured: str) -> str:
-    """Return the node's name: configured, from NODE_NAME, or the host's. Raises CannotStart."""
+    """Return the configured node name, else NODE_NAME, else the host's name. Raises CannotStart."""
     source = "settings" if configured else "NODE_NAME"
     name = configured or os.environ.get("NODE_NAME", "")
     if not name:
@@ -253,7 +254,7 @@ def _node_name(configured: str) -> str:
 
 
 def _check(chosen: settings.Settings) -> None:
-    """Check early what would otherwise end the process after registration. Raises CannotStart."""
+    """Find problems that would otherwise end the process after registration. Raises CannotStart."""
     problem = socket_directory.problem(Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY)
     if problem:
         raise entry.CannotStart(f"kubelet.directory: {problem}")
@@ -270,7 +271,7 @@ def _check(chosen: settings.Settings) -> None:
 
 
 def _resources_max() -> int:
-    """Raise the open-file limit; return how many resources it is enough for."""
+    """Raise the open-file limit; return how many resources it allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
@@ -279,7 +280,7 @@ def _resources_max() -> int:
 
 
 class Reloader:
-    """Applies changed settings to the node; `read` reads `file`, and raises ValueError."""
+    """Applies changed settings to the node. `read` reads `file` and may raise ValueError."""
 
     def __init__(
         self,
@@ -297,14 +298,14 @@ class Reloader:
         self._files = blocking.Serial()
         self._policy: Path | None = None
         self._stamps: tuple[_Stamp | None, ...] = ()
-        """Stamps of the files when they were last read; () forces a read."""
+        """Stamps of the files as last read; () forces another read."""
 
     async def run(self) -> None:
-        """Read the settings when their file changes or at SIGHUP; apply those that are valid."""
+        """Read the settings when their file changes or on SIGHUP; apply them if they are valid."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
         try:
-            # the first read repeats the one of the start
+            # the first read here only repeats the read at startup
             await self._node.resource_plugins.wait_for_first_answers()
             change_times = inotify.scan_times(
                 lambda: _watched_directories(self._file),
@@ -325,7 +326,7 @@ class Reloader:
         self._read_requested.set()
 
     async def _may_have_changed(self) -> bool:
-        """Return whether a file may differ from when it was read; its neighbours may change."""
+        """Return whether a file may have changed; the watch also reports other files near it."""
         files = [self._file, *([self._policy] if self._policy else [])]
         before, self._stamps = self._stamps, ()
         with contextlib.suppress(TimeoutError):
@@ -344,7 +345,7 @@ class Reloader:
             active_hash = self._active.hash_for(self._node.name)
             self._node.event_log.configuration_rejected(problems, active_hash=active_hash)
             self._node.heartbeat_due.set()
-            # it may name another file, which is not watched
+            # the cause may be in the policy file, which is not watched
             self._stamps = ()
             return
         policy = configuration.gpus.health.policy if configuration.gpus else ""
@@ -360,7 +361,7 @@ class Reloader:
         await self._node.configure(configuration, config_hash=config_hash, restart=restart)
 
     async def _reload_gpu_policy(self, configuration: settings.NodeConfiguration) -> None:
-        """Apply the GPU health rules of the files. Raises ValueError or TimeoutError."""
+        """Apply the GPU health rules from the files. Raises ValueError or TimeoutError."""
         if configuration.gpus is not None and self._node.watches_gpus:
             from muster_plugin.gpu import evaluation  # noqa: PLC0415  # see `lean`
 
@@ -372,7 +373,7 @@ class Reloader:
 
 
 def _stamp(file: Path) -> _Stamp | None:
-    """Return a stamp that changes when a file is written or replaced; None if it is gone."""
+    """Return a stamp that changes when the file is written or replaced; None without a file."""
     try:
         status = file.stat()
     except OSError:
@@ -381,7 +382,7 @@ def _stamp(file: Path) -> _Stamp | None:
 
 
 def _watched_directories(file: Path) -> set[Path]:
-    """Return the directories to watch; a mounted ConfigMap changes by a link beside the file."""
+    """Return the directories to watch; a ConfigMap changes through a link beside the file."""
     return {file.parent, Path(os.path.realpath(file)).parent}
 
 

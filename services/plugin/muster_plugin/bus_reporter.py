@@ -1,6 +1,6 @@
 """Adapter: reports the node's state to the bus, to Kubernetes' probes and to Prometheus.
 
-This module is imported after the registration, see `lean`. The bus may stay unreachable for ever.
+This module is imported after the registration (see `lean`). The bus may never become reachable.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STOP_FLUSH_S: Final = 0.5
 _HEARTBEATS_MISSED_MAX: Final = 3
 _TEXTS_MAX: Final = (300, 100, 30, 10)
-"""Lengths that texts are cut to, until the heartbeat fits; the events have the whole texts."""
+"""Texts are cut to these lengths, one after the other, until the heartbeat fits."""
 
 
 class BusReporter:
@@ -44,7 +44,8 @@ class BusReporter:
     async def run(self) -> None:
         """Connect, and report until cancelled.
 
-        `plugin.stopping` is published only at an intended end: after a crash there is none.
+        `plugin.stopping` is published only when the plugin is stopped on purpose, not after a
+        crash.
         """
         metrics.register(self._node, self._heartbeat_age_s)
         http, node = self._settings.http, self._node
@@ -83,7 +84,7 @@ class BusReporter:
                     for task in reporting:
                         task.cancel()
             finally:
-                # the successor reports from now on
+                # from now on the successor reports
                 node.event_log.publish_to(lambda _: None)
                 if node.stopping.is_set() or node.handed_over.is_set():
                     await self._publish_stopping(connected)
@@ -99,7 +100,8 @@ class BusReporter:
                     await self._node.heartbeat_due.wait()
                 self._node.heartbeat_due.clear()
             except TimeoutError:
-                # after a late heartbeat the next is due at once: being punctual is no recovery
+                # if a heartbeat was late, the next being punctual would not prove a recovery: it is
+                # due at once
                 self._lag_s = max(clock() - due, min(self._lag_s, interval_s) / 2)
                 due = max(due + interval_s, clock())
             self._heartbeat_at = clock()
@@ -107,7 +109,7 @@ class BusReporter:
             await connected.send_heartbeat(self._heartbeat(connected))
 
     async def _resync(self, connected: bus.Bus) -> None:
-        """Publish everything again after each (re)connect: changes alone would drift."""
+        """Publish everything again after each (re)connect; changes alone are not reliable."""
         async for is_connected in connected.link.changes():
             if not is_connected:
                 continue
@@ -200,8 +202,8 @@ class BusReporter:
 def fit_heartbeat(heartbeat: vocabulary.Heartbeat, bytes_max: int) -> vocabulary.Heartbeat:
     """Cut the texts of a heartbeat until it has at most `bytes_max` bytes.
 
-    Consumers reject larger ones. The numbers show whether all is well, and the events have the full
-    reasons.
+    Consumers reject larger heartbeats. The numbers still show whether all is well, and the events
+    contain the full texts.
     """
     for text_max in _TEXTS_MAX:
         shorter = msgspec.structs.replace(
@@ -215,7 +217,7 @@ def fit_heartbeat(heartbeat: vocabulary.Heartbeat, bytes_max: int) -> vocabulary
 
 
 def first_heartbeat_s(node: str, interval_s: float) -> float:
-    """Return the delay of a node's first heartbeat, which spreads a fleet over the interval."""
+    """Return the delay of a node's first heartbeat; it spreads the fleet over the interval."""
     share = int.from_bytes(hashlib.sha256(node.encode()).digest()[:4]) / 2**32
     return share * interval_s
 

@@ -1,7 +1,7 @@
 """Adapter: the command line `muster config`: validate, show, schema, import.
 
-Exit codes: 0 the file can be used, 2 it cannot (one line for each problem on stderr). What is
-printed to stdout can be saved as a file; hints for people go to stderr.
+Exit codes: 0 if the file can be used, 2 if not (one line for each problem on stderr). The output on
+stdout can be saved as a file; hints for people go to stderr.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ _File = Annotated[
         # for a file called `-`
         allow_leading_hyphen=True,
         validator=_refuse_option,
-        help="A YAML file, or a manifest that holds it; - is stdin.",
+        help="A YAML file, or a manifest that contains one; - is stdin.",
     ),
 ]
-_Domain = Annotated[str | None, Parameter(help="The domain of generic's resources.")]
+_Domain = Annotated[str | None, Parameter(help="The domain of generic-device-plugin's resources.")]
 
 
 @Parameter(name="*")
@@ -59,7 +59,7 @@ _Domain = Annotated[str | None, Parameter(help="The domain of generic's resource
 class Options:
     """The options that `validate` and `show` share."""
 
-    format: Annotated[config_settings.Format, Parameter(help="Whose configuration it is.")] = (
+    format: Annotated[config_settings.Format, Parameter(help="The plugin it is written for.")] = (
         config_settings.Format.MUSTER
     )
     domain: _Domain = None
@@ -67,14 +67,12 @@ class Options:
     label: Annotated[
         tuple[str, ...],
         Parameter(
-            negative="", show_default=False, help="KEY=VALUE, a label of the node; can be repeated."
+            negative="", show_default=False, help="A label of the node, KEY=VALUE; can be repeated."
         ),
     ] = ()
     kubelet_directory: Annotated[
         str,
-        Parameter(
-            show_default=False, help="Where the sockets will be, if not where the file says."
-        ),
+        Parameter(show_default=False, help="Where the sockets will be, if not as the file says."),
     ] = ""
 
 
@@ -82,7 +80,7 @@ _DEFAULTS: Final = Options()
 
 
 def _reporting(command: Callable[_Arguments, None]) -> Callable[_Arguments, int]:
-    """Let a command print its problems, and return the exit code."""
+    """Make a command print its problems and return the exit code."""
 
     @functools.wraps(command)
     def run(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> int:
@@ -127,7 +125,7 @@ def show(
     matches: Annotated[
         bool,
         Parameter(
-            negative="", show_default=False, help="Show which devices of this machine it means."
+            negative="", show_default=False, help="Show which devices of this machine match."
         ),
     ] = False,
 ) -> None:
@@ -165,7 +163,7 @@ def import_file(
     *,
     peer: Annotated[
         Literal["smarter", "generic", "nvidia"],
-        Parameter(name="--from", help="Whose configuration it is."),
+        Parameter(name="--from", help="The plugin it is written for."),
     ],
     domain: _Domain = None,
 ) -> None:
@@ -184,7 +182,7 @@ def schema() -> dict[str, Any]:
     generated = msgspec.json.schema(config_settings.Settings)
     for definition in generated["$defs"].values():
         if "properties" in definition:
-            # the loader refuses unknown keys; msgspec's schemas allow them
+            # the loader rejects unknown keys; msgspec's schemas allow them
             definition["additionalProperties"] = False
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -226,7 +224,7 @@ def _read(file: str, options: Options) -> config_settings.Settings:
 def _on_node(
     file: str, options: Options, configuration: config_settings.Settings
 ) -> config_settings.NodeConfiguration:
-    """Return the configuration of the node that was named."""
+    """Return the configuration of the named node."""
     name = options.node or configuration.node
     try:
         node = msgspec.convert(name or "any", vocabulary.NodeName)
@@ -242,7 +240,7 @@ def _on_node(
 
 def _checked_domain(domain: str | None, form: config_settings.Format) -> str | None:
     if domain and form is not config_settings.Format.GENERIC:
-        raise settings.BadSettings(["--domain: only generic's resources take it"])
+        raise settings.BadSettings(["--domain: only for resources of generic-device-plugin"])
     return domain or None
 
 
@@ -306,7 +304,7 @@ async def _scan_gpus(
 def _rows(
     planned: resource_plan.PlannedResource, present: Iterable[vocabulary.Gpu]
 ) -> Iterator[tuple[str, str, str]]:
-    """Return a row for each physical device, with the first of its ids."""
+    """Return a row for each physical device, with its first id."""
     devices: dict[str, list[advertised.Unit]] = {}
     for unit in planned.units:
         devices.setdefault(unit.physical, []).append(unit)

@@ -1,7 +1,7 @@
 """Adapter: reads device configuration files, ours or another plugin's.
 
-A file may also be the Kubernetes manifest that holds the configuration. Any unusable content raises
-settings.BadSettings with every problem, and nothing else.
+A file may also be the Kubernetes manifest that holds the configuration. Unusable content raises
+settings.BadSettings with every problem, and no other exception.
 """
 
 import functools
@@ -19,7 +19,7 @@ _KEYS: Final = {
     config_settings.Format.GENERIC: {"devices", "device"},
     config_settings.Format.NVIDIA: {"version", "flags", "sharing"},
 }
-"""Keys of which one at least is in another plugin's file."""
+"""A file of another plugin has at least one of its keys."""
 
 
 def read(
@@ -44,7 +44,8 @@ def import_peer(
 ) -> peer_file.ImportedConfiguration:
     """Return another plugin's configuration, converted to ours. Raises settings.BadSettings.
 
-    `domain` replaces the one of generic's file or flags. Each difference is logged once.
+    `domain` replaces the domain in generic-device-plugin's file or flags. Each difference is logged
+    once.
     """
     try:
         imported = _imported(text, source=source, peer=peer, domain=domain)
@@ -81,7 +82,7 @@ def _imported(
 
 
 def _hints(document: Any, source: str) -> Iterator[str]:
-    """Yield hints which other plugin the configuration seems to be written for."""
+    """Yield hints about which other plugin the configuration seems to be written for."""
     for form in config_settings.Format:
         if form is not config_settings.Format.MUSTER and _looks_like(document, form):
             yield f"{source}: this looks like {form}'s configuration; try --format {form}"

@@ -1,6 +1,6 @@
 """Pure: the configuration of GPUs: names, sharing, what containers get, placement and health.
 
-It has every setting of NVIDIA's device plugin; `importers.nvidia` translates. A selector
+It has every setting of NVIDIA's device plugin; `importers.nvidia` translates them. A selector
 (`model.gpu`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both,
 "GPU-..." and "MIG-..." by uuid, and where a pattern is allowed, `*` matches anything in a product's
 name. In a file the keys are written `migStrategy`; a unit at the end, as in `poll_s`, stays.
@@ -52,7 +52,7 @@ def _path_problems(field: str, path: str) -> Iterator[str]:
 
 
 class MigStrategy(enum.StrEnum):
-    """Whole GPUs only; MIG devices as `gpu`, all alike; or each profile as its own resource."""
+    """Advertise whole GPUs only, identical MIG devices as `gpu`, or a resource per MIG profile."""
 
     NONE = "none"
     SINGLE = "single"
@@ -78,8 +78,8 @@ class DeviceIds(enum.StrEnum):
 class Placement(enum.StrEnum):
     """Which GPUs are preferred for a request.
 
-    `aligned` takes the best connected ones, and spreads replicas; `exclusive` spreads them and
-    refuses two of one GPU in one request.
+    `aligned` takes the best connected GPUs and spreads replicas; `exclusive` spreads replicas and
+    refuses two replicas of one GPU in one request.
     """
 
     ALIGNED = "aligned"
@@ -89,7 +89,7 @@ class Placement(enum.StrEnum):
 
 
 class Preset(enum.StrEnum):
-    """Which XIDs take a GPU out of use: as in NVIDIA's device plugin, or in NVIDIA's catalogue."""
+    """The XIDs that take a GPU out of use: from NVIDIA's device plugin or NVIDIA's catalogue."""
 
     NVIDIA_COMPATIBLE = "nvidia-compatible"
     CATALOGUE = "catalogue"
@@ -122,8 +122,8 @@ class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """A shared resource: `replicas` of each device, or one per GB of memory.
 
-    `devices` is how many of them, or which, or all; the others keep the name `name`, unshared. An
-    empty `rename` keeps the name too.
+    `devices` says how many devices are shared, or which, or all; the others stay unshared under
+    `name`. An empty `rename` keeps that name for the shared devices too.
     """
 
     name: vocabulary.Name
@@ -145,12 +145,12 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
         if (self.replicas is None) != self.per_gb:
             yield "give either replicas or perGb: true"
         if self.devices == ():
-            yield "devices: it is empty; leave the key out to share all"
+            yield "devices: empty; leave the key out to share all"
         yield from (f"devices{problem}" for problem in gpu.selector_problems(self.listed_devices))
 
 
 class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """Time-slicing. Of several entries with one name, each uses the devices that are left."""
+    """Time-slicing. Each entry for a name uses the devices that earlier entries left."""
 
     resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
     rename_by_default: bool = False
@@ -187,7 +187,7 @@ class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, ren
 
 
 class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """IMEX channels; NVIDIA allows none or channel 0."""
+    """IMEX channels; NVIDIA allows either no channel or channel 0."""
 
     channels: tuple[int, ...] = ()
     required: bool = False
@@ -228,7 +228,7 @@ class ContainerOptions(errors.Checked, frozen=True, kw_only=True, omit_defaults=
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """How the health of GPUs is evaluated. `policy` is a file that overrides the preset by XID.
+    """How the health of GPUs is evaluated. `policy` is a file that overrides the preset.
 
     `disable` and `enable` are NVIDIA's DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. A GPU is
     Healthy again after `good` good polls and `cooldown_s` without a new fault.
@@ -250,9 +250,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """The NVIDIA GPUs of a node; without `resources` they are `nvidia.com/gpu`.
 
-    `library` is the path of libnvidia-ml.so.1, where it is neither below the driver root nor found
-    by the loader. `expect` counts GPUs or MIG devices, not replicas, of each resource that is named
-    here. The other keys are those of every resource.
+    `library` is the path of libnvidia-ml.so.1, needed if it is neither below the driver root nor
+    found by the loader. `expect` is the number of GPUs or MIG devices, not replicas, by resource.
+    The other keys are the same as for any resource.
     """
 
     mig_strategy: MigStrategy = MigStrategy.NONE
@@ -280,7 +280,7 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
         return _flat([self.always_advertised(), usual, renamed])
 
     def _all_named(self) -> bool:
-        """Return whether patterns give every device a name, so none gets the default name."""
+        """Return whether patterns name every device, so that none gets the default name."""
         products = any(naming.product == gpu.ANYTHING for naming in self.resources)
         parts = any(naming.mig == gpu.ANYTHING for naming in self.resources)
         return products and (parts or self.mig_strategy is not MigStrategy.SINGLE)

@@ -1,8 +1,8 @@
 """Pure: one resource of schema v1: which device nodes it consists of, and how containers get them.
 
 A resource is one or several groups; the devices of a group are allocated together, as one unit.
-Mistakes are refused here, before any scan; the texts name the key. Globs and regular expressions
-are those of `patterns`.
+Mistakes are rejected here, before any scan, with texts that name the key. `patterns` defines globs
+and regular expressions.
 """
 
 import enum
@@ -39,9 +39,9 @@ class NodeType(enum.StrEnum):
 
 
 class Registration(enum.StrEnum):
-    """How a resource is registered: by our call, by the kubelet's plugin watcher, or by either.
+    """How a resource is registered: by a call, by the kubelet's plugin watcher, or by either.
 
-    `auto` begins with Register.
+    `auto` first calls Register.
     """
 
     REGISTER = "register"
@@ -50,7 +50,7 @@ class Registration(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A USB device; ids are four hexadecimal digits in quotes, an empty serial matches any."""
+    """A USB device; ids are four hexadecimal digits in quotes; an empty serial matches all."""
 
     vendor: UsbId
     product: UsbId
@@ -86,8 +86,9 @@ class Entry(
 ):
     """Device nodes or mounts chosen by one selector, and how a container gets them.
 
-    `limit` is how often one match may be paired with the longer lists of its group; `optional`
-    ones may be missing. `shared` ones may also belong to another resource, such as a control node.
+    `limit` is how often one match may be used beside the longer lists of its group. An `optional`
+    entry may have no match. A `shared` entry, such as a control node, may also belong to another
+    resource.
     """
 
     path: Glob = ""
@@ -110,7 +111,7 @@ class Entry(
 
     @property
     def is_one(self) -> bool:
-        """Whether the entry selects one thing only: a path, or a USB device by its serial."""
+        """Whether the entry selects a single path, or a single USB device by its serial."""
         return self.is_literal or bool(self.usb and self.usb.serial)
 
     def warnings(self) -> Iterator[str]:
@@ -146,7 +147,7 @@ class Entry(
 
     def _permission_problems(self) -> Iterator[str]:
         if not _PERMISSIONS.fullmatch(self.permissions):
-            # runc refuses every container with anything else
+            # with anything else runc refuses to start the container
             yield f"permissions: {self.permissions!r} is not r, w, m or several, each once"
 
     def _type_problems(self) -> Iterator[str]:
@@ -182,13 +183,13 @@ class Group(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True):
-    """The expected number of devices; having fewer is a fault."""
+    """The expected number of devices; fewer devices are a fault."""
 
     min: Count
 
 
 class Checks(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
-    """How a device is checked; it is Healthy again after `good` good checks in a row."""
+    """How a device is checked; the device is Healthy again after `good` good checks in a row."""
 
     open: bool = False
     command: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=64)] = ()
@@ -214,11 +215,11 @@ class Resource(
     omit_defaults=True,
     rename={"per_match": "perMatch", "pre_start": "preStart"},
 ):
-    """One extended resource; with `per_match` (as in smarter) each match is a resource of its own.
+    """One extended resource; with `per_match` (as in smarter) one resource for each match.
 
-    `env` is the variable with the container's device ids: by default one that contains the
-    resource's name, so that two resources in one container do not collide; empty for none. A device
-    that vanishes is Unhealthy for `grace_s` before it leaves the list.
+    `env` names the variable with the container's device ids; empty means that there is no variable.
+    The default contains the resource's name, so that two resources in one container do not collide.
+    A device that vanishes is Unhealthy for `grace_s` and then leaves the list.
     """
 
     name: vocabulary.Name
@@ -256,7 +257,7 @@ class Resource(
 
     def _env_problems(self) -> Iterator[str]:
         if self.env and not _VARIABLE.fullmatch(self.env):
-            yield f"env: {errors.quoted(self.env)} is not a valid name of a variable"
+            yield f"env: {errors.quoted(self.env)} is not a valid variable name"
 
     def _group_problems(self) -> Iterator[str]:
         for at, group in validation.whole(self.groups):

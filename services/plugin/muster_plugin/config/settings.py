@@ -1,7 +1,7 @@
 """Pure: the settings of the plugin: which devices to advertise, and where kubelet and bus are.
 
-The devices are those of schema v1 (`Document`): for every node, with overrides for some nodes. They
-are in the same file; the rest concerns the process, and a change of it needs a restart.
+The devices are in schema v1 (`Document`): for every node, with overrides for some nodes. The other
+keys of the file concern the process; a change of those needs a restart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ API_VERSION: Final = "muster.dev/v1"
 
 _ENTRIES_MAX: Final = 500
 Resources = Sequence[config_resources.Resource | None]
-"""None stands for an invalid one."""
+"""None stands for an invalid resource."""
 SOCKET_DIRECTORY: Final = "device-plugins"
 REGISTRY_DIRECTORY: Final = "plugins_registry"
 _SLUG_MAX: Final = 40
@@ -34,9 +34,9 @@ PROCESS_BYTES: Final = 4
 _SERIAL_MAX: Final = 99_999
 _ENDPOINT: Final = re.compile(r"muster-(.+)-[0-9a-f]+-[0-9]+\.sock")
 _LIVE: Final = frozenset({"api_version", "resources", "gpus", "nodes"})
-"""Sections that are applied while the process runs."""
+"""Sections whose changes are applied while the process runs."""
 _GPUS_AT_START: Final = ("library",)
-"""Keys of `gpus` that are read at the start only."""
+"""Keys of `gpus` that are only read at startup."""
 FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Labels = Annotated[Mapping[str, str], msgspec.Meta(max_length=500)]
 
@@ -54,7 +54,7 @@ class NodeConfiguration(errors.CheckedInParts, frozen=True, kw_only=True, omit_d
 
 
 class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
-    """An override for some nodes; a resource replaces the one of the same name.
+    """An override for some nodes; each resource replaces the resource of the same name.
 
     `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
     `gpus` replaces the whole section.
@@ -83,7 +83,7 @@ class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaul
 
     def _match_problems(self) -> Iterator[str]:
         if not self.match:
-            yield "match: it is empty; for every node write resources at the top level"
+            yield "match: empty; write resources for every node at the top level"
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and self.gpus is None:
@@ -130,14 +130,14 @@ class Document(
 def name_problems(
     resources: Resources, gpus: config_gpus.Gpus | None, nodes: Sequence[NodeOverride | None]
 ) -> Iterator[str]:
-    """Yield the resources that have the same name, on every node or on some."""
+    """Yield the resources that have the same name, on every node or on some nodes."""
     yield from _repeated(resources, gpus)
     for at, override in validation.whole(nodes):
         yield from errors.prefixed(f"nodes[{at}]", _repeated(override.resources, override.gpus))
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
-    """Yield the resources that surely match the same nodes."""
+    """Yield the resources that are certain to match the same nodes."""
     overrides = [*validation.whole(nodes)]
     lists: list[Resources] = [resources, *(override.resources for _, override in overrides)]
     everything = [resource for entries in lists for _, resource in validation.whole(entries)]
@@ -201,8 +201,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """Yield each pair of entries of different resources where the second matches all of the first.
 
-    Different patterns are compared with single paths and single USB devices only; whether two of
-    them overlap shows on the node.
+    A pattern is compared only with single paths and single USB devices; whether two patterns
+    overlap can only be seen on the node.
     """
     first: dict[bytes, Claim] = {}
     for claim in claims:
@@ -291,10 +291,10 @@ class Settings(
     omit_defaults=False,
     rename={"api_version": "apiVersion"},
 ):
-    """All settings of the plugin. An empty `node` is NODE_NAME, else the host's name.
+    """All settings of the plugin. An empty `node` means NODE_NAME, else the host's name.
 
-    `labels` are the node's, for `nodes` that match by them. `handover_s` is how long to wait for
-    another plugin on this node to end before giving up.
+    `labels` are the node's labels, for the overrides in `nodes`. `handover_s` is how long the
+    plugin waits for another plugin on this node to end.
     """
 
     api_version: Literal["muster.dev/v1"] = "muster.dev/v1"
@@ -313,7 +313,7 @@ class Settings(
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the consistency checks of this section."""
-        # not super(): a settings tree with invalid fields is no instance
+        # not super(): a settings tree with invalid fields is not an instance
         yield from Document.demands(self)
         yield self._socket_problems
 
@@ -324,14 +324,14 @@ class Settings(
     def hash_for(self, node: str) -> str:
         """Return a hash of one node's device configuration alone.
 
-        A new hash explains to health why a node has fewer devices; the log level does not. Raises
+        A new hash shows health why a node has fewer devices; other settings do not matter. Raises
         ValueError like `at`.
         """
         canonical = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:12]
 
     def restart_needed_for(self, other: Settings) -> tuple[str, ...]:
-        """Return the changed keys that are only read at the start."""
+        """Return the changed keys that are only read at startup."""
         sections = tuple(
             field.encode_name
             for field in msgspec.structs.fields(self)
@@ -374,7 +374,7 @@ def endpoint(resource: str, *, process: str, serial: int) -> str:
 
 
 def slug_of(endpoint: str) -> str:
-    """Return the slug of the resource of this socket; empty if it is not one of ours."""
+    """Return the slug in this socket's name; empty if it is not a socket of muster's."""
     match = _ENDPOINT.fullmatch(endpoint)
     return match[1] if match else ""
 

@@ -1,11 +1,11 @@
 """Adapter: scans paths such as /dev with their sysfs attributes, and lists directories to watch.
 
-Everything is read below `root`, where the host's root directory is mounted; paths in and out are
-the host's. Links are resolved, absolute ones below `root` too.
+Everything is read below `root`, where the host's root directory is mounted; arguments and results
+are paths of the host. Links are resolved, and absolute links stay below `root` too.
 
 In /sys a device is a directory below /sys/devices, and the directories above it are its parents:
-the USB interface of a serial port, the USB device, the controller. An attribute is the device's
-own, or that of its nearest parent that has it.
+the USB interface of a serial port, the USB device, the controller. The value of an attribute is the
+device's own, or that of the nearest parent that has it.
 """
 
 import itertools
@@ -27,18 +27,18 @@ DEPTH_MAX: Final = 10
 _USB_NODES: Final = "/dev/bus/usb/*/*"
 _EVERYTHING: Final = "/dev/**"
 _NOT_WALKED: Final = frozenset(f"/dev/{name}" for name in ("pts", "shm", "mqueue", "hugepages"))
-"""File systems of their own, with many short-lived files and no devices."""
+"""Other file systems, with many short-lived files and no devices."""
 _PER_PROCESS: Final = "/proc/"
-"""/dev/fd and /dev/stdin lead there, to other files for each process."""
+"""Links such as /dev/fd and /dev/stdin lead there, to different files in each process."""
 _LINKS_MAX: Final = 40
 """Linux, MAXSYMLINKS in include/linux/namei.h."""
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes found, and the directories to watch because their changes may affect that.
+    """The nodes of the host, and the directories whose changes may change the result.
 
-    For a directory that does not exist, the nearest one above is included; so are the directories
-    of link targets.
+    A directory that does not exist is replaced by its nearest existing parent. The directories of
+    link targets are included.
     """
 
     result: scan_result.ScanResult = scan_result.ScanResult()
@@ -54,7 +54,7 @@ def scan(
 ) -> Scan:
     """Return all nodes that these entries may match, by path; `scan_result` selects from them.
 
-    Attributes are read only if an entry asks for attributes, USB devices only if one asks for them.
+    Attributes and USB devices are read only if an entry needs them.
     """
     entries = tuple(entries)
     walk = _Walk(root, entries_max=entries_max, depth_max=depth_max)
@@ -89,7 +89,7 @@ class _Walk:
         self._real: dict[str, str | None] = {"": ""}
 
     def find(self, entries: Iterable[resources.Entry]) -> None:
-        """Find everything that the entries, and their exclusions, could match."""
+        """Find everything that the entries and their exclusions could match."""
         globs: set[str] = set()
         for entry in entries:
             globs.update(glob for glob in (entry.path, *entry.exclude) if glob)
@@ -105,7 +105,7 @@ class _Walk:
         return self._root + path
 
     def resolve(self, path: str) -> str | None:
-        """Resolve every link of a path; None if links form a loop or lead into /proc."""
+        """Resolve every link in a path; return None if links form a loop or lead into /proc."""
         if path not in self._real:
             above, _, name = path.rpartition("/")
             real = self.resolve(above)
@@ -151,7 +151,7 @@ class _Walk:
                 self._expand(path, rest, depth)
 
     def _expand_deep(self, at: str, components: tuple[str, ...], depth: int) -> None:
-        """Descend through directories, but not through links, which may lead up again."""
+        """Descend into directories, but do not follow links, which may lead up again."""
         rest = components[1:]
         if rest:
             self._expand(at, rest, depth)
@@ -172,7 +172,7 @@ class _Walk:
         try:
             path.encode()
         except UnicodeEncodeError:
-            self.problems.append(f"{path!a}: not UTF-8, so the kubelet cannot have it")
+            self.problems.append(f"{path!a}: not UTF-8, so it cannot be sent to the kubelet")
         else:
             self.names[path] = None
 
@@ -208,7 +208,7 @@ def _node(path: str, names: set[str], *, root: Path, sysfs: "Sysfs") -> scan_res
     try:
         status = os.stat(f"{str(root).rstrip('/')}{path}", follow_symlinks=False)  # noqa: PTH116  # as above
     except OSError:
-        return None  # gone meanwhile, or a dangling link
+        return None  # vanished during the scan, or a dangling link
     kind = _kind(status.st_mode)
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     node = scan_result.Node(
@@ -288,7 +288,7 @@ class Sysfs:
 
 
 def _usb_devices(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
-    """Yield every USB device with the path of its node; USB interfaces have neither."""
+    """Yield every USB device with the path of its node; USB interfaces are skipped."""
     try:
         names = sorted(path.name for path in ports.iterdir())[:_USB_MAX]
     except OSError:
@@ -312,7 +312,7 @@ def _usb_devices(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
 def _numa(levels: Sequence[str]) -> int | None:
     """Return the NUMA node of the nearest parent that has one; the kernel's -1 means unknown."""
     if levels and _VIRTUAL in levels[0]:
-        return None  # not hardware, as most of /dev
+        return None  # not hardware, like most of /dev
     return next(
         (n for level in levels if (n := _number(_read(f"{level}/numa_node"))) is not None), None
     )

@@ -1,7 +1,7 @@
 """Adapter: scans the host's devices and checks paths in threads, because a file system may hang.
 
-Entries below /dev are scanned apart from the others. So a mount that hangs hides nothing but its
-own content, and for that the last scan counts.
+Entries below /dev are scanned separately from the others. A mount that hangs therefore hides only
+its own content; for that content the last successful scan is used.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from muster_plugin.model import errors
 
 _DEV: Final = "/dev/"
 _DEV_TIMEOUT_S: Final = 10.0
-"""devtmpfs does not hang; but some sysfs attributes are read from the hardware."""
+"""devtmpfs does not hang, but some sysfs attributes are read from the hardware."""
 _ELSEWHERE_TIMEOUT_S: Final = 2.0
 _PATHS_TIMEOUT_S: Final = 0.7
-"""Twice, and a scan between, in each Allocate: 2 s at most."""
+"""Each Allocate checks paths twice and scans once in between: 2 s at most."""
 _RETRY_S: Final = 1.0
-"""After a scan that was not done in time."""
+"""The delay after a scan that was not done in time."""
 _LISTED_MAX: Final = 3
 _FEW_NODES: Final = 200
-"""Planning these takes less time than starting a thread for it."""
+"""Planning so few nodes takes less time than starting a thread."""
 _PERIOD_S: Final = 30.0
 _SETTLE_S: Final = 0.002
 _SHARE: Final = 0.2
-"""Of the time, at most, while devices come and go without end."""
+"""The largest part of the time for scans, even if devices come and go all the time."""
 
 
 class HostScanner:
@@ -40,7 +40,7 @@ class HostScanner:
         self.directories: frozenset[Path] = frozenset()
         """The directories whose changes may change the result."""
         self.changed = asyncio.Event()
-        """Set when `directories` has changed, so that the new ones are watched."""
+        """Set when `directories` has changed, so that new directories are watched."""
         self._dev = blocking.Latest(devfs.Scan())
         self._elsewhere = blocking.Latest(devfs.Scan())
         self._planning = blocking.Serial()
@@ -67,7 +67,7 @@ class HostScanner:
     async def plan(
         self, configured: Sequence[resources.Resource], *, current_names: Mapping[str, str]
     ) -> resource_plan.Plan:
-        """Scan, and plan what every resource consists of (`resource_plan.plan`)."""
+        """Scan, and plan the units of every resource (`resource_plan.plan`)."""
         result = await self.scan([entry for rule in configured for _, entry in rule.entries()])
 
         def plan() -> resource_plan.Plan:
@@ -138,4 +138,4 @@ async def _scan(
 def _hanging(entries: Sequence[resources.Entry]) -> str:
     paths = [*dict.fromkeys(entry.path or _DEV for entry in entries)]
     listed = errors.listed(paths, most=_LISTED_MAX)
-    return f"{listed}: the scan hangs; the last result counts"
+    return f"{listed}: the scan hangs; the last result is used"

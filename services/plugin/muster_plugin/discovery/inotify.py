@@ -1,10 +1,10 @@
 """Adapter: inotify: decides when directories have to be scanned again.
 
-It does not report what happened; the caller scans what is there now. So a lost or repeated notice
-does no harm, and periodic scans cover what inotify cannot see (another mount, an overflow, no
-instances left: fs.inotify.max_user_instances). That needs two calls of the C library, and no event
-parsing, for which a package would cost 10 ms and a mebibyte. They run in a thread: watching a
-directory reads it, which may hang.
+It does not report what changed; the caller scans the present state. A lost or repeated notice
+therefore does no harm, and periodic scans cover changes that inotify cannot see (another mount, an
+overflow, no instances left: fs.inotify.max_user_instances). Two calls of the C library are enough,
+without parsing events; a package for them would cost 10 ms and a mebibyte. The calls run in a
+thread: watching a directory reads it, which may hang.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _ONLYDIR: Final = 0x01000000
 NAME_EVENTS: Final = (
     _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
 )
-"""Files come and go. Writing is left out: some process writes to /dev/null all the time."""
+"""Files that come and go. Writes are left out: some process always writes to /dev/null."""
 CONTENT_EVENTS: Final = NAME_EVENTS | _MODIFY | _CLOSE_WRITE
 
 _WITHOUT_INOTIFY_S: Final = 1.0
@@ -53,12 +53,12 @@ async def scan_times(
 ) -> AsyncGenerator[None, None]:
     """Yield whenever a scan is due: at once, after every change, and at least every `period_s`.
 
-    Changes rarely come alone; those within `settle_s` of the first cause one scan. However many
-    come, the scans take at most `share` of the time. Setting `changed` requests a scan.
+    Changes rarely come alone: all changes within `settle_s` of the first cause one scan. Scans take
+    at most `share` of the time, however many changes there are. Setting `changed` requests a scan.
 
     `directories` is called again after every scan. A directory that is watched for the first time
-    causes another scan, for the changes before. While a directory cannot be watched, the period is
-    one second. Close it with `aclosing`.
+    causes another scan, because changes before the watch were not seen. While a directory cannot be
+    watched, the period is one second. Close the generator with `aclosing`.
     """
     changed = changed or asyncio.Event()
     clock, budget = asyncio.get_running_loop().time, CpuBudget(share)
@@ -83,7 +83,7 @@ async def scan_times(
             await asyncio.sleep(rest_until - clock())
             scanned = watched
             changed.clear()
-            # not by the clock, which on a busy machine counts the work of others
+            # CPU time, because wall-clock time on a busy machine includes the work of others
             began = time.process_time()
             yield
             rest_until = clock() + budget.rest_s(time.process_time() - began, clock())
@@ -91,7 +91,7 @@ async def scan_times(
 
 @contextlib.contextmanager
 def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
-    """Yield an inotify instance that sets `changed`; -1 if no more can be created."""
+    """Yield an inotify instance that sets `changed`; -1 if no instance can be created."""
     descriptor: int = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         error = os.strerror(ctypes.get_errno())
@@ -126,14 +126,14 @@ def _arm(
 
 
 _BURST_S: Final = 0.5
-"""So much CPU time at once is free: work that is rare never waits."""
+"""This much CPU time is free, so that rare work never waits."""
 _REST_MAX_S: Final = 5.0
 
 
 class CpuBudget:
-    """A token bucket that limits one kind of work to a `share` of CPU time; 1 is no limit.
+    """A token bucket that limits one kind of work to a `share` of CPU time; 1 means no limit.
 
-    One rest repays any debt, so that a single expensive scan does not delay every later one.
+    One rest repays any debt, so that one expensive scan does not delay all later scans.
     """
 
     def __init__(self, share: float) -> None:
@@ -142,7 +142,7 @@ class CpuBudget:
         self._at = 0.0
 
     def rest_s(self, cost_s: float, now: float) -> float:
-        """Return how long to rest after work that cost so much CPU time."""
+        """Return how long to rest after work that took `cost_s` of CPU time."""
         repaid_s = (now - self._at) * self._share
         debt_s = max(0.0, self._debt_s - repaid_s) + cost_s
         self._debt_s = min(debt_s, _BURST_S + _REST_MAX_S * self._share)

@@ -1,13 +1,13 @@
-"""Pure: plans which units every resource consists of, by its rules and the scanned nodes.
+"""Pure: plans the units of every resource from its rules and the scanned nodes.
 
-A unit is one row of matches of its group's entries, side by side. Unlike with generic, two
-identical USB sticks are two units, and a USB entry can stand beside others. A group has as many
-rows as its shortest list of matches allows when each match is used `limit` times, and no more than
-its longest list has matches. An optional entry without matches is left out; one with matches counts
-like any other (generic-device-plugin, deviceplugin/path.go).
+A unit is one row: a match of each entry of its group. Unlike in generic-device-plugin, two
+identical USB sticks are two units, and a group can have USB entries and others. A group has as many
+rows as its shortest list of matches allows when each match is used `limit` times, and at most as
+many as its longest list has matches. An optional entry without matches is left out; with matches it
+counts like any other (generic-device-plugin, deviceplugin/path.go).
 
-Ids consist of what identifies the device and the number of the replica, never of its position in a
-list or of its device number: other devices that come or go do not change them.
+An id consists of the device's stable name and the number of the replica, never of the device's
+position in a list or its device number: other devices that come or go do not change it.
 """
 
 import itertools
@@ -22,9 +22,9 @@ from muster_plugin.discovery import scan_result
 from muster_plugin.model import advertised, errors
 
 DEVICES_MAX: Final = 10_000
-"""Ids of one resource: their list has to fit into one message to the kubelet."""
+"""The most ids of one resource: their list has to fit into one message to the kubelet."""
 TOTAL_DEVICES_MAX: Final = 50_000
-"""Ids of all resources of device nodes; with more, each scan would take seconds."""
+"""The most ids of all device nodes; with more of them each scan would take seconds."""
 
 Row = Mapping[int, tuple[resources.Entry, scan_result.Match]]
 """The match of each entry, by the entry's number."""
@@ -43,7 +43,7 @@ class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The planned units of every resource, and the problems met in planning."""
+    """The planned units of every resource, and the problems of planning."""
 
     resources: tuple[PlannedResource, ...] = ()
     problems: tuple[str, ...] = ()
@@ -57,8 +57,8 @@ def plan(
 ) -> Plan:
     """Plan the present units of every resource.
 
-    A resource with `per_match` is several planned resources, one for each match. Of two matches
-    with the same name the one wins that has the name already, by `current_names`. Never raises: an
+    A resource with `per_match` is several planned resources, one for each match. If two matches
+    want the same name, it goes to the match that has it already (`current_names`). Never raises: an
     impossible unit is left out, with a problem that names it.
     """
     index = scan_result.NodeIndex(result.nodes)
@@ -95,7 +95,7 @@ def merged(first: Plan, second: Plan) -> Plan:
 
 
 def limited(plan: Plan, most: int, *, current_names: Collection[str]) -> Plan:
-    """Limit a plan to so many resources, those that are already advertised first."""
+    """Limit a plan to `most` resources; those already advertised are kept first."""
     if len(plan.resources) <= most:
         return plan
     planned = sorted(plan.resources, key=lambda resource: resource.name not in current_names)
@@ -115,7 +115,7 @@ def _by_name(
     *,
     limit: int,
 ) -> dict[str, list[advertised.Unit]]:
-    """Return the units of a resource by the name they are advertised under."""
+    """Return the units of a resource by the name under which they are advertised."""
     units: dict[str, list[advertised.Unit]] = {} if resource.per_match else {resource.name: []}
     keys = _keyed_rows(resource, index, problems)
     owners = (
@@ -140,7 +140,7 @@ _KeyedRows = Sequence[tuple[str, resources.Group, Row]]
 def _keyed_rows(
     resource: resources.Resource, index: scan_result.NodeIndex, problems: list[str]
 ) -> _KeyedRows:
-    """Return every row with its group, and the key that names its unit."""
+    """Return every row with its group and the key that names its unit."""
     taken: dict[str, int] = {}
     keys = []
     for number, group in enumerate(resource.groups):
@@ -153,7 +153,7 @@ def _keyed_rows(
             specs = frozenset(_spec(entry, match) for entry, match in row.values())
             key = _key(group, row)
             if specs in taken_specs:
-                # `count` is the way to advertise a device twice
+                # to advertise a device twice, use `count`
                 problems.append(
                     f"{resource.name}: groups[{number}]: {key} would be the same as another device"
                 )
@@ -170,7 +170,7 @@ def _keyed_rows(
 def _names_by_key(
     rule: str, keys: _KeyedRows, current_names: Mapping[str, str], problems: list[str]
 ) -> dict[str, str]:
-    """Return the name of each match by its key, where each match is a resource."""
+    """Return the name of each match by its key, when each match is a resource."""
     keys_by_name: dict[str, dict[str, None]] = {}
     for key, _, _ in keys:
         keys_by_name.setdefault(advertised.derived_name(rule, _short(key)), {})[key] = None
@@ -197,9 +197,9 @@ def _units(
 def _key(group: resources.Group, row: Row) -> str:
     """Return the key that names a unit.
 
-    A match of a required entry with limit 1 is in one unit only, so it is enough for the key, and
-    the unit keeps its name whatever else comes or goes. Without such an entry the key consists of
-    all matches.
+    A match of a required entry with limit 1 is in one unit only, so that it is enough for the key,
+    and the unit keeps its name when other devices come or go. Without such an entry the key
+    consists of all matches.
     """
     for kind in (resources.NodeType.DEVICE, resources.NodeType.MOUNT):
         for number, entry in enumerate(group.devices):
@@ -254,7 +254,7 @@ def _container_path(entry: resources.Entry, match: scan_result.Match) -> str:
 
 
 def _numa(values: Iterable[int | None]) -> int | None:
-    """Return the NUMA node that all nodes share, or none: a partly wrong hint is worse."""
+    """Return the NUMA node that all nodes share, else None: a partly wrong hint would be worse."""
     numbers = {numa for numa in values if numa is not None and numa >= 0}
     return numbers.pop() if len(numbers) == 1 else None
 
@@ -326,7 +326,7 @@ def group_rows(columns: Columns) -> Iterator[Row]:
 
 
 def limiting_entries(columns: Columns) -> Iterator[str]:
-    """Yield the optional entries whose few matches limit the number of units."""
+    """Yield the optional entries that limit the number of units because they have few matches."""
     length = _length(columns)
     for number, (entry, matches) in columns.items():
         if entry.optional and len(matches) * entry.limit == length:

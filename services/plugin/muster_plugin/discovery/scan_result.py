@@ -1,12 +1,12 @@
-"""Pure: the nodes that a scan found, and those that an entry matches, always in the same order.
+"""Pure: the nodes of a scan, and the nodes that an entry matches, always in the same order.
 
-Paths are the host's, wherever its root is mounted. A node has several names: its own path and the
-links that lead to it. It is one match, under its own path if that matches, else under the first
-link that does. With `every_name`, as in smarter-device-manager, each name that matches is a match.
+Paths are those of the host, wherever its root is mounted. A node has several names: its own path
+and the links that lead to it. A node is one match, under its own path if that matches, else under
+the first link that does. With `every_name`, as in smarter-device-manager, each matching name is a
+match.
 
-Where other plugins differ, muster decides: for a `Device` a wildcard matches no directories
-(generic-device-plugin gives their content), and nothing of which a runtime cannot make a device
-node, such as a socket.
+In muster a wildcard for a `Device` does not match directories (generic-device-plugin passes on
+their content), nor anything that a runtime cannot pass as a device node, such as a socket.
 """
 
 import bisect
@@ -37,9 +37,9 @@ class Kind(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True):
-    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` grows with every plug-in.
+    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` rises with each plug-in.
 
-    Names are those of /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
+    Names are as in /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
     """
 
     vendor: str
@@ -51,10 +51,10 @@ class Usb(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One device node, file or directory. `links` are other paths that lead to it.
+    """One device node, file or directory. `links` are links that lead to it.
 
-    `subsystem`, `driver` and the ids are those of the device or of its nearest parent that has
-    them; `attrs` are sysfs attributes, the device's own before its parents'.
+    `subsystem`, `driver` and the ids are the device's, else those of the nearest parent that has
+    them. `attrs` are sysfs attributes, of the device first and then of its parents.
     """
 
     path: str
@@ -73,7 +73,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a scan. `problems` name what could not be read, and why."""
+    """The result of a scan. `problems` say which paths could not be read, and why."""
 
     nodes: tuple[Node, ...] = ()
     problems: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ _NODES: Final = frozenset({Kind.CHAR, Kind.BLOCK})
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """A node that an entry matches, under the name that matched.
 
-    `is_usb`: it was matched as a USB device, whatever its path is at the moment.
+    `is_usb` is whether it matched as a USB device, whatever its path is at the moment.
     """
 
     path: str
@@ -117,8 +117,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     def identity(self) -> str:
         """The identity that distinguishes this device from another with the same key.
 
-        A USB device is identified by its ids and port, a persistent name of udev's
-        (`/dev/disk/by-id/x`) by itself, anything else by its path, kind and device number.
+        A USB device is identified by its ids and port, a device with a persistent name from udev
+        (`/dev/disk/by-id/x`) by that name, and anything else by its path, kind and device number.
         """
         if self.is_usb or _PERSISTENT in self.path.rpartition("/")[0] + "/":
             return self.key
@@ -200,9 +200,9 @@ def _is_usable(entry: resources.Entry, node: Node, *, every_name: bool) -> bool:
 
 
 def _names_directories(entry: resources.Entry) -> bool:
-    """Return whether the entry may name a directory, as it is not a pattern.
+    """Return whether the entry may name a directory, because it is not a pattern.
 
-    The container runtime then makes every device node in it.
+    The container runtime then passes every device node in it.
     """
     if entry.regex:
         return _LITERAL_REGEX.fullmatch(entry.regex) is not None
@@ -224,7 +224,7 @@ def _is_usb_device(wanted: resources.Usb, node: Node) -> bool:
 
 
 def _has_attributes(wanted: resources.Udev, node: Node) -> bool:
-    """Return whether a node has these sysfs attributes; hexadecimal ids in either case."""
+    """Return whether a node has these sysfs attributes; hexadecimal ids match in either case."""
     return (
         _matches_value(wanted.subsystem, node.subsystem)
         and _matches_value(wanted.driver, node.driver)

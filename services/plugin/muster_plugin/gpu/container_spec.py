@@ -1,9 +1,10 @@
 """Pure: composes a container's response for its GPUs, as NVIDIA's device plugin would.
 
 Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and what it calls,
-internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. Three differences on purpose: devices are in
-the order of the request, not of a map; a device node is listed once, not once for each replica;
-IMEX channels and control nodes are those that exist on the host at that time.
+internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. There are three intended differences:
+devices are in the order of the request, not in random order; a device node is listed once, not once
+for each replica; IMEX channels and control nodes are listed only if they exist on the host at that
+time.
 """
 
 from collections import Counter
@@ -32,7 +33,7 @@ _CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CR
 
 
 class AllocationContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules and the last scan, which an allocation of GPUs needs."""
+    """The rules and the last scan, as an allocation of GPUs needs them."""
 
     rules: gpus.Gpus = gpus.Gpus()
     scan: gpu.Scan = gpu.Scan()
@@ -48,9 +49,9 @@ def container_response(
 ) -> advertised.ContainerResponse:
     """Return the response for a container that gets these devices, in the order of the request.
 
-    `present` are those of `optional_paths` that exist on the host; `annotation` is a name that no
-    other response has, for CDI by annotation; `caps` are those of `gpu.Scan`. A device is listed
-    once however many of its replicas are requested.
+    `present` are the `optional_paths` that exist on the host. `annotation` is a name that no other
+    response has, for CDI by annotation. `caps` come from `gpu.Scan`. A device is listed once,
+    however many of its replicas are requested.
     """
     devices = tuple({device.uuid: device for device in requested}.values())
     has_index = options.device_ids is gpus.DeviceIds.INDEX
@@ -101,7 +102,7 @@ def request_problem(
 
 
 def missing_channel(options: gpus.ContainerOptions, present: Collection[str]) -> str:
-    """Return the required IMEX channel that is absent; empty without one."""
+    """Return a problem if a required IMEX channel is absent; empty otherwise."""
     if options.imex.required:
         for number in options.imex.channels:
             if _channel_path(options, number) not in present:
@@ -114,7 +115,7 @@ def missing_channel(options: gpus.ContainerOptions, present: Collection[str]) ->
 def device_nodes(
     devices: Sequence[gpu.Device], options: gpus.ContainerOptions, *, caps: Mapping[str, int]
 ) -> tuple[advertised.DeviceSpec, ...]:
-    """Return the device nodes that a container needs for these devices, if it gets any."""
+    """Return the device nodes that a container gets for these devices; empty with CDI."""
     if not _passes_nodes(options):
         return ()
     paths = dict.fromkeys(path for device in devices for path in _nodes(device, caps))
@@ -128,7 +129,7 @@ def optional_paths(options: gpus.ContainerOptions) -> tuple[str, ...]:
 
 
 def _passes_nodes(options: gpus.ContainerOptions) -> bool:
-    """Return whether containers get device nodes; they do not where CDI provides everything."""
+    """Return whether containers get device nodes; they do not if CDI provides everything."""
     return options.device_specs and not _CDI.issuperset(options.device_list)
 
 
@@ -136,7 +137,7 @@ def _environment(
     names: Sequence[str], channels: Sequence[int], options: gpus.ContainerOptions
 ) -> dict[str, str]:
     strategies = frozenset(options.device_list)
-    # also where CDI provides the rest
+    # also if CDI provides the rest
     environment = {f"NVIDIA_{feature.upper()}": "enabled" for feature in _features(options)}
     if gpus.DeviceList.ENVVAR in strategies:
         environment[VISIBLE_DEVICES] = ",".join(names)
@@ -182,7 +183,7 @@ def _capabilities(device: gpu.Device) -> tuple[str, ...]:
 
 
 def _unknown_node(device: gpu.Device, caps: Mapping[str, int]) -> str:
-    """Return which device node of a device is unknown; empty if all are known."""
+    """Return why a device node of a device is unknown; empty if all are known."""
     if device.minor is None:
         return "the minor number of its device node is unknown"
     unknown = [name for name in _capabilities(device) if name not in caps]

@@ -1,6 +1,6 @@
 """Converts the configuration of other device plugins to ours.
 
-`peer_file` reads a file, or the Kubernetes manifests that hold it, as the other plugin does;
-`device_nodes` converts that of smarter-device-manager and generic-device-plugin, and `nvidia`, with
-`nvidia_settings`, that of NVIDIA's plugin.
+`peer_file` reads a file, or the Kubernetes manifests that contain it, as the other plugin does.
+`device_nodes` converts files of smarter-device-manager and generic-device-plugin; `nvidia`, with
+`nvidia_settings`, those of NVIDIA's plugin.
 """

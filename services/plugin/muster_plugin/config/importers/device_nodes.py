@@ -1,13 +1,13 @@
 """Pure: imports the configuration of generic-device-plugin and of smarter-device-manager.
 
-generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go): `devices:` (or `device:`) holds what
-its `--device` flag holds: a name and groups; a group's paths or USB devices go into a container
-together. Before 0.1 the flag was `name,path,path`.
+generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go): `devices:` (or `device:`) has the same
+content as its `--device` flag: a name and groups. The paths or USB devices of a group go into a
+container together. Before 0.1 the flag was `name,path,path`.
 
 smarter-device-manager (v1.20; main.go, findDevicesPattern): a list of `{devicematch,
-nummaxdevices}`: a Go regular expression on the path below /dev, unanchored unless written so, and
-how many ids each match gets. Each match is a resource of its own, named after its path; containers
-get the node with `rw`.
+nummaxdevices}`: a Go regular expression for the path below /dev, unanchored unless it has anchors,
+and the number of ids for each match. Each match is a resource of its own, named after its path;
+containers get the node with `rw`.
 """
 
 import re
@@ -31,13 +31,13 @@ _PERMISSIONS: Final = "mrw"
 _DIGITS: Final = range(1_000, 10_000)
 _UNNAMED: Final = "unnamed"
 _REFUSED: Final = "0000"
-"""Both stand in for a name or id that was rejected already, so that it is reported once."""
+"""Placeholders for a rejected name or id, so that the problem is reported only once."""
 _Group = dict[str, object]
 _Keys = dict[str, str]
-"""The peer's key for each of ours that has another there."""
+"""The peer's keys by muster's, where they differ."""
 
 _GENERIC_DIFFERENCES: Final = (
-    "devices are found as they come and go; generic scans every 5 s",
+    "devices are detected as soon as they come or go; generic scans every 5 s",
     "a device that vanishes is Unhealthy for 60 s, then dropped; generic drops it at once",
     "device ids name the device (ttyUSB0-0); generic's are hashes; both are stable",
     "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
@@ -46,10 +46,10 @@ _GENERIC_DIFFERENCES: Final = (
 SMARTER_DOMAIN: Final = "smarter-devices"
 _JETSON: Final = "nvidia-gpu"
 _SMARTER_DIFFERENCES: Final = (
-    "devices are found as they come and go; smarter reads /dev once, at its start",
+    "devices are detected as soon as they come or go; smarter reads /dev only when it starts",
     "a device that vanishes is Unhealthy; smarter keeps allocating its path",
     "device ids are stable and name the device (video0-3); smarter's are 0 to N-1",
-    "a name that the kubelet would refuse is shortened and made unique; smarter's is refused",
+    "a name that the kubelet would refuse is changed; with smarter the kubelet refuses it",
     "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
 )
 
@@ -62,9 +62,7 @@ def read_generic(
     entries = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
     for flag in _FLAGS[1:]:
         if flag in entries:
-            reader.note_difference(
-                flag, "a setting of the process; set it where muster is deployed"
-            )
+            reader.note_difference(flag, "a setting of the process; set it in muster's deployment")
     chosen_domain = domain or reader.text(entries.get("domain"), "domain") or None
     items = [
         (f"{key}[{at}]", item)
@@ -114,7 +112,7 @@ def _generic_device(
 ) -> tuple[str, list[_Group], _Keys] | None:
     """Return the name and the groups of one device; None if it has no group with a device."""
     if isinstance(item, str) and "," in item:
-        # the flag before 0.1, where every path is a group of its own
+        # the flag before 0.1, in which every path is a group of its own
         name, *paths = item.split(",")
         item = {"name": name, "groups": [{"paths": [{"path": text}]} for text in paths]}
     before = len(reader.problems)
@@ -132,7 +130,7 @@ def _generic_device(
         group = _group(reader, inner, where, flags=flags)
         if group in groups:
             reader.note_difference(
-                where, "the same as an earlier one, so with the same ids; left out"
+                where, "the same as an earlier group, and so has the same ids; left out"
             )
         elif group:
             keys.update(_keys(where, f"groups[{len(groups)}]", group))
@@ -164,13 +162,13 @@ def _group(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -
     devices = [_path(reader, item, f"{path}.paths[{at}]") for at, item in enumerate(paths)]
     for at, item in enumerate(usb):
         entry = _usb(reader, item, f"{path}.usb[{at}]", flags=flags)
-        # generic makes a unit of those that it finds
+        # generic makes a unit of the paths that exist
         devices.append({**entry, "optional": True} if len(usb) > 1 else entry)
     if usb:
         reader.note_difference(
             "usb",
-            "two identical USB devices are two units here, each for its own container; generic "
-            "gives all matching ones to one container",
+            "two identical USB devices are two units, for different containers; generic "
+            "gives all matching devices to one container",
         )
     if not devices:
         reader.note_difference(path, "has neither paths nor usb; left out")
@@ -242,7 +240,7 @@ def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) 
 def _shared(
     reader: peer_file.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
-    """Mark nodes of several resources as shared, which generic-device-plugin always allows."""
+    """Mark nodes of several resources as shared; generic-device-plugin always allows that."""
     common: dict[str, config_resources.Entry] = {}
     for narrow, wide in settings.overlaps(settings.claims(resources)):
         if narrow.key not in common:
@@ -299,18 +297,18 @@ def _smarter_resource(
         )
         return None
     if not pattern:
-        reader.reject(f"{path}.devicematch", "missing; smarter then takes everything in /dev")
+        reader.reject(f"{path}.devicematch", "missing; smarter then matches everything in /dev")
         return None
     if not count:
         reader.note_difference(
-            path, f"{errors.quoted(pattern)} has nummaxdevices 0, so no device; left out"
+            path, f"{errors.quoted(pattern)} has nummaxdevices 0, and so no device; left out"
         )
         return None
     if not (pattern.startswith("^") and pattern.endswith("$")):
         reader.note_difference(
             path,
             f"devicematch {errors.quoted(pattern)} is not anchored: it matches any part of a path "
-            "below /dev, with smarter and here; ^ and $ make it exact",
+            "below /dev, with smarter and with muster; ^ and $ make it exact",
         )
     return reader.resource(
         {

@@ -1,8 +1,9 @@
 """Pure: imports the configuration of NVIDIA's k8s-device-plugin (v0.20), and of its iktos fork.
 
-A file of `version: v1` (api/config/v1), the flags and variables of its containers, or both: a flag
-takes precedence over a variable, and that over the file. What NVIDIA refuses is rejected; what it
-drops with a warning works here, and is reported as a difference.
+It reads a file of `version: v1` (api/config/v1), the flags and variables of the plugin's
+containers, or both. A flag takes precedence over a variable, and a variable over the file. Settings
+that NVIDIA refuses are rejected; settings that NVIDIA drops with a warning work with muster, and
+are reported as differences.
 """
 
 import re
@@ -31,9 +32,9 @@ _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """The values of Go's strconv.ParseBool."""
 _GENERAL: Final = (
-    "an Unhealthy GPU recovers on evidence; with NVIDIA only by a restart",
-    "an XID makes every replica and MIG device that it concerns Unhealthy; with NVIDIA one",
-    "only a GPU that cannot be read or does not fit is left out; NVIDIA's plugin does not start",
+    "an Unhealthy GPU recovers on evidence; with NVIDIA only after a restart",
+    "an XID makes all replicas and MIG devices concerned Unhealthy; with NVIDIA only one of them",
+    "a GPU that cannot be read or does not fit is left out; NVIDIA's plugin does not start then",
 )
 
 Variables: TypeAlias = Sequence[tuple[str, str]]
@@ -69,8 +70,8 @@ def read(
 ) -> peer_file.ImportedConfiguration:
     """Return the configuration with a section `gpus`. Raises ImportRejected.
 
-    Of the variables `elsewhere` only the names are known. A configuration that is a mere text is
-    the iktos fork's `original:new:replicas,...`.
+    `elsewhere` are variables of which only the names are known. A configuration that is only a
+    string has the iktos fork's format, `original:new:replicas,...`.
     """
     reader = peer_file.Reader("NVIDIA")
     ours: _Tree = {}
@@ -80,7 +81,7 @@ def read(
     elif configuration is not None or not has_settings(arguments, environment, elsewhere):
         file = reader.mapping(configuration, "", _TOP)
         if configuration and not file and not reader.problems:
-            reader.reject("", f"has no key of NVIDIA's file: {', '.join(_TOP)}")
+            reader.reject("", f"none of the keys of NVIDIA's file: {', '.join(_TOP)}")
     if file.get("version", "v1") != "v1":
         version = errors.quoted(file["version"])
         reader.reject("version", f"unknown version: {version}; it is v1")
@@ -109,9 +110,11 @@ def _note_unread(
             reader.note_difference(errors.quoted(flag), "not a setting of GPUs; left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
-            reader.note_difference(variable, "its value is elsewhere (valueFrom); not imported")
+            reader.note_difference(
+                variable, "its value is not in the manifests (valueFrom); not imported"
+            )
         elif variable == peer_file.ENV_FROM:
-            reader.note_difference(variable, "its variables are elsewhere; not imported")
+            reader.note_difference(variable, "its variables are not in the manifests; not imported")
 
 
 def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfiguration:
@@ -161,7 +164,7 @@ def _effective(
     arguments: Sequence[str],
     environment: Variables,
 ) -> _Source | None:
-    """Return the value that takes precedence; note others that differ from it."""
+    """Return the value that takes precedence; note other values that differ from it."""
     values: list[_Source] = []
     is_switch = setting.kind is Kind.FLAG
     for flag in setting.flags:
@@ -176,7 +179,7 @@ def _effective(
     for other in values[1:]:
         if _plain(other.value) != _plain(values[0].value):
             winner = errors.quoted(values[0].value)
-            reader.note_difference(other.path, f"{values[0].path} takes precedence, with {winner}")
+            reader.note_difference(other.path, f"{values[0].path} takes precedence: {winner}")
     return values[0] if values else None
 
 
@@ -213,7 +216,7 @@ def _apply(
     if value == "packed":
         reader.note_difference(
             source.path,
-            "GPUs that are not shared are packed too; with NVIDIA they stay aligned",
+            "unshared GPUs are packed too; with NVIDIA they remain aligned",
         )
     if value not in ([], ""):
         peer_file.put(ours, setting.ours, value)

@@ -1,13 +1,13 @@
-"""Pure: the settings of NVIDIA's k8s-device-plugin (v0.20) and its iktos fork, and ours for them.
+"""Pure: maps the settings of NVIDIA's k8s-device-plugin (v0.20) and its iktos fork to muster's.
 
-A table has every flag, variable and key with our key for it; sharing and renaming have functions.
-Sources: cmd/nvidia-device-plugin/main.go, cmd/gpu-feature-discovery/main.go and api/config/v1; for
-the iktos fork (k8s-gpu-sharing-plugin 9394ddf0): its cmd/nvidia-device-plugin/main.go.
-docs/compatibility.md shows the table.
+A table lists every flag, variable and key with muster's key; functions convert sharing and
+renaming. Sources: cmd/nvidia-device-plugin/main.go, cmd/gpu-feature-discovery/main.go and
+api/config/v1; for the iktos fork (k8s-gpu-sharing-plugin 9394ddf0): its
+cmd/nvidia-device-plugin/main.go. docs/compatibility.md shows the table.
 
-NVIDIA parses some of the sharing and drops it with a warning; here it works. The fork has
-`original:new:replicas`, where -1 is one replica for each 1000 MiB; muster implements its README,
-without its bugs.
+NVIDIA parses some of the sharing settings and drops them with a warning; with muster they work. The
+fork has `original:new:replicas`, where -1 means one replica for each 1000 MiB; muster implements
+what the fork's README says, without its bugs.
 """
 
 import enum
@@ -23,14 +23,14 @@ from muster_plugin.config.importers import peer_file
 from muster_plugin.model import advertised, errors, gpu
 
 _ANY_VALUE: Final[Mapping[str, str]] = {}
-_LABELER: Final = "the labeler sets the labels, and needs no such setting"
+_LABELER: Final = "the labeler sets the labels and does not need this setting"
 _CDI: Final = "muster writes no CDI spec for GPUs; give the option to nvidia-ctk cdi generate"
 _SHARING: Final = ("timeSlicing", "mps")
 _SHARED: Final = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
 _REPLICATED: Final = ("name", "rename", "devices", "replicas")
 _REPLICAS_MIN: Final = 2
 _NAME_MAX: Final = 63
-_DROPS: Final = "NVIDIA drops it with a warning; here it works"
+_DROPS: Final = "NVIDIA drops it with a warning; with muster it works"
 _MPS: Final = (
     "MPS is not supported: muster shares GPUs by time-slicing only. Write it as timeSlicing, or "
     "keep NVIDIA's plugin on the nodes that need MPS"
@@ -40,7 +40,7 @@ _PER_GB: Final = -1
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}")
 _PROFILE = re.compile(r"mig-((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb)((?:\.[a-z]+)*)")
 _GENERAL: Final = (
-    "a resource that is not listed keeps its devices; with the fork it has none",
+    "a resource that is not listed keeps its devices; with the fork it loses them",
     "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
     "a new name also applies to MIG devices in migStrategy mixed; the fork ignores it there",
 )
@@ -57,10 +57,10 @@ class Kind(enum.StrEnum):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One NVIDIA setting: its names, our path below `gpus`, or what muster does instead.
+    """One NVIDIA setting: its names, and muster's path below `gpus` or what muster does instead.
 
-    `values` maps all that NVIDIA accepts to ours; `refusal` is its text for others. `defaults` are
-    values that change nothing, and so are not reported.
+    `values` maps all values that NVIDIA accepts to muster's; `refusal` is NVIDIA's text for any
+    other. `defaults` are values that change nothing and are not reported.
     """
 
     key: str = ""
@@ -107,7 +107,7 @@ TABLE: Final = (
     ),
     _flag(
         "flags.failOnInitError --fail-on-init-error FAIL_ON_INIT_ERROR GFD_FAIL_ON_INIT_ERROR",
-        instead="without a driver muster reports that, advertises 0 and starts once there is one",
+        instead="without a driver muster reports this and advertises 0 GPUs until there is one",
     ),
     _text(
         "flags.nvidiaDriverRoot --driver-root --nvidia-driver-root NVIDIA_DRIVER_ROOT",
@@ -177,7 +177,7 @@ TABLE: Final = (
     _text("flags.gfd.machineTypeFile --machine-type-file GFD_MACHINE_TYPE_FILE", instead=_LABELER),
     _text(
         "--kubelet-socket KUBELET_SOCKET",
-        instead="the kubelet's directory is kubelet.directory, where muster is deployed",
+        instead="set the kubelet's directory as kubelet.directory in muster's deployment",
     ),
     _text(
         "--config-file CONFIG_FILE GFD_CONFIG_FILE",
@@ -187,14 +187,14 @@ TABLE: Final = (
     _text("--cdi-disable-hooks CDI_DISABLE_HOOKS", instead=_CDI),
     _text(
         "NVIDIA_VISIBLE_DEVICES",
-        instead="muster finds every GPU; leave some out with gpus.exclude",
+        instead="muster finds every GPU; exclude GPUs with gpus.exclude",
         defaults=("all",),
     ),
 )
 RESOURCE_CONFIG: Final = _text(
     "--resource-config NVIDIA_DRIVER_RESOURCE_CONFIG", "sharing.resources"
 )
-"""The iktos fork's, with a syntax of its own."""
+"""The iktos fork's setting, with a syntax of its own."""
 EVERY: Final = (*TABLE, RESOURCE_CONFIG)
 
 
@@ -247,7 +247,7 @@ def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, obje
                 path, f"{_DROPS}; a device that no pattern matches keeps its default name"
             )
             if section == "mig" and ours.get("migStrategy", "none") == "none":
-                reader.note_difference(path, "with migStrategy none it has no effect; left out")
+                reader.note_difference(path, "it has no effect with migStrategy none; left out")
                 namings = [
                     naming for naming in namings if isinstance(naming, dict) and "mig" not in naming
                 ]
@@ -365,7 +365,7 @@ def _add(
             shared.append({"name": original, "replicas": count, **rename})
         case _:
             what = f"{original}: {count} replicas"
-            reader.reject(path, f"{what}; it is -1, or 1 to {gpus.REPLICAS_MAX}")
+            reader.reject(path, f"{what}; must be -1, or 1 to {gpus.REPLICAS_MAX}")
 
 
 def _qualified(name: str) -> str:
@@ -373,7 +373,7 @@ def _qualified(name: str) -> str:
 
 
 def _pattern(name: str) -> dict[str, str]:
-    """Return the pattern of the devices that have a name by default; empty without any."""
+    """Return the pattern of the devices that have this name by default; empty if there are none."""
     profile = _PROFILE.fullmatch(name.removeprefix(f"{gpus.DOMAIN}/"))
     if profile:
         return {"mig": profile[1] + profile[2].replace(".", "+", 1)}

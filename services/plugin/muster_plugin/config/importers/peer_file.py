@@ -1,10 +1,9 @@
 """Pure: reads another plugin's configuration as that plugin does, and reports ignored keys.
 
-A problem is what the other plugin refuses too, or what would mean something else here. A
-difference is everything that works, but not in exactly the same way.
-
-The configuration may be inside the Kubernetes manifests that deploy the plugin: a ConfigMap, or a
-DaemonSet whose arguments hold it. Their texts are then parsed like files.
+A problem is a setting that the other plugin refuses too, or that would mean something else in
+muster. A difference is a setting that works, but not in exactly the same way. The configuration may
+be inside the Kubernetes manifests that deploy the plugin: a ConfigMap, or the arguments of a
+DaemonSet. Either is then parsed like a file.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ _ITEMS_MAX: Final = 1_000
 
 
 class ImportRejected(ValueError):
-    """A configuration that cannot be imported; `problems` holds one line for each."""
+    """The configuration cannot be imported; `problems` has one line for each problem."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -58,7 +57,7 @@ class Reader:
             self.differences.append(line)
 
     def mapping(self, value: object, path: str, keys: Sequence[str]) -> dict[str, object]:
-        """Return the known keys of a mapping; others are ignored as the peer does, but named."""
+        """Return the known keys of a mapping; name the others, which the peer ignores too."""
         if not isinstance(value, Mapping):
             self.reject(path, f"expected a mapping of keys, found {errors.quoted(value)}")
             return {}
@@ -74,7 +73,7 @@ class Reader:
         return entries
 
     def items(self, value: object, path: str) -> list[object]:
-        """Return a list; a missing one is empty."""
+        """Return a list; empty if it is missing."""
         if value is None:
             return []
         if isinstance(value, list):
@@ -83,7 +82,7 @@ class Reader:
         return []
 
     def text(self, value: object, path: str) -> str:
-        """Return a string; a missing one is empty."""
+        """Return a string; empty if it is missing."""
         if value is None:
             return ""
         if isinstance(value, str):
@@ -92,7 +91,7 @@ class Reader:
         return ""
 
     def whole(self, value: object, path: str) -> int:
-        """Return a number that is not negative; a missing one is 0."""
+        """Return a number that is not negative; 0 if it is missing."""
         if value is None:
             return 0
         if isinstance(value, float) and value.is_integer():
@@ -103,7 +102,7 @@ class Reader:
         return 0
 
     def flag(self, value: object, path: str) -> bool:
-        """Return true or false; a missing one is false."""
+        """Return true or false; false if it is missing."""
         if value is None or isinstance(value, bool):
             return bool(value)
         self.reject(path, f"expected true or false, found {errors.quoted(value)}")
@@ -114,7 +113,7 @@ class Reader:
     ) -> resources.Resource | None:
         """Return the resource, or None after noting why it is invalid.
 
-        `keys` maps our keys to the peer's where they differ; it also holds for the keys below.
+        `keys` maps muster's keys to the peer's where they differ, also for nested keys.
         """
         problems: list[validation.Problem] = []
         resource: resources.Resource | None = validation.read(resources.Resource, tree, problems)
@@ -142,14 +141,14 @@ def _is_below(path: str, key: str) -> bool:
 
 
 def below(ours: dict[str, object], key: str) -> dict[str, object]:
-    """Return a section of our tree; add it if it is missing."""
+    """Return a section of muster's tree; add it if it is missing."""
     inner = ours.setdefault(key, {})
     assert isinstance(inner, dict), f"{key} is a section"
     return inner
 
 
 def put(ours: dict[str, object], path: str, value: object) -> None:
-    """Set a value of our tree by its path."""
+    """Set a value in muster's tree by its path."""
     *above, last = path.split(".")
     for key in above:
         ours = below(ours, key)
