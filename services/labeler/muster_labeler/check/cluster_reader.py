@@ -27,6 +27,7 @@ _STATUS: Final = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-s
 _DEPLOYMENTS: Final = "/apis/apps/v1/deployments"
 _OVERLAYS: Final = "/apis/karpenter.sh/v1alpha1/nodeoverlays"
 _AUTOSCALER: Final = re.compile(r"(^|.*[-/])cluster-autoscaler([-:@].*)?$")
+_PART: Final = "app.kubernetes.io/part-of=muster"
 _EVENT_REASONS: Final = ("NotTriggerScaleUp", "FailedMount")
 _GROUP_NAMES: Final = re.compile(r"^\s*(?:- )?[Nn]ame:\s+(\S+)\s*$", re.MULTILINE)
 _TIMESTAMP: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
@@ -86,6 +87,25 @@ class ClusterReader:
         """Return the pods that use fuse, and those of device plugins."""
         permission = cluster_api.Permission("list", "pods")
         return await self._all("/api/v1/pods", objects.Pod, projection.pod, permission=permission)
+
+    async def own_pods(self, namespace: str) -> list[objects.Pod]:
+        """Return muster's own pods."""
+        return (
+            await self._all(
+                f"/api/v1/namespaces/{namespace}/pods",
+                objects.Pod,
+                lambda raw: raw,
+                permission=cluster_api.Permission("list", "pods"),
+                query={"labelSelector": _PART},
+            )
+            or []
+        )
+
+    async def own_claims(self, namespace: str) -> list[objects.VolumeClaim]:
+        """Return the volume claims in muster's namespace; none without permission."""
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+        claim = objects.VolumeClaim
+        return await self._all(path, claim, lambda raw: raw, is_optional=True) or []
 
     async def events(self) -> list[model.KubernetesEvent] | None:
         """Return the Kubernetes Events that may concern fuse."""

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from muster.kubernetes import objects
 from muster_labeler import model
 from muster_labeler.naming import sources
 
@@ -65,6 +66,8 @@ class Id(enum.StrEnum):
     AS004 = "AS004"
     AS005 = "AS005"
     AS006 = "AS006"
+    RUN001 = "RUN001"
+    RUN002 = "RUN002"
     ACCESS = "ACCESS"
     UNREAD = "UNREAD"
 
@@ -73,7 +76,8 @@ _SCOPES: Final = {
     **dict.fromkeys((Id.GPU004, Id.AS002, Id.AS003, Id.AS004, Id.AS006), Scope.CLUSTER),
     **dict.fromkeys((Id.ACCESS, Id.UNREAD), Scope.CLUSTER),
     **dict.fromkeys((Id.FUSE001, Id.FUSE002, Id.FUSE006, Id.FUSE007, Id.FUSE009), Scope.POD),
-    **dict.fromkeys((Id.AS001, Id.AS005), Scope.POD),
+    **dict.fromkeys((Id.AS001, Id.AS005, Id.RUN001), Scope.POD),
+    Id.RUN002: Scope.CLUSTER,
 }
 """What the others are about is a node."""
 
@@ -238,4 +242,6 @@ class ClusterView:
     namespaces: Mapping[str, Mapping[str, str]] | None = None
     autoscaler: ClusterAutoscaler | None = None
     karpenter: Karpenter | None = None
+    own_pods: Sequence[objects.Pod] = ()
+    own_claims: Sequence[objects.VolumeClaim] = ()
     unread: Sequence[Unread] = field(default_factory=tuple)

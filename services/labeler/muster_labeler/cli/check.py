@@ -21,6 +21,7 @@ from muster_labeler.check import (
     findings,
     fuse_findings,
     gpu_findings,
+    muster_findings,
 )
 from muster_labeler.check.findings import Finding, Id, Report, Severity
 from muster_labeler.cli import options
@@ -48,7 +49,7 @@ def run(
     topic: str, *, cluster: options.ClusterOptions, output: str, strict: bool, node: str | None
 ) -> int:
     """Check a cluster and print the report; return the exit code. Raises UsageError."""
-    topics = ["gpu", "fuse", "autoscaler"] if topic == "all" else [topic]
+    topics = ["gpu", "fuse", "autoscaler", "muster"] if topic == "all" else [topic]
     aliases = options.aliases(cluster.aliases)
     try:
         result = asyncio.run(_report(topics, cluster, aliases, node))
@@ -91,7 +92,7 @@ async def _report(
 def _permissions(topics: list[str]) -> tuple[cluster_api.Permission, ...]:
     if "autoscaler" in topics:
         return cluster_reader.AUTOSCALER
-    return cluster_reader.FUSE if "fuse" in topics else cluster_reader.GPU
+    return cluster_reader.GPU if topics == ["gpu"] else cluster_reader.FUSE
 
 
 async def _read(
@@ -102,7 +103,7 @@ async def _read(
     *,
     namespace: str,
 ) -> findings.ClusterView:
-    wants_pods = topics != ["gpu"]
+    wants_pods = bool({"fuse", "autoscaler"} & {*topics})
     nodes = await reader.nodes()
     slices = await reader.slices()
     agents, simulated = await reader.reports(namespace)
@@ -124,6 +125,8 @@ async def _read(
         namespaces=namespaces,
         autoscaler=autoscaler,
         karpenter=karpenter,
+        own_pods=await reader.own_pods(namespace) if "muster" in topics else (),
+        own_claims=await reader.own_claims(namespace) if "muster" in topics else (),
         unread=tuple(reader.unread),
     )
 
@@ -153,6 +156,8 @@ def _evaluate(
         results.extend(fuse_findings.evaluate(view, commands, only=only))
     if "autoscaler" in topics:
         results.extend(autoscaler_findings.evaluate(view, commands, only=only))
+    if "muster" in topics and only is None:
+        results.extend(muster_findings.evaluate(view, commands))
     checked = {"nodes": len(view.nodes or ()), "gpuNodes": len(fleet)}
     if view.pods is not None:
         checked["fusePods"] = sum(not pod.is_agent for pod in view.pods)

@@ -1,0 +1,57 @@
+"""Pure: finds what of muster itself does not run, and why (RUN001, RUN002)."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Final
+
+from muster.kubernetes import objects
+from muster_labeler.check import findings
+from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
+
+_STARTS: Final = timedelta(seconds=30)
+"""A pod that is younger may be about to become ready."""
+
+
+def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
+    """Yield the pods of muster that are not ready, and the claims that no class serves."""
+    for claim in view.own_claims:
+        if claim.status.phase == "Pending" and not claim.spec.storage_class_name:
+            yield findings.finding(
+                Id.RUN002,
+                Severity.ERROR,
+                f"{claim.metadata.namespace}/{claim.metadata.name}",
+                "NATS has no volume: the claim names no StorageClass, and none is the default",
+                command=commands.kubectl("get", "storageclass"),
+                docs="docs/install.md",
+            )
+    for pod in view.own_pods:
+        why = _problem(pod, view.now)
+        if why:
+            namespace, name = pod.metadata.namespace, pod.metadata.name
+            yield findings.finding(
+                Id.RUN001,
+                Severity.ERROR,
+                f"{namespace}/{name}",
+                f"is not ready: {why}",
+                command=commands.kubectl("-n", namespace, "describe", "pod", name),
+                docs="docs/install.md",
+            )
+
+
+def _problem(pod: objects.Pod, now: datetime) -> str:
+    """Return why a pod is not ready; empty if it is, ends, or has only just begun."""
+    created = pod.metadata.created_at
+    is_new = created is not None and now - created < _STARTS
+    ready = objects.condition(pod.conditions, "Ready")
+    if pod.metadata.is_being_deleted or is_new or (ready is not None and ready.status == "True"):
+        return ""
+    scheduled = objects.condition(pod.conditions, "PodScheduled")
+    if scheduled is not None and scheduled.status == "False":
+        return scheduled.message or scheduled.reason
+    for status in pod.container_statuses:
+        waiting = status.state.waiting if status.state else None
+        if waiting is not None:
+            return f"{waiting.reason} {waiting.message}".strip()
+        if not status.ready:
+            return f"{status.name} runs and answers that it is not ready; see its log"
+    return pod.phase or "unknown"

@@ -1,0 +1,83 @@
+"""What `muster check muster` says of muster's own pods and volume claims."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.kubernetes import objects
+from muster_labeler.check import findings, muster_findings
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+COMMANDS = findings.Commands()
+UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+
+
+def _pod(*, age_s: float = 60, **status: Any) -> objects.Pod:
+    created = (NOW - timedelta(seconds=age_s)).isoformat()
+    metadata = {"name": "muster-x", "namespace": "muster", "creationTimestamp": created}
+    return msgspec.convert({"metadata": metadata, "status": status}, objects.Pod)
+
+
+def _condition(kind: str, status: str, message: str = "") -> dict[str, str]:
+    return {"type": kind, "status": status, "message": message}
+
+
+def _container(ready: bool, **state: Any) -> dict[str, Any]:  # noqa: FBT001  # as the API says it
+    return {"name": "health", "ready": ready, "state": state}
+
+
+def _messages(*pods: objects.Pod) -> list[str]:
+    view = findings.ClusterView(now=NOW, own_pods=pods)
+    return [finding.message for finding in muster_findings.evaluate(view, COMMANDS)]
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ({"conditions": [_condition("PodScheduled", "False", UNBOUND)]}, UNBOUND),
+        (
+            {
+                "conditions": [_condition("Ready", "False")],
+                "containerStatuses": [
+                    _container(ready=False, waiting={"reason": "ImagePullBackOff", "message": "x"})
+                ],
+            },
+            "ImagePullBackOff x",
+        ),
+        (
+            {"containerStatuses": [_container(ready=False, running={})]},
+            "health runs and answers that it is not ready; see its log",
+        ),
+        ({"phase": "Pending"}, "Pending"),
+    ],
+)
+def test_a_pod_that_is_not_ready_says_why(status: dict[str, Any], message: str) -> None:
+    assert _messages(_pod(**status)) == [f"is not ready: {message}"]
+
+
+def test_pods_that_are_ready_or_young_or_end_are_no_finding() -> None:
+    ready = _pod(conditions=[_condition("Ready", "True")])
+    ending = msgspec.structs.replace(
+        _pod(), metadata=objects.Metadata(deletion_timestamp="2026-01-01T12:00:00Z")
+    )
+    assert _messages(ready, ending, _pod(age_s=29, phase="Pending")) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "storage_class", "ids"),
+    [("Pending", "", ["RUN002"]), ("Pending", "fast", []), ("Bound", "", [])],
+)
+def test_a_claim_without_a_class_that_could_serve_it(
+    phase: str, storage_class: str, ids: list[str]
+) -> None:
+    claim = objects.VolumeClaim(
+        metadata=objects.Metadata(name="data-muster-nats-0", namespace="muster"),
+        spec=objects.VolumeClaimSpec(storage_class_name=storage_class),
+        status=objects.VolumeClaimStatus(phase=phase),
+    )
+    view = findings.ClusterView(now=NOW, own_claims=[claim])
+    results = [*muster_findings.evaluate(view, COMMANDS)]
+    assert [finding.id for finding in results] == ids
+    assert {finding.object for finding in results} <= {"muster/data-muster-nats-0"}
