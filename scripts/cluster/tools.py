@@ -16,7 +16,7 @@ from typing import Final
 
 from scripts.cluster import layout
 
-MODULES: Final = ("etcd", "containerd", "cni", "coredns", "nvidia-device-plugin")
+MODULES: Final = ("etcd", "containerd", "cni", "coredns", "helm", "nvidia-device-plugin")
 """Beside Kubernetes itself, in each of its versions; the last is what muster is compared with."""
 CGO: Final = frozenset({"nvidia-device-plugin"})
 """What loads a C library while it runs."""

@@ -20,9 +20,15 @@ def test_the_steps_fail_and_say_that_the_class_is_missing(
             "Waiting for 1 pods to be ready...",
             "error: timed out waiting for the condition",
         ]
-        diagnosis = real_cluster.block("install.md", "describe persistentvolumeclaims")
-        assert "no storage class is set" in cluster.shell(diagnosis, folder)
+        diagnosis = cluster.shell(
+            real_cluster.block("install.md", "check muster"), folder, expect=1
+        )
+        assert (
+            "ERROR    RUN002   muster/data-muster-nats-0: NATS has no volume: "
+            "the claim names no StorageClass, and none is the default" in diagnosis.splitlines()
+        )
     # with a default class again, everything starts by itself
     waits = [line for line in steps.splitlines() if "rollout status" in line]
     assert len(waits) == 3
     cluster.shell("\n".join(waits), folder)
+    assert cluster.shell("muster check muster", folder).count("nothing found") == 1

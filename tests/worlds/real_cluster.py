@@ -230,6 +230,9 @@ class Cluster:
             "validatingadmissionpolicy,validatingadmissionpolicybinding"
         )
         self.good("delete", kinds, "--all-namespaces", "-l", PART, "--ignore-not-found")
+        # without pods the namespace goes at once; with some its controller looks again after 16 s
+        workloads = ("statefulset,deployment,daemonset", "--all", "--cascade=foreground")
+        self.good("-n", NAMESPACE, "delete", *workloads, "--timeout=120s")
         self.good("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
         self.good("delete", "clusterrole,clusterrolebinding", "-l", PART, "--ignore-not-found")
         for volume in self.get("persistentvolumes")["items"]:

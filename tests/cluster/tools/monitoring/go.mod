@@ -1,0 +1,5 @@
+module muster.dev/tests/cluster/tools/monitoring
+
+go 1.26.0
+
+require github.com/prometheus-operator/prometheus-operator v0.85.0 // indirect
