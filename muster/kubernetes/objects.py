@@ -326,25 +326,6 @@ class ConfigMap(HasMetadata, frozen=True):
     data: dict[str, str] | None = None
 
 
-class VolumeClaimSpec(Object, frozen=True):
-    """What a volume claim asks for; without a class only a default one can serve it."""
-
-    storage_class_name: str = ""
-
-
-class VolumeClaimStatus(Object, frozen=True):
-    """Whether a volume claim has its volume."""
-
-    phase: str = ""
-
-
-class VolumeClaim(HasMetadata, frozen=True):
-    """A PersistentVolumeClaim."""
-
-    spec: VolumeClaimSpec = VolumeClaimSpec()
-    status: VolumeClaimStatus = VolumeClaimStatus()
-
-
 class ObjectReference(Object, frozen=True):
     """Which object an Event is about."""
 

@@ -1,4 +1,4 @@
-"""Pure: scheduling: label selectors, node affinity, quantities and ResourceSlices.
+"""Pure: scheduling: label selectors, node affinity, quantities, ResourceSlices and volume claims.
 
 Source: apimachinery pkg/labels/selector.go and component-helpers/scheduling/corev1 nodeaffinity
 (1.36); apimachinery pkg/api/resource, quantity.go and suffix.go: a quantity is written `8`, `500m`,
@@ -131,6 +131,25 @@ class ResourceSlice(objects.HasMetadata, frozen=True):
     """A ResourceSlice of Dynamic Resource Allocation."""
 
     spec: ResourceSliceSpec | None = None
+
+
+class VolumeClaimSpec(objects.Object, frozen=True):
+    """What a volume claim asks for; without a class only a default one can serve it."""
+
+    storage_class_name: str = ""
+
+
+class VolumeClaimStatus(objects.Object, frozen=True):
+    """Whether a volume claim has its volume."""
+
+    phase: str = ""
+
+
+class VolumeClaim(objects.HasMetadata, frozen=True):
+    """A PersistentVolumeClaim."""
+
+    spec: VolumeClaimSpec = VolumeClaimSpec()
+    status: VolumeClaimStatus = VolumeClaimStatus()
 
 
 def parse_quantity(text: str | int) -> Fraction | None:

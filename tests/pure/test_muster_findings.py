@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.kubernetes import objects
+from muster.kubernetes import objects, scheduling
 from muster_labeler.check import findings, muster_findings
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -72,10 +72,10 @@ def test_pods_that_are_ready_or_young_or_end_are_no_finding() -> None:
 def test_a_claim_without_a_class_that_could_serve_it(
     phase: str, storage_class: str, ids: list[str]
 ) -> None:
-    claim = objects.VolumeClaim(
+    claim = scheduling.VolumeClaim(
         metadata=objects.Metadata(name="data-muster-nats-0", namespace="muster"),
-        spec=objects.VolumeClaimSpec(storage_class_name=storage_class),
-        status=objects.VolumeClaimStatus(phase=phase),
+        spec=scheduling.VolumeClaimSpec(storage_class_name=storage_class),
+        status=scheduling.VolumeClaimStatus(phase=phase),
     )
     view = findings.ClusterView(now=NOW, own_claims=[claim])
     results = [*muster_findings.evaluate(view, COMMANDS)]

@@ -101,10 +101,10 @@ class ClusterReader:
             or []
         )
 
-    async def own_claims(self, namespace: str) -> list[objects.VolumeClaim]:
+    async def own_claims(self, namespace: str) -> list[scheduling.VolumeClaim]:
         """Return the volume claims in muster's namespace; none without permission."""
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
-        claim = objects.VolumeClaim
+        claim = scheduling.VolumeClaim
         return await self._all(path, claim, lambda raw: raw, is_optional=True) or []
 
     async def events(self) -> list[model.KubernetesEvent] | None:

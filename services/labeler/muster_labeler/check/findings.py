@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from muster.kubernetes import objects
+from muster.kubernetes import objects, scheduling
 from muster_labeler import model
 from muster_labeler.naming import sources
 
@@ -243,5 +243,5 @@ class ClusterView:
     autoscaler: ClusterAutoscaler | None = None
     karpenter: Karpenter | None = None
     own_pods: Sequence[objects.Pod] = ()
-    own_claims: Sequence[objects.VolumeClaim] = ()
+    own_claims: Sequence[scheduling.VolumeClaim] = ()
     unread: Sequence[Unread] = field(default_factory=tuple)
