@@ -87,8 +87,13 @@ def test_of_a_node_only_what_concerns_accelerators_is_kept() -> None:
     ],
 )
 def test_accelerators_are_the_resources_that_compute(name: str, *, is_one: bool) -> None:
-    kept = read({"metadata": {"name": "a"}, "status": {"capacity": {name: "0"}}})
-    assert kept.has_accelerators == is_one
+    def kept(count: str) -> model.Node:
+        return read({"metadata": {"name": "a"}, "status": {"capacity": {name: count}}})
+
+    assert kept("1").has_accelerators == is_one
+    # what a plugin leaves behind is no GPU
+    assert kept("0").has_accelerators is False
+    assert kept("0").may_have_accelerators == is_one
 
 
 KINDS = st.builds(

@@ -353,7 +353,7 @@ def test_an_annotated_pod_needs_an_agent_a_namespace_and_its_order(here: Cluster
     ]
 
 
-def test_a_fuse_resource_at_0_is_reported_with_the_pod_to_restart(here: Cluster) -> None:
+def test_a_fuse_resource_at_0_is_reported_with_what_shows_why(here: Cluster) -> None:
     here.put(
         node("a", gpus=None, resources={FUSE: "0"}), node("b", gpus=None, resources={FUSE: "1000"})
     )
@@ -369,7 +369,71 @@ def test_a_fuse_resource_at_0_is_reported_with_the_pod_to_restart(here: Cluster)
     ]
     assert code == 1
     command_ = report["findings"][0]["fix"]["command"]
-    assert shlex.split(command_)[5:] == ["delete", "pod", "muster-plugin-x", "-n", "default"]
+    assert shlex.split(command_)[5:] == [
+        *("logs", "muster-plugin-x", "-n", "default", "--tail=50"),
+    ]
+
+
+def test_a_fuse_resource_that_a_removed_plugin_left_behind_is_no_problem(here: Cluster) -> None:
+    left = node("a", gpus=None)
+    for counts in ("capacity", "allocatable"):
+        left["status"][counts]["squat.ai/fuse"] = "0"
+    here.put(left)
+    put_pod(here, pod("muster-plugin-x", labels=AGENT))
+    code, report = here.check("fuse")
+    message = (
+        "squat.ai/fuse is left over from a plugin that is gone: no node offers it, and no pod "
+        "requests it"
+    )
+    assert (code, findings_of(report)) == (0, [("FUSE008", "info", "a", message)])
+    # as the command says it
+    words = shlex.split(report["findings"][0]["fix"]["command"])
+    assert words[5:-1] == ["patch", "node", "a", "--subresource=status", "--type=json", "-p"]
+    content = "application/json-patch+json"
+    here.send("PATCH", "/api/v1/nodes/a/status", orjson.loads(words[-1]), content)
+    assert here.check("fuse")[1]["findings"] == []
+
+    # a pod that needs it makes it one
+    here.put(left | {"metadata": {"name": "b"}})
+    put_pod(here, pod(on="", phase="Pending", asks=["squat.ai/fuse"], container={}))
+    code, report = here.check("fuse")
+    text = "squat.ai/fuse is at 0: its plugin is gone or has not registered"
+    assert (code, findings_of(report)) == (1, [("FUSE008", "error", "b", text)])
+
+
+def test_a_gpu_resource_that_a_removed_plugin_left_behind_makes_no_gpu_node(here: Cluster) -> None:
+    here.put(node("a", gpus=0), node("b", gpus=0, labels=T4))
+    code, report = here.check("gpu")
+    # what else names its GPU still counts: its plugin may only be away
+    assert (code, report["checked"], report["findings"]) == (0, {"nodes": 2, "gpuNodes": 1}, [])
+
+
+def test_a_wrong_label_of_simulated_gpus_is_fixed_with_the_option_for_them(here: Cluster) -> None:
+    here.put(
+        node("a", labels={KEY: "t4"}),
+        clusters.reports({"a": {Product("NVIDIA L4", 23034): 8}}, simulated=frozenset({"a"})),
+    )
+    words = ("--muster-namespace", "default")
+    report = here.check("gpu", *words)[1]
+    assert [entry["id"] for entry in report["findings"]] == ["GPU002"]
+    command = shlex.split(report["findings"][0]["fix"]["command"])
+    assert "--simulated" in command
+    assert here.run(*(word for word in command[1:]))[0] == 0
+    assert here.labels("a")[KEY] == "l4"
+
+
+def test_a_pod_that_waits_for_a_resource_in_use_is_no_problem_of_an_autoscaler(
+    here: Cluster,
+) -> None:
+    # the scheduler's own words, Kubernetes 1.37
+    text = (
+        f"0/1 nodes are available: 1 Insufficient {FUSE}. preemption: 0/1 nodes are available: "
+        "1 No preemption victims found for incoming pod."
+    )
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": text}
+    here.put(node(gpus=None, resources={FUSE: "1"}))
+    put_pod(here, pod(on="", phase="Pending", asks=[FUSE], conditions=[unscheduled], container={}))
+    assert here.check("autoscaler")[1]["findings"] == []
 
 
 def test_pods_that_no_autoscaler_helps_are_reported(here: Cluster) -> None:
@@ -387,7 +451,7 @@ def test_pods_that_no_autoscaler_helps_are_reported(here: Cluster) -> None:
             "AS001",
             "error",
             "default/p",
-            f"pending on {FUSE}: autoscalers may not know this resource",
+            f"pending on {FUSE}: no node offers it, and autoscalers may not know it",
         ),
         ("AS005", "error", "default/p", f"the autoscaler adds no node for it: {text}"),
     ]

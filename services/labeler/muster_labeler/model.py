@@ -67,8 +67,20 @@ class Node:
 
     @property
     def has_accelerators(self) -> bool:
-        """Return whether resources or PCI labels show accelerators."""
-        return bool(self.accelerators) or any(_PCI.fullmatch(key) for key in self.labels)
+        """Return whether resources or PCI labels show accelerators.
+
+        A resource at 0 of 0 does not: it stays on a node for ever after its plugin.
+        """
+        is_counted = any(
+            self.capacity.get(name, 0) or self.allocatable.get(name, 0)
+            for name in self.accelerators
+        )
+        return is_counted or any(_PCI.fullmatch(key) for key in self.labels)
+
+    @property
+    def may_have_accelerators(self) -> bool:
+        """Return whether accelerators are shown, or were at some time."""
+        return bool(self.accelerators) or self.has_accelerators
 
     @property
     def has_partitions(self) -> bool:

@@ -8,7 +8,7 @@ new nodes. There is one setting a platform, as the providers' code reads it (kub
 import datetime as dt
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,8 +37,9 @@ def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) 
     result: list[Finding] = [*_node_local(view.slices, commands)]
     if only is not None:
         return result
+    offered = {name for node in view.nodes or () for name, count in node.fuse.items() if count}
     for pod in pending:
-        result.extend(_pending(pod, commands))
+        result.extend(_pending(pod, offered, commands))
     refused = [e for e in view.events or () if e.reason == _NOT_TRIGGERED]
     result.extend(_not_triggered(refused, commands))
     result.extend(_templates(view, nodes, pending, commands))
@@ -54,13 +55,21 @@ def _resources(view: ClusterView) -> list[str]:
     return sorted(offered | requested)
 
 
-def _pending(pod: model.Pod, commands: Commands) -> Iterable[Finding]:
-    name = f"{pod.namespace}/{pod.name}"
+def _pending(pod: model.Pod, offered: Collection[str], commands: Commands) -> Iterable[Finding]:
+    """Report a pod that waits for a resource of which no node has any.
+
+    Where nodes offer it and all is in use, an autoscaler knows it from them.
+    """
+    # a name may have dots inside, and the scheduler's sentence ends with another
+    short = {m[1].rstrip(".") for text in pod.messages for m in _INSUFFICIENT.finditer(text)}
+    unknown = sorted(short.intersection(pod.requests).difference(offered))
+    if not unknown:
+        return
     yield findings.finding(
         Id.AS001,
         Severity.ERROR,
-        name,
-        f"pending on {', '.join(pod.requests)}: autoscalers may not know this resource",
+        f"{pod.namespace}/{pod.name}",
+        f"pending on {', '.join(unknown)}: no node offers it, and autoscalers may not know it",
         evidence=pod.messages[:3],
         command=commands.kubectl("describe", "pod", pod.name, "-n", pod.namespace),
     )

@@ -50,9 +50,11 @@ def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) 
     agents = {pod.node: pod for pod in view.pods or () if pod.is_agent}
     result: list[Finding] = []
     offered = {name for node in nodes.values() for name, count in node.fuse.items() if count}
+    requested = {name for pod in view.pods or () for name in pod.requests}
     for node in nodes.values():
         if only in {None, node.name}:
-            result.extend(_stale(node, offered, agents.get(node.name), commands))
+            agent = agents.get(node.name)
+            result.extend(_at_zero(node, offered, offered | requested, agent, commands))
     annotated = [pod for pod in pods if pod.is_annotated]
     result.extend(_runtimes(annotated, nodes, commands))
     for pod in pods:
@@ -64,14 +66,41 @@ def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) 
     return result
 
 
-def _stale(
-    node: model.Node, offered: Collection[str], agent: model.Pod | None, commands: Commands
+def _at_zero(
+    node: model.Node,
+    offered: Collection[str],
+    wanted: Collection[str],
+    agent: model.Pod | None,
+    commands: Commands,
 ) -> Iterable[Finding]:
-    """Report resources at 0: the plugin is gone, and its resource remains on the node."""
+    """Report resources at 0.
+
+    Of a plugin that was removed, the kubelet keeps the resource for ever: for 5 minutes with its
+    capacity, then at 0 of 0. It says the same of one that has not registered since the kubelet
+    started, which matters where pods or other nodes have the resource.
+    """
     if node.ready_since is None:
         return
     for resource, count in node.fuse.items():
         if count:
+            continue
+        capacity = node.capacity.get(resource, 0)
+        evidence = (
+            f"{resource}: 0 of {capacity} allocatable",
+            f"plugin pod: {agent.namespace}/{agent.name}" if agent else "plugin pod: none",
+        )
+        is_left = agent is None or (agent.is_ready and not capacity)
+        if is_left and resource not in wanted:
+            yield findings.finding(
+                Id.FUSE008,
+                Severity.INFO,
+                node.name,
+                f"{resource} is left over from a plugin that is gone: no node offers it, and no "
+                "pod requests it",
+                evidence=evidence,
+                command=_forget(node.name, resource, commands),
+                docs="docs/plugin.md",
+            )
             continue
         also = " (other nodes offer it)" if resource in offered else ""
         yield findings.finding(
@@ -79,19 +108,28 @@ def _stale(
             Severity.ERROR,
             node.name,
             f"{resource} is at 0{also}: its plugin is gone or has not registered",
-            evidence=(
-                f"{resource}: 0 of {node.capacity.get(resource, 0)} allocatable",
-                f"plugin pod: {agent.namespace}/{agent.name}" if agent else "plugin pod: none",
-            ),
-            command=_restart(node, agent, commands),
+            evidence=evidence,
+            command=_look(node, agent, commands),
             docs="docs/plugin.md",
         )
 
 
-def _restart(node: model.Node, agent: model.Pod | None, commands: Commands) -> str:
+def _look(node: model.Node, agent: model.Pod | None, commands: Commands) -> str:
+    """Return the command that shows why: no pod is deleted that may serve other resources."""
     if agent is None:
         return commands.pods_of(node.name)
-    return commands.kubectl("delete", "pod", agent.name, "-n", agent.namespace)
+    return commands.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")
+
+
+def _forget(node: str, resource: str, commands: Commands) -> str:
+    """Return the command that removes a resource from a node, until a plugin registers it again."""
+    field = resource.replace("~", "~0").replace("/", "~1")
+    patch = ", ".join(
+        f'{{"op": "remove", "path": "/status/{counts}/{field}"}}'
+        for counts in ("capacity", "allocatable")
+    )
+    words = ("patch", "node", node, "--subresource=status", "--type=json", "-p", f"[{patch}]")
+    return commands.kubectl(*words)
 
 
 def _runtimes(

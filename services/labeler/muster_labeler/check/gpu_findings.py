@@ -37,6 +37,18 @@ _PROVIDERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class _Apply:
+    """The commands for one node; `options` let it be labelled if its GPUs are simulated."""
+
+    commands: Commands
+    options: Sequence[str]
+
+    def label(self, *words: str) -> str:
+        """Return the command that labels it."""
+        return self.commands.muster("label-gpus", "--apply", *words, *self.options)
+
+
+@dataclass(frozen=True, slots=True)
 class _LabelAll:
     """The command that labels all nodes, and whether a program may run it without asking."""
 
@@ -59,7 +71,9 @@ def evaluate(
     result: list[Finding] = []
     for status in fleet:
         if only in {None, status.node.name}:
-            result.extend(_of_node(status, covering, commands, label_all))
+            is_simulated = status.node.name in simulated
+            apply = _Apply(commands, ["--simulated"] if is_simulated else [])
+            result.extend(_of_node(status, covering, apply, label_all))
     for node in nodes:
         if only in {None, node.name}:
             result.extend(_invalid_labels(node, commands))
@@ -68,16 +82,16 @@ def evaluate(
 
 
 def _of_node(
-    status: LabelStatus, covering: str | None, commands: Commands, label_all: _LabelAll
+    status: LabelStatus, covering: str | None, apply: _Apply, label_all: _LabelAll
 ) -> Iterable[Finding]:
-    name = status.node.name
+    name, commands = status.node.name, apply.commands
     if status.state in _NEITHER or (covering is not None and _is_covered(status)):
         return
     match status.state:
         case LabelState.UNLABELLED:
             yield _unlabelled(status, label_all)
         case LabelState.WRONG:
-            yield _wrong(status, commands)
+            yield _wrong(status, apply)
         case LabelState.NO_GPU:
             yield findings.finding(
                 Id.GPU005,
@@ -88,7 +102,7 @@ def _of_node(
                 command=commands.pods_of(name),
             )
         case LabelState.AMBIGUOUS | LabelState.UNKNOWN_MODEL:
-            yield _uncertain(status, commands)
+            yield _uncertain(status, apply)
         case LabelState.MIXED:
             yield findings.finding(
                 Id.GPU006,
@@ -154,7 +168,7 @@ def _unlabelled(status: LabelStatus, label_all: _LabelAll) -> Finding:
     )
 
 
-def _wrong(status: LabelStatus, commands: Commands) -> Finding:
+def _wrong(status: LabelStatus, apply: _Apply) -> Finding:
     owners = ", ".join(status.other_owners)
     is_guess = status.identity.name.reason is Reason.MEMORY_UNKNOWN
     return findings.finding(
@@ -164,27 +178,28 @@ def _wrong(status: LabelStatus, commands: Commands) -> Finding:
         f"labelled {status.current}, and has {status.wanted}"
         + (f" (set by {owners})" if owners else ""),
         evidence=(f"{accelerators.SKYPILOT}={status.current}", *_claims_of(status)),
-        command=commands.muster(
-            *("label-gpus", "--apply", "--overwrite", "--yes", "--node", status.node.name),
+        command=apply.label(
+            *("--overwrite", "--yes", "--node", status.node.name),
             *(["--force-ambiguous"] if is_guess else []),
         ),
     )
 
 
-def _uncertain(status: LabelStatus, commands: Commands) -> Finding:
+def _uncertain(status: LabelStatus, apply: _Apply) -> Finding:
+    commands = apply.commands
     name = status.identity.name
     product = status.identity.best.text if status.identity.best else ""
     if name.value is None:
         message, command = f"no name for it ({name.reason})", _show(status.node.name, commands)
     elif name.reason is Reason.MEMORY_UNKNOWN:
         message = f"may be {name.value}; the name depends on its memory, which is unknown"
-        command = commands.muster("label-gpus", "--apply", "--force-ambiguous", "--yes")
+        command = apply.label("--force-ambiguous", "--yes")
     elif (
         status.identity.best is not None
         and status.identity.best.source is sources.Source.INSTANCE_TYPE
     ):
         message = f"only its instance type says what it has, perhaps {name.value}"
-        command = commands.muster("label-gpus", "--apply", "--from-instance-type", "--yes")
+        command = apply.label("--from-instance-type", "--yes")
     else:
         message = f"an unknown model, perhaps {name.value}: review it, and name it in an alias file"
         command = _review(status, name.value, commands)

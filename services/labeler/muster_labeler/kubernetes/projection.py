@@ -48,7 +48,7 @@ _MESSAGES_MAX: Final = 8
 _MIB: Final = 2**20
 _SHARED_MAX: Final = 4096
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
-_UNREADABLE_CAPACITY: Final[Mapping[str, int]] = {"nvidia.com/gpu": 0}
+_UNREADABLE_CAPACITY: Final[Mapping[str, int]] = {"nvidia.com/gpu": 1}
 
 _shared_text: Final = functools.lru_cache(maxsize=64)(str)
 

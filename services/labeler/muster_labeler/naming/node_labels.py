@@ -190,7 +190,8 @@ def _state(node: model.Node, identity: sources.Identity) -> LabelState:
         claim.source in {sources.Source.AGENT, sources.Source.DRA} and claim.text != sources.NO_GPU
         for claim in identity.claims
     )
-    if not (node.has_accelerators or is_reported or label is not None):
+    is_named = node.may_have_accelerators and identity.best is not None
+    if not (node.has_accelerators or is_reported or is_named or label is not None):
         return LabelState.NOT_GPU
     if label is not None:
         return _labelled_state(node, identity, label)

@@ -196,7 +196,7 @@ def _claims(
     instance_type = node.labels.get(_INSTANCE_TYPE, "")
     hint = _instance_type_hint(instance_type)
     is_whole = not (node.has_partitions or node.is_virtual)
-    if hint is not None and node.has_accelerators and is_whole:
+    if hint is not None and node.may_have_accelerators and is_whole:
         reason = Reason.EXACT if evidence.may_use_instance_type else Reason.FALLBACK
         yield Claim(Source.INSTANCE_TYPE, f"{_INSTANCE_TYPE}={instance_type}", Name(hint, reason))
 

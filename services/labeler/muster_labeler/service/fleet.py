@@ -287,4 +287,5 @@ def _is_alike(node: model.Node, other: model.Node) -> bool:
         and node.labelled_from == other.labelled_from
         and node.is_selected == other.is_selected
         and node.accelerators == other.accelerators
+        and node.has_accelerators == other.has_accelerators
     )
