@@ -38,7 +38,7 @@ def checked(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
     finally:
         names = [f"muster-test-{name}" for name in ("first", "second", "third")]
-        cluster.good("delete", "pod", *names, "--grace-period=0", "--force", "--ignore-not-found")
+        cluster.good("delete", "pod", *names, "--grace-period=0", "--force", "--ignore-not-listed")
         cluster.good("delete", "node", NODE)
 
 
@@ -85,9 +85,9 @@ def test_a_gpu_resource_that_a_plugin_left_behind_makes_no_gpu_node(checked: Clu
 def test_a_pod_that_waits_for_a_resource_in_use_is_no_fault_of_an_autoscaler(
     checked: Cluster,
 ) -> None:
-    found = findings(checked, "autoscaler", expect=1)
+    listed = findings(checked, "autoscaler", expect=1)
     message = f"pending on {ABSENT}: no node offers it, and autoscalers may not know it"
-    said = [(entry["id"], entry["object"], entry["message"]) for entry in found]
+    said = [(entry["id"], entry["object"], entry["message"]) for entry in listed]
     assert said == [("AS001", "default/muster-test-third", message)]
 
 

@@ -1,256 +1,169 @@
-"""Check, label and the service against a real Kubernetes API server; see docs/check.md.
-
-Run `pytest -m cluster` and nothing less: a KUBECONFIG that merely lies about may be a real cluster.
-"""
+"""Check, label and the service on a real cluster; see docs/check.md."""
 
 import asyncio
 import contextlib
 import datetime as dt
-import io
 import json
-import pathlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import orjson
 import pytest
-import yaml
 
 from muster import vocabulary
-from muster.cli import registry
 from muster.kubernetes import api as kubernetes_api
 from muster.local import nats, processes
 from muster.nats import bus
 from muster_labeler import model
 from muster_labeler.naming import accelerators
 from muster_labeler.service import decision_publisher
-from tests.worlds import api_server
+from tests.worlds import kube_client, manifests
 from tests.worlds import labeler_cluster as clusters
+from tests.worlds.real_cluster import NAMESPACE, PART, Cluster, until
 
-KEY = accelerators.SKYPILOT
-DOKS = "doks.digitalocean.com/gpu-model"
-NODE = "muster-test-{}"
-POLICY = pathlib.Path(__file__).resolve().parents[2] / "k8s/base/admission.yaml"
-ACCOUNT = ("muster", "muster-labeler")
+KEY: Final = accelerators.SKYPILOT
+DOKS: Final = "doks.digitalocean.com/gpu-model"
+PREFIX: Final = "muster-test-"
+POLICY: Final = manifests.ROOT / "k8s/base/admission.yaml"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 
-class Real:
-    """A real cluster, and the nodes that we made in it."""
+class Nodes:
+    """The nodes that a test makes in the cluster, and who looks at them."""
 
-    def __init__(self, kubeconfig: str, directory: pathlib.Path) -> None:
-        self.kubeconfig = kubeconfig
-        self.directory = directory
-
-    def ask(
-        self,
-        verb: str,
-        path: str,
-        body: object = None,
-        content: str = kubernetes_api.JSON,
-        *,
-        kubeconfig: str | None = None,
-        **query: str,
-    ) -> kubernetes_api.Answer:
-        """Ask the API."""
-
-        async def asked() -> kubernetes_api.Answer:
-            async with await kubernetes_api.find(
-                kubeconfig=kubeconfig or self.kubeconfig, context=None
-            ) as api:
-                return await api.request(
-                    verb, path, body=body, content=content, query=query, timeout_s=10
-                )
-
-        return asyncio.run(asked())
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.api = kube_client.Client(cluster.kubeconfig)
 
     def make(self, name: str, **labels: str) -> str:
         """Create a node with GPUs, labelled by somebody else."""
-        made = clusters.node(NODE.format(name), labels=labels)
+        made = clusters.node(f"{PREFIX}{name}", labels=labels)
         del made["spec"]
-        status = made.pop("status")
-        self.good("POST", "/api/v1/nodes", made, fieldManager="kubectl")
-        path = f"/api/v1/nodes/{NODE.format(name)}/status"
-        self.good("PATCH", path, {"status": status}, kubernetes_api.MERGE)
-        return NODE.format(name)
-
-    def good(
-        self,
-        verb: str,
-        path: str,
-        body: object = None,
-        content: str = kubernetes_api.JSON,
-        **query: str,
-    ) -> Any:
-        """Ask what must come out."""
-        answer = self.ask(verb, path, body, content, **query)
-        assert answer.is_ok, answer.problem
-        return orjson.loads(answer.body)
+        self.cluster.good("create", "-f", "-", "--field-manager=kubectl", given=made)
+        return f"{PREFIX}{name}"
 
     def labels(self, node: str) -> dict[str, str]:
         """Return those labels of a node that are no system's."""
-        labels = self.good("GET", f"/api/v1/nodes/{node}")["metadata"].get("labels", {})
+        labels = self.cluster.get("node", node)["metadata"].get("labels", {})
         return {key: value for key, value in labels.items() if key in {KEY, DOKS}}
 
-    def clean(self) -> None:
-        """Remove what we made."""
-        for item in self.good("GET", "/api/v1/nodes")["items"]:
-            if item["metadata"]["name"].startswith(NODE.format("")):
-                self.ask("DELETE", f"/api/v1/nodes/{item['metadata']['name']}")
+    def findings(self, *words: str, expect: int = 0) -> list[dict[str, Any]]:
+        """Return what `muster check` finds."""
+        report = json.loads(self.cluster.muster("check", *words, "--json", expect=expect))
+        return list(report["findings"])
 
-    def run(self, *words: str, kubeconfig: str | None = None) -> tuple[int, str, str]:
-        """Call a command of ours."""
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = registry.call(*words, "--kubeconfig", kubeconfig or self.kubeconfig)
-        return code, out.getvalue(), err.getvalue()
-
-    def account(
-        self, namespace: str, name: str, rules: Sequence[Mapping[str, Sequence[str]]]
-    ) -> str:
-        """Return the kubeconfig of a ServiceAccount with these rights."""
-        self.ask("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-        accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-        self.ask("POST", accounts, {"metadata": {"name": name}})
-        group = "rbac.authorization.k8s.io"
-        role = {"metadata": {"name": f"muster-test-{name}"}, "rules": rules}
-        path = f"/apis/{group}/v1"
-        self.ask("DELETE", f"{path}/clusterroles/muster-test-{name}")
-        self.good("POST", f"{path}/clusterroles", role)
-        binding = {
-            "metadata": {"name": f"muster-test-{name}"},
-            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": f"muster-test-{name}"},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-        }
-        self.ask("DELETE", f"{path}/clusterrolebindings/muster-test-{name}")
-        self.good("POST", f"{path}/clusterrolebindings", binding)
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        token = self.good("POST", f"{accounts}/{name}/token", request)["status"]["token"]
-        config = yaml.safe_load(pathlib.Path(self.kubeconfig).read_text())
-        config["users"] = [{"name": "account", "user": {"token": token}}]
+    def account(self, name: str, *rules: Sequence[str], folder: Path) -> Cluster:
+        """Return the cluster as a ServiceAccount sees it that has these rights: verbs, resource."""
+        cluster, role = self.cluster, f"muster-test-{name}"
+        cluster.good("create", "serviceaccount", name, "-n", NAMESPACE)
+        listed = [
+            {"apiGroups": [""], "resources": [what], "verbs": verbs} for *verbs, what in rules
+        ]
+        metadata = {"name": role, "labels": dict([PART.split("=")])}
+        kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
+        cluster.good("create", "-f", "-", given={**kind, "metadata": metadata, "rules": listed})
+        account = f"--serviceaccount={NAMESPACE}:{name}"
+        cluster.good("create", "clusterrolebinding", role, f"--clusterrole={role}", account)
+        cluster.good("label", "clusterrolebinding", role, PART)
+        config = json.loads(cluster.good("config", "view", "--raw", "-o", "json"))
+        token = cluster.good("create", "token", name, "-n", NAMESPACE).strip()
+        config["users"] = [{"name": name, "user": {"token": token}}]
         for context in config["contexts"]:
-            context["context"]["user"] = "account"
-        file = self.directory / f"{name}.json"
+            context["context"]["user"] = name
+        file = folder / f"{name}.json"
         file.write_text(json.dumps(config))
-        return str(file)
+        return Cluster(str(file))
 
 
 @pytest.fixture(scope="module")
-def real(request: pytest.FixtureRequest) -> Iterator[Real]:
-    with api_server.asked_for(request) as (kubeconfig, directory):
-        made = Real(kubeconfig, directory)
-        others = [
-            node["metadata"]["name"]
-            for node in made.good("GET", "/api/v1/nodes")["items"]
-            if "nvidia.com/gpu" in node.get("status", {}).get("capacity", {})
-            and not node["metadata"]["name"].startswith(NODE.format(""))
-        ]
-        if others:
-            pytest.skip(f"no throwaway cluster: it has GPU nodes of its own, {others[:3]}")
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def clean(real: Real) -> Iterator[None]:
-    real.clean()
-    yield
-    real.clean()
-
-
-def test_check_and_label_do_what_they_say(real: Real) -> None:
-    a, b = real.make("a", **{DOKS: "h100"}), real.make("b", **{DOKS: "l4"})
-    code, out, _ = real.run("check", "gpu", "--output", "json")
-    assert (code, [f["id"] for f in orjson.loads(out)["findings"]]) == (0, ["GPU001", "GPU001"])
-    assert real.run("label-gpus", "--apply", "--yes", "--node", a)[0] == 1
-    assert real.run("label-gpus", "--apply", "--yes")[0] == 0
-    assert (real.labels(a)[KEY], real.labels(b)[KEY]) == ("h100", "l4")
-    provenance = real.good("GET", f"/api/v1/nodes/{a}")["metadata"]["annotations"]
-    assert orjson.loads(provenance[model.PROVENANCE])["value"] == "h100"
-    code, out, _ = real.run("check", "gpu", "--output", "json")
-    assert (code, orjson.loads(out)["findings"]) == (0, [])
-    assert real.run("unlabel-gpus", "--yes")[0] == 0
-    assert real.labels(a) == {DOKS: "h100"}
-
-
-def test_a_conflict_is_refused_and_names_its_owner(real: Real) -> None:
-    a = real.make("a", **{DOKS: "h100", KEY: "l4"})
-    code, out, _ = real.run("label-gpus", "--apply", "--yes")
-    assert code == 1
-    assert "owned by kubectl" in out
-    assert real.labels(a)[KEY] == "l4"
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": a, "labels": {KEY: "h100"}}}
-    query = {"fieldManager": model.FIELD_MANAGER, "force": "false"}
-    refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kubernetes_api.APPLY, **query)
-    assert (refused.status, "kubectl" in refused.problem) == (409, True)
-    assert real.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
-    assert real.labels(a)[KEY] == "h100"
-
-
-def test_a_node_that_is_gone_is_not_made_again(real: Real) -> None:
-    a = real.make("a", **{DOKS: "h100"})
-    uid = real.good("GET", f"/api/v1/nodes/{a}")["metadata"]["uid"]
-    real.good("DELETE", f"/api/v1/nodes/{a}")
-    metadata = {"name": a, "uid": uid, "labels": {KEY: "h100"}}
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-    query = {"fieldManager": model.FIELD_MANAGER, "force": "false"}
-    refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kubernetes_api.APPLY, **query)
-    assert refused.status == 409, refused.problem
-
-
-def test_missing_permissions_are_named(real: Real) -> None:
-    real.make("a", **{DOKS: "h100"})
-    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
-    limited = real.account("default", "muster-test-viewer", rules)
-    code, _, errors = real.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
-    assert (code, errors) == (4, "muster label-gpus: not allowed to patch nodes\n")
-    code, out, _ = real.run("check", "all", "--output", "json", kubeconfig=limited)
-    findings = [(f["id"], f["object"]) for f in orjson.loads(out)["findings"]]
-    assert (code, ("ACCESS", "pods") in findings) == (4, True)
-
-
-@pytest.mark.skipif(not POLICY.exists(), reason="k8s/base/admission.yaml is not there")
-def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_only(
-    real: Real,
-) -> None:
-    a = real.make("a", **{DOKS: "h100"})
-    rules = [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]},
-        {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+def prepared(cluster: Cluster) -> Cluster:
+    others = [
+        node["metadata"]["name"]
+        for node in cluster.get("nodes")["items"]
+        if int(node["status"].get("capacity", {}).get("nvidia.com/gpu", "0"))
     ]
-    labeler = real.account(*ACCOUNT, rules)
-    for policy in yaml.safe_load_all(POLICY.read_text()):
-        plural = {
-            "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
-            "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
-        }[policy["kind"]]
-        path = f"/apis/admissionregistration.k8s.io/v1/{plural}/{policy['metadata']['name']}"
-        query = {"fieldManager": "test", "force": "true"}
-        real.good("PATCH", path, policy, kubernetes_api.APPLY, **query)
+    if others:
+        pytest.skip(f"no throwaway cluster: it has GPU nodes of its own, {others[:3]}")
+    cluster.good("create", "namespace", NAMESPACE)
+    return cluster
+
+
+@pytest.fixture
+def nodes(prepared: Cluster) -> Iterator[Nodes]:
+    yield Nodes(prepared)
+    made = [n for n in prepared.good("get", "node", "-o", "name").split() if f"/{PREFIX}" in n]
+    if made:
+        prepared.good("delete", *made)
+
+
+def test_check_and_label_do_what_they_say(nodes: Nodes) -> None:
+    a, b = nodes.make("a", **{DOKS: "h100"}), nodes.make("b", **{DOKS: "l4"})
+    assert [f["id"] for f in nodes.findings("gpu")] == ["GPU001", "GPU001"]
+    nodes.cluster.muster("label-gpus", "--apply", "--yes", "--node", a, expect=1)
+    nodes.cluster.muster("label-gpus", "--apply", "--yes")
+    assert (nodes.labels(a)[KEY], nodes.labels(b)[KEY]) == ("h100", "l4")
+    provenance = nodes.cluster.get("node", a)["metadata"]["annotations"][model.PROVENANCE]
+    assert json.loads(provenance)["value"] == "h100"
+    assert nodes.findings("gpu") == []
+    nodes.cluster.muster("unlabel-gpus", "--yes")
+    assert nodes.labels(a) == {DOKS: "h100"}
+
+
+def test_a_conflict_is_refused_and_names_its_owner(nodes: Nodes) -> None:
+    a = nodes.make("a", **{DOKS: "h100", KEY: "l4"})
+    out = nodes.cluster.muster("label-gpus", "--apply", "--yes", expect=1)
+    assert "owned by kubectl" in out
+    assert nodes.labels(a)[KEY] == "l4"
+    nodes.cluster.muster("label-gpus", "--apply", "--yes", "--overwrite")
+    assert nodes.labels(a)[KEY] == "h100"
+
+
+def test_a_label_without_a_known_owner_is_overwritten_on_request(nodes: Nodes) -> None:
+    a = nodes.make("a", **{DOKS: "h100", KEY: "l4"})
+    nobody = '{"metadata": {"managedFields": [{}]}}'
+    nodes.cluster.good("patch", "node", a, "--type=merge", "-p", nobody)
+    out = nodes.cluster.muster("label-gpus", "--apply", "--yes", expect=1)
+    assert "owned by an unknown manager" in out
+    nodes.cluster.muster("label-gpus", "--apply", "--yes", "--overwrite")
+    assert nodes.labels(a)[KEY] == "h100"
+
+
+def test_missing_permissions_are_named(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.make("a", **{DOKS: "h100"})
+    limited = nodes.account("viewer", ("get", "list", "nodes"), folder=tmp_path)
+    errors = limited.muster("label-gpus", "--apply", "--yes", expect=4)
+    assert errors == "muster label-gpus: not allowed to patch nodes\n"
+    report = Nodes(limited).findings("all", expect=4)
+    refused = {f["object"] for f in report if f["id"] == "ACCESS"}
+    assert refused == {"deployments", "events", "pods"}
+
+
+def test_the_admission_policy_lets_the_labeler_do_its_work(nodes: Nodes, tmp_path: Path) -> None:
+    a = nodes.make("a", **{DOKS: "h100"})
+    rights = ("get", "list", "patch", "nodes"), ("patch", "nodes/status")
+    labeler = Nodes(nodes.account("muster-labeler", *rights, folder=tmp_path))
+    nodes.cluster.good("apply", "-f", str(POLICY))
 
     def status(patch: object, below: str = "", content: str = kubernetes_api.MERGE) -> int:
         path = f"/api/v1/nodes/{a}{below}"
-        query = {"fieldManager": model.FIELD_MANAGER}
-        return real.ask("PATCH", path, patch, content, kubeconfig=labeler, **query).status
+        return labeler.api.ask(
+            "PATCH", path, patch, content, fieldManager=model.FIELD_MANAGER
+        ).status
 
-    async def held() -> None:
-        # a policy takes a moment to hold
-        async with asyncio.timeout(100):
-            while await asyncio.to_thread(status, {"spec": {"unschedulable": True}}) == 200:
-                # what changes nothing is allowed, so it is changed back before the next attempt
-                back = {"spec": {"unschedulable": None}}
-                path = f"/api/v1/nodes/{a}"
-                await asyncio.to_thread(real.good, "PATCH", path, back, kubernetes_api.MERGE)
-                await asyncio.sleep(0.2)
+    def policy_holds() -> bool:
+        if status({"spec": {"unschedulable": True}}) != 200:
+            return True
+        # what changes nothing is allowed, so it is changed back before the next attempt
+        nodes.cluster.good("uncordon", a)
+        return False
 
-    asyncio.run(held())
-    assert status({"metadata": {"labels": {"team": "x"}}}) == 422
-    assert status({"metadata": {"annotations": {"team": "x"}}}) == 422
-    assert status({"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}}) == 422
-    assert status({"metadata": {"labels": {KEY: "h100"}}}) == 200
+    until(policy_holds, "the admission policy holds")
     words = ("label-gpus", "--apply", "--yes", "--unheard", "--overwrite")
-    assert real.run(*words, kubeconfig=labeler)[0] == 0
-    uid = real.good("GET", f"/api/v1/nodes/{a}")["metadata"]["uid"]
+    labeler.cluster.muster(*words)
+    assert nodes.labels(a)[KEY] == "h100"
+    uid = nodes.cluster.get("node", a)["metadata"]["uid"]
     for verdict in (vocabulary.Verdict.HEALTHY, vocabulary.Verdict.PLUGIN_DOWN):
         wanted = decision_publisher.condition_of({"device-plugin": verdict})
         ours = decision_publisher.condition_patch(a, uid, wanted, at=dt.datetime.now(dt.UTC))
@@ -258,53 +171,106 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
     ready = {"type": "Ready", "status": "False", "reason": "x", "message": "x"}
     assert status({"status": {"conditions": [ready]}}, "/status") == 422
     assert status({"status": {"capacity": {"nvidia.com/gpu": "99"}}}, "/status") == 422
-    assert status({"metadata": {"labels": {"team": "x"}}}, "/status") == 422
 
 
-def test_the_service_applies_reads_back_and_repairs(real: Real) -> None:
-    a = real.make("a")
+def test_the_service_applies_reads_back_and_repairs(nodes: Nodes, tmp_path: Path) -> None:
+    a = nodes.make("a")
 
-    async def until(wanted: str | None) -> None:
-        async with asyncio.timeout(100):
-            while (await asyncio.to_thread(real.labels, a)).get(KEY) != wanted:
-                await asyncio.sleep(0.1)
+    async def labelled() -> None:
+        def is_labelled() -> bool:
+            return nodes.labels(a).get(KEY) == "l4"
 
-    async def story(connected: bus.Bus) -> None:
-        gpu = vocabulary.Gpu(uuid="GPU-0", product="NVIDIA L4", memory_mib=23034)
-        await connected.publish(
+        await asyncio.to_thread(until, is_labelled, f"{a} is labelled l4")
+
+    async def story(labeler: Labeler) -> None:
+        await labeler.report(a, "NVIDIA L4", 23034)
+        await labelled()
+        nodes.cluster.good("label", "node", a, f"{KEY}-")
+        await labelled()
+
+    asyncio.run(_with_service(nodes, tmp_path, story))
+    lease = nodes.cluster.get("lease", "muster-labeler", "-n", NAMESPACE)
+    assert lease["spec"].get("holderIdentity", "") == ""
+
+
+def test_a_labeler_killed_in_the_middle_of_an_apply_ends_right_after_its_restart(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    names = [nodes.make(f"k{number:02}") for number in range(30)]
+
+    def labelled() -> list[str]:
+        listed = nodes.cluster.get("nodes", "", "-l", f"{KEY}=l4")["items"]
+        return sorted(node["metadata"]["name"] for node in listed)
+
+    async def story(labeler: Labeler) -> None:
+        for name in names:
+            await labeler.report(name, "NVIDIA L4", 23034)
+        await asyncio.to_thread(until, labelled, "the first nodes are labelled")
+        await labeler.process.kill()
+        done = labelled()
+        assert 0 < len(done) < len(names), "it was killed in the middle"
+        await labeler.process.start()
+        for name in names:
+            await labeler.report(name, "NVIDIA L4", 23034)
+        await asyncio.to_thread(until, lambda: labelled() == names, "all nodes are labelled")
+
+    # a Lease that lasts shorter, so that the killed holder's is over soon
+    asyncio.run(_with_service(nodes, tmp_path, story, writes_per_s=5.0, lasts_s=3))
+    for name in names:
+        node = nodes.cluster.get("node", name, "--show-managed-fields")
+        owners = [
+            e["manager"]
+            for e in node["metadata"]["managedFields"]
+            if e["manager"] == model.FIELD_MANAGER
+        ]
+        assert owners == [model.FIELD_MANAGER]
+
+
+class Labeler:
+    """A labeler that runs on this machine, and the bus that reports reach it by."""
+
+    def __init__(self, process: processes.Process, connected: bus.Bus) -> None:
+        self.process = process
+        self._bus = connected
+
+    async def report(self, node: str, product: str, memory_mib: int) -> None:
+        """Publish what a node's agent says of its GPU."""
+        gpu = vocabulary.Gpu(uuid="GPU-0", product=product, memory_mib=memory_mib)
+        await self._bus.publish(
             vocabulary.InventoryReported(
-                node=a,
+                node=node,
                 plugin="device-plugin",
                 at=dt.datetime.now(dt.UTC),
                 devices=(),
                 gpus=vocabulary.GpuNode(gpus=(gpu,)),
             )
         )
-        await until("l4")
-        patch = {"metadata": {"labels": {KEY: None}}}
-        await asyncio.to_thread(
-            real.good, "PATCH", f"/api/v1/nodes/{a}", patch, kubernetes_api.MERGE
-        )
-        await until("l4")
-
-    asyncio.run(_with_service(real, story))
-    leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-    assert real.good("GET", f"{leases}/muster-labeler")["spec"].get("holderIdentity", "") == ""
-    real.ask("DELETE", f"{leases}/muster-labeler")
 
 
-async def _with_service(real: Real, story: Callable[[bus.Bus], Awaitable[None]]) -> None:
+async def _with_service(
+    nodes: Nodes,
+    folder: Path,
+    story: Callable[[Labeler], Awaitable[None]],
+    *,
+    writes_per_s: float = 20.0,
+    lasts_s: int = 15,
+) -> None:
     async with contextlib.AsyncExitStack() as open_:
-        started = await open_.enter_async_context(nats.NatsServer(real.directory / "nats"))
+        started = await open_.enter_async_context(nats.NatsServer(folder / "nats"))
         connected = await open_.enter_async_context(
             bus.Bus(started.url, producer="plugins/device-plugin", name="plugin", owner=True)
         )
-        file = real.directory / "labeler.json"
-        kubernetes = {"kubeconfig": real.kubeconfig, "namespace": "default"}
-        settings = {"bus": {"url": started.url}, "mode": "apply", "kubernetes": kubernetes}
+        file = folder / "labeler.json"
+        settings = {
+            "bus": {"url": started.url},
+            "mode": "apply",
+            "policy": {"writes_per_s": writes_per_s},
+            "lease": {"lasts_s": lasts_s},
+            "kubernetes": {"kubeconfig": nodes.cluster.kubeconfig, "namespace": NAMESPACE},
+        }
         file.write_bytes(orjson.dumps(settings))
         program = processes.Program("labeler", "muster_labeler", ("--config", str(file)))
-        labeler = processes.Process(program, real.directory / "labeler.log")
+        labeler = processes.Process(program, folder / "labeler.log")
         await labeler.start()
         open_.push_async_callback(labeler.end)
-        await story(connected)
+        await story(Labeler(labeler, connected))

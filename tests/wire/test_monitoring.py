@@ -18,8 +18,9 @@ import pytest
 import yaml
 
 from muster.cli import keyfiles
+from muster.local.kubernetes import requests
 from scripts import dashboard
-from tests.worlds import api_server, manifests, plugin_process
+from tests.worlds import manifests, plugin_process
 
 COMPONENT = manifests.ROOT / "k8s/components/monitoring"
 SCRAPED = {"pod", "node", "le", "job"}
@@ -65,7 +66,7 @@ async def exported() -> dict[str, set[str]]:
     for folder in ("device-plugins", "plugins_registry", "pod-resources"):
         (root / folder).mkdir()
     kubeconfig = root / "kubeconfig"
-    kubeconfig.write_text(json.dumps(api_server.config("http://127.0.0.1:1", "t")))
+    kubeconfig.write_text(json.dumps(requests.kubeconfig("http://127.0.0.1:1", "t")))
     config = plugin_process.written(
         root / "p.json", plugin_process.resource("example.com/null", "/dev/null")
     )

@@ -82,13 +82,13 @@ class Cluster:
         return answer
 
     def muster(self, *words: str, expect: int = 0) -> str:
-        """Run a command of muster against the cluster; return what it printed."""
+        """Run a command of muster against the cluster; return stdout, or else stderr."""
         done = subprocess.run(
             [str(Path(sys.executable).with_name("muster")), *words],
             capture_output=True, text=True, check=False, env=self.environment,
         )  # fmt: skip
         assert done.returncode == expect, f"muster {' '.join(words)}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return done.stdout or done.stderr
 
     def shell(self, script: str, folder: Path, *, expect: int = 0) -> str:
         """Run a script as a user does who has this kubeconfig; return all that it printed."""
