@@ -98,10 +98,10 @@ def test_each_certain_loss_ends_the_generation_and_names_its_reason(
 def test_a_closed_stream_is_a_loss_when_no_new_one_opens_in_time() -> None:
     machine = listed()
     assert machine.receive(registration_model.StreamClosed(1), 10.0) == []
-    assert machine.problem(10.5) == "stream closed 0.5 s ago, registering"
-    assert machine.next_deadline() == 11.0
+    assert machine.problem(10.2) == "stream closed 0.2 s ago, registering"
+    assert machine.next_deadline() == 10.25
     lost = registration_model.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
-    assert machine.tick(11.0) == [lost, registration_model.Stop(1)]
+    assert machine.tick(10.25) == [lost, registration_model.Stop(1)]
     assert machine.problem(12.0) == "stream closed 2.0 s ago, stopping the old server"
     assert healed(machine, 12.0) == registration_model.Listed(2, Reason.STREAM_CLOSED, 2)
 
@@ -109,7 +109,7 @@ def test_a_closed_stream_is_a_loss_when_no_new_one_opens_in_time() -> None:
 def test_a_closed_stream_is_no_loss_when_a_new_one_opens_in_time() -> None:
     machine = listed()
     machine.receive(registration_model.StreamClosed(1), 10.0)
-    assert machine.receive(registration_model.StreamOpened(1), 10.9) == []
+    assert machine.receive(registration_model.StreamOpened(1), 10.2) == []
     assert (machine.state, machine.next_deadline()) == (State.LISTED, None)
 
 

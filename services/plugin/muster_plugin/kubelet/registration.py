@@ -62,7 +62,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long each wait lasts, in seconds."""
 
     stream_after_register_s: float = 5.0
-    stream_after_close_s: float = 1.0
+    stream_after_close_s: float = 0.25
     retry: pacing.Backoff = pacing.Backoff(first_s=0.02, max_s=5.0)
     permanent_refusal_s: float = 30.0
     refusals_max: float = math.inf
