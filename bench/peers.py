@@ -3,7 +3,8 @@
 NVIDIA's plugin (`make cluster` builds it) and ours serve eight GPUs of the stand-in for NVML; a
 generic-device-plugin in the PATH serves device nodes beside ours. The kubelet only listens; where
 MUSTER_KUBELET_DIR names a real one (and MUSTER_KUBELET_RESTART restarts it), starts and restarts
-are measured there too, and its node keeps the resources. Our bus is a real one.
+are measured there too, and its node keeps the resources. Our bus is a real one. An empty plugin
+shows what Python and grpcio cost without one of ours.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from muster_plugin.kubelet import podresources
 from tests.worlds import device_plugins
 from tests.worlds.nvml import fake, scenes
 
+EMPTY: Final = "empty.example/null"
 GENERIC: Final = "generic-device-plugin"
 GPU: Final = "nvidia.com/gpu"
 _SETTLE_S: Final = 6.0
@@ -45,7 +47,8 @@ _NEVER: Final = f"{listening_kubelet.NEVER_S:g} s: never"
 class Contender:
     """A plugin that serves one resource with so many devices for the kubelet in a folder.
 
-    `change` does something to the nth device and returns how many devices are Healthy then.
+    `change` does something to the nth device and returns how many devices are Healthy then; None
+    for the empty plugin, which notices nothing.
     """
 
     name: str
@@ -54,7 +57,7 @@ class Contender:
     kubelet: listening_kubelet.ListeningKubelet
     command: Sequence[str]
     environment: Mapping[str, str]
-    change: Callable[[int], int]
+    change: Callable[[int], int] | None
     changed: str
 
     def living(self) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
@@ -135,7 +138,9 @@ async def allocations(contender: Contender, calls: int) -> list[report.Row]:
 
 async def changes(contender: Contender, times: int) -> list[report.Row]:
     """Do something to devices, until the kubelet has it in the list."""
-    taken = []
+    taken: list[float] = []
+    if contender.change is None:
+        return []
     for number in range(times):
         await contender.kubelet.quiet()
         started, healthy = time.perf_counter(), contender.change(number)
@@ -220,7 +225,7 @@ def _new(
     resource: str,
     place: Path,
     command: Sequence[str],
-    change: Callable[[int], int],
+    change: Callable[[int], int] | None,
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Contender:
@@ -241,8 +246,7 @@ def _with_nodes(root: Path, url: str, real: Path | None) -> Iterator[Contender]:
     """Yield the plugins that serve a device node, and a second one while it is there."""
     devices = root / "devices"
     devices.mkdir(parents=True)
-    (devices / "null").symlink_to("/dev/null")
-    paths = [{"path": str(devices / name)} for name in ("null", "ho?")]
+    paths = [{"path": "/dev/null"}, {"path": str(devices / "ho?")}]
 
     def change(number: int) -> int:
         if number % 2:
@@ -265,6 +269,9 @@ def _with_nodes(root: Path, url: str, real: Path | None) -> Iterator[Contender]:
     )
     command = [sys.executable, "-m", "muster_plugin", "--config", str(place / "plugin.json")]
     yield _new("muster", "muster.example/null", place, command, change)
+    place = _folder(root / "empty")
+    command = [sys.executable, "-m", "bench.empty_plugin", str(real or place), EMPTY, "/dev/null"]
+    yield _new("empty plugin (Python, grpcio)", EMPTY, place, command, None)
     generic = shutil.which(GENERIC)
     if generic is None:
         print(f"without {GENERIC}: it is not in the PATH", file=sys.stderr)
@@ -339,7 +346,8 @@ async def measure(options: report.Options) -> list[report.Row]:
                 rows += await changes(contender, 2 if options.quick else 8)
                 rows += await allocations(contender, 300 if options.quick else 5000)
             times = 1 if options.quick else 5
-            for lost in await asyncio.gather(*(losses(c, times) for c in contenders)):
+            repairing = [c for c in contenders if c.change]
+            for lost in await asyncio.gather(*(losses(c, times) for c in repairing)):
                 rows += lost
         named = os.environ.get("MUSTER_KUBELET_DIR")
         if named:
