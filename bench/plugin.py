@@ -159,7 +159,7 @@ class Bench:
                 old, new = await kubelet.ends.get(), await kubelet.lists.get()
                 changed.append(new.at - old.at)
         how = f"{len(dropped)} times; {_NEVER}"
-        self.add(report.spread("stream dropped to Register", dropped, "s", target=3, how=how))
+        self.add(report.spread("stream dropped to Register", dropped, "s", target=0.5, how=how))
         how = f"{len(removed)} times; {_NEVER}"
         self.add(report.spread("own socket gone to Register", removed, "s", target=0.2, how=how))
         if changed:
