@@ -329,8 +329,8 @@ def test_evidence_names_its_source() -> None:
         (
             "Stale Connection",
             (
-                "without the Kubernetes API, a process that hangs cannot be distinguished from a "
-                "network that is cut"
+                "without the Kubernetes API, a hanging process cannot be distinguished from a "
+                "network failure"
             ),
         ),
         (

@@ -1,51 +1,52 @@
 """Tracks one plugin on one node, from its heartbeats to its verdict and its alerts.
 
-`tracked_plugin` is the machine; it is made of `liveness`, `self_reported` (with `problems`),
-`verdict` (with `verdict_state`, `investigation` and `diagnosis`) and `device_counts`. A verdict
-needs evidence from two sides: silence alone raises a question, never an alarm.
+`tracked_plugin` combines `liveness`, `self_reported` (with `problems`), `verdict` (with
+`verdict_state`, `investigation` and `diagnosis`) and `device_counts`. Silence alone never leads to
+a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 
-| state       | what comes                                    | then        | verdict              |
-|-------------|-----------------------------------------------|-------------|----------------------|
-| UNKNOWN     | a good heartbeat                              | HEALTHY     | HEALTHY              |
-| UNKNOWN     | expected, and not heard in its time           | SUSPECT     | ask: absence         |
-| HEALTHY (1) | an event reports a lost registration          | itself      | ask after the grace  |
-| all but (2) | no heartbeat for 2.5 intervals (3)            | SUSPECT     | ask: silence         |
-| all but (2) | its connection ends, and it announced no stop | SUSPECT     | ask after 2 s        |
-| all but (2) | a heartbeat with a problem                    | itself      | ask after the grace  |
-| all but (2) | a problem, and again after the grace (5)      | ILL         | see `problems`       |
-| HEALTHY     | another instance, unannounced, often (7)      | RECOVERING  | FLAPPING             |
-| SUSPECT     | the probe is answered, or a fresh heartbeat   | as before   | as before: refuted   |
-| SUSPECT     | problem: the answer shows it too              | ILL         | see `problems`       |
-| SUSPECT     | silence: all that were asked have answered    | LOST (4)    | see `diagnosis`      |
-| SUSPECT     | problem: no answer; or nothing can be said    | as before   | as before            |
-| SUSPECT     | many are suspect at once (6)                  | SUSPECT     | suspended            |
-| LOST        | 20 s, 40 s, ... 2 min later                   | LOST (4)    | asked again: refined |
-| LOST        | a fresh heartbeat, or an answer               | RECOVERING  | as before            |
-| ILL         | a good heartbeat                              | RECOVERING  | as before            |
-| RECOVERING  | 3 good heartbeats, or 15 s; `FlapDamping`     | HEALTHY     | HEALTHY              |
-| any         | it announces its stop                         | MAINTENANCE | MAINTENANCE          |
-| MAINTENANCE | a heartbeat of another instance, or new start | RECOVERING  | as before            |
-| MAINTENANCE | not back in time                              | MAINTENANCE | as before: overdue   |
-| any         | our own link to NATS was gone                 | as before   | waits start anew     |
-| any         | our own process was suspended                 | as before   | waits are longer     |
+| state       | event                                     | next state  | verdict            |
+|-------------|-------------------------------------------|-------------|--------------------|
+| UNKNOWN     | a good heartbeat                          | HEALTHY     | HEALTHY            |
+| UNKNOWN     | expected, but no heartbeat in time        | SUSPECT     | check: absence     |
+| HEALTHY (1) | an event reports a lost registration      | unchanged   | check after grace  |
+| all but (2) | no heartbeat for 2.5 intervals (3)        | SUSPECT     | check: silence     |
+| all but (2) | connection closed without announced stop  | SUSPECT     | check after 2 s    |
+| all but (2) | a heartbeat with a problem                | unchanged   | check after grace  |
+| all but (2) | the same problem after its grace (5)      | ILL         | see `problems`     |
+| HEALTHY     | too many unannounced new instances (7)    | RECOVERING  | FLAPPING           |
+| SUSPECT     | an answer to the probe, a fresh heartbeat | as before   | as before: refuted |
+| SUSPECT     | problem: the probe's answer confirms it   | ILL         | see `problems`     |
+| SUSPECT     | silence: all results are there            | LOST (4)    | see `diagnosis`    |
+| SUSPECT     | problem: no answer, or nothing conclusive | as before   | as before          |
+| SUSPECT     | many plugins are suspected at once (6)    | SUSPECT     | suspended          |
+| LOST        | 20 s, 40 s, ... 2 min later               | LOST (4)    | checked again      |
+| LOST        | a fresh heartbeat, an answer to a probe   | RECOVERING  | as before          |
+| ILL         | a good heartbeat                          | RECOVERING  | as before          |
+| RECOVERING  | 3 good heartbeats, or 15 s; `FlapDamping` | HEALTHY     | HEALTHY            |
+| any         | the plugin announces a stop               | MAINTENANCE | MAINTENANCE        |
+| MAINTENANCE | a new instance, or the plugin has started | RECOVERING  | as before          |
+| MAINTENANCE | the plugin is not back in time            | MAINTENANCE | as before: overdue |
+| any         | our own connection to NATS was lost       | as before   | all waits restart  |
+| any         | our own process was suspended             | as before   | all waits grow     |
 
-(1) UNKNOWN and RECOVERING too. (2) SUSPECT waits for its answer, LOST for a heartbeat, MAINTENANCE
-for a return. (3) As the plugin declares them, by our clock, not counting the time in which nothing
-could be heard. (4) MAINTENANCE, if the answers show that its silence was planned. (5) Kubernetes is
-asked once more what the node offers, and its answer counts. (6) With a problem that many may share,
-too: then it stays what it is, and the problem is not believed meanwhile. (7) The mark below.
+(1) Also UNKNOWN and RECOVERING. (2) Not SUSPECT, LOST and MAINTENANCE: they wait for an answer, a
+heartbeat and the plugin's return. (3) The plugin declares its interval; our clock measures it,
+without the time in which we could receive nothing. (4) MAINTENANCE, if the results show that the
+silence was planned. (5) For some problems Kubernetes is then asked once more what the node offers,
+and the answer decides. (6) If many plugins share a problem, no verdict about it is reached either;
+their states do not change. (7) See the next table.
 
-Beside the verdict stands a mark:
+Besides its verdict, a plugin can be marked as flapping:
 
-| what comes                                            | the mark  | the verdict            |
-|-------------------------------------------------------|-----------|------------------------|
-| a failure; with it fewer than three within 10 min     | none      | what is wrong          |
-| a failure; with it three or more                      | flapping  | what is wrong          |
-| the same, and it is only that another process came    | flapping  | FLAPPING               |
-| what is wrong is, or turns out to be, something else  | as before | that, at once          |
-| it is back: RECOVERING                                | as before | as before              |
-| it is HEALTHY again, or stops as planned              | none      | HEALTHY or MAINTENANCE |
+| event                                            | mark      | verdict                |
+|--------------------------------------------------|-----------|------------------------|
+| the first or second failure within 10 min        | none      | the failure's          |
+| the third failure within 10 min, or a later one  | flapping  | the failure's          |
+| the same, but it is only another new process     | flapping  | FLAPPING               |
+| the failure changes, or was diagnosed wrongly    | as before | the new one, at once   |
+| the plugin is back: RECOVERING                   | as before | as before              |
+| the plugin is HEALTHY again, or stops as planned | none      | HEALTHY or MAINTENANCE |
 
-A heartbeat out of a backlog (`liveness.Freshness.DOUBTFUL`) neither refutes a suspicion of silence
-nor counts as good.
+A heartbeat that was delayed in a backlog (`liveness.Freshness.DOUBTFUL`) neither refutes a
+suspicion of silence nor counts as good.
 """

@@ -1,22 +1,22 @@
 """Pure: device counts of one plugin: detects devices that are missing unintentionally.
 
-This finds the failure that nothing else reports: the pod runs, its log is clean, and the node
-offers 0. A plugin that restarts knows nothing of the devices that its predecessor had; this does.
+This finds a failure that nothing else reports: the pod runs, its log is clean, and the node offers
+0 devices. A plugin that has restarted does not know how many devices its predecessor had.
 
-| a heartbeat counts, of a resource                     | then it should have               |
-|-------------------------------------------------------|-----------------------------------|
-| more that are Healthy at once than ever               | so many                           |
-| fewer; each one's `device.removed` was published      | so many: it was unplugged         |
-| fewer; the plugin's configuration is another one      | so many, 60 s later: it was meant |
-| none, of no resource, and another configuration       | as many as before it: short       |
-| fewer; MIG devices or whole GPUs came instead         | so many: partitioned anew         |
-| fewer                                                 | as many as before: short          |
+| the heartbeat's devices of one resource            | expected number from then on        |
+|----------------------------------------------------|-------------------------------------|
+| more are Healthy at once than ever before          | the new number                      |
+| fewer; `device.removed` was published for each     | the new number: they were unplugged |
+| fewer, with a new configuration                    | the new number after 60 s: intended |
+| none of any resource, with a new configuration     | as before: devices are missing      |
+| fewer; MIG devices replace whole GPUs, or reversed | the new number: partitioned anew    |
+| fewer                                              | as before: devices are missing      |
 
-Unhealthy devices are there. But they do not raise the number: a device that is plugged in again
-under another name is counted twice for a while.
+Unhealthy devices are not missing. But they do not raise the expected number: a device that is
+plugged in again under another name is counted twice for a while.
 
-A loss is reported when it lasts for 60 s: drivers and buses may be later than the plugin. While a
-plugin drains nothing is counted.
+Missing devices are reported after 60 s, because drivers and buses may start later than the plugin.
+While a plugin drains, nothing is counted.
 """
 
 import functools
@@ -42,7 +42,7 @@ def _nothing() -> Mapping[str, Any]:
 
 @dataclass(slots=True, eq=False)
 class DeviceCounts:
-    """Device counts by resource: how many the plugin `has`, and how many it should have."""
+    """Device counts by resource: how many the plugin `has`, and how many it should have (`had`)."""
 
     has: Mapping[str, int] = field(default_factory=_nothing)
     """The counts in the last heartbeat."""
@@ -69,11 +69,11 @@ class DeviceCounts:
         self._is_calm = False
 
     def lacks(self, resource: str) -> bool:
-        """Return whether devices are missing, even if only for a moment."""
+        """Return whether devices are missing, for however short a time."""
         return self.has.get(resource, 0) < self.had.get(resource, 0)
 
     def removed(self, resource: str, count: int, now: float) -> None:
-        """Record that devices were unplugged: the plugin saw them leave while it kept running."""
+        """Record that devices were unplugged while the plugin was running."""
         count_before = self.had.get(resource, 0)
         if not count_before:
             return
@@ -112,7 +112,7 @@ class DeviceCounts:
         return True
 
     def _is_reconfigured(self, configuration: str, healthy: Mapping[str, int], now: float) -> bool:
-        """Record the current configuration; return whether it is too new to count devices by."""
+        """Record the current configuration; return whether it is too new to judge device counts."""
         if configuration in {"", self.configuration}:
             self._newer = ""
             return False
@@ -121,7 +121,7 @@ class DeviceCounts:
             return False
         if configuration != self._newer:
             if self._newer and now - self._newer_at >= _WAIT_S:
-                # none at all was reported, and this is what followed
+                # the configuration before this one had no devices at all
                 self._update(healthy, self._newer)
             self._newer, self._newer_at = configuration, now
         if now - self._newer_at < _WAIT_S:

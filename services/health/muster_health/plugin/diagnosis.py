@@ -1,38 +1,38 @@
 """Pure: diagnosis of a silent plugin from a table of evidence, once all queries are answered.
 
-The first row that holds decides. "Quiet": for the whole timeout no heartbeat came and no connection
-ended, so that what Kubernetes knows of the pod is as new as that. "Well": the pod is Running and
-Ready, on a node that still offers what the plugin had.
+The first row that applies decides. "Quiet": for the whole timeout no heartbeat came and no
+connection ended, so Kubernetes has had the time to notice what happened to the pod. "Well": the pod
+is Running and Ready, on a node that still offers the plugin's devices.
 
-| the probe was not answered, and                         | verdict     | rule             |
-|---------------------------------------------------------|-------------|------------------|
-| Kubernetes did not answer, and may yet (3)              | wait        |                  |
-| the node is not in the cluster                          | MAINTENANCE | NODE_GONE        |
-| the pod is being deleted                                | MAINTENANCE | POD_DELETED      |
-| not subscribed; the node is cordoned or being removed   | MAINTENANCE | NODE_PLANNED     |
-| the lease is 20 s old                                   | NODE_DOWN   | LEASE_STALE      |
-| no lease is newer than the missing heartbeat (1)        | wait        |                  |
-| not subscribed; a rollout replaces the pod              | MAINTENANCE | POD_REPLACED     |
-| it is expected, and was never heard                     | MISSING     | NEVER_HEARD      |
-| no pod, or none that runs                               | PLUGIN_DOWN | POD_NOT_RUNNING  |
-| subscribed; the pod is not well, or not known           | STUCK       | NO_ANSWER        |
-| its side did not close it; the pod runs, and not Ready  | STUCK       | POD_NOT_READY    |
-| the pod is well, and may not show it yet (2)            | wait        |                  |
-| the pod is well; it did not hang up, or is quiet        | UNREACHABLE | ONLY_BUS_SILENT  |
-| its connection ended just now, not by the server (3)    | PLUGIN_DOWN | NOT_BACK         |
-| the server closed its connection; no pod is known       | STUCK       | CONNECTION_STALE |
-| otherwise                                               | PLUGIN_DOWN | NOBODY_LISTENS   |
+| the probe was not answered, and                       | verdict     | rule             |
+|-------------------------------------------------------|-------------|------------------|
+| Kubernetes has not answered, but still may (3)        | wait        |                  |
+| the node is not in the cluster                        | MAINTENANCE | NODE_GONE        |
+| the pod is being deleted                              | MAINTENANCE | POD_DELETED      |
+| not subscribed; the node is cordoned or being removed | MAINTENANCE | NODE_PLANNED     |
+| the lease is older than 20 s                          | NODE_DOWN   | LEASE_STALE      |
+| the lease is older than the missing heartbeat (1)     | wait        |                  |
+| not subscribed; a rollout replaces the pod            | MAINTENANCE | POD_REPLACED     |
+| it is expected, and never sent a heartbeat            | MISSING     | NEVER_HEARD      |
+| there is no pod, or none that runs                    | PLUGIN_DOWN | POD_NOT_RUNNING  |
+| subscribed; the pod is not well, or not known         | STUCK       | NO_ANSWER        |
+| connection open or ended by the server; pod not Ready | STUCK       | POD_NOT_READY    |
+| the pod is well, but it is too early to be sure (2)   | wait        |                  |
+| the pod is well; it did not hang up, or is quiet      | UNREACHABLE | ONLY_BUS_SILENT  |
+| connection ended just now, not by the server (3)      | PLUGIN_DOWN | NOT_BACK         |
+| the server closed its connection; no pod is known     | STUCK       | CONNECTION_STALE |
+| otherwise                                             | PLUGIN_DOWN | NOBODY_LISTENS   |
 
-(1) Or than a little more, as the node may have died just before that heartbeat was due. A lease is
-soon renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
-was alive to do so.
-(2) A process that is suspended looks like one that is cut off from NATS, until its readiness probes
-have failed: its event loop answers those too. And a cut that is short needs nobody. So it is
-UNREACHABLE only when that has lasted for `ready_s` for certain. No need to wait where it hung up:
-its own side closed its connection (Client Closed) while it still sent heartbeats. A connection that
-was reset (Read Error) may have ended on the way: whether its process did, the pod shows.
-(3) It crashed a moment ago and is started again, or only its connection broke: it is probed again
-once it is quiet, and Kubernetes asked until it answers, for a while.
+(1) With a small margin, because the node may have died just before that heartbeat was due. The
+lease will soon be renewed or stale. There is no wait if the plugin's side closed its connection:
+the node was alive to do so.
+(2) A suspended process looks like one that is cut off from NATS until its readiness probes fail
+(its event loop answers those too), and a short network failure needs nobody's attention. So
+UNREACHABLE needs silence of at least `ready_s`. There is no wait if the plugin hung up: its own
+side closed the connection (Client Closed) while it was still sending heartbeats. A reset connection
+(Read Error) may have been broken by the network; the pod shows whether the process ended too.
+(3) The process crashed a moment ago and is being restarted, or only its connection broke. The
+plugin is probed again once it is quiet, and Kubernetes is asked repeatedly for a while.
 """
 
 from collections.abc import Mapping
@@ -47,10 +47,9 @@ from muster_health.model.steps import Rule
 from muster_health.plugin import liveness
 
 _DUE_BEATS: Final = 1.1
-"""After how many intervals without a heartbeat the next one is overdue."""
+"""The next heartbeat is overdue after this many intervals."""
 _HANGS_OR_CUT = (
-    "without the Kubernetes API, a process that hangs cannot be distinguished from a network that "
-    "is cut"
+    "without the Kubernetes API, a hanging process cannot be distinguished from a network failure"
 )
 _PLUGIN_OR_NODE = (
     "without the Kubernetes API, a dead plugin cannot be distinguished from a dead node"
@@ -62,8 +61,8 @@ class Observations:
     """All evidence about a silent plugin. `is_subscribed`: an unanswered probe had a subscriber.
 
     `cluster` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
-    what the plugin last reported of its devices, by resource; `was_heard` is by us, or by a process
-    before us.
+    the last reported number of Healthy devices by resource. `was_heard` means that we or a former
+    process received a sign of life.
     """
 
     silent_s: float
@@ -80,13 +79,13 @@ class Observations:
 
     @property
     def quiet_s(self) -> float:
-        """Return for how long there was neither a heartbeat nor a closed connection."""
+        """Return how long ago the last heartbeat came or the last connection closed."""
         closed = self.connections.closed
         return self.silent_s if closed is None else min(self.silent_s, self.now - closed.at)
 
 
 def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagnosis | None:
-    """Return the diagnosis; None if waiting a few more seconds will show more."""
+    """Return the diagnosis; None if it is better to wait a few more seconds."""
     decided = _decide(observed, settings)
     if decided is None:
         return None
@@ -167,19 +166,19 @@ def _is_quiet(observed: Observations, settings: config.Detection) -> bool:
 def _is_early(observed: Observations, settings: config.Detection) -> bool:
     if not observed.was_heard or _hung_up(observed, settings):
         return False
-    # what ended its heartbeats may have begun just before the one that is missing, ...
+    # the failure may have begun just before the missing heartbeat was due, ...
     lasted_s = observed.silent_s - _DUE_BEATS * observed.interval_s
     if observed.connections.closed is not None:
-        # ... and not after its connection ended
+        # ... but not after the connection ended
         lasted_s = max(lasted_s, observed.now - observed.connections.closed.at)
-    # `has_waited` does not count here: time ends this wait by itself
+    # `has_waited` is not needed here: this wait ends with time
     return lasted_s < settings.ready_s
 
 
 def _hung_up(observed: Observations, settings: config.Detection) -> bool:
     """Return whether the plugin's side closed a connection that carried heartbeats until then.
 
-    One that was silent before may have been cut off, and have given its connection up since.
+    A plugin that was silent before may have been cut off, and then have closed its connection.
     """
     closed = observed.connections.closed
     if closed is None or not closed.by_process:
@@ -213,7 +212,7 @@ def _of_plugin(observed: Observations, settings: config.Detection) -> tuple[Verd
 
 
 def _offers_all(observed: Observations) -> bool:
-    """Return whether the node offers all devices that the plugin last had, as far as known."""
+    """Return whether the node offers all devices that the plugin last had; True if unknown."""
     offers = observed.cluster.offers if observed.cluster is not None else None
     if offers is None:
         return True

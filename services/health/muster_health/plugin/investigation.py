@@ -1,8 +1,8 @@
 """Pure: investigation of one plugin: probes and queries for a suspicion, reviews of a lost plugin.
 
-Every answer bears the number of its question, so that a late one can do no harm. An answer that
-never comes (our own code gives one, and it is a bug if it does not) ends the suspicion undecided.
-A plugin that is lost is investigated again, each time after twice the wait.
+Every answer has the number of its question, so a late answer does no harm. If an answer never comes
+(a bug: our own code always gives one), the suspicion ends undecided. A lost plugin is investigated
+again, and the wait doubles each time.
 """
 
 import enum
@@ -19,9 +19,9 @@ from muster_health.plugin import diagnosis, liveness
 _ASK_AGAIN_S: Final = 2.0
 _ASK_AGAIN_MAX: Final = 8
 _SOON_S: Final = 0.8
-"""How soon a closed connection is diagnosed, whether or not Kubernetes answers."""
+"""After a closed connection, the diagnosis waits this long for Kubernetes."""
 _ANSWER_LOST_S: Final = 10.0
-"""How long after its timeout an expected result is given up."""
+"""An expected result is given up this long after its timeout."""
 
 
 class Reason(enum.StrEnum):
@@ -36,7 +36,7 @@ class Reason(enum.StrEnum):
 
 
 class Suspicion:
-    """One suspicion: its probes and queries, their answers, and the answers still missing."""
+    """One suspicion: its probes and queries, and their answers or the lack of them."""
 
     __slots__ = (
         "_asked_again",
@@ -76,7 +76,7 @@ class Suspicion:
         self._probe_at: float | None = now + wait_s
         self.probed_at = now
         """When the plugin was first probed; later changes of its connection are newer evidence."""
-        # what is asked too early looks well: a pod's end takes a second to be seen
+        # a query made too early shows a running pod: Kubernetes sees its end a second later
         self._next_ask_at: float | None = now + wait_s if self._cluster_awaited else None
         self._asked_again = 0
         self._cluster_timeout_s = min(
@@ -95,7 +95,7 @@ class Suspicion:
         return True
 
     def is_cluster_due(self, now: float) -> bool:
-        """Return whether to query Kubernetes now; that is done once."""
+        """Return whether to query Kubernetes now; True only once for each planned query."""
         if self._next_ask_at is None or self._next_ask_at > now:
             return False
         self._next_ask_at = None
@@ -108,20 +108,20 @@ class Suspicion:
         if self._probe_at is not None:
             waits.append(self._probe_at)
         if self._next_ask_at is not None:
-            # Kubernetes is asked once more first: what it did not answer in time is of no use
+            # Kubernetes is asked once more first, so the unanswered query no longer matters
             waits.append(self._next_ask_at)
         elif self.is_subscribed is not None and self._cluster_awaited:
             waits.append(self._cluster_due)
         return min(waits)
 
     def answered(self, answer: signals.Facts | None) -> None:
-        """Record an answer from Kubernetes; None means that none came."""
+        """Record an answer from Kubernetes; None means that Kubernetes did not answer."""
         self._cluster_awaited = False
         if answer is not None:
             self.facts = answer
 
     def is_complete(self, now: float) -> bool:
-        """Return whether a diagnosis is possible: all answers came, or their time is over."""
+        """Return whether a diagnosis is possible: all answers have come or timed out."""
         if self.is_subscribed is None or self._next_ask_at is not None:
             return False
         return not self._cluster_awaited or now >= self._cluster_due
@@ -136,10 +136,10 @@ class Suspicion:
         return self._asked_again >= _ASK_AGAIN_MAX
 
     def ask_again(self, now: float) -> None:
-        """Query Kubernetes again soon: by then the node has renewed its lease, or not.
+        """Query Kubernetes again soon, to see whether the node has renewed its lease.
 
-        The plugin is probed again as well: it may be back, and its next heartbeat an interval away.
-        Nobody waits for that answer; until it comes, the one before it stands.
+        The plugin is probed again as well: it may be back long before its next heartbeat is due.
+        Nothing waits for that probe's result; until then, the former result counts.
         """
         self._asked_again += 1
         self._next_ask_at = self._probe_at = now + _ASK_AGAIN_S
@@ -233,7 +233,8 @@ class Investigation:
     ) -> steps.Diagnosis | None:
         """Return the diagnosis and plan the next review; None while answers are missing.
 
-        `healthy` are the plugin's devices by resource; `is_new` means that it was not lost before.
+        `healthy` is the last reported number of Healthy devices by resource. `is_new` means that
+        the plugin was not already lost.
         """
         if not suspicion.is_complete(now):
             return None
@@ -242,7 +243,7 @@ class Investigation:
             interval_s=alive.order.interval_s,
             was_heard=alive.was_heard,
             is_expected=alive.is_expected,
-            # it was there when it was probed, and may have gone since
+            # the plugin was subscribed when it was probed, but may have gone since
             is_subscribed=bool(suspicion.is_subscribed)
             and not alive.connections.has_ended_since(suspicion.probed_at),
             connections=alive.connections,

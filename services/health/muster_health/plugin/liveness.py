@@ -1,16 +1,16 @@
 """Pure: signs of life of one plugin: its heartbeats in order, its silence and its connections.
 
-Heartbeats are ordered by (instance, seq), and aged by the receiver's clock. A client that was cut
-off may send its backlog in one burst: these heartbeats are news of the past. They give themselves
-away by arriving together, and the first of them by having been made soon after the one before the
-silence, as the sender's own uptime shows. Two instances that alternate are two processes at once: a
-former one that nobody ended.
+Heartbeats are ordered by (instance, seq), and their age is measured by the receiver's clock. A
+client that was cut off may send its backlog in one burst: these heartbeats describe the past. They
+are recognised because they arrive together; the first of them, because its sender's uptime shows
+that it was sent soon after the last heartbeat before the silence. If heartbeats of two instances
+alternate, two processes run at once: the former one was never ended.
 
-What NATS reports of a connection may be lost, and nothing is reported of a connection that was
-there before us. So it may raise a suspicion and serve as evidence, and never decides alone.
+NATS's reports about connections may be lost, and connections from before our start are not
+reported. So a report may raise a suspicion and serve as evidence, but never decides alone.
 
-Every age is by our clock alone, so a skewed clock of a node deceives nobody here; but its logs
-will. That is observed too, from heartbeats that were read when they were made.
+All ages are measured by our clock alone, so a node's skewed clock does no harm here. But its log
+times mislead people, so clock skew is detected as well, from heartbeats that arrived without delay.
 """
 
 import enum
@@ -37,7 +37,7 @@ _INSTANCES_MAX: Final = 4
 _CLOSED_BY_SERVER: Final = ("stale", "authentication", "authorization", "slow consumer")
 """Words in the reasons for which a server closes a connection (server/client.go, ClosedState)."""
 _CLOSED_BY_PROCESS: Final = "client closed"
-"""The server's reason where it read the end of the connection (closedStateForErr: io.EOF)."""
+"""The server's reason when it reads the end of the connection (closedStateForErr: io.EOF)."""
 _SERVER_ID_CHARS: Final = 56
 _SHORT_CHARS: Final = 8
 _SKEWED_HEARTBEATS_MIN: Final = 3
@@ -93,7 +93,7 @@ class HeartbeatOrder:
                 return Freshness.STALE
             self.is_new_instance = heartbeat.instance != self._retired
             self._retire(heartbeat.instance, now)
-            # else the same one for as long as it lives, instead of one for each heartbeat
+            # reuse one string for as long as the instance runs, not a new one for each heartbeat
             self.instance = heartbeat.instance
             self.is_fresh = True
         self.seq, self.interval_s, self._uptime_s = heartbeat.seq, interval_s, heartbeat.uptime_s
@@ -118,7 +118,7 @@ class HeartbeatOrder:
     def _is_replaced(
         self, heartbeat: vocabulary.Heartbeat, quiet_s: float | None, now: float
     ) -> bool:
-        # a former instance is believed again only when its successor has gone quiet
+        # a former instance counts again only when its successor has gone quiet
         if quiet_s is None or heartbeat.instance != self._retired:
             return False
         if quiet_s >= _REPLACED_INTERVALS * self.interval_s:
@@ -154,22 +154,22 @@ class Closed:
 
     @property
     def by_server(self) -> bool:
-        """Return whether the server closed the connection: the process may still be running."""
+        """Return whether the server closed the connection; the process may still be running."""
         return any(word in self.reason.lower() for word in _CLOSED_BY_SERVER)
 
     @property
     def by_process(self) -> bool:
         """Return whether the plugin's side closed the connection, as when a process ends.
 
-        Any other reason, such as Read Error, is also given where something on the way to NATS ended
-        it, and the process lives.
+        Any other reason, such as Read Error, may also mean that the network broke the connection
+        while the process is still running.
         """
         return not self.reason or _CLOSED_BY_PROCESS in self.reason.lower()
 
 
 @dataclass(slots=True, eq=False)
 class Connections:
-    """The connections of one plugin to NATS, as far as they were reported to us."""
+    """The connections of one plugin to NATS that were reported to us."""
 
     closed: Closed | None = None
     server: str = ""
@@ -206,7 +206,7 @@ class Connections:
 
 @dataclass(slots=True, eq=False)
 class ClockOffset:
-    """The offset of a node's clock from ours, and `since` when; decided by three heartbeats."""
+    """The offset of a node's clock from ours; `is_skewed` changes, at `since`, by 3 heartbeats."""
 
     seconds: float = 0.0
     is_skewed: bool = False
@@ -218,7 +218,7 @@ class ClockOffset:
         self.is_skewed, self.since = True, -math.inf
 
     def observe(self, wall: float, ours: float, bound_s: float, *, now: float) -> bool:
-        """Compare when a heartbeat was sent with our time; return whether `is_skewed` changed."""
+        """Compare a heartbeat's send time with ours; return whether `is_skewed` changed."""
         if not wall:
             return False
         self.seconds = ours - wall
@@ -242,8 +242,9 @@ class ClockOffset:
 class Liveness:
     """All signs of life of one plugin.
 
-    `last_heard_at` is None before the first. `silent_since` is later than that where we could not
-    hear it ourselves. `is_known` means that a process before us heard from it, or an event came.
+    `last_heard_at` is the time of the last sign of life, None before the first. `silent_since` is
+    later if we could receive nothing for a while. `is_known` means that a former process received a
+    sign of life, or that an event of the plugin came.
     """
 
     context: config.Context
@@ -269,7 +270,7 @@ class Liveness:
         self.restart_wait(now)
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> Freshness:
-        """Return what a heartbeat proves; whether it is a sign of life is decided elsewhere."""
+        """Return what a heartbeat proves; the caller decides whether it is a sign of life."""
         interval_s = self.order.interval_s
         freshness = self.order.observe(heartbeat, now)
         self.is_due_sooner = self.order.interval_s < interval_s or self._window_s > 0.0
@@ -278,13 +279,13 @@ class Liveness:
     def is_next_event(self, instance: str, sequence: int) -> bool:
         """Record an event's place in order; return False if a newer one has arrived already.
 
-        After a restart of ours, the server delivers again what we had not acknowledged, and later
-        than what followed it.
+        After we restart, the server delivers events again that we had not acknowledged, possibly
+        after later ones.
         """
         last = dict(self.event_order)
         if sequence <= last.pop(instance, -1):
             return False
-        # a former instance may be the one that stays: an update rolled back, a second one stopped
+        # a former instance may return: an update was rolled back, or a second instance stopped
         self.event_order = (*last.items(), (instance, sequence))[-_INSTANCES_MAX:]
         return True
 
@@ -320,7 +321,7 @@ class Liveness:
 
     @property
     def was_heard(self) -> bool:
-        """Return whether we or a former process ever received a sign of life."""
+        """Return whether we or a former process have ever received a sign of life."""
         return self.last_heard_at is not None or self.is_known
 
     @property
@@ -330,14 +331,14 @@ class Liveness:
 
     @property
     def due(self) -> float | None:
-        """Return when the plugin's silence becomes suspicious; None if it is not expected."""
+        """Return when silence becomes suspicious; None for an unknown plugin nobody expects."""
         due = self.silent_since + self.timeout_s + self._window_s
         if self.last_heard_at is not None or self.is_known:
             return due
         return max(due, self._expected_due) if self.is_expected else None
 
     def remaining_s(self, wait_s: float, waited_s: float) -> float:
-        """Return the rest of a wait that a former process began, but at least one timeout."""
+        """Return the rest of a wait that a former process began, at least about one timeout."""
         heard_s = self.context.settings.reconnect_s + self.timeout_s
         return min(wait_s, max(heard_s, wait_s - waited_s))
 

@@ -1,6 +1,6 @@
 """Pure: the parts of one tracked plugin, and which of their state is saved and shown.
 
-No part knows of this, nor of `tracked_plugin`, which adds what they do with events.
+The parts do not know this class. `tracked_plugin` extends it, and passes events to the parts.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from muster_health.plugin import (
 _DAY_S: Final = 86_400.0
 _NOT_EXPECTED: Final = "it stopped, and is no longer expected on this node"
 _FORGOTTEN: Final = {
-    True: "it stopped as planned a day ago, and nothing says that it is expected",
-    False: "no heartbeat for a week, and nothing says that it is expected",
+    True: "it stopped as planned a day ago, and is not expected to return",
+    False: "no heartbeat for a week, and it is not expected on this node",
 }
 
 
@@ -33,8 +33,8 @@ _FORGOTTEN: Final = {
 class Removal:
     """When to drop a plugin from tracking: never while it is expected or alive.
 
-    `was_dropped` means that it was expected here once; `has_no_pod`, that Kubernetes answered last
-    that the node has no pod of it.
+    `was_dropped` means that the plugin was expected on this node before. `has_no_pod` means that
+    the node has no pod of the plugin, by the last answer from Kubernetes.
     """
 
     due: float | None = None
@@ -46,7 +46,7 @@ class Removal:
         self.due = now + wait_s(state) if _may_go(state, is_expected=is_expected) else None
 
     def next_due(self, state: State, *, is_expected: bool) -> float | None:
-        """Return when the plugin is dropped from tracking."""
+        """Return the time at which the plugin is dropped from tracking; None means never."""
         return self.due if _may_go(state, is_expected=is_expected) else None
 
     def reason(
@@ -54,7 +54,7 @@ class Removal:
     ) -> str:
         """Return why this plugin is dropped from tracking, or '' to keep it.
 
-        `is_placed` means that Kubernetes says where this plugin should be.
+        `is_placed` means that Kubernetes reports on which nodes this plugin should run.
         """
         if not _may_go(state, is_expected=is_expected):
             return ""
@@ -124,22 +124,22 @@ class Parts:
         self.causes: tuple[str, ...] = ()
         """Possible common causes: the plugin's zone, its revision."""
         self.problems: tuple[str, ...] = ()
-        """Problems such as those with the configuration; they raise no alert."""
+        """Problems that raise no alert, such as those with the configuration."""
         self.pods: tuple[signals.Pod, ...] = ()
         self.is_restored = False
         """Whether the state was restored from what the former leader had saved."""
         self.restart_decided_for: datetime | None = None
-        """Since when the verdict has stood for which a restart was last decided or refused."""
+        """The start of the verdict for which a restart was last decided or refused."""
         self.context = context
         self.restarts: tuple[datetime, ...] = ()
         self.is_unsaved = False
-        """Whether an event changed the state to save without anything to publish."""
+        """Whether an event changed the state to save, with nothing to publish."""
         self.has_counts_to_store = False
-        """Whether expected device counts have changed; saving these may wait."""
+        """Whether expected device counts have changed; saving them may wait."""
 
     @property
     def clock(self) -> liveness.ClockOffset:
-        """Return the clock of the plugin's node, compared with ours."""
+        """Return the offset of the node's clock from ours."""
         return self.alive.clock
 
     @property
@@ -170,7 +170,7 @@ class Parts:
         )
 
     def restore(self, before: snapshot.Snapshot, now: float) -> None:
-        """Take over what was published, and the other saved state unless newer is known."""
+        """Restore what was published; restore the other saved state unless newer is known."""
         alive, machine = self.alive, self.verdict
         self.is_restored = True
         self.alerting.load(before)
@@ -180,11 +180,11 @@ class Parts:
             self.has_counts_to_store |= dict(before.had) != self.counts.had
             return
         firing = {(alert.kind, alert.resource): alert for alert in before.firing}
-        # one that is restored often must not wait from the beginning each time
+        # waits must not start from the beginning at each of several restarts in a row
         wall = self.context.wall_zero + now
         waited_s = 0.0 if before.since is None else max(0.0, wall - before.since.timestamp())
         alive.restore(before.instance, before.seq, before.interval_s, now=now)
-        # one that never came is stored as well
+        # a plugin that never came is saved as well, without instance and order
         alive.is_known = bool(before.instance or before.order)
         alive.event_order = before.order
         self.reported.resources = before.resources
@@ -208,7 +208,7 @@ class Parts:
         self.removal.due = now + alive.remaining_s(wait_s(machine.state), waited_s)
 
     def shown(self, now: float) -> dict[str, Any]:
-        """Return the state that `/state` shows; ages are seconds by our clock."""
+        """Return the state that `/state` shows; ages are in seconds by our clock."""
         alive, machine, alerting = self.alive, self.verdict, self.alerting
         heard_at = alive.last_heard_at
         return {

@@ -1,26 +1,27 @@
 """Pure: problems that a heartbeat reports, ordered by severity.
 
-| verdict      | what shows it                                             | for how long      |
-|--------------|-----------------------------------------------------------|-------------------|
-| STUCK        | its own socket does not answer its self-probe             | its repair time   |
-| STUCK        | its last self-probe is a minute old (3)                   | its repair time   |
-| DEREGISTERED | a problem with the kubelet, or no open stream             | its repair time   |
-| DEREGISTERED | likewise, and the kubelet is away, or has just come (5)   | 30 s (4)          |
-| MISMATCH     | it saw the kubelet list other devices                     | its repair time   |
-| MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s` (1)  |
-| SPLIT_BRAIN  | two instances send heartbeats alternately                 | `degraded_s` (2)  |
+| verdict      | sign                                                        | for how long     |
+|--------------|-------------------------------------------------------------|------------------|
+| STUCK        | its own socket does not answer its self-probe               | its repair time  |
+| STUCK        | its last self-probe is over a minute old (3)                | its repair time  |
+| DEREGISTERED | a problem with the kubelet, or no open stream               | its repair time  |
+| DEREGISTERED | likewise, while the kubelet is down or has just started (5) | 30 s (4)         |
+| MISMATCH     | it reports that the kubelet lists other devices             | its repair time  |
+| MISMATCH     | the node offers more or fewer devices than are Healthy      | `mismatch_s` (1) |
+| SPLIT_BRAIN  | two instances send heartbeats alternately                   | `degraded_s` (2) |
 | DEGRADED     | a health checker, its event loop or its heartbeats are late | `degraded_s`     |
 
-(1) The kubelet reports what the plugin changed, or a new registration, every 10 s only. But where
-that is long ago, the node itself has changed: then the plugin has its repair time.
+(1) The kubelet reports changed devices and new registrations only every 10 s. If the plugin's last
+change is longer ago, the node itself has changed, and the repair time applies.
 (2) A DaemonSet with `maxSurge` starts the new pod before it ends the old one.
-(3) Or 3 intervals, if these are longer; or it is registered for so long, and has had none yet.
-(4) It is upgraded, or starts: no plugin can repair that, and when it is there all register by
-themselves. From then on they have their repair time.
-(5) Kubernetes is asked then: a kubelet whose lease is stale is dead, and the plugin is not blamed.
+(3) Or over 3 intervals, if these are longer; or it has been registered for so long without any
+self-probe.
+(4) The kubelet is being upgraded or is starting. No plugin can repair that, and all register by
+themselves once the kubelet is back. From then on they have their repair time.
+(5) Kubernetes is asked: a kubelet with a stale lease is dead, and the plugin is not at fault.
 
-A plugin that does not answer cannot be registered either, so that comes first. A plugin that has
-only just started has `starting_s` to be registered.
+STUCK comes first, because a plugin that does not answer cannot be registered either. A plugin that
+has only just started has `starting_s` to register.
 """
 
 from collections.abc import Iterable, Mapping
@@ -51,7 +52,7 @@ class Problem:
 
 
 def repair_s(settings: config.Detection, interval_s: float) -> float:
-    """Return how much time a plugin has to repair a problem itself."""
+    """Return for how long a plugin may try to repair a problem itself."""
     return min(settings.trouble_beats * interval_s, settings.trouble_s)
 
 
@@ -66,8 +67,8 @@ def worst(
 ) -> Problem | None:
     """Return the worst problem in a heartbeat, or None.
 
-    `offers` is what the node offers, and `unchanged_s` for how long the plugin has had what it has;
-    `two_instances` is the evidence that two alternate, `stretch` the pace of heartbeats.
+    `offers` is what the node offers, `unchanged_s` how long the plugin's devices have not changed,
+    `two_instances` the evidence that two instances alternate, `stretch` the pace of heartbeats.
     """
     grace_s = repair_s(settings, heartbeat.interval_s)
     starts = heartbeat.phase is vocabulary.Phase.STARTING
@@ -81,7 +82,7 @@ def worst(
 
 
 def probe_max_age_s(heartbeat: vocabulary.Heartbeat) -> float:
-    """Return the maximum age of a self-probe; healthy plugins make one every few seconds."""
+    """Return the maximum age of a self-probe; healthy plugins probe every few seconds."""
     return max(PROBE_MAX_AGE_S, _PROBE_OLD_INTERVALS * heartbeat.interval_s)
 
 
@@ -99,7 +100,7 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Proble
 
 
 def with_lease(problem: Problem, answer: signals.Facts | None, lease_stale_s: float) -> Problem:
-    """Return the problem that the kubelet is away, with what its lease says about the kubelet."""
+    """Add what the kubelet's lease shows to the problem that the kubelet is down."""
     if answer is None or answer.lease_age_s is None:
         return problem
     is_dead = answer.lease_age_s > lease_stale_s
@@ -133,7 +134,7 @@ def _deregistered(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | 
 
 def _stuck(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
     no_answer = "{}its socket does not answer (self-probe {:.1f} s ago){}"
-    # an age below 0 is a self-probe that has not run yet
+    # a negative age means that no self-probe has run yet
     stuck = [
         (
             r.name,
@@ -206,7 +207,7 @@ def _slow(
         for name, age_s in heartbeat.checkers.items()
         if age_s > settings.checker_age_s
     ]
-    # an age below 0 is a checker that has not succeeded yet
+    # a negative age means that the checker has not succeeded yet
     seen += [
         evidence.of("plugin", f"health checker {name} has never succeeded")
         for name, age_s in heartbeat.checkers.items()

@@ -1,8 +1,8 @@
-"""Pure: what a plugin reports about itself: its devices, its problem, and since when it has one.
+"""Pure: what a plugin reports about itself: its devices, its problem, and when that began.
 
-`problems` finds what is wrong in one heartbeat. This also depends on the heartbeats before: for how
-long the plugin has had its devices, and whether it is about to stop. A problem leads to a verdict
-only after it has lasted for its grace period.
+`problems` finds what is wrong in one heartbeat. This module adds what depends on earlier
+heartbeats: how long the plugin's devices have been unchanged, and whether it is about to stop. A
+problem leads to a verdict only after it has lasted for its grace period.
 """
 
 import functools
@@ -18,9 +18,9 @@ from muster_health.model.steps import Rule
 from muster_health.plugin import liveness, problems
 
 _COMMON: Final = frozenset({Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK})
-"""Problems that many plugins report at once if the kubelet or a revision is at fault."""
+"""Problems that many plugins report at once if the kubelet or a new revision is at fault."""
 _RECHECK_S: Final = 10.0
-"""How soon an unanswered query for the node's offer is repeated."""
+"""After this time, an unanswered query for the node's offer is repeated."""
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
@@ -28,12 +28,12 @@ _NOTHING: Final[Mapping[str, int]] = {}
 class SelfReported:
     """What one plugin reports about itself. `due` is when to check its problem without a heartbeat.
 
-    While it is `suspended` no problem is believed, however long it lasts: many have one at once.
+    While `suspended`, no problem leads to a verdict, because many plugins have a problem at once.
     """
 
     settings: config.Detection
     unchanged_since: float
-    """Since when `healthy` has not changed."""
+    """When `healthy` last changed."""
     resources: tuple[str, ...] = ()
     healthy: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """The number of Healthy devices by resource, from the last heartbeat."""
@@ -99,7 +99,7 @@ class SelfReported:
         return self.due is None and not self.suspended
 
     def is_common(self, interval_s: float, now: float) -> bool:
-        """Return whether there is a problem that others may share, and it is nearly due."""
+        """Return whether a problem that others may share is about to lead to a verdict."""
         problem = self.problem
         if problem is None or problem.verdict not in _COMMON:
             return False
@@ -108,7 +108,7 @@ class SelfReported:
     def may_recheck(self, now: float) -> bool:
         """Return whether to query Kubernetes again for what the node offers.
 
-        What a watch delivered last may be old, and the watch cannot know that.
+        The last state from a watch may be outdated, and the watch cannot know that.
         """
         return now >= self._recheck_not_before
 
@@ -140,7 +140,7 @@ class SelfReported:
         return confirmed
 
     def suspend(self) -> None:
-        """Accept no problem before `resume`."""
+        """Let no problem lead to a verdict before `resume`."""
         self.suspended, self.due = True, None
 
     def resume(self) -> None:
@@ -170,7 +170,7 @@ class SelfReported:
         self.unchanged_since = now
 
     def _drains(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
-        """Return whether the plugin is about to stop; one that takes too long is not."""
+        """Return whether the plugin is about to stop; False if it has taken too long to do so."""
         if heartbeat.phase is not vocabulary.Phase.DRAINING:
             self._draining_since = None
             return False
@@ -185,7 +185,7 @@ def is_well(
     offers: Mapping[str, signals.Offer] | None,
     settings: config.Detection,
 ) -> bool:
-    """Return, by quick checks, whether `problems.worst` would find nothing; False: call it."""
+    """Return whether `problems.worst` would find nothing; a quick check that may return False."""
     for resource in heartbeat.resources:
         if not resource.streams or not resource.probe_ok or resource.problem or resource.mismatch:
             return False

@@ -1,18 +1,20 @@
-"""Pure: one plugin on one node, a machine like all others: `receive`, `tick`, `next_deadline`.
+"""Pure: the state machine of one plugin on one node, with `receive`, `tick` and `next_deadline`.
 
-Its parts know nothing of it, and only it hands events to them (table of states: `plugin`):
+Its parts do not know `TrackedPlugin`, and only `TrackedPlugin` passes events to them. The table of
+states is in the package's docstring.
 
-| part       | owns                                                                             |
+| part       | contains                                                                         |
 |------------|----------------------------------------------------------------------------------|
 | `alive`    | heartbeat order, silence, connections, clock offset (`liveness`)                 |
-| `reported` | its devices, the problem it reports and since when (`self_reported`)             |
+| `reported` | the plugin's devices, and its reported problem with its start (`self_reported`)  |
 | `verdict`  | state, suspicion, diagnosis, recovery, planned stop (`verdict`); reads the above |
-| `faults`   | devices with something wrong (`device_alerts`); `counts`: how many there were    |
-| `alerting` | what was published, and what is pending (`plugin_alerting`)                      |
+| `faults`   | devices with faults (`device_alerts`)                                            |
+| `counts`   | how many devices there are, and how many there should be (`device_counts`)       |
+| `alerting` | published and pending alerts and verdicts (`plugin_alerting`)                    |
 
-`receive` takes a `steps.Event` and returns `steps.Effect`s: questions, notes, decisions. None at
-all means that nothing but the next deadline has moved back, as after nearly every heartbeat. What
-is published is asked for separately, with `publish`: the detector knows who leads, and how many
+`receive` takes a `steps.Event` and returns `steps.Effect`s: queries, notes, decisions. An empty
+list means that only the next deadline has moved back, as after nearly every heartbeat. The detector
+calls `publish` separately, because only the detector knows whether this replica leads, and how many
 alerts may open at once.
 """
 
@@ -79,7 +81,7 @@ class TrackedPlugin(parts.Parts):
             case steps.Reconnected():
                 self.verdict.reconnected(now, window_s=event.window_s, paused_s=event.paused_s)
             case signals.ClockStalled() if self.verdict.is_calm and not self.alive.is_due_sooner:
-                # its deadline moves back
+                # only the deadline moves back
                 self.verdict.clock_stalled(event.seconds, now)
                 return []
             case signals.ClockStalled():
@@ -94,7 +96,7 @@ class TrackedPlugin(parts.Parts):
         return self._effects(self.verdict.tick(now), now)
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` or `publish` must be called next."""
+        """Return the time at which `tick` or `publish` must be called next."""
         due, look_due = self.verdict.next_deadline(), self.alerting.look_due
         if self.removal.due is not None:
             is_expected = self.alive.is_expected
@@ -104,7 +106,7 @@ class TrackedPlugin(parts.Parts):
             return due if look_due is None else look_due
         return min(due, look_due)
 
-    # what the detector asks
+    # for the detector
 
     @property
     def is_alive(self) -> bool:
@@ -113,7 +115,7 @@ class TrackedPlugin(parts.Parts):
 
     @property
     def is_silent(self) -> bool:
-        """Return whether the plugin is suspected because of silence, without a verdict so far."""
+        """Return whether the plugin is silent and suspected, without a verdict so far."""
         return self.verdict.is_silent
 
     def is_suspect(self, now: float) -> bool:
@@ -123,12 +125,12 @@ class TrackedPlugin(parts.Parts):
         return self.verdict.is_suspect(now)
 
     def common_causes(self) -> tuple[str, ...]:
-        """Return possible common causes: what the plugin shares with others."""
+        """Return what the plugin shares with others, as possible common causes of a failure."""
         server = liveness.short_server(self.alive.connections.server)
         return (*self.causes, f"server={server}") if server else self.causes
 
     def ask_kubernetes(self) -> signals.AskCluster:
-        """Return a query to Kubernetes for the plugin's pods, apart from any investigation."""
+        """Return a query to Kubernetes for the plugin's pods that no investigation waits for."""
         return self.verdict.investigation.ask_kubernetes()
 
     @property
@@ -142,13 +144,13 @@ class TrackedPlugin(parts.Parts):
         return is_news
 
     def needs_restart(self, now: float) -> bool:
-        """Return whether the verdict is published, and a restart has not been decided yet."""
+        """Return whether the published verdict still needs a decision about a restart."""
         if self.restart_decided_for == self.alerting.since:
             return False
         return self.alerting.is_repairable(self.standing(), now)
 
     def restart_decided(self, leader: int, *, acted_at: datetime | None) -> signals.Store:
-        """Record the decision about a restart, once per verdict; `acted_at` None means refused."""
+        """Record the decision about a restart; `acted_at` is None if the restart was refused."""
         self.restart_decided_for = self.alerting.since
         if acted_at is not None:
             self.restarts = (*self.restarts, acted_at)[-snapshot.REMEDIES_MAX :]
@@ -157,7 +159,7 @@ class TrackedPlugin(parts.Parts):
     def removal_reason(self, now: float, *, is_placed: bool) -> str:
         """Return why the plugin is dropped from tracking, or '' to keep it.
 
-        `is_placed` means that Kubernetes says where this plugin should be.
+        `is_placed` means that Kubernetes reports on which nodes this plugin should run.
         """
         stands, is_expected = self.verdict.standing, self.alive.is_expected
         return self.removal.reason(
@@ -165,21 +167,21 @@ class TrackedPlugin(parts.Parts):
         )
 
     def touch(self, now: float) -> None:
-        """Republish at that time if anything has changed."""
+        """Check at the time `now` whether anything must be published."""
         self.alerting.touch(now)
 
     def reset_published(self) -> None:
-        """Forget what was published: that was dropped because we stopped leading."""
+        """Forget what was published: it was dropped because we are no longer the leader."""
         self.alerting.reset_published()
 
-    # what is published
+    # publishing
 
     def has_news(self, now: float) -> bool:
         """Return whether `publish` must be called."""
         return self.has_counts_to_store or self._is_publish_due(now)
 
     def may_wait(self, now: float) -> bool:
-        """Return whether the changes are not urgent: a first good verdict, or state to save."""
+        """Return whether publishing may wait: there is only a first HEALTHY, or state to save."""
         return self._is_new or not self._is_publish_due(now)
 
     def _is_publish_due(self, now: float) -> bool:
@@ -191,7 +193,7 @@ class TrackedPlugin(parts.Parts):
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
         """Return the outputs for all changes, in order, and the alerts that must wait.
 
-        While another replica leads nothing is published: a new leader looks at every plugin.
+        While another replica leads, nothing is published: a new leader checks every plugin.
         """
         leader = self.context.leader
         if leader is None:
@@ -239,7 +241,7 @@ class TrackedPlugin(parts.Parts):
         is_healthy = is_healthy and machine.standing.verdict is Verdict.HEALTHY
         effects: list[steps.Effect] = []
         if is_healthy and problem is None and former == heartbeat.instance:
-            # as nearly all: its deadline moves back
+            # nearly every heartbeat ends here: only the deadline moves back
             if had_problem or self.reported.suspended:
                 self.reported.clear()
             if had_problem or alive.is_due_sooner:
@@ -326,7 +328,7 @@ class TrackedPlugin(parts.Parts):
                     assert_never(step)
         return effects or [steps.CHANGED]
 
-    # what is stored
+    # saved state
 
     @property
     def _is_new(self) -> bool:
@@ -342,7 +344,7 @@ class TrackedPlugin(parts.Parts):
     def _observed(self, now: float) -> plugin_alerting.Observed:
         clock, clock_text, due = self.alive.clock, self.alive.clock.text(), None
         if clock.is_skewed:
-            # until then it is not known whether most nodes' clocks differ, or only this one
+            # until then we do not know whether most nodes' clocks differ, or only this node's
             known_at = clock.since + self.context.settings.storm_window_s
             due = known_at if now < known_at else None
         is_skewed = clock.is_skewed and due is None and not self.context.is_our_clock_skewed
@@ -357,10 +359,10 @@ class TrackedPlugin(parts.Parts):
     def _publish_pending(self, leader: int) -> list[signals.Output]:
         events = self.alerting.pending()
         if not events:
-            # the event is acknowledged after this, and does not come again
+            # the event that caused this is acknowledged afterwards, and is not delivered again
             is_due = self.is_unsaved or self.has_counts_to_store
             return [self._store(leader)] if is_due else []
-        # a first verdict that is published once more after a crash is no news to anybody
+        # publishing a first verdict twice, after a crash, does no harm
         before = [] if self.alerting.is_first_verdict else [self._store(leader)]
         self.alerting.clear_pending()
         return [*before, *events, self._store(leader)]

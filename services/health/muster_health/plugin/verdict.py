@@ -1,8 +1,8 @@
 """Pure: how one plugin gets from a suspicion to a verdict, and back to healthy.
 
-The table is in the package's docstring. `tracked_plugin` hands every event to the method that is
-named after it. The verdict that is reported stands in `verdict_state`; what is asked meanwhile, in
-`investigation`.
+The table of states is in the package's docstring. `tracked_plugin` passes every event to the method
+that is named after it. `verdict_state` keeps the reported verdict, `investigation` the open probes
+and queries.
 """
 
 from typing import Final, assert_never
@@ -45,7 +45,7 @@ class VerdictMachine(verdict_state.VerdictState):
     ) -> list[steps.Step]:
         """Handle a heartbeat or a probe's answer, with the worst problem in it.
 
-        A good one `counts` towards a recovery.
+        `counts` means that it counts towards a recovery if it reports no problem.
         """
         noted = self._end_suspicion(problem)
         match self.state:
@@ -75,7 +75,7 @@ class VerdictMachine(verdict_state.VerdictState):
         if suspicion is None:
             return []
         if suspicion.reason is Reason.PROBLEM:
-            # it sent a heartbeat a moment ago: whether it is gone is for its silence to show
+            # the plugin sent a heartbeat a moment ago; if it is gone, its silence will show that
             self._dismiss_suspicion()
             return []
         suspicion.is_subscribed = subscribed
@@ -91,7 +91,7 @@ class VerdictMachine(verdict_state.VerdictState):
         if self.state is State.LOST:
             self.investigation.postpone(now)
         elif self.is_resumed and self.state is State.SUSPECT:
-            # nothing is known of it yet: a new wait would make many suspect at once again
+            # the result is still unknown; after a new wait, many would again be suspected at once
             self.suspend()
         else:
             self.reconnected(now)
@@ -100,7 +100,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def cluster_answered(
         self, answer: signals.Facts | None, number: int, now: float
     ) -> list[steps.Step]:
-        """Handle an answer from Kubernetes; None means that none came."""
+        """Handle an answer from Kubernetes; None means that Kubernetes did not answer."""
         if self.reported.is_recheck(number):
             is_alive = self.state not in _NOT_HEARD
             problem = self.reported.rechecked(answer, is_alive=is_alive)
@@ -121,7 +121,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def stopping(
         self, event: vocabulary.PluginStopping, instance: str, now: float
     ) -> list[steps.Step]:
-        """Handle a planned stop; if two instances alternate, the other one stays."""
+        """Handle a planned stop; if two instances alternate, the other one keeps running."""
         alternates = bool(self.alive.order.two_instances(now))
         stays = self.planned.instance in {"", instance} and alternates
         self.planned.instance = instance
@@ -154,7 +154,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return questions
 
     def reconnected(self, now: float, *, window_s: float = 0.0, paused_s: float = 0.0) -> None:
-        """Restart all timers: while disconnected we received nothing; silence proves nothing."""
+        """Restart all waits: while disconnected we received nothing, so silence proves nothing."""
         self.alive.restart_wait(now, window_s=window_s)
         if paused_s:
             self.alive.connections.forget()
@@ -175,9 +175,9 @@ class VerdictMachine(verdict_state.VerdictState):
     # time
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` must be called next."""
+        """Return the time at which `tick` must be called next."""
         if self.state is State.HEALTHY and self.reported.due is None:
-            # nearly all
+            # true for nearly all plugins
             return self.alive.due
         if self.state is State.SUSPECT:
             return self.investigation.deadline()
@@ -249,7 +249,7 @@ class VerdictMachine(verdict_state.VerdictState):
             return_s = self.context.settings.maintenance_s
             reported = self._maintenance(reached.rule, reached.evidence, return_s, now)
             if reached.rule is Rule.NODE_GONE and not self.alive.is_expected:
-                # where it still is expected, Kubernetes contradicts itself
+                # if the plugin is still expected there, Kubernetes contradicts itself
                 self.planned.due = None
             return [*noted, *reported]
         self.state = State.LOST
@@ -305,14 +305,14 @@ class VerdictMachine(verdict_state.VerdictState):
         before = {*self.standing.resources}
         if {*problem.resources} <= before:
             return []
-        # it never shrinks: what comes and goes is not to be reported each time
+        # resources are only added: one that comes and goes must not be reported each time
         more = tuple(sorted({*before, *problem.resources}))
         return [self.standing.confirm(problem.rule, problem.evidence, more)]
 
     def _return(
         self, problem: problems.Problem | None, now: float, *, counts: bool
     ) -> list[steps.Step]:
-        """Return from a bad verdict; a problem during the recovery restarts it."""
+        """Begin or continue the recovery from a bad verdict; a new problem restarts it."""
         if self.state is not State.ILL or problem is None:
             if self.state is not State.RECOVERING:
                 self.recovery.begin()

@@ -1,8 +1,8 @@
 """Pure: the state of one plugin between suspicion and verdict, and its reported verdict.
 
-`verdict` adds the transitions. The verdict is what is wrong at present. Beside it stands whether
-the plugin fails again and again (flapping). Only a change gives a step: so nothing is reported
-twice, and what turns out to be something else is reported as that.
+`verdict` adds the transitions. The verdict says what is wrong at present; a separate mark says
+whether the plugin fails again and again (flapping). Only a change is reported, so nothing is
+reported twice; a failure that turns out to be a different one is reported as that.
 """
 
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ _NO_FAILURE = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED}
 
 @dataclass(slots=True, eq=False)
 class StandingVerdict:
-    """The reported verdict, and beside it whether the plugin fails again and again.
+    """The reported verdict, and whether the plugin fails again and again.
 
-    `resources` are those that the verdict is about; `failed_at` is when the plugin failed last.
+    `resources` are those that the verdict is about; `failed_at` is the time of the last failure.
     """
 
     settings: config.Detection
@@ -36,7 +36,7 @@ class StandingVerdict:
     failed_at: float = 0.0
 
     def restore(self, before: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
-        """Restore the verdict of a former process, and for how long it has lasted."""
+        """Restore the verdict that a former process saved, and how long it has lasted."""
         self.verdict, self.rule = before.verdict, steps.rule_named(before.rule)
         self.resources, self.failed_at = before.accused or before.resources, now - waited_s
         self.is_flapping = before.flapping
@@ -73,7 +73,7 @@ class StandingVerdict:
     def confirm(
         self, rule: Rule, why: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
     ) -> steps.VerdictConfirmed:
-        """Keep the verdict, but with another reason or more resources."""
+        """Keep the verdict, with another reason or more resources."""
         self.rule, self.resources = rule, resources
         return steps.VerdictConfirmed(rule=rule, evidence=why, resources=resources)
 
@@ -88,7 +88,7 @@ class StandingVerdict:
     ) -> list[steps.Step]:
         """Set a bad verdict; return what to report.
 
-        `is_failure` means a new failure, and not what a failure turned out to be.
+        `is_failure` means that this is a new failure, not a new diagnosis of the same failure.
         """
         why, is_flapping = diagnosis.evidence, self.is_flapping
         if is_failure:
@@ -109,14 +109,14 @@ class StandingVerdict:
 
     def flapping(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
         """Set FLAPPING: nothing is wrong at present, but the plugin has failed too often."""
-        text = "a new process came, and the one before it had announced no stop"
+        text = "a new process has replaced one that had not announced a stop"
         why = (self._often(now), evidence.of("heartbeat", text))
         return self.conclude(
             Verdict.FLAPPING, Rule.FELL_OFTEN, why, resources, 0.0, is_flapping=True
         )
 
     def shift(self, seconds: float) -> None:
-        """Shift the times by how long nothing could be received."""
+        """Shift the times by the time in which we could receive nothing."""
         self.failed_at += seconds
 
     def _often(self, now: float) -> vocabulary.Evidence:
@@ -125,7 +125,7 @@ class StandingVerdict:
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Counts good heartbeats after a plugin came back; at `due` it counts as recovered anyway."""
+    """Counts good heartbeats after a plugin came back; from `due` on it is recovered anyway."""
 
     settings: config.Detection
     good_heartbeats: int = 0
@@ -133,7 +133,7 @@ class Recovery:
     _held_until: float = 0.0
 
     def begin(self) -> None:
-        """Start over: the plugin is not back, or has failed again."""
+        """Start over, because the plugin is not back or has failed again."""
         self.good_heartbeats, self.due = 0, None
 
     def good(self, now: float, *, counts: bool, hold_s: float) -> bool:
@@ -145,7 +145,7 @@ class Recovery:
         return self.good_heartbeats >= self.settings.recover_beats and now >= self._held_until
 
     def shift(self, seconds: float) -> None:
-        """Shift the times by how long nothing could be received."""
+        """Shift the times by the time in which we could receive nothing."""
         if self.due is not None:
             self.due += seconds
             self._held_until += seconds
@@ -153,7 +153,7 @@ class Recovery:
 
 @dataclass(slots=True, eq=False)
 class PlannedStop:
-    """A planned stop: which `instance` announced it, if any, and when it is overdue."""
+    """A planned stop: the `instance` that announced it, if any, and when the return is overdue."""
 
     instance: str = ""
     return_s: float = 0.0
@@ -164,13 +164,13 @@ class PlannedStop:
         self.return_s, self.due = return_s, now + return_s
 
     def overdue(self, rule: Rule | None) -> steps.ReturnOverdue:
-        """Return, only once, that the plugin is overdue; `rule` is why it stopped."""
+        """Report once that the plugin's return is overdue; `rule` is why the plugin stopped."""
         self.due = None
         since = steps.PLANNED.get(rule or Rule.GOODBYE) or steps.PLANNED[Rule.GOODBYE]
         return steps.ReturnOverdue(evidence=(evidence.overdue(self.return_s, since),))
 
     def shift(self, seconds: float) -> None:
-        """Postpone the deadline by how long nothing could be received."""
+        """Postpone the deadline by the time in which we could receive nothing."""
         if self.due is not None:
             self.due += seconds
 
@@ -184,7 +184,7 @@ _NOT_LOST: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, St
 class VerdictState:
     """The state and the verdict of one plugin.
 
-    It reads `alive` and `reported`, which the tracked plugin updates first.
+    It reads `alive` and `reported`; the tracked plugin updates these first.
     """
 
     context: config.Context
@@ -196,7 +196,7 @@ class VerdictState:
     planned: PlannedStop = field(default_factory=PlannedStop)
     state: State = State.UNKNOWN
     is_suspended: bool = False
-    """Whether the plugin is silent without a diagnosis, because many are suspected at once."""
+    """Whether the diagnosis of a silent plugin waits, because many are suspected at once."""
     before: State = State.UNKNOWN
     """The state before the current suspicion."""
     is_resumed: bool = False
@@ -209,12 +209,12 @@ class VerdictState:
 
     @property
     def is_calm(self) -> bool:
-        """Return whether the plugin waits for nothing but the next heartbeat."""
+        """Return whether only the next heartbeat is awaited."""
         return self.state is State.HEALTHY and self.reported.problem is None
 
     @property
     def is_silent(self) -> bool:
-        """Return whether the plugin is suspected because of silence, without a verdict so far."""
+        """Return whether the plugin is silent and suspected, without a verdict so far."""
         return self.state is State.SUSPECT and self.investigation.is_about_silence
 
     def is_suspect(self, now: float) -> bool:
@@ -227,9 +227,9 @@ class VerdictState:
     def restore(
         self, before: snapshot.Snapshot, now: float, *, waited_s: float, is_overdue: bool
     ) -> None:
-        """Restore what a former process saved; `is_overdue`: that was reported already.
+        """Restore what a former process saved; `is_overdue`: the overdue return was reported.
 
-        Its verdict stood for `waited_s`, as far as clocks of several machines can tell.
+        The verdict has lasted for `waited_s`, measured with the clocks of two machines.
         """
         self.state = before.state
         self.planned.instance, self.planned.return_s = before.leaving, before.return_s
@@ -251,7 +251,7 @@ class VerdictState:
     def proves_nothing(
         self, heartbeat: vocabulary.Heartbeat, freshness: liveness.Freshness, now: float
     ) -> bool:
-        """Return whether a heartbeat proves nothing: the last one before a stop, or an old one."""
+        """Return whether a heartbeat proves nothing: the last before a stop, or a delayed one."""
         if self.state is State.MAINTENANCE:
             is_last = heartbeat.phase is vocabulary.Phase.DRAINING
             return is_last or heartbeat.instance == self.planned.instance
