@@ -1,11 +1,11 @@
 """Pure: alert lifecycle: compares wanted with published alerts, and decides what to publish.
 
-It follows from these two levels, and never from single changes: so it does not matter which process
-published an alert, or how often this is evaluated. What fails again and again is damped: it counts
-as recovered later and later.
+Only these two sets matter, not how they came about: so any process may have published an alert, and
+the evaluation may run any number of times. Repeated failures are damped: each time, the plugin must
+stay healthy for longer before it counts as recovered.
 
-The alert is stored first, as pending; then published; then stored as published. A crash at any
-point between repeats it under the same id, or loses nothing.
+An alert is first stored as pending, then published, then stored as published. After a crash in
+between, it may be published again under the same id, but it is never lost.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,15 +21,15 @@ _COUNTED_MAX: Final = 64
 
 @dataclass(slots=True, eq=False)
 class FlapDamping:
-    """The more often a plugin, or one of its alerts, failed lately, the later it has recovered.
+    """Delays the recovery of a plugin, or of one of its alerts, that has failed repeatedly.
 
-    | failure within the window | must stay healthy for            | and is    |
-    |---------------------------|----------------------------------|-----------|
-    | 1st                       | 3 good heartbeats, or 15 s       |           |
-    | 2nd                       | 30 s                             |           |
-    | nth, from the 3rd on      | 30 s doubled n - 2 times, 15 min | flapping  |
+    | failure within the window | must stay healthy for            | and is   |
+    |---------------------------|----------------------------------|----------|
+    | 1st                       | 3 good heartbeats, or 15 s       |          |
+    | 2nd                       | 30 s                             |          |
+    | nth, from the 3rd on      | 30 s doubled n - 2 times, 15 min | flapping |
 
-    The count starts again when nothing failed for a whole window.
+    The count starts again after a whole window without a failure.
     """
 
     settings: config.Detection
@@ -65,13 +65,13 @@ class FlapDamping:
         return sum(1 for at in self._times if now - at <= self.settings.flap_window_s)
 
     def is_flapping(self, now: float) -> bool:
-        """Return whether there were so many failures that this is worth a word of its own."""
+        """Return whether there were so many failures that the plugin is reported as flapping."""
         return self.failures(now) >= self.settings.flap_falls
 
 
 @dataclass(slots=True)
 class _History:
-    """When an alert was last published, since when it is unwanted, and how often it has fired."""
+    """When an alert was last published, when it became unwanted, and how often it has fired."""
 
     damping: FlapDamping
     told_at: float
@@ -100,7 +100,7 @@ class AlertLifecycle:
         self._history: Mapping[alerts.Key, _History] = _NO_HISTORY
 
     def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
-        """Take over the alerts that another process published, and its pending changes."""
+        """Load the alerts that another process published, and its pending changes."""
         self.published = {alert.key: alert for alert in firing}
         self.pending = tuple(untold)
 
@@ -113,7 +113,7 @@ class AlertLifecycle:
         may_open: MayOpen,
         why_ended: WhyEnded,
     ) -> tuple[float | None, list[alerts.Alert]]:
-        """Decide what to publish; return when to evaluate again, and which alerts must wait."""
+        """Decide what to publish; return when to evaluate again and the alerts that must wait."""
         due: list[float] = []
         held: list[alerts.Alert] = []
         present = {alert.key: alert for alert in wanted}
@@ -194,7 +194,7 @@ class AlertLifecycle:
         if history is None:
             kept = dict(self._history)
             if len(kept) >= 2 * self._bounds.alerts_per_plugin:
-                # names of resources are the plugin's choice: the oldest one is dropped
+                # plugins choose the names of resources, so the number is limited: drop the oldest
                 del kept[next(iter(kept))]
             history = kept[key] = _History(FlapDamping(self._settings), now)
             self._history = kept

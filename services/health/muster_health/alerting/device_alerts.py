@@ -1,7 +1,7 @@
 """Pure: device faults of one plugin, and their alerts: one for each kind and resource.
 
-Faults are set by events and corrected by snapshots. An event may be lost; the next inventory lists
-which devices are unhealthy, and each heartbeat counts how many are degraded, unmonitored, missing.
+Events set faults, and snapshots correct them, because events may be lost: the next inventory lists
+the unhealthy devices, and each heartbeat counts the degraded, unmonitored and missing ones.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -58,9 +58,9 @@ class DeviceFaults:
     totals: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """Number of devices by resource; empty until the first snapshot."""
     changes: int = 0
-    """How many changes of named devices were recorded; no heartbeat repeats these."""
+    """How many changes of named devices were recorded; heartbeats do not repeat them."""
     has_any: bool = False
-    """Whether there are or recently were faults; if not, no look-ups are needed."""
+    """Whether there are or recently were faults; if not, look-ups can be skipped."""
     _faults: _Faults = field(default_factory=lambda: _NONE)
     _count: int = 0
 
@@ -71,7 +71,7 @@ class DeviceFaults:
 
     @property
     def counts(self) -> Mapping[Group, int]:
-        """Devices in each group by the heartbeats' count; may exceed those known by name."""
+        """The number of devices in each group, from heartbeats; some may not be known by name."""
         return self._faults.counts
 
     @property
@@ -81,7 +81,7 @@ class DeviceFaults:
 
     @property
     def ended(self) -> Mapping[Group, str]:
-        """Why each fault that has ended is over."""
+        """The reason why each ended fault is over."""
         return self._faults.ended
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
@@ -94,7 +94,7 @@ class DeviceFaults:
             for device in group.ids:
                 self._put(where, device, Fault(group.why))
             if group.kind is not AlertKind.DEVICE_UNHEALTHY:
-                # so that a heartbeat that counts none ends it, if the event of its end was missed
+                # if the event that ends the fault was missed, a heartbeat that counts 0 ends it
                 self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
@@ -108,8 +108,8 @@ class DeviceFaults:
     def apply(self, event: vocabulary.Event, had: Mapping[str, int] = _NOTHING) -> bool:
         """Record what a plugin reports; return False if it has more faults than may be kept.
 
-        `had` is the expected number of devices of each resource. While an inventory lists fewer, an
-        unhealthy device that it does not list has not recovered.
+        `had` is the expected number of devices by resource. While an inventory lists fewer, an
+        unhealthy device that is missing from it does not count as recovered.
         """
         match event:
             case vocabulary.DeviceHealthChanged():
@@ -154,7 +154,7 @@ class DeviceFaults:
         return changed
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
-        """Drop unlisted devices of resources that miss none; return whether any were dropped."""
+        """Drop unlisted devices of resources with no missing devices; return whether any were."""
         if not self._faults.unlisted:
             return False
         over = [
@@ -264,7 +264,7 @@ def _bad(
 
 
 def _both(first: str, now: str) -> str:
-    """Return the first and the latest reason; the first has the code to look up."""
+    """Return the first and the latest reason; the first contains the code to look up."""
     first = first.partition(alerts.LATEST)[0]
     return first if now == first else f"{first[:_FIRST_MAX]}{alerts.LATEST}{now[:_FIRST_MAX]}"
 
@@ -281,7 +281,7 @@ def _key(device: vocabulary.Device) -> str:
 _IDS_MAX: Final = 32
 _SHOWN_MAX: Final = 4
 _NO_TEXTS: Final[Mapping[str, str]] = {}
-_LOST: Final = (evidence.of("health", "the plugin did not report that any was removed"),)
+_LOST: Final = (evidence.of("health", "the plugin did not report that a device was removed"),)
 _WORDS: Final = {
     AlertKind.DEVICE_UNHEALTHY: "unhealthy",
     AlertKind.DEVICE_DEGRADED: "degraded",
@@ -296,7 +296,7 @@ def of(
     at: datetime,
     missed: Mapping[str, str] = _NO_TEXTS,
 ) -> Iterable[alerts.Alert]:
-    """Yield the alerts that follow from the faults, each as if it were new.
+    """Yield the alerts for the faults, each as if it were new.
 
     `missed` describes the resources that have fewer devices than before.
     """
@@ -328,7 +328,7 @@ def ended(faults: DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, .
     slot, resource = key
     otherwise = "the plugin no longer reports it"
     if slot == AlertKind.DEVICES_SHORT:
-        otherwise = "as many devices as before, or as the changed configuration asks for"
+        otherwise = "as many devices as before, or as the changed configuration intends"
     why = faults.ended.get((AlertKind(slot), resource), otherwise)
     return (evidence.of("plugin", why),)
 

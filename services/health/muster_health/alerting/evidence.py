@@ -34,7 +34,7 @@ def no_answer(timeout_s: float) -> vocabulary.Evidence:
 
 
 def cluster(answer: signals.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
-    """Return what Kubernetes answered, and which parts could not be read."""
+    """Return what Kubernetes answered, and what could not be read."""
     if answer is None:
         return [undecided("no answer from the Kubernetes API")]
     observations = []
@@ -57,7 +57,7 @@ def cluster(answer: signals.Facts | None, resources: Iterable[str]) -> list[voca
 
 
 def kubelet(lease_age_s: float, *, is_ready: bool | None) -> list[vocabulary.Evidence]:
-    """Return what the node's lease and condition say about its kubelet, which writes both."""
+    """Return what the node's lease and condition, both written by its kubelet, show about it."""
     renewed = f"the kubelet renewed the node's lease {lease_age_s:.0f} s ago; it does so every 10 s"
     if is_ready is None:
         return [of("kubernetes", renewed)]
@@ -81,7 +81,7 @@ def alive() -> vocabulary.Evidence:
 
 
 def recovered(good_heartbeats: int) -> vocabulary.Evidence:
-    """Return that heartbeats came back and kept coming."""
+    """Return that heartbeats are arriving again."""
     heartbeats = "heartbeat" if good_heartbeats == 1 else "heartbeats"
     return of("heartbeat", f"{good_heartbeats} good {heartbeats} since it came back")
 
@@ -89,14 +89,14 @@ def recovered(good_heartbeats: int) -> vocabulary.Evidence:
 def stop_announced(
     reason: vocabulary.StopReason, return_s: float, *, is_own: bool
 ) -> vocabulary.Evidence:
-    """Return that the plugin announced a stop; `is_own` if the announcement names the duration."""
+    """Return that the plugin announced a stop; `is_own` if the plugin announced the duration."""
     setting = "" if is_own else " (by detection.maintenance_s)"
     expected = f"expected back within {return_s:g} s{setting}"
     return of("plugin", f"announced that it stops ({reason}); {expected}")
 
 
 def overdue(return_s: float, since: str) -> vocabulary.Evidence:
-    """Return that a planned stop takes too long; `since` is how the stop began."""
+    """Return that a planned stop is taking too long; `since` is how the stop began."""
     return of("clock", f"not back {return_s:g} s after {since}")
 
 

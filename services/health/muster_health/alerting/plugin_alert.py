@@ -1,11 +1,12 @@
 """Pure: the alert about a plugin itself: whether it is due, its severity, and its affected pods.
 
-It follows from the verdict that stands. A verdict that may be a mere pause waits for a while; where
-the plugin fails again and again, an alert about that comes first. Before anything new is published
-Kubernetes is asked which pods are affected. Until they are known the alert stays as it was.
+The alert follows from the current verdict. If the plugin may only be pausing, the alert waits for a
+while; meanwhile, a plugin that keeps failing gets an alert about flapping. Before anything new is
+published, Kubernetes is asked which pods are affected. Until they are known, the alert is not
+changed.
 
-The alert does not wait for long: one that names no pods is better than none. Where no answer comes
-Kubernetes is asked again, and then the alert is updated.
+This wait is short: an alert without pods is better than no alert. If Kubernetes does not answer,
+the query is repeated, and the alert is updated later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ _AGAIN_S: Final = (20.0, 60.0)
 class PodsQuery:
     """The query for the pods that an alert affects; `number` identifies the valid answer.
 
-    The alert waits until `due`. If there is no answer by `again_due` the query is repeated or
+    The alert waits until `due`. If there is no answer by `again_due`, the query is repeated or
     dropped; a missing permission counts as an answer.
     """
 
@@ -41,7 +42,7 @@ class PodsQuery:
     _asked_times: int = 0
 
     def asked(self, number: int, now: float) -> None:
-        """Record that the query is sent, first or again; only the first delays the alert."""
+        """Record that the query is sent or repeated; only the first one delays the alert."""
         self.number = number
         self.again_due = now + _AGAIN_S[min(self._asked_times, len(_AGAIN_S) - 1)]
         self._asked_times += 1
@@ -71,7 +72,7 @@ class PodsQuery:
 def named(
     alert: alerts.Alert, query: PodsQuery | None, published: Sequence[alerts.Alert]
 ) -> alerts.Alert:
-    """Return an alert with its pods: from the answer, or else from the plugin's last alert."""
+    """Return an alert with its pods, from the answer or else from the plugin's last alert."""
     if query is not None and query.pods is not None:
         return alert.naming(query.pods, len(query.pods))
     last = published[-1] if published else None
@@ -81,7 +82,7 @@ def named(
 _SHOWN_MAX: Final = 4
 _OF_KUBELET: Final[Mapping[steps.Rule | None, tuple[str, str]]] = {
     steps.Rule.KUBELET_DEAD: (
-        "the kubelet on {node} does not run; {plugin} cannot register",
+        "the kubelet on {node} is not running; {plugin} cannot register",
         (
             "start the kubelet on the node: systemctl status kubelet, journalctl -u kubelet; "
             "the plugin then registers by itself"
@@ -90,14 +91,14 @@ _OF_KUBELET: Final[Mapping[steps.Rule | None, tuple[str, str]]] = {
     steps.Rule.KUBELET_AWAY: (
         "{plugin} on {node} cannot reach the kubelet's socket",
         (
-            "on the node: does the kubelet run (systemctl status kubelet), and is its directory "
+            "on the node: is the kubelet running (systemctl status kubelet), and is its directory "
             "/var/lib/kubelet/device-plugins mounted into the plugin's pod?"
         ),
     ),
 }
-"""Summary and advice where not the plugin is at fault, but the kubelet."""
+"""Summary and advice if the kubelet is at fault, not the plugin."""
 SELF_REPAIR_S: Final = 60.0
-"""How long a plugin tries to register again by itself; a restart would only delay that."""
+"""For this long, a plugin tries to register again by itself; a restart would only delay that."""
 Evidence = tuple[vocabulary.Evidence, ...]
 _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
@@ -106,8 +107,8 @@ _SLOTS: Final = frozenset(severity.value for severity in Severity)
 class PluginAlert:
     """The alert about a plugin itself, open while its verdict is not HEALTHY.
 
-    `overdue` is the evidence that a planned stop takes too long. Before `repair_due` the plugin may
-    still repair itself without a restart.
+    `overdue` is the evidence that a planned stop is taking too long. Before `repair_due`, the
+    plugin may still repair itself without a restart.
     """
 
     node: str
@@ -118,7 +119,7 @@ class PluginAlert:
     overdue: Evidence = ()
     _pause_due: float = 0.0
     _has_permit: bool = False
-    """Whether the alert may open once its pods are known; it is counted already."""
+    """Whether the alert may open once its pods are known; the rate limit has counted it."""
     _query: PodsQuery | None = None
 
     def restore(
@@ -142,10 +143,10 @@ class PluginAlert:
         at: datetime,
         may_open: alert_lifecycle.MayOpen,
     ) -> bool:
-        """Return whether to ask Kubernetes for the affected pods now, first or again.
+        """Return whether to ask Kubernetes for the affected pods now, or to repeat the query.
 
-        A new alert needs a permit from `may_open` first; an alert held back by the rate limit asks
-        later.
+        A new alert needs a permit from `may_open` first; an alert held back by the rate limit waits
+        with the query.
         """
         alert, query = self._evaluate(standing, why, now, at), self._query
         if alert is None or not standing.resources or not self.context.has_cluster:
@@ -160,7 +161,7 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return which alerts may open now: this one by its own permit, the rest by `others`."""
+        """Return which alerts may open now: this one by its permit, all others by `others`."""
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):
@@ -178,7 +179,7 @@ class PluginAlert:
         self._query.asked(number, now)
 
     def cluster_answered(self, answer: signals.Facts | None, number: int, now: float) -> bool:
-        """Record Kubernetes' answer; return whether it answers our query for affected pods."""
+        """Record an answer from Kubernetes; return whether it belongs to our query for pods."""
         if self._query is None or self._query.number != number:
             return False
         self._query.answered(answer, now)
@@ -224,7 +225,7 @@ class PluginAlert:
         return dues
 
     def forget(self) -> None:
-        """Forget the pods: no alert is published now, and the list will be outdated later."""
+        """Forget the pods: no alert is published now, and later the list would be outdated."""
         self._query, self._has_permit = None, False
 
     def _evaluate(
@@ -254,7 +255,7 @@ class PluginAlert:
         )
 
     def _texts(self, kind: AlertKind, standing: steps.Standing) -> tuple[str, str]:
-        """Return the summary, and the advice where it is not that of the kind."""
+        """Return the summary, and the advice if it differs from that of the alert's kind."""
         names, rule = {"node": self.node, "plugin": self.plugin}, standing.rule
         if kind is AlertKind.DEREGISTERED and rule in _OF_KUBELET:
             summary, advice = _OF_KUBELET[rule]
@@ -274,7 +275,7 @@ class PluginAlert:
 
     def _is_published(self, kind: AlertKind) -> bool:
         published = self.lifecycle.published.get((alerts.slot_of(kind), ""))
-        # one about flapping alone may be in the same slot
+        # an alert about flapping alone may use the same slot
         return published is not None and published.kind is not AlertKind.FLAPPING
 
     @property
@@ -287,10 +288,10 @@ class PluginAlert:
 
 
 def of_plugin(published: Mapping[alerts.Key, alerts.Alert]) -> list[alerts.Alert]:
-    """Return those of these alerts that are about a plugin itself."""
+    """Return the alerts that are about a plugin itself."""
     return [alert for key, alert in published.items() if is_of_plugin(key)]
 
 
 def is_of_plugin(key: alerts.Key) -> bool:
-    """Return whether an alert is about a plugin itself; these have one slot for each severity."""
+    """Return whether an alert is about a plugin itself; these use one slot for each severity."""
     return key[0] in _SLOTS

@@ -1,7 +1,8 @@
-"""Pure: what is published about one plugin: its verdict and alerts, and pending changes of them.
+"""Pure: what is published about one plugin: its verdict, its alerts, and pending changes.
 
-It follows from what stands now and from what was published before. The caller stores what is
-pending before it is published, so that a crash repeats it under the same id, or loses nothing.
+This follows from the current verdict and from what was published before. The caller stores pending
+changes before they are published: after a crash, they may be published again under the same id, but
+are never lost.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +18,12 @@ from muster_health.model import alerts, config, signals, snapshot, steps
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
 """The verdicts that a restart of the plugin's pod may repair."""
 _OF_KUBELET: Final = frozenset({steps.Rule.KUBELET_AWAY, steps.Rule.KUBELET_DEAD})
-"""And no restart of the plugin repairs these."""
+"""The rules with which a restart does not help, because the kubelet is at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Inputs of alerts other than the verdict; `due` is when to check the plugin's clock again."""
+    """Inputs of alerts other than the verdict; `due` is when to check the node's clock again."""
 
     faults: device_alerts.DeviceFaults
     short: Mapping[str, str]
@@ -52,7 +53,7 @@ class PluginAlerting:
     _reached_at: float | None = None
 
     def load(self, before: snapshot.Snapshot) -> None:
-        """Take over what another process published, and its pending changes."""
+        """Load what another process published, and its pending changes."""
         self.lifecycle.load(before.firing, before.untold_alerts)
         self.published_verdict = before.verdict
         self.pending_verdict = before.untold_verdict
@@ -72,7 +73,7 @@ class PluginAlerting:
             self.alert.restore(before.firing, pause_due=pause_due, repair_due=repair_due)
 
     def reset_published(self) -> None:
-        """Forget what we published: that was dropped because we stopped leading."""
+        """Forget what was published: it was dropped because we are no longer the leader."""
         self.lifecycle.load((), ())
         self.published_verdict = self.pending_verdict = None
 
@@ -95,7 +96,7 @@ class PluginAlerting:
                 assert_never(decision)
 
     def cluster_answered(self, answer: signals.Facts | None, number: int, now: float) -> None:
-        """Record Kubernetes' answer, if it lists the pods that the alert needs."""
+        """Record an answer from Kubernetes, if it lists the pods that the alert needs."""
         if self.alert is not None:
             self.is_dirty |= self.alert.cluster_answered(answer, number, now)
 
@@ -109,7 +110,7 @@ class PluginAlerting:
         self.is_dirty, self.look_due = True, now
 
     def is_repairable(self, standing: steps.Standing, now: float) -> bool:
-        """Return whether a restart may repair the plugin, and its verdict is published."""
+        """Return whether the verdict is published and a restart may repair the plugin."""
         verdict, alert = standing.verdict, self.alert
         if alert is None or verdict not in _REPAIRABLE or standing.rule in _OF_KUBELET:
             return False
@@ -141,12 +142,12 @@ class PluginAlerting:
         may_open: alert_lifecycle.MayOpen,
         ask: Callable[[tuple[str, ...]], signals.AskCluster],
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
-        """Decide what to publish; return what to ask Kubernetes first, and which alerts wait."""
+        """Decide what to publish; return the queries to send first, and waiting alerts."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         self._follow_verdict(standing, at)
         own = self.alert
-        # an alert that another process published stays until it is known how the plugin is
+        # alerts that another process published stay open until the plugin's state is known
         is_known = standing.verdict is not None or not self.lifecycle.published
         if not is_known or self.inhibited:
             if own is not None:

@@ -1,6 +1,6 @@
 """The data that health's packages exchange; imports none of those packages.
 
-`signals` are the inputs and outputs of the detector, with what Kubernetes answers; `steps` are
-those of one plugin. `alerts` is an alert, `snapshot` what is stored of a plugin, `config` the
-settings.
+`signals` defines the inputs and outputs of the detector and the answers from Kubernetes, `steps`
+the inputs and decisions of one plugin, `alerts` an alert, `snapshot` the saved state of a plugin,
+and `config` the settings.
 """

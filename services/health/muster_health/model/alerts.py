@@ -1,7 +1,7 @@
 """Pure: alerts: the severity, fingerprint and text of each kind.
 
-About a plugin itself there is one alert for each severity, whatever is wrong: a plugin that is
-down, and then its node as well, changes its alert and opens no second one.
+A plugin itself has at most one alert of each severity, whatever is wrong: if first the plugin and
+then its node goes down, the same alert changes, and no second one opens.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ Key = tuple[str, str]
 """Slot and resource, which together distinguish the open alerts of one plugin."""
 
 LATEST: Final = "; now: "
-"""What a summary puts between the first reason and the latest one."""
+"""The separator between the first and the latest reason in a summary."""
 PODS_MAX: Final = 32
 """How many pods an alert names; the others are only counted."""
 OF_DEVICES: Final = frozenset(
@@ -29,13 +29,13 @@ OF_DEVICES: Final = frozenset(
         AlertKind.DEVICES_SHORT,
     }
 )
-"""The kinds of alerts about devices, and not about their plugin."""
+"""The kinds of alerts that are about devices, not about their plugin."""
 OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS})
-"""The kinds of alerts about the fleet, and not about a single plugin."""
+"""The kinds of alerts that are about the fleet, not about a single plugin."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One alert, as it is now or was last published; `told_at` is when it last changed."""
+    """One alert, current or as last published; `told_at` is when it last changed."""
 
     kind: AlertKind
     summary: str
@@ -50,15 +50,15 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: int = 0
     ends_at: datetime | None = None
     grave: bool = False
-    """Only read: a version before stored that FLAPPING was critical."""
+    """Only read, never written: an earlier version stored here that FLAPPING was critical."""
     flapping: bool = False
     """Whether the plugin fails again and again."""
     advice: str = ""
-    """What to do first, where the kind alone does not say it."""
+    """What to do first, if that does not follow from the kind alone."""
 
     @property
     def severity(self) -> Severity:
-        """Return how urgently a person is needed."""
+        """Return how urgently a person must act."""
         return Severity.CRITICAL if self.grave else severity_of(self.kind)
 
     @property
@@ -67,13 +67,13 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return slot_of(self.kind, grave=self.grave), self.resource
 
     def says_the_same(self, other: "Alert") -> bool:
-        """Return whether two alerts read the same, apart from their evidence, which always ages."""
+        """Return whether two alerts read the same; their evidence, with its ages, is ignored."""
         return self.text == other.text
 
     @property
     def text(self) -> tuple[object, ...]:
         """Return the alert's text for people, without the evidence."""
-        # what an earlier version published counted no pods
+        # alerts of an earlier version have no count of pods
         many = self.devices_total, max(len(self.pods), self.pods_total)
         return self.kind, self.summary, self.devices, self.pods, many
 
@@ -90,7 +90,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def resolved(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> "Alert":
         """Return the alert as resolved, with evidence of why it ended.
 
-        The latest reason is dropped from the summary: it is no longer so, the evidence says why.
+        The latest reason is dropped from the summary, because it is no longer true.
         """
         return msgspec.structs.replace(
             self,
@@ -125,7 +125,7 @@ def kind_of(verdict: Verdict) -> AlertKind | None:
 
 
 def severity_of(kind: AlertKind) -> Severity:
-    """Return the severity: critical where pods get no device, or a broken one."""
+    """Return the severity: critical if pods get no devices or broken ones."""
     match kind:
         case (
             AlertKind.PLUGIN_DOWN
@@ -223,7 +223,7 @@ def of_event(event: vocabulary.AlertChanged) -> Alert:
 
 
 def event_id(alert: vocabulary.AlertChanged) -> str:
-    """Return the id of an alert's change; NATS recognizes it if repeated after a crash."""
+    """Return the id of an alert's change; by it, NATS drops duplicates after a crash."""
     return f"{alert.fingerprint}:{alert.starts_at.isoformat()}:{alert.change}:{alert.state}"
 
 
@@ -271,7 +271,7 @@ _ADVICE: Final = {
     AlertKind.MAINTENANCE_OVERDUE: "finish the maintenance, or find out why the plugin is not back",
     AlertKind.FLAPPING: "check the plugin's restarts, and what happens before each",
     AlertKind.SPLIT_BRAIN: "stop the older one of the two processes",
-    AlertKind.DEGRADED: "check the node's load, and the health checker that is named",
+    AlertKind.DEGRADED: "check the node's load, and the health checker named in the evidence",
     AlertKind.DEVICE_UNHEALTHY: "move the named pods; look up the code in the runbook",
     AlertKind.DEVICE_DEGRADED: "watch the device; plan a replacement",
     AlertKind.DEVICE_UNMONITORED: "a fault would go unnoticed: find out why it cannot be monitored",

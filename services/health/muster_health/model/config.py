@@ -17,37 +17,37 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """When silence is suspicious, and what is needed for a verdict or a recovery."""
+    """When silence is suspicious, and what a verdict or a recovery requires."""
 
     suspicion_beats: Annotated[float, msgspec.Meta(gt=1, le=100)] = 2.5
-    """Half an interval more than a whole number, because heartbeats jitter."""
+    """How many intervals without a heartbeat are suspicious; not a whole number, due to jitter."""
     probe_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
     """How long a probe or a Kubernetes query may take."""
     probes_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
     restart_s: Seconds = 2.0
-    """How long after an unannounced disconnection a plugin may take to reconnect."""
+    """How long a plugin may take to reconnect after an unannounced disconnection."""
     lease_stale_s: sections.Period = 20.0
     """A silent node whose lease is older than this is down; live nodes renew it every 10 s."""
     ready_s: Seconds = 22.0
     """How long a plugin with a Ready pod must be cut off to be UNREACHABLE: 20 s, and 2 s to notice
-    that it is back. This must be longer than the readiness probes of a stopped process take to
-    fail."""
+    that it is back. It must be longer than the time in which a stopped process fails its readiness
+    probes."""
     review_s: sections.Period = 20.0
-    """Delay before a plugin with a verdict of silence is probed again; doubled each time."""
+    """Delay before a lost plugin is probed again; doubled each time."""
     review_max_s: sections.Period = 120.0
     trouble_beats: Heartbeats = 2
     trouble_s: sections.Period = 3.0
     """Time for a plugin to repair a lost registration; the shorter of the two counts."""
     starting_s: sections.Period = 15.0
-    """Time for its first registration; a restarted kubelet may be busy."""
+    """Time for a plugin's first registration; a restarted kubelet may be busy."""
     mismatch_s: sections.Period = 30.0
-    """How long a node's offer may differ from its plugin: kubelets report every 10 s."""
+    """How long the node's allocatable may differ from the plugin; kubelets report every 10 s."""
     degraded_s: sections.Period = 30.0
     checker_age_s: sections.Period = 300.0
     """A health checker that has not succeeded for this long counts as not monitoring."""
     lag_ms: sections.Period = 1000.0
     stretch_max: Annotated[float, msgspec.Meta(gt=1, le=100)] = 1.5
-    """How many times slower than declared a plugin may send its heartbeats."""
+    """The mean time between heartbeats may exceed the declared interval by this factor."""
     recover_beats: Heartbeats = 3
     recover_s: sections.Period = 15.0
     hold_s: sections.Period = 30.0
@@ -56,19 +56,19 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     flap_falls: Heartbeats = 3
     flap_window_s: sections.Period = 600.0
     patience_s: Seconds = 180.0
-    """Delay between verdict and alert where the plugin may only be pausing."""
+    """Delay between verdict and alert if the plugin may only be pausing."""
     missing_s: sections.Period = 120.0
     """How long an expected plugin may take to send its first heartbeat."""
     maintenance_s: sections.Period = 300.0
-    """How long a plugin may stay away that announced a stop without a duration."""
+    """How long a plugin may stay away if it announced a stop without a duration."""
     reconnect_s: sections.Period = 5.0
     """The longest time that clients need to reconnect to a restarted NATS server."""
     stall_s: sections.Period = 1.0
-    """If a deadline is missed by this much, health itself was late, not the plugins."""
+    """If health runs this much later than planned, health was late, not the plugins."""
     blind_s: Seconds = 10.0
-    """How long our own link may be down before people are notified without NATS."""
+    """How long our own connection may be down before people are notified without NATS."""
     interval_s: sections.Period = 5.0
-    """The assumed interval of a plugin that has not declared its own yet."""
+    """The interval assumed for a plugin that has not declared its own yet."""
     skew_s: sections.Period = 5.0
     storm_min: Count = 5
     storm_share: Share = 0.1
@@ -97,18 +97,18 @@ class RemediationMode(enum.StrEnum):
 
 
 class Remediation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether and how often plugins are restarted that are stuck or not registered."""
+    """Whether and how often health restarts plugins that are stuck or not registered."""
 
     mode: RemediationMode = RemediationMode.OFF
     per_hour: Count = 6
     node_backoff_s: sections.Period = 600.0
-    """Shortest time between two restarts on a node; doubled each time, until a day without any."""
+    """Shortest time between two restarts on a node; doubled each time, reset by a quiet day."""
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     """Where one plugin should run: where its DaemonSet places it, or on nodes with these labels.
 
-    `daemonset` is a name in `namespace`; without it nothing is known about the plugin's pods.
+    `daemonset` is a name in `namespace`; without it, the plugin's pods are unknown.
     """
 
     plugin: vocabulary.PluginName = "device-plugin"
@@ -117,7 +117,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
-        """Refuse a plugin with no way to select its nodes."""
+        """Refuse a plugin without a way to select its nodes."""
         if not self.daemonset and not self.nodes:
             raise ValueError(
                 "name the plugin's daemonset, or the labels of the nodes it belongs on"
@@ -127,7 +127,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach the Kubernetes API: by this kubeconfig, or else as a pod in the cluster.
 
-    A kubeconfig is never searched for: on a laptop it could belong to a production cluster.
+    Health never looks for a kubeconfig: on a laptop it could belong to a production cluster.
     """
 
     kubeconfig: str | None = None
@@ -136,10 +136,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     cause_labels: tuple[vocabulary.Name, ...] = ("topology.kubernetes.io/zone",)
     """Node labels that may show a common cause, such as the zone."""
     asks_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
-    """How many nodes are queried at once; each needs three requests or a few more."""
+    """How many nodes are queried at once; each query needs three or a few more requests."""
 
     def __post_init__(self) -> None:
-        """Refuse a context without a kubeconfig, and two settings for one plugin."""
+        """Refuse a context without a kubeconfig, and a plugin that is listed twice."""
         if self.context is not None and self.kubeconfig is None:
             raise ValueError("context: needs a kubeconfig")
         names = [plugin.plugin for plugin in self.plugins]
@@ -148,16 +148,16 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leading(msgspec.Struct, frozen=True, kw_only=True):
-    """Leader election among replicas: how soon another takes over when the leader is gone."""
+    """Leader election among replicas: how soon another one takes over when the leader is gone."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 5
     renew_s: sections.Period = 1.5
     margin_s: sections.Period = 1.0
-    """How long before the lock could expire we stop leading."""
+    """We stop leading this long before the lock could expire."""
     watchdog_s: sections.Period = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse a leadership that would expire between two renewals."""
+        """Refuse a lock that would expire between two renewals."""
         if self.renew_s + self.margin_s >= self.ttl_s:
             raise ValueError("ttl_s: must be more than renew_s and margin_s together")
 
@@ -172,7 +172,7 @@ class OutOfBandAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """Where inputs are recorded for `muster replay`; by default they are not."""
+    """Where inputs are recorded for `muster replay`; by default nothing is recorded."""
 
     file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     mib_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
@@ -199,7 +199,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Context:
-    """What plugins share with the fleet.
+    """What all plugins of the fleet share.
 
     `leader` is the revision under which we lead; None while another replica leads. `wall_zero` is
     UTC in seconds at second 0 of our monotonic clock. `is_our_clock_skewed` means that our clock

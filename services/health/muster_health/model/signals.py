@@ -1,8 +1,8 @@
 """Pure: inputs and outputs of the detector. Recordings use their names, so these never change.
 
-Part of the inputs is what the Kubernetes API answers about a node and a plugin; None always means
-unknown. Ages are seconds at the moment of the answer, measured by an adapter that must not trust
-the node's clock: against the API server's `Date`, or since the adapter itself saw a value change.
+Some inputs are answers from the Kubernetes API about a node and a plugin; None always means
+unknown. Ages are in seconds at the moment of the answer. The adapter must not trust the node's
+clock: it measures them by the API server's `Date`, or since it saw a value change.
 """
 
 import enum
@@ -15,7 +15,7 @@ from muster_health.model import snapshot
 
 
 class Planned(enum.StrEnum):
-    """Signs that a node is about to lose its plugins as planned, for a while or for good."""
+    """Signs of a planned stop of the plugins on a node, for a while or for good."""
 
     UNSCHEDULABLE = "unschedulable"
     TO_BE_DELETED = "to_be_deleted"
@@ -52,7 +52,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """How many of a resource a node has, and how many of these pods may use."""
+    """How many devices of a resource a node has, and how many of them pods may use."""
 
     capacity: int
     allocatable: int
@@ -62,10 +62,10 @@ class Offer:
 class Facts:
     """The answers to a few GETs about one node and the plugin's pods on it.
 
-    `exists` is False if the API server answered that the node does not exist. `pods` is () if it
-    answered that there are none. `holders` are the pods on the node (`namespace/name`, sorted) that
-    request the resources in the query; None also if we lack the permission. `problem` describes
-    what could not be read, and why.
+    `exists` is False if the API server answered that the node does not exist. `pods` is empty if it
+    answered that there are no pods. `holders` are the pods on the node (`namespace/name`, sorted)
+    that request the resources in the query; it is also None if we lack the permission. `problem`
+    describes what could not be read, and why.
     """
 
     exists: bool | None = None
@@ -82,8 +82,8 @@ class Facts:
 class Expected:
     """A node that should run the plugin, and has been expected to for `age_s`.
 
-    `causes` are possible common causes of failures, such as `zone=eu-1a` or `rack=7`; the
-    DaemonSet's `revision` on the node is one of these.
+    `causes` are possible common causes of failures, such as `zone=eu-1a` or `rack=7`. `revision` is
+    the DaemonSet's revision on the node, another possible cause.
     """
 
     age_s: float
@@ -92,7 +92,7 @@ class Expected:
 
 
 class Note(enum.StrEnum):
-    """Something that is only counted, in a metric."""
+    """A kind of occurrence that is only counted, in a metric."""
 
     SUSPECTED = "suspected"
     REFUTED = "refuted"
@@ -104,9 +104,9 @@ class Note(enum.StrEnum):
     STALLED = "stalled"
     """`seconds` for which our own process was suspended or late."""
     DISCONNECTED = "disconnected"
-    """`seconds` for which our own link was down, also before the first connection."""
+    """`seconds` for which our own connection was down, also before the first connection."""
     WAITS_RESTARTED = "waits_restarted"
-    """All waits were restarted or extended; if that happens often, no verdicts are reached."""
+    """All waits were restarted or extended; while that happens often, no verdict is reached."""
     REFUSED = "refused"
     """A plugin, a resource or a device was ignored, because its node has too many."""
     RATE_LIMITED = "rate_limited"
@@ -142,7 +142,7 @@ class HeartbeatsArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromPlugin:
-    """A plugin published an event; (`instance`, `sequence`) is its place among the sender's events.
+    """A plugin published an event; (`instance`, `sequence`) gives its place in the sender's order.
 
     `position` is the event's place in the stream, or 0 if it must not be saved.
     """
@@ -170,17 +170,17 @@ class ProbeFailed(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeInconclusive(_Numbered):
-    """Probe `number` proves nothing: our own link failed, or the answer is unreadable."""
+    """Probe `number` proves nothing: our own connection failed, or the answer is unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class BusLost:
-    """Our own link to NATS is down: from now on nothing is known."""
+    """Our own connection to NATS is down: from now on we receive nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusBack:
-    """Our own link to NATS is up (again); `at` is the current time."""
+    """Our own connection to NATS is up, or up again; `at` is the current time."""
 
     at: datetime
 
@@ -211,7 +211,7 @@ class Disconnected(_OfPlugin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEvent:
-    """Something happened to a NATS server or leaf that explains many disconnects."""
+    """An event of a NATS server or leaf that explains many disconnections."""
 
     server: str
     what: str
@@ -219,7 +219,7 @@ class ServerEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAnswered(_Numbered):
-    """The answer to `AskCluster` of this number; `facts` is None if there was no answer in time.
+    """The answer to the `AskCluster` of this number; `facts` is None if none came in time.
 
     `resources` are those in the query; if there are any, `facts` contains only the holders.
     """
@@ -232,7 +232,7 @@ class ClusterAnswered(_Numbered):
 class ExpectedNodes:
     """All nodes that should run this plugin; sent at the start and at every change.
 
-    A node for which nothing has changed keeps the same object, with the age it had at that time.
+    An unchanged node keeps the same object, with the age from when it last changed.
     """
 
     plugin: str
@@ -241,9 +241,9 @@ class ExpectedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOffers:
-    """What a node offers of the resources we know; sent at the start and at every change.
+    """What a node offers of each extended resource; sent at the start and at every change.
 
-    `offers` is None when the node is gone from the cluster.
+    `offers` is None when the node is no longer in the cluster.
     """
 
     node: str
@@ -254,7 +254,7 @@ class NodeOffers:
 class Leadership:
     """We lead under this revision of the lock, or (None) another replica leads.
 
-    All that the former leader saved arrives as `Restored` before a new revision.
+    Before a new revision, everything that the former leader saved arrives as `Restored`.
     """
 
     revision: int | None
@@ -262,14 +262,14 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockStalled:
-    """Our own process or host was suspended for so long, as measured outside the detector."""
+    """Our own process or host was suspended for this time, as measured outside the detector."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remediated(_OfPlugin):
-    """The result of `Remediate`; `error` is empty if the pod is deleted, or would be."""
+    """The result of `Remediate`; `error` is empty if the pod was deleted (or could be: dry run)."""
 
     pod: str
     error: str = ""
@@ -306,7 +306,7 @@ class Probe(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskCluster(_Numbered):
-    """GET node, lease and the plugin's pods, and feed back one `ClusterAnswered` of this number.
+    """GET node, lease and the plugin's pods, and return one `ClusterAnswered` with this number.
 
     With `resources`, only find the pods on the node that request one of these.
     """
@@ -317,7 +317,7 @@ class AskCluster(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Publish this event, always under the same id. Only a leader does."""
+    """Publish this event, always under the same id. Only the leader does this."""
 
     event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
     event_id: str
@@ -325,7 +325,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """Save this for the next start; an empty value removes it. Only a leader does."""
+    """Save this for the next start; an empty value removes it. Only the leader does this."""
 
     key: str
     value: bytes
@@ -344,7 +344,7 @@ class Alarm:
 class Remediate(_OfPlugin):
     """Delete this pod of the plugin if it still has this uid; one `Remediated` must follow.
 
-    With `dry_run` only ask whether that would be allowed.
+    With `dry_run`, only ask whether that would be allowed.
     """
 
     pod: str

@@ -1,8 +1,9 @@
 """Pure: the saved state of one plugin, and its encoding.
 
-Stored when a verdict or an alert changes, first with what is pending, then without. So a crash in
-between publishes it again under the same event id, and never loses it. The names of the fields are
-the keys in the bucket: they stay, as another version may read them.
+It is stored when a verdict or an alert changes: first with the pending change, and without it once
+that is published. After a crash in between, the change is published again under the same event id,
+and never lost. The field names are the keys in the bucket and must not change, because another
+version may read them.
 """
 
 import enum
@@ -17,9 +18,9 @@ from muster_health.model import alerts
 
 VERSION: Final = 2
 REMEDIES_MAX: Final = 8
-"""How many restarts are kept for a plugin; the wait on its node stops doubling there."""
+"""How many restarts of a plugin are kept; with more, the wait on its node no longer doubles."""
 _BYTES_MAX: Final = 900_000
-"""Limit below the bucket's 1,000,000 bytes: NATS would refuse a larger value."""
+"""A limit below the bucket's 1,000,000 bytes; NATS refuses larger values."""
 _WHY_SHORT: Final = 60
 _IDS_EACH: Final = 64
 _INTERVAL_S: Final = 5.0
@@ -48,14 +49,14 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The saved state of one plugin. Suspicions are not saved: they arise again.
+    """The saved state of one plugin. Suspicions are not saved; after a restart they arise again.
 
     Only the fleet's snapshot (`node` is `vocabulary.FLEET`) has a `position`: the last position in
     the stream of events that has been processed. `leader` is the revision of the leader that wrote
     the snapshot.
     """
 
-    # a default would be left out, and a later version would take its own for it
+    # a default value would not be written, and a later version would read its own default instead
     v: int = msgspec.field(default_factory=lambda: VERSION)
     node: vocabulary.NodeName
     plugin: vocabulary.PluginName
@@ -79,15 +80,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bad: tuple[KnownFault, ...] = ()
     """Devices with faults."""
     had: tuple[tuple[str, int], ...] = ()
-    """The expected number of devices by resource, under the configuration with this hash."""
+    """The expected number of devices by resource; `configuration` is the hash it belongs to."""
     configuration: str = ""
     firing: tuple[alerts.Alert, ...] = ()
     untold_verdict: vocabulary.VerdictChanged | None = None
     untold_alerts: tuple[alerts.Alert, ...] = ()
     remedied: datetime | None = None
-    """Since when the verdict has stood for which a restart was last decided or refused."""
+    """The start of the verdict for which a restart was last decided or refused."""
     remedies: tuple[datetime, ...] = ()
-    """The times of the pod's latest restarts by health; they count against the limits."""
+    """The times of the latest restarts of the pod by health; they count towards the limits."""
     position: int = 0
     leader: int = 0
 
@@ -98,7 +99,7 @@ def key_of(node: str, plugin: str) -> str:
 
 
 def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
-    """Return states rebuilt from alerts alone (oldest first), when everything else is lost.
+    """Return states rebuilt from alerts alone (oldest first), when all saved state is lost.
 
     The verdicts are unknown, but alerts that still fire must be resolved once the plugin is
     healthy.
@@ -164,5 +165,5 @@ def decode(value: bytes) -> Snapshot:
     except codec.UNREADABLE as error:
         raise ValueError(str(error)) from None
     if stored.v != VERSION:
-        raise ValueError(f"the state is of version {stored.v}, expected {VERSION}")
+        raise ValueError(f"the state has version {stored.v}, expected {VERSION}")
     return stored

@@ -1,4 +1,4 @@
-"""Pure: inputs and decisions of one plugin's machine, and the rule behind each verdict."""
+"""Pure: inputs and decisions of one plugin's state machine, and the rule behind each verdict."""
 
 import enum
 from collections.abc import Mapping
@@ -57,12 +57,12 @@ PLANNED: Final[Mapping[Rule, str]] = {
 
 
 def rule_named(word: str) -> Rule | None:
-    """Return the rule of that name, if this version has one."""
+    """Return the rule with that name, if this version has such a rule."""
     return Rule(word) if word in Rule.__members__.values() else None
 
 
 def may_be_pause(rule: Rule) -> bool:
-    """Return whether a plugin that is only pausing would look the same."""
+    """Return whether a plugin that is only pausing would lead to the same rule."""
     return rule in {
         Rule.NOT_BACK,
         Rule.NO_ANSWER,
@@ -85,8 +85,8 @@ class Diagnosis:
 class Standing:
     """The current verdict, as alerts need it.
 
-    `resources` are those that the verdict is about. `is_flapping`: beside that, the plugin fails
-    again and again. `failed_at` is when it last failed.
+    `resources` are those that the verdict is about. `is_flapping` means that the plugin also fails
+    again and again. `failed_at` is the time of the last failure.
     """
 
     state: snapshot.State
@@ -114,7 +114,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconnected:
-    """Event: our own link was down for `paused_s`; plugins have `window_s` more to reconnect."""
+    """Event: our connection was down for `paused_s`; plugins have `window_s` more to reconnect."""
 
     window_s: float
     paused_s: float
@@ -143,7 +143,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictReached:
-    """A new verdict and the reason for it; `previous` is the verdict before."""
+    """A new verdict with its reason; `previous` is the verdict before it."""
 
     verdict: Verdict
     previous: Verdict | None
@@ -154,7 +154,7 @@ class VerdictReached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictConfirmed:
-    """The verdict stays, but for another reason or for more resources."""
+    """The verdict stays, but with another reason or more resources."""
 
     rule: Rule
     evidence: tuple[vocabulary.Evidence, ...]
@@ -170,12 +170,12 @@ class ReturnOverdue:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The deadline may be earlier, or there is something to publish or save."""
+    """The deadline may have moved forward, or there is news to publish or state to save."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSkewChanged:
-    """The clock of the plugin's node has become, or is no longer, different from ours."""
+    """The clock of the plugin's node has started or stopped to differ from ours."""
 
 
 CHANGED: Final = Changed()
