@@ -62,7 +62,7 @@ def test_a_dead_kubelet_is_named_and_not_its_plugin(muster: Muster) -> None:
     assert shown["rule"] == "reports_kubelet_away_and_lease_stale"
     node = muster.cluster.node
     assert alert["summary"] == (
-        f"the kubelet on {node} does not run; device-plugin cannot register: smarter-devices/fuse"
+        f"the kubelet on {node} is not running; device-plugin cannot register: smarter-devices/fuse"
     )
     assert alert["advice"].startswith("start the kubelet on the node: systemctl status kubelet")
     assert alert["evidence"][0]["observed"].startswith("the kubelet renewed the node's lease ")

@@ -33,7 +33,7 @@ def test_a_dead_kubelet_is_named_and_its_plugin_is_not_blamed() -> None:
     world.plugins["a"].kubelet_dead = True
     world.run(40.0)
     alert = last(world)
-    assert alert.summary == "the kubelet on a does not run; p cannot register: nvidia.com/gpu"
+    assert alert.summary == "the kubelet on a is not running; p cannot register: nvidia.com/gpu"
     assert alert.advice.startswith("start the kubelet on the node")
     assert [(each.source, each.observed) for each in alert.evidence] == [
         ("kubernetes", "the kubelet renewed the node's lease 40 s ago; it does so every 10 s"),

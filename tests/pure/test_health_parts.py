@@ -345,7 +345,7 @@ def test_another_version_is_not_remembered() -> None:
         snapshot.Snapshot(v=1, node="a", plugin="p", state=State.ILL, interval_s=1.0)
     )
 
-    with pytest.raises(ValueError, match="the state is of version 1, expected 2"):
+    with pytest.raises(ValueError, match="the state has version 1, expected 2"):
         snapshot.decode(value)
 
 
