@@ -1,7 +1,7 @@
 """Adapter: the process: connects the detector to NATS and to the Kubernetes API.
 
-Every input goes through one inbox into one state machine; what the machine decides is executed
-beside it, in order. Probes run beside it, too, and their results are inputs.
+Every input goes through one inbox into one state machine. The machine's outputs are carried out in
+the background, in order. Probes run in the background, too, and their results are inputs.
 """
 
 import asyncio

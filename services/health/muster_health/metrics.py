@@ -27,7 +27,7 @@ SUSPICIONS: Final = prometheus_client.Counter(
     "muster_health_suspicions_total", "Suspicions raised, refuted and confirmed.", ["outcome"]
 )
 STALLS: Final = prometheus_client.Counter(
-    "muster_health_stalls_total", "Times that health itself ran late, so that its waits began anew."
+    "muster_health_stalls_total", "How often health itself ran late and restarted its waits."
 )
 DISCONNECTED_S: Final = prometheus_client.Counter(
     "muster_health_disconnected_seconds_total",
@@ -54,7 +54,7 @@ _LEADERSHIP: Final = prometheus_client.Counter(
 
 
 def count_leadership(was: leadership.Leadership, now: leadership.Leadership) -> None:
-    """Count that this process became the leader or stopped leading, but not who else leads."""
+    """Count that this process became the leader or stopped leading; ignore changes elsewhere."""
     if now.term == was.term:
         return
     _IS_LEADER.set(now.term is not None)

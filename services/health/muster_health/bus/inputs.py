@@ -1,7 +1,7 @@
 """Adapter: NATS: fills health's inbox with heartbeats, reports, restored state and leadership.
 
-The answers to probes of suspected plugins are inputs, too. A missing answer says something about
-the plugin only if our own connection to NATS worked before and after the probe.
+The answers to probes of suspected plugins are inputs, too. A missing answer is evidence only if our
+own connection to NATS worked before and after the probe.
 """
 
 import asyncio
@@ -53,14 +53,14 @@ class Inputs:
             tasks.create_task(self._follow_leadership())
             await self._heartbeats.follow(self._put_heartbeats)
             if not position:
-                # without saved state the newest report of each subject is enough: the rest is old
+                # without saved state, the newest report of each subject is enough
                 position = await self._catch_up()
             reports = consumers.follow(self._link, streams.EVENTS, filters=_REPORTS, after=position)
             async for event in reports:
                 await self.put(_report(event, position=event.position))
 
     async def _follow_leadership(self) -> None:
-        """Put in every change of leadership; a new leader first gets all saved state."""
+        """Put changes of leadership into the inbox; a new leader first gets all saved state."""
         async for term in self._election.terms():
             if term is not None:
                 await self._restore()
@@ -68,7 +68,7 @@ class Inputs:
             await self.put(signals.Leadership(revision=term))
 
     async def _restore_firing_alerts(self) -> None:
-        """Restore the alerts that still fire from their stream, if all saved state is lost."""
+        """If all saved state is lost, restore firing alerts from the stream of alerts."""
         if self._has_state:
             return
         newest = await consumers.newest(self._link, streams.ALERTS, "muster.alert.>")
@@ -92,7 +92,7 @@ class Inputs:
         return position
 
     async def _catch_up(self) -> int:
-        """Put in the newest report of each subject; return the position to continue from."""
+        """Put the newest report of each subject into the inbox; return where to continue."""
         newest = [
             event
             for subject in _REPORTS
@@ -103,7 +103,7 @@ class Inputs:
         return max((event.position for event in newest), default=0)
 
     async def _put_heartbeats(self, heartbeats: Sequence[vocabulary.Heartbeat]) -> None:
-        """Put heartbeats into the inbox in batches; those that arrive meanwhile wait in NATS."""
+        """Put heartbeats into the inbox in batches; the next ones wait in NATS meanwhile."""
         processed = asyncio.Event()
 
         async def ack() -> None:

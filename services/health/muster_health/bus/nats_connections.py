@@ -4,9 +4,9 @@ An advisory names a client by its user and by a name that the client chose itsel
 is `<plugin> <node>`; a user of that form takes precedence, because the server has checked it. If
 the user belongs to one node's plugin, a client name with another node is ignored.
 
-Whether any arrive depends on the server's configuration (docs/health.md), and a server that sends
-none does not say so. Therefore we open a second connection now and then, and check that it is
-reported. Advisories can be lost: they only ever raise a suspicion.
+Whether advisories arrive depends on the server's configuration (docs/health.md), and nothing shows
+that a server does not send them. Therefore we open a second connection now and then, and check that
+it is reported. Advisories can be lost, so they only raise suspicions.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ DISCONNECT: Final = "muster.nats.disconnect"
 LAMEDUCK: Final = "muster.nats.lameduck.*"
 SHUTDOWN: Final = "muster.nats.shutdown.*"
 SUBJECTS: Final = (CONNECT, DISCONNECT, LAMEDUCK, SHUTDOWN)
-"""Where muster's account imports them to; docs/health.md has the server's configuration."""
+"""The subjects of advisories in muster's account; docs/health.md has the configuration."""
 
 _LEAF: Final = "Leafnode"
 _TEXT_MAX: Final = 256
@@ -66,7 +66,7 @@ Advisory = signals.Connected | signals.Disconnected | signals.ServerEvent
 
 @dataclass(frozen=True, slots=True)
 class OtherClient:
-    """A client other than a plugin connected or disconnected; its name is its own claim."""
+    """A client other than a plugin connected or disconnected; it chose the name itself."""
 
     name: str
     is_connected: bool
@@ -77,7 +77,7 @@ class Unreadable(Exception):
 
 
 def decode(subject: str, payload: bytes) -> Advisory | OtherClient:
-    """Return what an advisory says. Raises Unreadable."""
+    """Return an advisory's content. Raises Unreadable."""
     kind, _, server = subject.removeprefix(_PREFIX).partition(".")
     if server:
         return signals.ServerEvent(server=server[:_TEXT_MAX], what=kind)
@@ -99,7 +99,7 @@ def _client_advisory(
     client: _Client, *, server: str, reason: str, is_connected: bool
 ) -> Advisory | OtherClient:
     if client.kind == _LEAF and not is_connected:
-        # the clients of a leaf that dies are not reported one by one
+        # when a leaf dies, its clients are not reported one by one
         return signals.ServerEvent(server=client.name[:_TEXT_MAX], what="leaf_lost")
     identity = _plugin_and_node((client.user, client.name))
     if identity is None or not _may_be_on(identity[1], client.user):
@@ -115,7 +115,7 @@ def _client_advisory(
 
 @functools.lru_cache(maxsize=64)
 def _interned(server: str) -> str:
-    """Return one string for all clients of a server, instead of a copy for each client."""
+    """Return the same string for all clients of a server, instead of a copy for each."""
     return server
 
 
@@ -157,7 +157,7 @@ Handler = Callable[[str, bytes], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What is needed of the bus: `Bus.listen`, `Connection.probe_connect`, `.changes`."""
+    """The parts of the bus used here: `Bus.listen`, `Connection.probe_connect`, `.changes`."""
 
     listen: Callable[[str, Handler], Awaitable[None]]
     probe_connect: Callable[[str, float], Awaitable[bool]]
@@ -181,12 +181,12 @@ class ConnectionMonitor:
 
     @property
     def problem(self) -> str:
-        """Why advisories do not arrive; empty if they do, or if that is unknown."""
+        """Why advisories do not arrive; empty if they arrive, or if that is unknown."""
         if self.is_flowing is not False:
             return ""
         return (
             "nats-server does not report connections: a crash is only noticed by missing "
-            "heartbeats; docs/health.md has the account configuration that is missing"
+            "heartbeats; docs/health.md shows how to configure the account"
         )
 
     async def run(self) -> None:

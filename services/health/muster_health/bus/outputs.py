@@ -1,16 +1,15 @@
 """Adapter: NATS: carries out the detector's outputs: publishes verdicts and alerts, saves state.
 
-Probes, cluster queries, remediation and alarms go to the adapters that do them. What takes a round
-trip runs beside the detector: actions for one node run one after the other, in order; nodes do not
-wait for each other. An action that concerns all nodes runs after everything that was submitted
-before it: a position in the stream of events must not be saved before its consequences are
-published.
+Probes, cluster queries, remediation and alarms go to the adapters that carry them out. Actions that
+take a round trip run in the background: those for one node run in order, and nodes do not wait for
+each other. An action that concerns all nodes runs after everything that was submitted before it: a
+position in the stream of events must not be saved before its consequences are published.
 
-State is saved before its conclusion is published, and both only while this process leads. So after
-a crash in between the same thing is published again under the same id. But a bucket that accepts
-nothing (it is full, or has lost its quorum) must not hide a failure from people: after a few
-seconds the conclusion is published all the same, the state is saved once that is possible, and
-until then a crash may repeat an alert.
+State is saved before the verdict or alert in it is published, and both only while this process
+leads. So after a crash in between, the same is published again under the same id. But a bucket that
+accepts nothing (it is full, or has lost its quorum) must not hide a failure from people: after a
+few seconds the verdict or alert is published anyway, and the state is saved once that is possible.
+Until then, a crash may repeat an alert.
 """
 
 import asyncio
@@ -87,14 +86,14 @@ class Outputs:
         await published.wait()
 
     def problem(self) -> str | None:
-        """Return why alerts are not published or state is not saved; None if all is well."""
+        """Return why alerts are not published or state is not saved; None if both work."""
         seconds = self.executor.stuck_s()
         if seconds > self_monitoring.STUCK_S:
             return f"NATS has not accepted an alert or verdict for {seconds:.0f} s"
         return self.store.problem or None
 
     async def _submit(self, output: _LeaderOnly, is_leader: IsLeader) -> None:
-        """Submit an output to its node's queue, without delaying the detector."""
+        """Submit an output to its node's queue without delaying the detector."""
         action = functools.partial(self._execute_as_leader, output, is_leader)
         match output:
             case signals.Publish():
@@ -153,7 +152,7 @@ Action = Callable[[], Awaitable[None]]
 
 _QUEUES: Final = 16
 _PENDING_MAX: Final = 2_000
-"""The maximum number of actions in all queues together; beyond that `submit` waits."""
+"""The maximum number of actions in all queues together; at this number, `submit` waits."""
 
 
 class KeyedExecutor:
@@ -169,7 +168,7 @@ class KeyedExecutor:
         self._started_at: list[float | None] = [None] * (_QUEUES + 1)
 
     def stuck_s(self) -> float:
-        """Return for how long the oldest action has been running."""
+        """Return how long the oldest action has been running."""
         now = self._clock()
         return max((now - at for at in self._started_at if at is not None), default=0.0)
 
@@ -210,7 +209,7 @@ class KeyedExecutor:
     async def _work(self, queue: int) -> None:
         while True:
             action = await self._queues[queue].get()
-            # queue 0 first waits for the others, which does not mean that it is stuck
+            # an action in queue 0 first waits for the other queues, and is not stuck meanwhile
             self._started_at[queue] = self._clock() if queue else None
             await action()
             self._started_at[queue] = None
@@ -283,7 +282,7 @@ class StateStore:
 
     @property
     def problem(self) -> str:
-        """Why some values are not saved; empty if all are."""
+        """Why some values are not saved; empty if all values are saved."""
         if not self._unsaved:
             return ""
         seconds = self._clock() - self._unsaved_since

@@ -1,11 +1,11 @@
 """Adapter: the clock and HTTP: shows people that health works, and notifies them when it does not.
 
-While this process leads it publishes a watchdog tick every few seconds. The tick takes the same way
-as alerts and goes after all of them, so a tick that arrives proves that alerts do.
+While this process leads, it publishes a watchdog tick every few seconds. A tick takes the same way
+as alerts, behind all of them, so a tick that arrives proves that alerts arrive.
 
-What cannot be published over NATS (that health is disconnected from it, or that NATS accepts
-nothing) goes out as a Kubernetes Event and as a POST to a webhook. On each channel the newest alarm
-is retried until it is accepted, refused, or replaced by another one; nothing is queued.
+An alarm that NATS itself has failed (health is disconnected, or NATS accepts nothing) is sent as a
+Kubernetes Event and as a POST to a webhook. On each channel the newest alarm is retried until it is
+accepted, refused, or replaced by a newer one; alarms are not queued.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from muster.service import logs
 from muster_health.model import config, signals
 
 _CHECK_S: Final = 0.5
-"""How soon a new leader publishes its first tick."""
+"""A new leader publishes its first tick within this time."""
 STUCK_S: Final = 15.0
 """How long one publication may take; it delays all later ones."""
 
@@ -41,7 +41,7 @@ async def publish_ticks(
     interval_s: float,
     is_detector_leading: Callable[[int], bool] = lambda _: True,
 ) -> None:
-    """Publish a tick when we start to lead and then every `interval_s`, forever.
+    """Publish a tick when we begin to lead and then every `interval_s`, forever.
 
     `is_detector_leading` returns whether the detector has learned that it leads in this term.
     """
@@ -72,10 +72,9 @@ async def watch_publishing(
     stuck_max_s: float = STUCK_S,
     check_s: float = _CHECK_S,
 ) -> None:
-    """Notify people without NATS when publishing is stuck and when it works again; forever.
+    """Notify people without NATS when publishing is stuck and when it works again, forever.
 
-    While health is disconnected from NATS the detector raises its own alarm, which replaces this
-    one.
+    While health is disconnected from NATS, the detector's own alarm replaces this one.
     """
     is_notified = False
     while True:
@@ -97,7 +96,7 @@ async def watch_publishing(
 
 
 Post = Callable[[str, object], Awaitable[str]]
-"""Creates an object at a path of the Kubernetes API; returns the error, or an empty text."""
+"""Creates an object at a path of the Kubernetes API; returns the error, empty if it succeeded."""
 
 _TIMEOUT_S: Final = 5.0
 _BACKOFF: Final = pacing.Backoff(first_s=1.0, max_s=30.0)
@@ -132,7 +131,7 @@ class AlarmSender:
         return (*event, *(("webhook",) if self._settings.webhook_url else ()))
 
     async def send(self, alarm: signals.Alarm) -> None:
-        """Replace the previous alarm by this one; it is sent in the background."""
+        """Replace the previous alarm with this one; it is sent in the background."""
         event = "alarm_raised" if alarm.firing else "alarm_resolved"
         logs.logger().warning(event, summary=alarm.summary)
         async with self._changed:
@@ -237,6 +236,6 @@ class AlarmSender:
         status = response.status
         if status in {408, 429} or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise OSError(f"HTTP {status}")
-        # 3xx would need another URL: then the setting is wrong
+        # a redirect (3xx) means that the configured URL is wrong
         if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
             raise _Refused(f"HTTP {status}")

@@ -1,8 +1,8 @@
 """Manages all plugins: passes inputs to the right plugin, and finds common causes of failures.
 
-`detector` routes inputs and timers (`timer_queue`) to the plugins of its `registry`; `effects`
-decides what follows from what they return, and how much is published. The detector distrusts itself
-first, its clock too (`self_check`). `mass_failure` suspends verdicts while many plugins are suspect
-at once, `fleet_alerts` are the alerts that concern no single plugin, and `remediation` restarts a
-pod, where that is allowed.
+`detector` routes inputs and timers (`timer_queue`) to the plugins of its `registry`; `effects` acts
+on their results, within rate limits. `self_check` detects faults of health itself: its connection,
+its delays and its clock. `mass_failure` suspends verdicts while many plugins are suspected at once,
+`fleet_alerts` are the alerts about the whole fleet, and `remediation` restarts a plugin's pod if
+that is allowed.
 """

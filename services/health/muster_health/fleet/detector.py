@@ -1,11 +1,11 @@
 """Pure: the detector: passes inputs to the right plugin, and wakes plugins at their deadlines.
 
-The detector distrusts itself first. While its own link to NATS is gone it is disconnected, and
-nothing is due. When the link is back every wait starts anew, and when its own process was suspended
-every wait is longer by that: so a NATS outage, or a busy host, leads to no verdict.
+The detector first checks itself. While its own connection to NATS is down, nothing is due. When the
+connection is back, all waits restart; when its own process was suspended, all waits are extended by
+that time. So neither a NATS outage nor a busy host leads to a verdict.
 
-It reaches verdicts whether or not it leads, and publishes only while it does. A new leader first
-restores what the former one stored, and publishes the difference to what it knows itself.
+The detector reaches verdicts whether or not it leads, but publishes only while it leads. A new
+leader first restores what the former one stored, and publishes only the differences.
 """
 
 from collections.abc import Iterable
@@ -49,12 +49,12 @@ class Detector(effects.Fleet):
             for key in self._timers.due(now, most=_DUE_AT_ONCE):
                 outs += self._due(key, now)
         promised = self.next_deadline()
-        # what stays due waits for its turn, and nobody is late
+        # keys that are still due wait for their turn; that does not count as a delay of ours
         self._self_check.called(now, promised if promised is None else max(promised, now))
         return outs
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` must be called next."""
+        """Return the time at which `tick` must be called next."""
         check = self._self_check
         return check.alarm_due if check.is_disconnected else self._timers.earliest()
 
@@ -78,7 +78,7 @@ class Detector(effects.Fleet):
 
     @property
     def is_disconnected(self) -> bool:
-        """Return whether our own link to NATS is down."""
+        """Return whether our own connection to NATS is down."""
         return self._self_check.is_disconnected
 
     @property
@@ -87,7 +87,7 @@ class Detector(effects.Fleet):
         return self._fleet.position
 
     def fleet_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """Return the open alerts that concern no single plugin."""
+        """Return the open alerts about the whole fleet."""
         return self._fleet.view()
 
     # one input
@@ -145,11 +145,11 @@ class Detector(effects.Fleet):
         if plugin is None:
             return [signals.Noted(note=signals.Note.REFUSED)]
         returned = plugin.receive(heartbeat, now)
-        # nearly always there are none: its next deadline is later now, and stays queued for before
+        # nearly always there are none: the deadline is later now, and its old entry stays queued
         return self._act(plugin, returned, now) if returned else []
 
     def _find(self, node: str, name: str) -> tracked_plugin.TrackedPlugin | None:
-        # like `Registry.find`, without another call for each heartbeat
+        # the same as `Registry.find`, but without another call for each heartbeat
         home = self._registry.nodes.get(node)
         if home is not None:
             for plugin in home.plugins:
@@ -213,11 +213,11 @@ class Detector(effects.Fleet):
             return []
         return self._remediator.done(plugin, event, leader, self._self_check.at(now))
 
-    # all of them
+    # all plugins
 
     @property
     def _settle_s(self) -> float:
-        """Return how much time plugins have to reconnect and send a heartbeat."""
+        """Return how long plugins may take to reconnect and send a heartbeat."""
         silent_s = self._settings.suspicion_beats * self._settings.interval_s
         return self._settings.reconnect_s + silent_s
 
@@ -235,7 +235,7 @@ class Detector(effects.Fleet):
             return []
         due = plugin.next_deadline()
         if due is None or due > now:
-            # a heartbeat came since this was set
+            # a heartbeat has arrived since this was set
             self._timers.set(key, due)
             return []
         return self._act(plugin, plugin.tick(now), now)
@@ -291,7 +291,7 @@ class Detector(effects.Fleet):
             self._timers.set(effects.FLEET_DUE, now + (0.0 if lasts else self._settle_s))
         return outs
 
-    # ourselves
+    # health itself
 
     def _wake(self, now: float) -> list[signals.Output]:
         """Detect that we were called later than requested."""

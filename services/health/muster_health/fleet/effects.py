@@ -1,7 +1,7 @@
-"""Pure: effects on the fleet: turns what one plugin's machine returned into outputs.
+"""Pure: effects on the fleet: turns the effects of one plugin's machine into outputs.
 
-Many suspects at once suspend verdicts; a plugin that nobody expects is removed; what is new is
-published, within rate limits; and a pod is restarted, where that is allowed.
+Verdicts are suspended while many plugins are suspected at once; a plugin that is gone and not
+expected is removed; changes are published, within rate limits; a pod is restarted if allowed.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from muster_health.model import alerts, config, signals, steps
 from muster_health.plugin import tracked_plugin
 
 FLEET_DUE: Final = "fleet"
-"""Not a plugin's key, because those contain a dot."""
+"""The timer's key for the whole fleet; plugins' keys contain a dot."""
 STARTUP_DUE: Final = "startup"
 
 
@@ -122,7 +122,7 @@ class Fleet:
         return self._remediator.decide(plugin, leader, now, at, is_mass_failure=is_mass_failure)
 
     def _publish(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
-        """Publish a plugin's changes; after a start, a first good verdict waits for its turn."""
+        """Publish a plugin's changes; after a start, a first HEALTHY verdict waits for its turn."""
         if not plugin.has_news(now):
             return []
         leads = self._context.leader is not None
@@ -167,7 +167,7 @@ _EACH_TURN: Final = 50
 
 
 class StartupRateLimit:
-    """Plugins whose first good verdict is published now, and those that wait, in order."""
+    """Limits how many first HEALTHY verdicts are published at once; the others wait in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, None] = {}
@@ -176,7 +176,7 @@ class StartupRateLimit:
 
     @property
     def due(self) -> float | None:
-        """Return when the next plugins may be published, if any wait."""
+        """Return when the next plugins may be published, if any are waiting."""
         return self._until if self._waiting else None
 
     def must_wait(self, key: str, now: float) -> bool:

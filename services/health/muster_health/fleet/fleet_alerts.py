@@ -23,7 +23,7 @@ _EVENT_S: Final = 120.0
 
 
 class FleetAlerts:
-    """The alerts of the fleet, and how far the stream of events has been processed."""
+    """The alerts of the fleet, and the last processed position in the stream of events."""
 
     def __init__(self, context: config.Context) -> None:
         self.position = 0
@@ -38,7 +38,7 @@ class FleetAlerts:
         self._keep_until = 0.0
 
     def restore(self, before: snapshot.Snapshot, keep_until: float) -> None:
-        """Take over the published alerts; a mass failure may still last until `keep_until`."""
+        """Restore the published alerts; keep a mass failure's until `keep_until`."""
         self._keep_until = keep_until
         self.lifecycle.load(before.firing, before.untold_alerts)
         self.position = max(self.position, before.position)
@@ -53,7 +53,7 @@ class FleetAlerts:
             del self._servers[next(iter(self._servers))]
 
     def hold(self, key: str, held: Iterable[alerts.Alert]) -> bool:
-        """Record which alerts of a plugin are held back; return whether that has changed."""
+        """Record which alerts of a plugin are held back; return whether these have changed."""
         waiting = sorted((_URGENCY.index(alert.severity), alert.summary) for alert in held)
         if not waiting:
             return self.held.pop(key, None) is not None
@@ -104,7 +104,7 @@ class FleetAlerts:
         return [before, *events, self.store(leader)], due
 
     def has_moved(self) -> bool:
-        """Return whether more events have been processed than the saved position says."""
+        """Return whether events after the saved position have been processed."""
         return self.position > self._stored
 
     def store(self, leader: int) -> signals.Store:

@@ -1,11 +1,11 @@
-"""Pure: mass failure: when many plugins fail together, suspend verdicts, name the common cause.
+"""Pure: mass failure: if many plugins fail at once, suspends verdicts and names the common cause.
 
-A plugin is suspect when it is silent, or when a problem that it reports is about to become a
-verdict. A mass failure begins when more than 5 plugins, and more than 10 % of the fleet, became
-suspect within 10 s; or more than 5 that share a cause (a NATS server, a zone, a revision). While it
-lasts its members are suspended: they are asked nothing and get no verdict. It ends by itself: when
-hardly any are still suspect, or when they have had the time to come back and no more join them.
-Those that are still suspect then are resumed some at a time, as each takes questions and answers.
+A plugin is suspected when it is silent, or when a problem that it reports is about to lead to a
+verdict. A mass failure begins when, within 10 s, more than 5 plugins and more than 10 % of the
+fleet become suspected, or more than 5 that share a cause (a NATS server, a zone, a revision). While
+it lasts, its members are suspended: they are not probed, and get no verdict. It ends when hardly
+any are still suspected, or when they have had the time to recover and no others join. The plugins
+that are then still suspected are resumed a few at a time, because each needs a probe and queries.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from muster_health.model import config, steps
 from muster_health.plugin import tracked_plugin
 
 FLEET: Final = ""
-"""The cause of a mass failure whose members have nothing known in common."""
+"""The cause of a mass failure whose members have no known cause in common."""
 
 _REMAIN_SHARE: Final = 0.02
 _COMMON_SHARE: Final = 0.8
@@ -46,7 +46,7 @@ class Ended:
 
 
 class SuspectCounts:
-    """Which plugins are suspected and since when, and the mass failures among them."""
+    """Which plugins are suspected, when that began, and the mass failures among them."""
 
     def __init__(self, settings: config.Detection) -> None:
         self.active: dict[str, MassFailure] = {}
@@ -85,7 +85,7 @@ class SuspectCounts:
         return any(key in failure.members for failure in self.active.values())
 
     def common(self, failure: MassFailure) -> str:
-        """Return what nearly all members have in common; empty if nothing."""
+        """Return what nearly all members have in common; empty if they have nothing in common."""
         if failure.cause != FLEET:
             return failure.cause
         counts = Counter(cause for key in failure.members for cause in self.suspects.get(key, ()))
@@ -95,7 +95,7 @@ class SuspectCounts:
         return ""
 
     def how(self, failure: MassFailure) -> str:
-        """Return in words how the members have failed."""
+        """Return a description of how the members failed."""
         troubled = len(failure.members & self._with_problem)
         if not troubled:
             return "went silent"
@@ -142,7 +142,7 @@ class SuspectCounts:
         return [FLEET] if is_fleet else common
 
     def _is_new(self, cause: str) -> bool:
-        # what is part of a mass failure of the whole fleet is none of its own
+        # during a mass failure of the whole fleet, none begins for a single cause
         return cause not in self.active and FLEET not in self.active
 
     def _begin(self, cause: str, now: float) -> MassFailure:

@@ -33,7 +33,7 @@ class Registry:
         """Return a plugin if it is tracked."""
         there = self.nodes.get(node)
         if there is not None:
-            # there are few on a node, and mostly one
+            # a node has few plugins, mostly one
             for tracked in there.plugins:
                 if tracked.plugin == plugin:
                     return tracked
@@ -47,7 +47,7 @@ class Registry:
         if known is not None:
             return known
         if node == vocabulary.FLEET:
-            # a plugin cannot report for the fleet: alerts and stored state of that name are ours
+            # this name is reserved for health's own alerts and saved state
             return None
         there = self.nodes.setdefault(node, Node())
         if len(there.plugins) >= self._context.bounds.plugins_per_node:
@@ -68,7 +68,7 @@ class Registry:
         return _inhibit(node.plugins)
 
     def is_placed(self, plugin: str) -> bool:
-        """Return whether Kubernetes says on which nodes this plugin is expected."""
+        """Return whether Kubernetes reports on which nodes this plugin is expected."""
         return plugin in self._expected
 
     def expect(

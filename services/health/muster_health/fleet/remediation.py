@@ -1,10 +1,10 @@
 """Pure: restarts of plugin pods: off by default, limited in number, never during a mass failure.
 
-Only a verdict that a restart may repair is acted on, once, after its alert was published: STUCK,
-MISMATCH, and DEREGISTERED after a minute in which the plugin could not repair it itself. Each node
-waits longer after each restart, and the fleet has so many an hour. What the budget forbids is
-published as refused, and not done later. A restart is stored with the plugin before it is done, so
-that a restart of health does not cause another one.
+A pod is restarted only for a verdict that a restart may repair, once per verdict, after its alert
+has been published: STUCK, MISMATCH, and DEREGISTERED if the plugin has not registered again by
+itself within a minute. On each node the wait grows after each restart, and the fleet has a limit
+per hour. A restart over a limit is published as refused, and not done later. Each restart is saved
+before it is done, so that a restart of health does not repeat it.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class RestartBudget:
         *,
         is_mass_failure: bool,
     ) -> signals.Pod | str:
-        """Return the pod to restart, and count the restart; or return why none is restarted."""
+        """Return the pod to restart, and count the restart; or return why no pod is restarted."""
         running = [pod for pod in pods if not pod.deleting]
         if is_mass_failure:
             return "mass failure: restarting plugins would hide the cause"

@@ -1,8 +1,8 @@
 """Pure: self-check of the detector: its link to NATS, its delays and its clock.
 
-It is disconnected while its link to NATS is gone, and at first. Its process was suspended if it was
-called much later than it had asked for. If most nodes' clocks differ from ours, ours is wrong. All
-of these concern the detector itself, and no plugin.
+The detector is disconnected until its connection to NATS is up. Its process was suspended if it is
+called much later than it requested. If most nodes' clocks differ from ours, ours is wrong. None of
+these is a fault of a plugin.
 """
 
 from collections.abc import Mapping
@@ -31,18 +31,18 @@ class SelfCheck:
         self._stamped = 0.0
 
     def late_s(self, now: float) -> float:
-        """Return for how long our process was suspended; 0 if negligible."""
+        """Return how long our process was suspended; 0 if that is negligible."""
         if self._promised is None or self.is_disconnected:
             return 0.0
         late_s = now - max(self._promised, self._called_at)
         return late_s if late_s > self._settings.stall_s else 0.0
 
     def called(self, now: float, promised: float | None) -> None:
-        """Record that we ran, and when we should be called next."""
+        """Record that we are running, and when we should be called next."""
         self._called_at, self._promised = now, promised
 
     def lost(self, now: float) -> None:
-        """Record that our link to NATS is down, or was never up."""
+        """Record that our connection to NATS is down, or was never up."""
         self.is_disconnected = True
         if self._since is None:
             self._since = now
@@ -60,10 +60,10 @@ class SelfCheck:
         return [signals.Alarm(firing=True, summary=summary, seconds=seconds)]
 
     def back(self, at: datetime, now: float) -> tuple[float, list[signals.Output]]:
-        """Record that our link is up again; return how long it was down, and the outputs."""
+        """Record that our connection is up; return how long it was down, and the outputs."""
         seconds = 0.0 if self._since is None else now - self._since
         self.is_disconnected, self._since, self.alarm_due = False, None, None
-        # the wall clock may have been set meanwhile
+        # someone may have set the wall clock meanwhile
         self._at_zero = at - timedelta(seconds=now)
         self.wall_zero = self._at_zero.timestamp()
         outs: list[signals.Output] = [
@@ -94,7 +94,7 @@ class FleetClocks:
     def compare(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> list[tracked_plugin.TrackedPlugin] | None:
-        """Record whether a clock is skewed; return all skewed if that changes whether ours is."""
+        """Record whether a clock is skewed; if that changes whether ours is, return all skewed."""
         is_skewed = changed.clock.is_skewed
         (self._skewed_keys.add if is_skewed else self._skewed_keys.discard)(changed.key)
         most = max(self._context.settings.storm_min, len(self._plugins) / 2)
@@ -105,7 +105,7 @@ class FleetClocks:
         return self._skewed
 
     def text(self) -> str:
-        """Return a description of how our clock is wrong; empty if no fault is known."""
+        """Return how our clock is wrong; empty if it is not known to be wrong."""
         if not self._context.is_our_clock_skewed:
             return ""
         clocks = sorted((plugin.clock for plugin in self._skewed), key=lambda c: c.seconds)

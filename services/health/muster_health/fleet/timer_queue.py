@@ -12,10 +12,10 @@ _FAR_S: Final = 1e12
 class TimerQueue:
     """The next deadline of each key.
 
-    A postponed deadline stays queued at its old time; when that comes, its key is checked and
-    queued again. So a heartbeat costs a dictionary look-up instead of a queue operation. Deadlines
-    are grouped into time slots and sorted only within a slot. Most are postponed before their slot
-    comes, and leave together with it, so the whole fleet is never sorted.
+    A postponed deadline stays queued at its old time; at that time, its key is checked and queued
+    again. So a heartbeat costs a dictionary look-up instead of a queue operation. Deadlines are
+    grouped into time slots and sorted only within a slot. Most are postponed before their slot
+    begins, and are moved together with it, so the whole fleet is never sorted.
     """
 
     def __init__(self) -> None:

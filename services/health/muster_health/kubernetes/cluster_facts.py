@@ -33,7 +33,7 @@ class _RawList(msgspec.Struct, frozen=True):
 
 
 def is_ready(node: objects.Node) -> bool | None:
-    """Return whether a node reports Ready; None if it reports no such condition.
+    """Return whether a node reports Ready; None if it does not report that condition.
 
     `Unknown`, which the control plane sets for a silent node, counts as not Ready.
     """
@@ -88,7 +88,7 @@ def template_generation(daemonset: objects.DaemonSet) -> str:
 
 
 def pods_requesting(pod_list: bytes, resources: Collection[str]) -> tuple[str, ...]:
-    """Return running or pending pods that request any of these, as sorted `namespace/name`.
+    """Return the running or pending pods that request any of these, as sorted `namespace/name`.
 
     Raises msgspec's errors for bytes that are not a list of pods.
     """
@@ -104,7 +104,7 @@ def pods_requesting(pod_list: bytes, resources: Collection[str]) -> tuple[str, .
 
 
 def age_s(then: datetime | None, server_now: datetime | None) -> float | None:
-    """Return the seconds between two times of the API server, never less than 0."""
+    """Return the seconds between two times of the API server, at least 0."""
     if then is None or server_now is None or then.tzinfo is None:
         return None
     return max(0.0, (server_now - then.astimezone(UTC)).total_seconds())
@@ -118,7 +118,7 @@ def _is_extended(resource: str) -> bool:
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:
     """Return whether any container requests one of these; sidecars count as init containers.
 
-    A limit alone is a request, too (core/v1 defaults.go, SetDefaults_Pod, 1.36).
+    A limit without a request counts as a request (core/v1 defaults.go, SetDefaults_Pod, 1.36).
     """
     if pod.spec is None or pod.phase in _ENDED:
         return False

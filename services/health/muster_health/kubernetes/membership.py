@@ -1,9 +1,9 @@
-"""Pure: which nodes should run which plugin and since when, and what every node offers.
+"""Pure: which nodes should run which plugin and for how long, and what every node offers.
 
 A plugin belongs on the nodes where the DaemonSet controller would put its pod, or on the nodes with
-configured labels. Fed by the watches; reports only what has changed since it was last asked. Ages
-count from whichever is later: when an object was created (by the API server's clock), or when we
-first saw that the node should have the plugin.
+configured labels. The watches pass in the objects; `changes` returns only what has changed since
+its last call. Ages count from the later of two times: when an object was created (by the API
+server's clock), or when we first saw that the node should run the plugin.
 """
 
 import math
@@ -35,7 +35,7 @@ _HOST_NETWORK_TOLERATION: Final = objects.Toleration(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The parts of a node that are kept; only the labels that are needed here."""
+    """The parts of a node that are kept, with only the labels that are needed here."""
 
     name: str
     created_at: float
@@ -66,7 +66,7 @@ class _Plugin:
     expected_since: dict[str, float] = field(default_factory=dict)
     reported: Mapping[str, signals.Expected] | None = None
     changed: set[str] = field(default_factory=set)
-    """Nodes to evaluate again; a rollout changes only a few each second."""
+    """Nodes to evaluate again; a rollout changes only a few of them each second."""
 
     def put(self, pod: Pod) -> None:
         """Add or replace a pod."""
@@ -98,7 +98,7 @@ def should_run(
 ) -> bool:
     """Return whether a DaemonSet's pod belongs on a node.
 
-    As pkg/controller/daemon/daemon_controller.go decides it in NodeShouldRunDaemonPod (1.36).
+    It decides as NodeShouldRunDaemonPod in pkg/controller/daemon/daemon_controller.go does (1.36).
     """
     tolerations = (*(template.tolerations or ()), *_DAEMON_TOLERATIONS)
     if template.host_network:
@@ -244,7 +244,7 @@ class Membership:
     def _update(self, plugin: _Plugin, now: float) -> bool:
         """Evaluate changed nodes again; return whether the result changed.
 
-        A node for which nothing changed keeps the same object, with the age that it had.
+        An unchanged node keeps the same object, with the age from when it last changed.
         """
         before = plugin.reported
         nodes = dict(before or {})
@@ -261,7 +261,7 @@ class Membership:
         return True
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Record since when a node is expected: since its creation if so when first read."""
+        """Record when the plugin became expected on a node; at the first reading, its creation."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)
@@ -297,7 +297,7 @@ def _is_expected(plugin: _Plugin, node: Node) -> bool:
 
 
 def _tolerates(toleration: objects.Toleration, taint: objects.Taint) -> bool:
-    """Return whether a pod tolerates a taint; as component-helpers/scheduling/corev1 (1.36)."""
+    """Return whether a pod tolerates a taint; like component-helpers/scheduling/corev1 (1.36)."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:

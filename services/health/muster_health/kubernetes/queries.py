@@ -1,9 +1,9 @@
 """Adapter: the Kubernetes API: answers queries about a suspected plugin, and deletes its pod.
 
 A query GETs a node, its lease and the plugin's pods on it concurrently, within a time limit; the
-answer has what arrived in time and says what did not. Or it lists all pods on the node, to find
-those that a failure affects: such lists have a queue of their own, so that they never delay a
-verdict.
+answer contains the parts that arrived in time, and names the missing ones. Another kind of query
+lists all pods on the node, to find those that a failure affects. These lists have their own queue,
+so they never delay a verdict.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _PODS_MAX: Final = 4
 _LIST_PODS_MAX: Final = 1_000
 _LIST_BYTES_MAX: Final = 16 * 1024 * 1024
 _LISTS_MAX: Final = 4
-"""How many lists of a node's pods run at once: each may take `_LIST_BYTES_MAX`."""
+"""How many lists of a node's pods run at once; each may need `_LIST_BYTES_MAX` of memory."""
 _QUEUE_S: Final = 15.0
 """How long a list waits for its turn; the detector repeats the query after 20 s."""
 _ANSWER_SHARE: Final = 0.9
@@ -45,7 +45,7 @@ _QUERY_S: Final = prometheus_client.Histogram(
 class PodLocation:
     """Where to find a plugin's pods: namespace, label selector and newest DaemonSet revision.
 
-    `names` are the names of the plugin's pods on the node, as far as known.
+    `names` are the known names of the plugin's pods on the node.
     """
 
     namespace: str
@@ -56,7 +56,7 @@ class PodLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LeaseHistory:
-    """A lease version read from `since` to `last`; `before` is when its predecessor was last read.
+    """When one version of a lease was read first and last; `before` is when the former one was.
 
     All times are by our own clock.
     """
@@ -101,7 +101,7 @@ class ClusterQueries:
     ) -> None:
         """Delete a pod if it still has this uid, without waiting; one `Remediated` follows.
 
-        If we no longer lead (`is_leader`), nothing happens at all.
+        If we no longer lead (`is_leader`), nothing is deleted, and no `Remediated` follows.
         """
         self._start(self._delete(request, is_leader, dry_run=dry_run))
 
@@ -120,7 +120,7 @@ class ClusterQueries:
     async def _answer(self, query: signals.AskCluster) -> None:
         try:
             result = await (self._list_pods(query) if query.resources else self._query(query))
-        except Exception:  # noqa: BLE001  # the API's answers are foreign, and an answer must follow
+        except Exception:  # noqa: BLE001  # any answer may come, and ours must follow
             logs.logger().exception("cluster_query_failed", node=query.node)
             result = None
         await self._put(
@@ -183,7 +183,7 @@ class ClusterQueries:
         )
         if answers and not any(map(_is_absent, answers)):
             return answers
-        # version 0: answered from the API server's memory, by its index of pods by node
+        # version 0: the API server answers from its memory, using its index of pods by node
         query = {
             "labelSelector": location.selector,
             "fieldSelector": f"spec.nodeName={node}",
@@ -200,7 +200,7 @@ class ClusterQueries:
             "resourceVersion": "0",
         }
         with contextlib.suppress(TimeoutError, *api.UNREADABLE):
-            # the list's own time begins with its turn
+            # the list's own timeout begins only when it gets its turn
             async with asyncio.timeout(_QUEUE_S + timeout_s), self._lists:
                 answer = await self._api.request(
                     "GET",
@@ -225,7 +225,7 @@ class ClusterQueries:
         return answer
 
     def _lease_age_s(self, node: str, answer: api.Answer) -> float | None:
-        """Return a lease's age by the API server's clock, within what our own clock allows."""
+        """Return a lease's age by the API server's clock, corrected by our reading times."""
         if not answer.is_ok:
             return None
         try:
@@ -338,7 +338,7 @@ def _is_absent(answer: api.Answer) -> bool:
 
 
 def _says_no_such_node(answer: api.Answer) -> bool:
-    """Return whether the API server itself says so: a failing proxy may answer 404, too."""
+    """Return whether the API server itself answered that; a failing proxy may answer 404, too."""
     if _is_absent(answer):
         with contextlib.suppress(*api.UNREADABLE):
             return msgspec.json.decode(answer.body, type=_Status) == _NO_SUCH_NODE

@@ -1,6 +1,6 @@
 """Adapter: the Kubernetes API: watches all nodes, and each plugin's DaemonSet and pods.
 
-Leases are not watched: they change every 10 s on each node, and are read when a node is suspected.
+Leases are not watched, because each changes every 10 s; they are read when a plugin is suspected.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ ClusterEvent = (
 )
 
 _REPORT_S: Final = 1.0
-"""How long changes are collected, so that a rolling update causes one change a second."""
+"""Changes are collected for this long, so that a rolling update is reported once a second."""
 _DAEMONSET_S: Final = 5.0
-"""How long reading nodes waits for the DaemonSets, which show which node labels matter."""
+"""How long to wait for the DaemonSets before reading nodes; they show which labels to keep."""
 
 _CHECK_S: Final = 5.0
 _ANSWER_S: Final = 5.0
@@ -75,7 +75,7 @@ class ClusterWatcher:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What cannot be read or done, each with its reason; empty if everything works."""
+        """What cannot be read or done, each with the reason; empty if everything works."""
         problems = {
             "API": self._api_problem,
             "nodes": self._nodes.problem,
@@ -91,7 +91,7 @@ class ClusterWatcher:
         return {what: problem for what, problem in problems.items() if problem}
 
     async def run(self) -> None:
-        """Watch forever; nodes are read once it is known which of their labels are needed."""
+        """Watch forever; read nodes only once it is known which of their labels are needed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for plugin, reflector in self._daemonsets.items():
@@ -104,7 +104,7 @@ class ClusterWatcher:
             await self.queries.close()
 
     async def _check_api(self) -> None:
-        """Detect an API that hangs: a quiet watch may also mean that nothing has changed."""
+        """Detect an API that hangs; a quiet watch alone may mean that nothing has changed."""
         timeout_s = min(_ANSWER_S, self._check_s)
         while True:
             await asyncio.sleep(self._check_s)
@@ -181,7 +181,7 @@ class ClusterWatcher:
         changed, self._selector_changed = self._selector_changed, asyncio.Event()
         changed.set()
         if not self._membership.label_keys <= self._label_keys:
-            # labels that did not matter until now were not kept
+            # labels that were not needed until now were not kept
             self._label_keys = self._membership.label_keys
             self._nodes.list_again()
 

@@ -31,10 +31,10 @@ def replay(
     """Show which alerts another policy would have raised.
 
     Two policies are replayed: the recorded one, which health used at the time, and that of
-    --policy. Alerts that only one of them raises are shown, and alerts that come later or sooner;
-    alerts that are the same are counted. If a replay of the recorded policy does not raise the
-    alerts that were published, the differences are shown first. Another policy sends other probes
-    and queries than were recorded: the last line counts how these were answered.
+    --policy. The output shows alerts that only one of them raises, and alerts that come later or
+    sooner; equal alerts are only counted. If a replay of the recorded policy does not raise the
+    alerts that were published, these differences come first. Another policy sends other probes and
+    queries than the recorded ones: the last line counts how they were answered.
 
     The exit code is 0, or 2 if a file cannot be used.
 

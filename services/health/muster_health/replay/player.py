@@ -1,12 +1,13 @@
 """Pure: replays a recording under a policy, with the real detector and the recorded time.
 
-What plugins, the bus and the cluster did is fed in as it arrived. Where a recorded process ended,
-the detector ends, too; the next one begins with the state that the replayed policy would have
-saved. The replayed detector always leads: the recorded one may have been a follower.
+The recorded inputs from plugins, the bus and the cluster are fed in as they arrived. Where a
+recorded process ended, the detector ends, too; the next one begins with the state that the replayed
+policy would have saved. The replayed detector always leads, even if the recorded one did not.
 
-A question that was asked at that time then, too, gets the answer that it got. To others nobody
-recorded an answer. A probe then counts as answered if a heartbeat arrived within the probe's time,
-and otherwise goes like the plugin's nearest probe; the cluster gives the answer nearest in time.
+A probe or query that was also recorded at that time gets the recorded answer. For any other there
+is no recorded answer: a probe counts as answered if a heartbeat arrived within its timeout, and
+otherwise gets the result of the plugin's nearest recorded probe; a query to Kubernetes gets the
+recorded answer nearest in time.
 """
 
 import bisect
@@ -41,7 +42,7 @@ _NOT_REPLAYED: Final = (
     signals.Remediated,
     signals.ClockStalled,
 )
-"""The recorded queries, their answers, and whether the process led."""
+"""The recorded queries, their answers, and whether the process was the leader."""
 
 ProbeResult = signals.ProbeAnswered | signals.ProbeFailed | signals.ProbeInconclusive
 Question = signals.Probe | signals.AskCluster
@@ -62,8 +63,9 @@ class Result:
 class Comparison:
     """The alerts of a recording under its own policy and under another one, after a given time.
 
-    `not_replayed` and `not_published` say where replaying the recorded policy differs from what
-    happened; `questions` counts how those of the other policy were answered.
+    `not_replayed` and `not_published` are the differences between the published alerts and a replay
+    of the recorded policy; `questions` counts how the other policy's probes and queries were
+    answered.
     """
 
     published: int
@@ -77,7 +79,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that comes `after_s` later, or never (None); `how` says where it was taken from."""
+    """An answer that comes `after_s` later, or never (None); `how` says where it is taken from."""
 
     how: str
     after_s: float
@@ -92,9 +94,9 @@ class _RecordedQuestion:
 
 
 def play(recorded: recording.Recording, policy: config.Settings | None = None) -> Result:
-    """Replay a recording under a policy; by default under the one that each process recorded.
+    """Replay a recording under a policy, by default under the one that each process recorded.
 
-    Of the settings only `detection` and `bounds` are used.
+    Only `detection` and `bounds` of the settings are used.
     """
     return _Player(recorded, policy).run()
 
@@ -164,7 +166,7 @@ class _Player:
         return self._result
 
     def _end(self) -> None:
-        """Process deadlines up to the last entry; the recorded process ran none after that."""
+        """Process the deadlines up to the last entry; the recorded process ran no later ones."""
         if self._detector is not None:
             self._advance(self._detector, self._now + _LAST_S)
 
@@ -189,7 +191,7 @@ class _Player:
     ) -> None:
         """Restore state at the moment when the recorded process did.
 
-        Where the replayed policy saved state itself, that is used instead of the recorded one.
+        If the replayed policy has saved state, that is used instead of the recorded state.
         """
         self._restore_saved(replayed, at)
         key = recording.key_of(restored.state)
@@ -221,7 +223,7 @@ class _Player:
                 self._feed(replayed, answer, now)
 
     def _awake(self, now: float) -> float:
-        """Return when the recorded process ran next: while suspended, it did nothing."""
+        """Return when the recorded process ran next; while suspended, it did nothing."""
         return next((end for begin, end in self._stalls if begin < now < end), now)
 
     def _feed(self, replayed: detector.Detector, event: signals.Input, now: float) -> None:
@@ -250,7 +252,7 @@ class _Player:
 
 
 class AnswerBook:
-    """Answers probes and queries from everything that was recorded."""
+    """Answers probes and queries from the recording."""
 
     def __init__(self, entries: Iterable[tuple[float, recording.Entry]]) -> None:
         self._heartbeats: dict[tuple[str, str], list[tuple[float, vocabulary.Heartbeat]]]
@@ -351,7 +353,7 @@ def _nearest(answers: Sequence[tuple[float, Answer]], now: float) -> Answer | No
 
 
 def _while_disconnected(answer: Answer) -> Answer:
-    """Return what happens to an answer that arrives while the detector is disconnected."""
+    """Return the answer as the detector gets it if it arrives while disconnected from NATS."""
     if not isinstance(answer, signals.ProbeFailed):
         return answer
     return signals.ProbeInconclusive(node=answer.node, plugin=answer.plugin, number=answer.number)

@@ -1,7 +1,7 @@
 """Adapter: files: records a detector's inputs and alerts in two files of limited size; reads them.
 
-When the newer file is full it becomes the older one, `FILE.1`. If it cannot be written, that is
-logged once and recording ends; the detector goes on.
+When the newer file is full, it becomes the older one, `FILE.1`. If a file cannot be written, that
+is logged once and recording ends, while the detector continues.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ class Recorder:
         self._file: BinaryIO | None = None
         self._size_bytes = 0
         self._levels: dict[tuple[str, str], signals.Input] = {}
-        """The newest inputs sent only on change, and saved state; new files repeat them."""
+        """Saved state, and the newest inputs that are sent on change; new files repeat both."""
 
     def receive(self, event: signals.Input, now: float) -> Sequence[signals.Output]:
         """Record an input and pass it to the detector."""
@@ -48,7 +48,7 @@ class Recorder:
         return outputs
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` must be called next."""
+        """Return the time at which `tick` must be called next."""
         return self._recorded.next_deadline()
 
     def begin(self, now: float) -> None:
@@ -103,7 +103,7 @@ class Recorder:
             self._end(error)
 
     def _flush(self) -> None:
-        """Flush the buffer: the process may be killed at any time."""
+        """Flush the buffer, because the process may be killed at any time."""
         try:
             if self._file is not None:
                 self._file.flush()

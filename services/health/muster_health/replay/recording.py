@@ -1,8 +1,8 @@
 """Pure: a recording of the detector's inputs, queries and alerts: its format, and how to read it.
 
-Heartbeats are stored nowhere else, and without them nobody could say what another policy would have
-done. Each line is `{"t": seconds on the writer's clock, "k": kind, "v": entry}`. A header says
-which policy was in force; there is one at the beginning of each file and of each process.
+Heartbeats are stored nowhere else, and without them another policy could not be replayed. Each line
+is `{"t": seconds on the writer's clock, "k": kind, "v": entry}`. A header contains the policy in
+force; there is a header at the beginning of each file and of each process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,8 +27,8 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Which process recorded, under which policy; `at_zero` is UTC at second 0 of its clock.
 
-    `begins` says that a process began; otherwise it goes on in another file. `sees` says whether it
-    was connected to NATS then, `leads` whether it was the leader: a file may begin in the middle.
+    `begins` means that the process has just started; otherwise it continues in a new file. `sees`
+    means that it was connected to NATS at that time, `leads` that it was the leader.
     """
 
     v: int = VERSION
@@ -94,7 +94,7 @@ _EVENTS: Final = {event.TYPE: msgspec.json.Decoder(event) for event in vocabular
 
 
 class UnreadableRecording(ValueError):
-    """A line or the whole file is not a valid recording; the text says why."""
+    """A line or the whole file is not a valid recording; the message says why."""
 
 
 def key_of(state: snapshot.Snapshot) -> str:
@@ -136,7 +136,7 @@ def decode(line: bytes) -> tuple[float, Entry]:
     except KeyError as error:
         raise UnreadableRecording(f"unknown kind {error}") from None
     if isinstance(entry, Header) and entry.v != VERSION:
-        raise UnreadableRecording(f"the recording is of version {entry.v}, expected {VERSION}")
+        raise UnreadableRecording(f"the recording has version {entry.v}, expected {VERSION}")
     return fields.t, entry
 
 
@@ -154,7 +154,7 @@ def _encoded(t: float, kind: str, value: object) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
-# what a recording says when it is read as a whole
+# a recording as a whole
 
 
 @dataclass(slots=True, kw_only=True)
@@ -195,8 +195,8 @@ class EpisodeTracker:
             and alert.starts_at != episode.alert.starts_at
             and when - episode.fired_at > _SAME_ALERT
         ):
-            # another leader published the end; soon after the beginning it was only repeated,
-            # because a leader ended before it had saved it
+            # another leader published the end of the former alert; but soon after its beginning,
+            # this is a repetition, because a leader ended before it had saved the alert
             episode.resolved_at, episode = when, None
         if alert.state is vocabulary.AlertState.RESOLVED:
             if episode is not None:
@@ -208,7 +208,7 @@ class EpisodeTracker:
             self._open[alert.fingerprint] = Episode(alert=alert, fired_at=when)
             self.all.append(self._open[alert.fingerprint])
         else:
-            # what it is about may change while it fires
+            # the subject of an alert may change while it fires
             episode.alert = alert
             episode.kinds |= {alert.kind}
 
@@ -243,7 +243,7 @@ class Recording:
     def restored(self) -> list[Episode]:
         """The alerts in saved state, at their beginning; another process may have raised them.
 
-        Such an alert may since have changed its kind.
+        The kind of such an alert may have changed since its beginning.
         """
         return [
             Episode(
@@ -259,7 +259,7 @@ class Recording:
 
     @property
     def times_not_leading(self) -> list[tuple[datetime, datetime]]:
-        """The times when the recording process did not lead, and so published nothing."""
+        """The periods in which the recording process did not lead, and so published nothing."""
         times: list[tuple[datetime, datetime]] = []
         since: float | None = None
         for at, entry in self.entries:
@@ -283,7 +283,7 @@ class Recording:
 def read(lines: Iterable[tuple[float, Entry]]) -> Recording:
     """Return a recording with one clock. Raises UnreadableRecording if the header is missing.
 
-    Each process counts by a clock of its own; UTC relates them.
+    Each process has its own clock; UTC relates these clocks to each other.
     """
     first: Header | None = None
     offset_s = 0.0
@@ -305,7 +305,7 @@ def read(lines: Iterable[tuple[float, Entry]]) -> Recording:
 def match(
     ours: Sequence[Episode], theirs: Sequence[Episode]
 ) -> tuple[list[tuple[Episode, Episode]], list[Episode], list[Episode]]:
-    """Return matching pairs (close in time), and the unmatched on either side."""
+    """Return matching pairs (close in time), and the unmatched alerts of both sides."""
     unmatched = list(theirs)
     both: list[tuple[Episode, Episode]] = []
     only_ours: list[Episode] = []
@@ -325,8 +325,8 @@ def differences(
 ) -> tuple[list[Episode], list[Episode]]:
     """Return the alerts that were published but not replayed, and the reverse.
 
-    The recording process did not publish what another leader had published and saved; and it cannot
-    know of an alert that began and ended while it was not the leader.
+    The reverse leaves out alerts that another leader had published and saved, and alerts that began
+    and ended while the recording process was not the leader.
     """
     _, missing, additional = match(recorded.published, replayed)
     times = recorded.times_not_leading
