@@ -109,7 +109,6 @@ class Rounds:
         made(began)
         self._muster.until_healthy()
         _add(self.samples.recovery, fault, time.monotonic() - began)
-        print(f"{fault}: {time.monotonic() - began:.1f} s", file=sys.stderr)
 
     def _crash(self, began: float) -> None:
         cluster_faults.kill_plugin()
@@ -187,6 +186,7 @@ _FAULTS: Final = ("crash", "stop", "dead", "restart", "delete", "rollout", "nats
 
 def _add(samples: dict[str, list[float]], name: str, seconds: float) -> None:
     samples.setdefault(name, []).append(seconds)
+    print(f"{name}: {seconds:.1f} s", file=sys.stderr)
 
 
 def _memory_mib(cluster: real_cluster.Cluster) -> dict[str, float]:

@@ -249,6 +249,7 @@ class Api:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a watch until it ends. Raises Refused and the exceptions in `LOST`.
 
+        The first is empty: the server accepted the watch, and may have nothing to say for long.
         A watch without a line for `idle_s`, not even a bookmark, is lost: TimeoutError.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=idle_s, sock_read=idle_s)
@@ -258,6 +259,7 @@ class Api:
                 body = await response.content.read(64 * 1024)
                 raise Refused(_answer(f"watch {path}", response, body))
             _REQUESTS.labels("watch", str(response.status)).inc()
+            yield b""
             rest = b""
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")

@@ -163,7 +163,9 @@ class Reflector(Generic[Shape, Kept]):
         lines = self._api.watch(self._path, query, idle_s=_IDLE_S)
         async with contextlib.aclosing(lines):
             async for line in lines:
-                if self._apply(line):
+                if not line:
+                    self._note_available()
+                elif self._apply(line):
                     self._on_line()
                 if not self._version:
                     raise _Expired

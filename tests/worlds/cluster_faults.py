@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripts.cluster import components, layout, node
+from scripts.cluster import node
 from tests.worlds import manifests, real_cluster
 from tests.worlds.real_cluster import until
 
@@ -47,6 +47,10 @@ images: [{{name: muster, newName: {image}, newTag: {tag}}}]
 configMapGenerator:
   - {{name: muster-notifier-settings, namespace: muster, behavior: merge, files: [notifier.yaml]}}
   - {{name: muster-health-settings, namespace: muster, behavior: merge, files: [health.yaml]}}
+"""
+_START_API: Final = """
+from scripts.cluster import components, layout, node
+node.spawn(components.apiserver(), [layout.STATE / "bin"])
 """
 _SECRETS: Final = """
 kubectl apply -f muster/k8s/base/namespace.yaml
@@ -219,7 +223,8 @@ def without_api(cluster: real_cluster.Cluster) -> Iterator[None]:
     try:
         yield
     finally:
-        node.spawn(components.apiserver(), [layout.STATE / "bin"])
+        # in a process of its own: it outlives us
+        subprocess.run([sys.executable, "-c", _START_API], check=True)
         until(lambda: cluster.ask("get", "--raw", "/readyz")[1] == "ok", "the API is ready")
 
 
