@@ -419,7 +419,7 @@ def test_a_gb_is_a_thousand_mib_as_the_iktos_fork_counts() -> None:
         counts[unit.physical] = counts.get(unit.physical, 0) + 1
     assert counts == {uuid(0): 40, uuid(1): 1, uuid(2): 1, uuid(3): 1000, uuid(64, "MIG"): 4}
     assert plan.problems == (
-        f"sharing.resources[0]: the memory of {uuid(2)} is not known; it counts as 1 GB",
+        f"sharing.resources[0]: the memory of {uuid(2)} is unknown and counts as 1 GB",
     )
 
 
@@ -500,8 +500,8 @@ LOST = gpu.UnreadableGpu(index=3, error="GPU_IS_LOST", uuid=uuid(3))
             ["0::0", "0::1", "1"],
             (
                 (
-                    f"GPU 0 ({uuid(0)}): another device has its uuid, or that of one of its MIG "
-                    "devices"
+                    f"GPU 0 ({uuid(0)}): another device has the same uuid, or one of its MIG "
+                    "devices has"
                 ),
                 "sharing.resources[0].devices[1]: 3 is not a device of nvidia.com/gpu",
             ),

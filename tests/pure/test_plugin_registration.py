@@ -524,7 +524,7 @@ def test_a_resource_that_is_displaced_again_is_left_to_the_other_plugin_for_a_wh
     assert machine.next_deadline() == 50.0
     assert machine.problem(25.0) == (
         f"another plugin registered it ({X}), for 5.0 s; "
-        "registering again, at the latest when nobody else serves it"
+        "registering again, at the latest when no other plugin serves it"
     )
     same = registration_model.Compared(2, X, frozenset({"rival.sock", "other.sock", "third.sock"}))
     assert machine.receive(same, 21.0) == []

@@ -152,7 +152,7 @@ def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_reported(node: f
     [
         (9, gpu.Driver.NOT_LOADED, "DRIVER_NOT_LOADED: the kernel module is not loaded"),
         (4, gpu.Driver.NO_PERMISSION, "NO_PERMISSION: not permitted; let this container open"),
-        (17, gpu.Driver.NO_PERMISSION, "OPERATING_SYSTEM: the operating system refuses"),
+        (17, gpu.Driver.NO_PERMISSION, "OPERATING_SYSTEM: the operating system denies"),
         (13, gpu.Driver.TOO_OLD, "FUNCTION_NOT_FOUND: the driver lacks a function"),
         (
             18,

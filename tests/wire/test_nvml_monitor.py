@@ -265,7 +265,7 @@ def test_a_gpu_that_reports_no_xids_is_unwatched(node: fake.Fake) -> None:
             unwatched = await story.until(gpu.MonitoringChanged)
             assert (unwatched.gpu, unwatched.problem) == (
                 followed.UUIDS[1],
-                "the driver reports no XIDs of it",
+                "the driver does not report its XIDs",
             )
 
     asyncio.run(story())

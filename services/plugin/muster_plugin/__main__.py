@@ -183,7 +183,7 @@ async def _acquire_resources(
             if not refusal:
                 continue
             logs.logger().info(
-                "waiting_for_other_plugin", serves=other, at_most_s=longest, reason=refusal
+                "waiting_for_other_plugin", owner=other, timeout_s=longest, reason=refusal
             )
         await asyncio.sleep(_RETRY_S)
 

@@ -1,8 +1,8 @@
-"""Adapter: all the import tricks that keep the plugin's memory small.
+"""Adapter: import tricks that keep the plugin's memory small.
 
-The plugin runs on every node, so its memory counts: what its packages would load and never use is
-kept out. Resident memory after the registration, with the bus imported, is 64.4 MiB without these
-tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed). Each of them saves:
+The plugin runs on every node, so its memory matters: modules that its packages load but never use
+are kept out. Resident memory after the registration, with the bus imported, is 64.4 MiB without
+these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed). Each trick saves:
 
     nats-py finds no aiohttp, which it needs for WebSockets only                  | 13.2 MiB
     OpenSSL is loaded when TLS is first used: `ssl` lazily, hashlib without it,   |  5.7 MiB
@@ -13,8 +13,8 @@ tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed). Each
     the sources and the health of GPUs are imported where there are GPUs          | 15 ms
     the importers are imported for a file of another plugin                       | 12 ms
 
-Imported first, this module puts the tricks into effect. What was kept out can be imported normally
-afterwards; what is loaded already stays.
+The tricks take effect when this module is imported before all others. The modules that were kept
+out can be imported normally afterwards; modules that are already loaded stay.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def import_bus() -> None:
 
 
 def end_imports() -> None:
-    """Collect garbage from now on; what was imported is none, and is not looked at."""
+    """Collect garbage from now on, except for imported objects, which are never garbage."""
     gc.freeze()
     gc.enable()
 
@@ -74,7 +74,7 @@ def end_imports() -> None:
 def _prepare() -> None:
     gc.disable()
     _make_lazy("asyncio.sslproto")
-    # nothing is an instance of a class that was never loaded, so isinstance needs no OpenSSL
+    # an unloaded class has no instances, so isinstance does not need OpenSSL
     _make_lazy("ssl", "SSLContext", "SSLSocket")
     with _replaced({"_hashlib": None}):
         importlib.import_module("hashlib")

@@ -1,6 +1,6 @@
 """Adapter: Prometheus metrics of the plugin, collected from the node's state at each scrape.
 
-It is imported after the registration, see `lean`.
+It is imported after the registration (see `lean`).
 """
 
 import functools

@@ -37,7 +37,7 @@ _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _LEAVE_BUS_TIMEOUT_S: Final = 1.0
 _STUCK_S: Final = 120.0
-"""Three of the longer period, and the time that a check may take."""
+"""Three of the longer periods, and the time that a check may take."""
 
 
 Acquire = Callable[[], Awaitable[None]]
@@ -46,7 +46,7 @@ Acquire = Callable[[], Awaitable[None]]
 class Node:
     """Everything the plugin does on its node, except for the bus and the HTTP probes.
 
-    `new_runner` makes a machine's runner. Raises ValueError if the node's resources conflict.
+    `new_runner` creates a machine's runner. Raises ValueError if the node's resources conflict.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class Node:
         self.plugin = settings.name
         self.started_at = time.monotonic()
         self.config_hash = settings.hash_for(name)
-        """Of the configuration that was applied last."""
+        """The hash of the last applied configuration."""
         self.inventory = inventory.Inventory(node=name, plugin=settings.name)
         self.stopping = asyncio.Event()
-        """Set when the process must end: only a new one can use a new GPU driver."""
+        """Set when the process must end: only a new process can use a new GPU driver."""
         self.stop_reason = vocabulary.StopReason.SIGNAL
         self.handed_over = asyncio.Event()
-        """Set while a successor on this node does everything."""
+        """Set while a successor on this node serves the resources and reports to the bus."""
         self.taken_back = asyncio.Event()
         self.left_bus = asyncio.Event()
-        """Set while nothing of this process is on the bus."""
+        """Set while this process does not use the bus."""
         self.event_log = publisher.EventLog(name, settings.name)
         self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
@@ -129,7 +129,7 @@ class Node:
 
     @property
     def watches_gpus(self) -> bool:
-        """Whether GPUs are watched; that is decided at the start."""
+        """Whether GPUs are watched; this is decided at startup."""
         return self._gpus is not None
 
     def stuck(self, now: float) -> str | None:
@@ -141,7 +141,7 @@ class Node:
         return None
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> vocabulary.InventoryReported:
-        """Return the whole inventory as an event; report what does not fit as a problem."""
+        """Return the whole inventory as an event; report as a problem if it does not fit."""
         event, problem = self.inventory.snapshot(at, bytes_max=bytes_max)
         if problem != self._snapshot_problem:
             self._snapshot_problem = problem
@@ -151,7 +151,7 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise which host paths are gone and return them as text; empty without any."""
+        """Advertise that host paths are gone; return them as text, empty if there are none."""
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""
@@ -167,7 +167,7 @@ class Node:
     def on_listing_changed(
         self, resource: str, change: registration_model.ListingChange, endpoint: str
     ) -> None:
-        """Publish that the kubelet has listed or lost a resource."""
+        """Publish that the kubelet has listed a resource or no longer lists it."""
         self.resource_plugins.on_answered(resource)
         self.event_log.record_registration(resource, change, endpoint)
 
@@ -177,7 +177,7 @@ class Node:
         self._pods.poller.soon.set()
 
     def on_list_sent(self) -> None:
-        """Schedule a check of whether the kubelet lists the devices that it was sent."""
+        """Schedule a check that the kubelet lists the devices that were sent to it."""
         self._pods.poller.soon.set()
 
     def on_lock_acquired(self) -> None:
@@ -191,10 +191,10 @@ class Node:
     # Tasks
 
     def tasks(self, acquire: Acquire | None = None) -> tuple[Coroutine[object, object, None], ...]:
-        """Return all tasks that run as long as the process.
+        """Return all tasks that run as long as the process does.
 
-        No resource is served before `acquire` has returned, which waits until no other plugin
-        serves it.
+        No resource is served before `acquire` returns; it waits until no other plugin serves one of
+        them.
         """
         return (
             self._run_plugins(acquire),
@@ -218,7 +218,7 @@ class Node:
                 await self._updates.publish(events)
                 return
             for event in events:
-                # the first snapshot contains them
+                # the first snapshot contains these devices
                 self.event_log.log_device(event)
             self._updates.record([])
             self._first_scan_done.set()
@@ -227,7 +227,7 @@ class Node:
     async def configure(
         self, rules: settings.NodeConfiguration, *, config_hash: str, restart: tuple[str, ...]
     ) -> None:
-        """Apply changed rules; resources that did not change stay registered."""
+        """Apply changed rules; unchanged resources stay registered."""
         self.config_hash = config_hash
         before = dict(self.resource_plugins)
         self._planner.configure(rules)
@@ -246,11 +246,11 @@ class Node:
         )
 
     def set_gpu_policy(self, policy: "xid_policy.Policy", health: "gpus.Health") -> None:
-        """Evaluate the health of GPUs by other rules from now on."""
+        """Evaluate the health of GPUs by these rules from now on."""
         if self._gpus is not None:
             self._gpus.use_rules(policy, health)
 
-    # Handed over to a successor, see kubelet.handover
+    # Handover to a successor, see kubelet.handover
 
     async def hand_over(self) -> tuple[str, ...]:
         """Leave the bus and give up the resources; return the sockets that are still served."""
@@ -355,7 +355,7 @@ class Node:
         )
 
     def _start_if_all_seen(self) -> None:
-        """Start to wait for the kubelet's answers once device nodes and GPUs were both scanned."""
+        """Start waiting for the kubelet's answers once both device nodes and GPUs were scanned."""
         if self._first_scan_done.is_set() and (
             self._gpus is None or self._planner.gpu_scan is not None
         ):
@@ -382,7 +382,7 @@ class Node:
             if rule.cdi and self.resource_plugins.locks.holds(name)
         }
         if self._cdi_specs.write(specs):
-            # the directory may be new and must be watched
+            # the directory may be new and then has to be watched
             self._scanner.changed.set()
         self._record_problems()
 

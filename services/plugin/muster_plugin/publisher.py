@@ -1,9 +1,9 @@
 """Adapter: publishes changes of devices and of the pods that hold them, and records events.
 
-Changes go to the kubelet first, then to the log and the bus: in this order no pod lands on a device
-that all others already know to be broken. Which pod holds which device, and where the kubelet's
-listing differs, comes from its podresources. Events are buffered until the bus is connected, then
-published in order.
+Changes go to the kubelet first, then to the log and the bus, so that no pod gets a device that
+subscribers already know to be broken. The kubelet's podresources API says which pod holds which
+device, and where the kubelet's listing differs. Events are buffered until the bus is connected,
+then published in order.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _WARNINGS: Final = frozenset({"device_unhealthy", "device_degraded", "device_unm
 
 
 class EventLog:
-    """Records what one plugin observes on one node; lasting states when they begin and end."""
+    """Records what one plugin observes on one node; a lasting state when it begins and ends."""
 
     def __init__(self, node: str, plugin: str) -> None:
         self._node = node
@@ -47,10 +47,10 @@ class EventLog:
         self.configurations_rejected = 0
         """How often a changed configuration could not be used."""
         self.configuration_rejected_at: float | None = None
-        """Since when the configuration cannot be used, in monotonic seconds; None if it can."""
+        """When the configuration became unusable, in monotonic seconds; None if it is usable."""
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Publish the buffered events, and every later one, with `publish`."""
+        """Publish the buffered events and all later events with `publish`."""
         while self._pending:
             publish(self._pending.popleft())
         self._publish = publish
@@ -58,7 +58,7 @@ class EventLog:
     def record_registration(
         self, resource: str, change: registration_model.ListingChange, endpoint: str
     ) -> None:
-        """Record that the kubelet has listed or lost a resource."""
+        """Record that the kubelet has listed a resource or no longer lists it."""
         match change:
             case registration_model.Listed(reason=reason, registrations=registrations):
                 self._publish(
@@ -90,12 +90,12 @@ class EventLog:
         )
 
     def record_device(self, event: vocabulary.PluginEvent) -> None:
-        """Record a device that was added, removed or changed its health."""
+        """Record that a device was added or removed, or that its health changed."""
         self.log_device(event)
         self._publish(event)
 
     def log_device(self, event: vocabulary.PluginEvent) -> None:
-        """Log a device change without publishing it; a snapshot does that."""
+        """Log a device change without publishing it; the snapshot contains it."""
         count = 1
         match event:
             case vocabulary.DeviceAdded(device=device):
@@ -132,7 +132,7 @@ class EventLog:
     def record_problems(self, problems: Iterable[str]) -> bool:
         """Record which problems began and which ended; return whether any did.
 
-        If there are too many, the first are published, and how many more there are.
+        If there are too many, only the first are published, with the number of the others.
         """
         now = _bounded(sorted({problem[:_TEXT_MAX] for problem in problems}), _PROBLEMS_MAX)
         changes = [(problem, True) for problem in now if problem not in self._problems]
@@ -147,7 +147,7 @@ class EventLog:
         return bool(changes)
 
     def record_shortage(self, resource: str, shortage: str) -> bool:
-        """Record that there are too few devices, or enough again; return whether that changed."""
+        """Record whether there are too few devices; return whether that changed."""
         if shortage == self._shortages.get(resource, ""):
             return False
         self._shortages[resource] = shortage
@@ -224,8 +224,9 @@ def _bounded(problems: Sequence[str], most: int) -> tuple[str, ...]:
 class UpdatePublisher:
     """Publishes changes in order; calls `on_published` after each batch.
 
-    Changes that arrive meanwhile are published together: of many changes to a long list the kubelet
-    needs only the last. `reason` is given to resources that are registered because of a change.
+    Changes that arrive during a batch are published together, because the kubelet needs only the
+    newest version of a long list. `reason` is the reason for registering resources that a change
+    adds.
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class UpdatePublisher:
             async with self._lock:
                 await self._publish()
         except asyncio.CancelledError:
-            # the caller was cancelled, but other callers' changes may be among these
+            # the caller was cancelled, but the batch may contain other callers' changes
             self._publish_soon.set()
             raise
         self._on_published()
@@ -287,7 +288,7 @@ class UpdatePublisher:
 
     async def _publish(self) -> None:
         changes, self._pending = self._pending, []
-        # a resource named after a device may have gone with its last device
+        # a resource named after a device may have been removed with its last device
         self._plugins.reconcile(self._reason())
         try:
             await self._plugins.advertise({inventory.resource_of(event) for event in changes})
@@ -319,7 +320,7 @@ class PodDevices:
         self._checkpointed_at: int | None = None
 
     def poll_if_listed(self) -> None:
-        """Poll soon if any plugin has sent the kubelet a list: it may be one of our resources."""
+        """Poll soon if any plugin has sent the kubelet a list: it may displace this plugin's."""
         before = self._checkpointed_at
         self._checkpointed_at = socket_directory.checkpointed_at(self._sockets)
         if self._checkpointed_at != before:
@@ -358,6 +359,6 @@ class PodDevices:
                 self._plugins[resource].on_compared(displaced, rivals)
 
     def _sent_at(self, resource: str, now: float) -> float | None:
-        """Return when the kubelet was sent the resource, if it has had time to process that."""
+        """Return when the kubelet was sent the device list, if it has had time to process it."""
         plugin = self._plugins.get(resource)
         return plugin.counters.sent_at if plugin and plugin.machine.has_settled(now) else None

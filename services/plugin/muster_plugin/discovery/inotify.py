@@ -95,7 +95,7 @@ def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
     descriptor: int = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         error = os.strerror(ctypes.get_errno())
-        logs.logger().warning("inotify_unavailable", error=error, period_s=_WITHOUT_INOTIFY_S)
+        logs.logger().warning("inotify_unavailable", error=error, scan_period_s=_WITHOUT_INOTIFY_S)
         yield descriptor
         return
 

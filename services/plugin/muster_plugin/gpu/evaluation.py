@@ -37,7 +37,7 @@ class Source(Protocol):
         """Report every observation until cancelled."""
 
     def set_poll_interval(self, seconds: float) -> None:
-        """Poll each GPU at this interval from now on."""
+        """Change the interval at which each GPU is polled."""
 
     async def close(self) -> None:
         """Release the GPUs."""
@@ -59,15 +59,15 @@ class GpuEvaluator:
         self._runner = runner
 
     def use_rules(self, policy: xid_policy.Policy, rules: gpus.Health) -> None:
-        """Evaluate new events by other rules; active faults keep their recovery action."""
+        """Evaluate new events by these rules; active faults keep their recovery action."""
         self._health.policy, self._health.rules = policy, rules
         self.source.set_poll_interval(rules.poll_s)
 
     async def watch(self, act: Callable[[Evaluated], Awaitable[None]]) -> None:
         """Evaluate everything that is observed until cancelled.
 
-        The faults of a GPU come before the scan that shows it, so that a GPU which is broken from
-        the start is never called Healthy.
+        The faults of a GPU are passed on before the scan that lists it, so that a GPU that is
+        broken from the start is never reported as Healthy.
         """
         self._runner.send(await self.source.first_scan(FIRST_SCAN_S))
         async with asyncio.TaskGroup() as tasks:
@@ -75,14 +75,14 @@ class GpuEvaluator:
             tasks.create_task(self.source.observe(self._runner.send))
 
     def receive(self, event: Observed, now: float) -> Sequence[Evaluated]:
-        """Return the faults that began and ended, then the scan itself."""
+        """Return the faults that began or ended, then the scan itself."""
         if isinstance(event, gpu.Xid):
             self.xids[event.xid] += 1
         changes = self._health.receive(event, now)
         return [*changes, event] if isinstance(event, gpu.Scan) else changes
 
     def tick(self, now: float) -> Sequence[Evaluated]:
-        """Return the faults that began or ended because of the time that passed."""
+        """Return the faults that began or ended because time has passed."""
         return self._health.tick(now)
 
     def next_deadline(self) -> float | None:

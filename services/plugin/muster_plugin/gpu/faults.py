@@ -1,7 +1,7 @@
-"""Pure: which faults one poll of a GPU shows or rules out, and when an active fault is over.
+"""Pure: which faults a poll of a GPU shows or rules out, and when an active fault is over.
 
-A signal is something that NVML itself reports about the GPU. A value that it does not report is
-unknown: it shows nothing and rules nothing out. Numbers and names are those of nvml.h 13.3.
+A signal is something that NVML itself reports about the GPU. A value that NVML does not report is
+unknown: it neither shows a fault nor rules one out. Numbers and names are those of nvml.h 13.3.
 
     fault                            | is over after
     ---------------------------------|--------------------------------------------------------------
@@ -17,10 +17,10 @@ unknown: it shows nothing and rules nothing out. Numbers and names are those of 
     any but the last, with a report  | one good poll since the last fault (that denies it)
     that it was repaired             |
 
-A good poll was answered, and asks for nothing. Quiet is `cooldown_s` without another fault on the
-part, or a poll that was answered and not good. It has to last `UNPROVEN_FACTOR` times as long where
-the driver cannot say what it needs and nothing else proves a reset, and twice as long again for
-every time that the part became unhealthy within `FLAP_WINDOW_S` of its recovery.
+A good poll is an answer that asks for nothing. Quiet means `cooldown_s` without another fault on
+the part and without an answer that asks for something. Quiet has to last `UNPROVEN_FACTOR` times as
+long if the driver cannot say what it needs and nothing else proves a reset, and it doubles each
+time that the part became unhealthy within `FLAP_WINDOW_S` of its recovery.
 """
 
 import enum
@@ -45,14 +45,14 @@ NVLINK: Final = "nvlink-down"
 FABRIC: Final = "fabric-not-ready"
 RECOVERY_OTHER: Final = "recovery-other"
 SLOW_POLLS: Final = 3
-"""A short slowdown is normal; only one that lasts so many polls is reported."""
+"""Shorter slowdowns are normal; only one that lasts for this many polls is reported."""
 
 _UNHEALTHY, _DEGRADED = gpu.Effect.UNHEALTHY, gpu.Effect.DEGRADED
 CONCLUSIVE_ERRORS: Final = {
     "GPU_IS_LOST": (LOST, "NVML reports that the GPU is lost"),
     "RESET_REQUIRED": (RESET_REQUIRED, "NVML reports that the GPU has to be reset"),
 }
-"""Errors that prove a fault of the GPU, and not just a missing answer."""
+"""Errors that prove a fault of the GPU, rather than only a missing answer."""
 _ACTIONS: Final = {
     1: ("recovery-reset", _UNHEALTHY, "the driver asks for a reset of the GPU"),
     2: ("recovery-reboot", _UNHEALTHY, "the driver asks for a reboot of the node"),
@@ -76,15 +76,15 @@ _READY: Final = frozenset({"completed", "not_supported"})
 FLAP_WINDOW_S: Final = 600.0
 DOUBLINGS_MAX: Final = 5
 QUIET_MAX_S: Final = 3600.0
-"""No quiet is longer, unless `cooldown_s` itself is."""
+"""The longest quiet that is required, unless `cooldown_s` itself is longer."""
 UNPROVEN_FACTOR: Final = 3
-"""How many times as long quiet has to be where it is the only evidence."""
+"""How many times as long quiet has to last if it is the only evidence."""
 _REAPPEARED: Final = "it disappeared and came back"
 _COUNTER_RESET: Final = "its error counter was reset"
 
 
 class EndsWhen(enum.StrEnum):
-    """When a signal's fault ends: after polls rule it out, also after a quiet time, or never."""
+    """When a signal's fault ends: once polls rule it out, after a quiet time too, or never."""
 
     DENIED = "denied"
     QUIET = "quiet"
@@ -113,7 +113,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 class PollReading(msgspec.Struct, frozen=True, kw_only=True):
     """The signals that a poll shows, and the fault codes that it rules out.
 
-    A good poll was answered, and asks for nothing; it is proven if the driver can say what it
+    A good poll is an answer that asks for nothing. It is proven if the driver can say what it
     needs, and says that it needs nothing.
     """
 
@@ -245,7 +245,7 @@ def _heat(poll: gpu.Poll) -> str:
 
 
 def _denied(poll: gpu.Poll) -> Iterator[str]:
-    """Yield the codes that a poll rules out: none if it was not answered."""
+    """Yield the codes that a poll rules out; none if the poll was not answered."""
     if poll.error:
         return
     yield from (LOST, RESET_REQUIRED, SLOWDOWN, NVLINK)
@@ -288,19 +288,19 @@ class ActiveFault:
         return self.began.effect is gpu.Effect.UNHEALTHY
 
     def on_repeated(self, now: float) -> None:
-        """Drop all evidence for the end: the same fault was observed again."""
+        """Drop all evidence that the fault is over: it was observed again."""
         self.on_disturbance(now)
         self._is_away = False
         self._reset_evidence = ""
 
     def on_disturbance(self, now: float) -> None:
-        """Count quiet and good polls from zero: another fault on the part, or a bad poll."""
+        """Restart quiet and the count of good polls, after another fault or a bad poll."""
         self._disturbed_at = now
         self._good_polls = self._proven_polls = 0
         self._repaired_by = ""
 
     def on_unanswered(self) -> None:
-        """Count good polls from zero: a poll had no answer."""
+        """Restart the count of good polls, because a poll had no answer."""
         self._good_polls = self._proven_polls = 0
 
     def on_gone(self, now: float) -> None:
@@ -381,7 +381,7 @@ class FlapHistory:
         self._recovered_at: float | None = None
 
     def on_unhealthy(self, now: float) -> str:
-        """Return the evidence of flapping; empty if the part was healthy for long."""
+        """Return the evidence of flapping; empty if the part was healthy for a long time."""
         if self._recovered_at is None or now - self._recovered_at >= FLAP_WINDOW_S:
             self.doublings = 0
             return ""

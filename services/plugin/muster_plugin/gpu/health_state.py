@@ -4,7 +4,7 @@ Every fault has a code and holds on its own:
 
     observed                          | begins, on the part that it concerns
     ----------------------------------|-------------------------------------------------------------
-    XID: ignore                       | nothing, and delays no recovery
+    XID: ignore                       | nothing; does not delay a recovery
     XID: degrade                      | Degraded   xid-<n>
     XID: unhealthy, reset, reboot     | Unhealthy  xid-<n>
     poll: GPU_IS_LOST, RESET_REQUIRED | Unhealthy  gpu-lost, reset-required
@@ -20,9 +20,9 @@ Every fault has a code and holds on its own:
     monitoring: a problem             | Unmonitored unwatched, until there is none
     no poll for long                  | Unmonitored unpolled, until there is one
 
-A part is Healthy while no Unhealthy fault holds. When each ends: `recovery`. An
-unknown value begins nothing but Unmonitored, and ends nothing. Nothing survives a restart except
-what NVML reports: a GPU that NVML calls bad is Unhealthy in the first scan.
+A part is Healthy while it has no Unhealthy fault. `faults` says when each fault ends. An unknown
+value can only begin an Unmonitored fault, and cannot end any fault. The plugin forgets all faults
+when it restarts; a GPU that NVML still reports as bad is Unhealthy in the first scan.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,14 +38,14 @@ from muster_plugin.model import gpu
 
 OVERDUE_POLLS: Final = 3
 OVERDUE_MIN_S: Final = 30.0
-"""A GPU is unmonitored after this time and so many poll intervals without a poll."""
+"""A GPU is unmonitored after this time, and this many poll intervals, without a poll."""
 UNANSWERED: Final = "unanswered"
 UNWATCHED: Final = "unwatched"
 UNPOLLED: Final = "unpolled"
 UNANSWERED_POLLS: Final = 3
 
 _STALL_S: Final = 5.0
-"""A tick that comes so late means that this process stood still, and could receive no poll."""
+"""A tick that is this late means that the process was stalled and could not receive polls."""
 _NEVER: Final = float("inf")
 _UNMONITORED: Final = frozenset({UNANSWERED, UNWATCHED, UNPOLLED})
 _TEXT_MAX: Final = 1000
@@ -112,7 +112,7 @@ class GpuHealth:
         for name in sorted(listed):
             condition = self._gpu(name)
             if condition.last_heard_at is None:
-                # polls of it are expected from now on
+                # from now on polls of this GPU are expected
                 condition.last_heard_at = now
         if at is not None and _is_exhaustive(scan):
             for name in sorted(self._gpus.keys() - listed):
@@ -154,7 +154,7 @@ class GpuCondition:
         return any(code in _UNMONITORED for _, code in self._faults)
 
     def on_gone(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """End the faults that only a GPU that is present can have."""
+        """End the faults that only a present GPU can have."""
         self.last_heard_at = None
         self._unanswered = 0
         self._is_lost = True
@@ -183,7 +183,7 @@ class GpuCondition:
     def on_repair_reported(
         self, report: gpu.RepairReported, now: float, rules: gpus.Health
     ) -> Iterator[gpu.FaultChange]:
-        """Accept that one XID was repaired, or everything; faults of other XIDs remain."""
+        """Record that one XID, or every fault, was repaired; faults of other XIDs remain."""
         repaired_code = "" if report.xid is None else f"xid-{report.xid}"
         for (_, code), fault in self._faults.items():
             if not repaired_code or code == repaired_code or not code.startswith("xid-"):
@@ -193,7 +193,7 @@ class GpuCondition:
     def on_xid(
         self, xid: gpu.Xid, now: float, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """Begin the fault of an XID, or begin its recovery again."""
+        """Begin the fault of an XID, or restart its recovery."""
         rule, code = policy.rule(xid.xid), f"xid-{xid.xid}"
         if rule.action.effect is None:
             return
@@ -225,7 +225,7 @@ class GpuCondition:
     def on_poll(
         self, poll: gpu.Poll, now: float, rules: gpus.Health, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """Begin and end faults by a poll, whether the GPU answered or NVML gave an error."""
+        """Begin and end faults after a poll, whether the GPU answered or NVML returned an error."""
         self.last_heard_at = now
         self._last_summary = faults.summary(poll)
         yield from self._end(self._whole, UNPOLLED, poll.at, "it is polled again")
@@ -249,7 +249,7 @@ class GpuCondition:
             yield from self._begin_unmonitored(UNANSWERED, reason, now, poll.at, "polled")
 
     def _count_ecc(self, poll: gpu.Poll) -> None:
-        """Remember the error counter, which only falls when the GPU is reset."""
+        """Remember the error counter, which falls only when the GPU is reset."""
         if poll.ecc_uncorrected is None:
             return
         if self._ecc is not None and poll.ecc_uncorrected < self._ecc:
@@ -336,7 +336,7 @@ class GpuCondition:
 
 
 def _is_exhaustive(scan: gpu.Scan) -> bool:
-    """Return whether unlisted GPUs are gone: an unreadable GPU without a uuid could be one."""
+    """Return whether unlisted GPUs are gone; an unreadable GPU without a uuid could be one."""
     if scan.driver is gpu.Driver.READY:
         return all(failed.uuid for failed in scan.unreadable)
     return scan.driver is gpu.Driver.NOT_LOADED
@@ -345,7 +345,7 @@ def _is_exhaustive(scan: gpu.Scan) -> bool:
 def _began(
     whole: gpu.Part, signal: faults.Signal, poll: gpu.Poll, *, is_off: bool
 ) -> gpu.FaultBegan:
-    """Return the fault that a signal begins; only Degraded if all health checks are off."""
+    """Return the fault that a signal begins; it is only Degraded if all health checks are off."""
     is_downgraded = is_off and signal.effect is gpu.Effect.UNHEALTHY
     spared = f"{xid_policy.DISABLE}=all spares {signal.policy}"
     return gpu.FaultBegan(

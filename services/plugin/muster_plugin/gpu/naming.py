@@ -1,8 +1,8 @@
 """Pure: decides which GPUs and MIG devices are advertised, and under which resource name.
 
 The MIG strategies and names are NVIDIA's (internal/rm/device_map.go, internal/lm/mig-strategy.go,
-v0.20). Where NVIDIA's plugin gives up all GPUs because one does not fit, only that one is left out
-here, with a problem that names it.
+v0.20). If one GPU does not fit, NVIDIA's plugin gives up all GPUs; muster leaves out only that GPU,
+with a problem that names it.
 """
 
 import re
@@ -17,7 +17,7 @@ from muster_plugin.config import gpus as config_gpus
 from muster_plugin.model import advertised, gpu
 
 _UUID_MAX: Final = 58
-"""A device id has 63 characters; `::999` of them number the replica."""
+"""A device id has at most 63 characters, of which `::999` numbers the replica."""
 _COMPUTE_SLICE = re.compile(r"[0-9]+c\.")
 """A profile with fewer compute slices than its GPU instance has (go-nvlib mig_profile.go)."""
 _PROFILE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[-+][a-z.]+)*")
@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def included_gpus(
     scan: gpu.Scan, rules: config_gpus.Gpus, note: NoteProblem
 ) -> tuple[vocabulary.Gpu, ...]:
-    """Return the GPUs without the excluded ones, by index; note selectors that match nothing."""
+    """Return the GPUs that are not excluded, by index; note selectors that match nothing."""
     distinct = [*_distinct(scan, note)]
     excluded = [gpu.parse_selector(text, products=True) for text in rules.exclude]
     matched: set[int] = set()
@@ -50,7 +50,7 @@ def included_gpus(
             mig_hits = _matching(excluded, device, physical.product)
             matched |= mig_hits
             if not mig_hits:
-                # it keeps its number, whichever devices before it are left out
+                # the GPU keeps its number even if earlier GPUs are left out
                 mig_devices.append(msgspec.structs.replace(mig, index=number))
         matched |= hits
         if not hits and not (physical.mig and not mig_devices):
@@ -103,7 +103,7 @@ def _distinct(scan: gpu.Scan, note: NoteProblem) -> Iterator[vocabulary.Gpu]:
         label = gpu_label(physical)
         uuids = [physical.uuid, *(mig.uuid for mig in physical.mig)]
         if len({*uuids}) < len(uuids) or not used.isdisjoint(uuids):
-            note(f"{label}: another device has its uuid, or that of one of its MIG devices")
+            note(f"{label}: another device has the same uuid, or one of its MIG devices has")
         elif invalid := next((u for u in uuids if not 0 < len(u) <= _UUID_MAX), None):
             note(f"{label}: {invalid[:_UUID_MAX]!r} is not a uuid of 1 to {_UUID_MAX} characters")
         else:
@@ -142,9 +142,9 @@ def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[voca
 
 
 def _uniform(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Return the GPUs partitioned like most others, as one name needs identical devices.
+    """Return the GPUs that are partitioned like most; a single name needs identical devices.
 
-    Of equally many, those in MIG mode are taken, and then the first by profile.
+    If two groups are equally large, GPUs in MIG mode are preferred, then the first profile.
     """
     kinds: dict[str, str] = {}
     for physical in gpus:

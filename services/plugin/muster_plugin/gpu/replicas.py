@@ -1,8 +1,8 @@
-"""Pure: the devices of GPU resources: each GPU or MIG device, or its replicas where it is shared.
+"""Pure: the devices of GPU resources: each GPU or MIG device, or its replicas if it is shared.
 
-A device that is not shared is one unit, under its uuid; a shared one is several, `<uuid>::0` and so
-on, as with NVIDIA's plugin (internal/rm/devices.go, v0.20). Nothing raises: an impossible device is
-left out, with a problem that names it.
+A device that is not shared is one unit with the uuid as its id. A shared device is several units,
+`<uuid>::0` and so on, as in NVIDIA's plugin (internal/rm/devices.go, v0.20). Nothing raises: an
+impossible device is left out, with a problem that names it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from muster_plugin.gpu import naming
 from muster_plugin.model import advertised, gpu
 
 _MIB_PER_REPLICA: Final = 1000
-"""What the iktos fork calls a GB (cmd/nvidia-device-plugin, replicas of -1)."""
+"""The GB of the iktos fork (cmd/nvidia-device-plugin, replicas of -1)."""
 _TEXT_MAX: Final = 2048
 
 
@@ -31,7 +31,7 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """Which GPUs one scan found, and how each is shared."""
+    """The GPUs of one scan, and how each is shared."""
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     shares: tuple[_Share, ...] = ()
@@ -39,10 +39,10 @@ class _Shares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
-    """Return what every GPU resource consists of now.
+    """Return the current units of every GPU resource.
 
-    A resource named in the configuration, or `nvidia.com/gpu`, is there even without devices; one
-    that is named after a MIG profile is not.
+    A resource named in the configuration, or `nvidia.com/gpu`, is advertised even without devices;
+    a resource named after a MIG profile is not.
     """
     made = _make_shares(scan, rules)
     problems = [*made.problems]
@@ -62,7 +62,7 @@ def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
 
 
 def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:
-    """Return the snapshot's description of the GPUs, without the excluded ones."""
+    """Return the snapshot's description of the GPUs, without excluded GPUs."""
     made = _make_shares(scan, rules)
     resources = (
         vocabulary.GpuResource(
@@ -87,7 +87,7 @@ def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:
 
 def _make_shares(scan: gpu.Scan, rules: gpus.Gpus) -> _Shares:
     if scan.driver is not gpu.Driver.READY:
-        why = scan.problem or "no more is known"
+        why = scan.problem or "no details are known"
         return _Shares(problems=(f"no GPU can be used: {scan.driver}: {why}",))
     problems = [scan.problem] if scan.problem else []
     for failed in scan.unreadable:
@@ -108,7 +108,7 @@ def _make_shares(scan: gpu.Scan, rules: gpus.Gpus) -> _Shares:
 
 
 class _Sharer:
-    """Shares the devices of each resource by the configuration's entries; notes `problems`."""
+    """Shares the devices of each resource as configured; notes `problems`."""
 
     def __init__(self, sharing: gpus.Sharing, scan: gpu.Scan, problems: list[str]) -> None:
         self._sharing = sharing
@@ -140,7 +140,7 @@ class _Sharer:
         candidates: Sequence[naming.Candidate],
         free: Sequence[str],
     ) -> Iterable[str]:
-        """Return the uuids of the devices that an entry shares, of those that are free."""
+        """Return the uuids of the free devices that an entry shares."""
         match shared.devices:
             case None:
                 return free
@@ -186,7 +186,7 @@ class _Sharer:
             return shared.replicas
         uuid = candidate.device.uuid
         if candidate.memory_mib is None:
-            problem = f"the memory of {uuid} is not known; it counts as 1 GB"
+            problem = f"the memory of {uuid} is unknown and counts as 1 GB"
             self._problems.append(f"{key}: {problem}")
             return 1
         wanted = max(candidate.memory_mib // _MIB_PER_REPLICA, 1)
@@ -197,7 +197,7 @@ class _Sharer:
 
 
 def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[advertised.Unit, ...]:
-    """Return the units of one resource by id, as many as fit into one message to the kubelet."""
+    """Return the units of one resource by id, at most as many as fit into a kubelet message."""
     units: list[advertised.Unit] = []
     for share in shares:
         uuid = share.candidate.device.uuid
@@ -221,7 +221,7 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
 def _rule(name: str, rules: gpus.Gpus, *, is_permanent: bool) -> resources.Resource:
     """Return the rule of a GPU resource in the form of a device-node rule.
 
-    A resource that lasts only as long as its devices is `per_match`, without a name of its own.
+    A resource that exists only as long as its devices is `per_match`, without a name of its own.
     """
     domain = name.partition("/")[0]
     return resources.Resource(

@@ -1,7 +1,7 @@
-"""Adapter: simulated GPUs, whose faults a script sets.
+"""Adapter: simulated GPUs whose faults are set by a script.
 
 Each line of the script is a JSON object: `{"device": 0, "xid": 79}`, or `clear` in place of `xid`.
-The whole file is read at every change, so it may be appended to, rewritten or removed.
+The whole file is read after every change, so it may be appended to, rewritten or removed.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ KIND: Final = "fault_script"
 _BYTES_MAX: Final = 1024 * 1024
 _READ_PERIOD_S: Final = 30.0
 _LOST: Final = 79
-"""After it NVML answers GPU_IS_LOST."""
+"""After this XID NVML answers GPU_IS_LOST."""
 _RESET: Final = frozenset({46, 62, 64, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158})
-"""After these a simulated GPU asks for a reset: those that NVIDIA's catalogue answers with one, and
-NVIDIA's plugin does not ignore."""
+"""After these XIDs a simulated GPU asks for a reset: NVIDIA's catalogue requires one, and NVIDIA's
+plugin does not ignore them."""
 
 
 class SimulatedSource:
-    """A GPU source that reports, every `poll_s`, the faults that the script sets."""
+    """A GPU source that reports the faults that the script sets every `poll_s`."""
 
     def __init__(self, simulated: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
         self._file = Path(simulated.faults) if simulated.faults else None
@@ -59,21 +59,21 @@ class SimulatedSource:
         return {} if self._read_at is None else {KIND: self._read_at}
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Return all GPUs; a GPU that the script breaks is broken from the start."""
+        """Return all GPUs; a GPU with a fault in the script is broken from the start."""
         del timeout_s
         self._read()
         polls = tuple(self._polls(datetime.now(UTC)))
         return gpu.Scan(machine="simulated", gpus=self._gpus, polls=polls, simulated=True)
 
     async def observe(self, observer: Callable[[evaluation.Observed], None]) -> None:
-        """Report every change of the script, and a poll of each GPU at each interval."""
+        """Report every change of the script, and poll each GPU at each interval."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll(observer))
             if self._file is not None:
                 tasks.create_task(self._follow_script(self._file, observer))
 
     def set_poll_interval(self, seconds: float) -> None:
-        """Poll each GPU at this interval from now on."""
+        """Change the interval at which each GPU is polled."""
         if seconds != self._poll_s:
             self._poll_s = seconds
             self._is_due.set()

@@ -1,16 +1,16 @@
 """Pure: the best connected set of a given size among the free GPUs.
 
 As in NVIDIA's allocator (go-gpuallocator 876e7b7, gpuallocator/besteffort_policy.go), all free GPUs
-are partitioned into sets of that size, and a smaller one of the rest, with the highest total score;
-then the set with the highest score is taken. So the next pods get good sets too. Ties between
-partitions, and between sets, go to the first by position.
+are partitioned into sets of that size, and a smaller set of the rest, so that the total score is
+highest; then the set with the highest score is chosen. This leaves good sets for the next pods.
+Ties between partitions, and between sets, go to the first by position.
 
-Up to 16 GPUs the answer is exact. At best a GPU is connected to its `size - 1` best partners; the
-slack of a set is how much its members fall short of that, less what every set falls short. Slacks
-are never negative and add up, so a partition whose slack reaches the best so far is abandoned early
-(branch and bound); the first bound comes from a local search. That search alone answers for more
-than 16 GPUs, and where the exact one would take too many steps: on no real machine, and for 1 in
-1000 random matrices.
+Up to 16 GPUs the answer is exact. At best a GPU is connected to its `size - 1` best partners. The
+slack of a set is how much its members fall short of that, minus the shortfall that every set has.
+Slacks are never negative and add up, so a partition whose slack reaches the best so far is
+abandoned early (branch and bound); the first bound comes from a local search. The local search
+alone answers for more than 16 GPUs, and if the exact search would take too many steps: on no real
+machine, and for 1 in 1000 random matrices.
 """
 
 import functools
@@ -51,14 +51,14 @@ def best(scores: Matrix, size: int, required: Collection[int] = ()) -> tuple[int
         return approximate.chosen()
 
 
-# Sets as bits: the first position is the highest bit, so that of two sets of one size the greater
-# number is the set that comes first
+# Sets as bits: the first position is the highest bit, so that of two sets of equal size the set
+# with the greater number comes first
 
 
 def _sums(scores: Matrix, own: Sequence[int], size: int) -> list[dict[int, int]]:
-    """Return for every set, by size, the sum of its members' `own` and twice their pairs' scores.
+    """Return for every set, by size, the sum of its members' `own` and twice its pairs' scores.
 
-    Each sum is made from the three sets that lack its lowest member, its highest, and both.
+    Each sum is computed from the three sets without its lowest member, its highest, and both.
     """
     last = len(scores) - 1
     levels = [{0: 0}, {1 << last - at: counts for at, counts in enumerate(own)}]
@@ -86,10 +86,10 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set when the rest is one set, not larger: try each possible rest.
+    """Return the best set if the rest is one set that is not larger: try each possible rest.
 
-    The score within both sets is the total, less the degrees of the remainder's members, plus the
-    score among themselves, which the degrees count twice.
+    The score within both sets is the total, minus the degrees of the members of the rest, plus the
+    score within the rest, which the degrees count twice.
     """
     count = len(scores)
     everything = (1 << count) - 1
@@ -105,7 +105,7 @@ def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[i
 
 
 def _first_best(scores: Matrix, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the set with the highest score; of equals the first by position."""
+    """Return the set with the highest score; the first by position if several have it."""
     return min(sets, key=lambda members: (-_total(scores, members), members))
 
 
@@ -129,7 +129,7 @@ class _Search:
         lack = -max(levels[size].values())
         lack_of_rest = -max(rest.values())
         self._bound = sum(most) - 2 * best_total - lack_of_rest - lack * (count // size)
-        # a set whose own slack exceeds that of the best partition is part of no better one
+        # a set with more slack than the best partition cannot be part of a better partition
         self._sets = _slacks(levels[size], lack, self._bound)
         self._rests = _slacks(rest, lack_of_rest, self._bound) if count % size else {}
         self._full = _by_highest(count, self._sets)
@@ -139,7 +139,7 @@ class _Search:
         self._steps = 0
 
     def chosen(self, required: frozenset[int]) -> tuple[int, ...]:
-        """Return the best set of the best partition, of equals the first. Raises _TooLongError."""
+        """Return the best set of the best partition; the first of equals. Raises _TooLongError."""
         self._needed = _bits(required, self._count)
         containing = [
             (self._sets[members], members) for members in self._sets if not self._needed & ~members
@@ -187,7 +187,7 @@ class _Search:
         return least
 
     def _cover(self, left: int, limit: int) -> int:
-        """Return the least slack of a partition of `left`; `limit` if it is not below that."""
+        """Return the least slack of a partition of `left`, or `limit` if that is not greater."""
         size = left.bit_count()
         if size == 0:
             return 0
@@ -233,7 +233,7 @@ class _Swap(msgspec.Struct, frozen=True, order=True):
 
 
 class _Partition:
-    """A partition that no swap of two GPUs improves; the first set holds all required GPUs."""
+    """A partition that no swap of two GPUs improves; the first set contains all required GPUs."""
 
     def __init__(self, scores: Matrix, size: int, required: frozenset[int]) -> None:
         self._scores = scores
@@ -262,7 +262,7 @@ class _Partition:
         return _first_best(self._scores, full)
 
     def _initial(self) -> list[list[int]]:
-        """Fill one set after the other with the GPUs that are best connected to it."""
+        """Fill the sets one by one with the GPUs that are best connected to the set."""
         free = [at for at in range(len(self._scores)) if at not in self._required]
         sets = []
         members = sorted(self._required)

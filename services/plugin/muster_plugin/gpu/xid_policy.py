@@ -1,8 +1,9 @@
 """Pure: which XID takes a GPU out of use, what recovery requires, and which rule decided.
 
-`policies/xids.json` holds what each source says about each XID. A preset is a list of rules; the
-first that names an XID decides. The user's file overrides the preset, XID by XID, and NVIDIA's two
-lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override both. `evaluation` reads them.
+`policies/xids.json` has the statements of each source about each XID. A preset is a list of rules;
+the first rule that names an XID decides. The user's file overrides the preset, XID by XID, and
+NVIDIA's two lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override both. `evaluation`
+reads them.
 """
 
 import enum
@@ -29,7 +30,7 @@ Xids = Annotated[tuple[Xid, ...], msgspec.Meta(min_length=1, max_length=999)]
 
 
 class Action(enum.StrEnum):
-    """The effect of an XID on a GPU, which also decides what `recovery` requires."""
+    """The effect of an XID on a GPU, which also decides what a recovery requires."""
 
     IGNORE = "ignore"
     DEGRADE = "degrade"
@@ -41,12 +42,12 @@ class Action(enum.StrEnum):
 
     @property
     def is_unhealthy(self) -> bool:
-        """Whether it takes the GPU out of use."""
+        """Whether the XID takes the GPU out of use."""
         return self.effect is gpu.Effect.UNHEALTHY
 
     @property
     def effect(self) -> gpu.Effect | None:
-        """The effect on the GPU; None without one."""
+        """The effect on the GPU; None if there is none."""
         match self:
             case Action.IGNORE:
                 return None
@@ -98,8 +99,8 @@ class Overrides(errors.Checked, frozen=True, kw_only=True, forbid_unknown_fields
 class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
     """NVIDIA's two lists, parsed; enabled wins over disabled.
 
-    `is_off` is a disabled `all` without an enabled one: then what NVML reports about the GPU itself
-    does not take it out of use either. `xids` concerns XIDs alone.
+    `is_off` is true if `all` is disabled and not enabled: then NVML's reports about the GPU itself
+    do not take it out of use either. `xids` concerns XIDs only.
     """
 
     disabled: frozenset[int] = frozenset()
@@ -180,7 +181,7 @@ def preset(text: bytes) -> Preset:
 
 
 class Policy:
-    """The rule for every XID; `problems` name what could not be parsed."""
+    """The rule for every XID; `problems` name the items that could not be parsed."""
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class Policy:
         return self._lists.is_off
 
     def rule(self, xid: int) -> Rule:
-        """Return the rule for an XID; an unknown one takes the GPU out of use."""
+        """Return the rule for an XID; an unknown XID takes the GPU out of use."""
         entry = self._catalogue.xids.get(xid)
         action, rule, source = self._override(xid) or self._by_preset(xid, entry)
         if self._lists.disables(xid):
@@ -254,8 +255,8 @@ def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:
 def parse_lists(disable: str, enable: str) -> HealthCheckLists:
     """Parse NVIDIA's two lists (health.go, newHealthCheckXIDs).
 
-    Each is separated by commas, in any case; `all` or `xids` anywhere stands for every XID.
-    Anything else that is not an XID is ignored, as by NVIDIA, but reported.
+    Items are separated by commas, in upper or lower case; `all` or `xids` anywhere stands for every
+    XID. Anything else that is not an XID is ignored, as in NVIDIA's plugin, but reported.
     """
     off, disabled, unknown_disabled = _list(DISABLE, disable)
     on, enabled, unknown_enabled = _list(ENABLE, enable)

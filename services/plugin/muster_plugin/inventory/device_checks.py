@@ -14,25 +14,25 @@ from muster_plugin.inventory import inventory
 from muster_plugin.model import advertised
 
 _BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.ETXTBSY})
-"""Another process has it open exclusively: a sign of health."""
+"""Another process has exclusive use of the device, which is a sign of health."""
 _PARALLEL_MAX: Final = 8
 _STDERR_MAX: Final = 4096
 _PIPE_BYTES: Final = 65_536
-"""Linux: what a pipe holds, so that one read takes all of it."""
+"""The capacity of a pipe in Linux, so that one read returns everything."""
 
 Key = tuple[str, str]
 OnResult = Callable[[str, advertised.Unit, str], Awaitable[None]]
 
 
 class DeviceChecker:
-    """Checks each device periodically as its resource configures, and new devices at once.
+    """Checks each device periodically, as configured for its resource, and new devices at once.
 
     `on_result` gets the resource, the unit and the problem, which is empty if the check passed.
     """
 
     def __init__(self, devices: inventory.Inventory, on_result: OnResult) -> None:
         self.changed = asyncio.Event()
-        """Set when devices appeared or went, or rules changed."""
+        """Set when devices appear or disappear, or rules change."""
         self._devices = devices
         self._on_result = on_result
         self._due: dict[Key, float] = {}
@@ -115,7 +115,7 @@ def _open(path: str, flags: int) -> None:
 async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
     """Run the check command, with the device nodes in MUSTER_DEVICES, separated by commas.
 
-    It has ended when its own process has, whatever children that left running.
+    The command has ended when its own process has, even if that left children running.
     """
     paths = ",".join(device.host_path for device in unit.devices)
     program = checks.command[0]
@@ -147,7 +147,7 @@ async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
 class _StderrTail:
     """A pipe for stderr that keeps only the last bytes.
 
-    Not asyncio's pipe: that one stays open as long as any child process holds its other end.
+    asyncio's pipe would stay open as long as any child process holds its other end.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Pure: life cycle of each unit of one resource, from its first observation to its removal.
+"""Pure: the life cycle of each unit of one resource, from its first observation to its removal.
 
 State of a unit (one device id) after each observation or check; `-` is no change:
 
@@ -12,17 +12,18 @@ State of a unit (one device id) after each observation or check; `-` is no chang
     Replaced  | Back        | Gone      | - (3)          | -            | -
     Back      | -           | Gone      | Replaced       | Failing      | Healthy (1)
 
-New and Back are Healthy at once where no checks are configured; where they are, an unchecked unit
-is not allocated. (1) After `good_checks` of them in a row; after one if it is Back and was not
-Failing when it went. (2) It is removed `grace_s` after it went, or later: never while a pod holds
-it. (3) Likewise, or at once if it is certain that no pod holds it; then its replacement is New
-under the same id.
+Without configured checks New and Back are Healthy at once; with checks an unchecked unit is not
+allocated. (1) After `good_checks` passed checks in a row; after one if it is Back and was not
+Failing when it vanished. (2) It is removed `grace_s` after it vanished, or later: never while a pod
+holds it. (3) Likewise, or at once if it is certain that no pod holds it; then its replacement is
+New under the same id.
 
-A unit that changed rules no longer configure is removed at once, in any state.
+A unit that is no longer configured is removed at once, in any state.
 
-Only Healthy is Healthy; every other state is Unhealthy at once, with the reason. `Another` has the
-same id and another identity: at the same path, a device with another number. A running pod still
-has the old one in its cgroup, so the new one is not offered before the old one is removed.
+Only the state Healthy is reported as Healthy; every other state is Unhealthy at once, with the
+reason. `another` is a device with the same id and another identity, such as another device number
+at the same path. A running pod still has the old device in its cgroup, so the new device is not
+offered before the old one is removed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -236,7 +237,7 @@ class DeviceLifecycle:
         return tracked.unit if tracked else None
 
     def units_to_check(self) -> tuple[advertised.Unit, ...]:
-        """Return one unit of each physical device that is present."""
+        """Return one unit of each present physical device."""
         first: dict[str, advertised.Unit] = {}
         for name in sorted(self._tracked):
             tracked = self._tracked[name]
@@ -246,7 +247,7 @@ class DeviceLifecycle:
 
     @property
     def problem(self) -> str:
-        """Say in words that there are too few devices; empty if there are enough."""
+        """Describe a shortage of devices; empty if there are enough."""
         if not self.policy.expected:
             return ""
         present = [tracked.unit for tracked in self._tracked.values() if tracked.lost_at is None]
@@ -287,7 +288,7 @@ class DeviceLifecycle:
                 yield from _health_changes(tracked, before)
 
     def _leaves_at(self, tracked: TrackedUnit, now: float) -> float:
-        """Return when a unit is to be removed; never while it is present, or a pod holds it."""
+        """Return when a unit is to be removed; never while it is present or a pod holds it."""
         if tracked.lost_at is None or (
             self._allocated is not None and tracked.unit.id in self._allocated
         ):

@@ -1,9 +1,9 @@
 """Pure: messages for the bus about devices: an event for each change, and lists of all devices.
 
-Replicas of one GPU that change in the same way become one event. A list is fitted into one message
+Replicas of one GPU that change in the same way become one event. A list has to fit into one message
 of limited size: equal replicas are listed once, with their number. If that is not enough, all
-Healthy devices of a resource are one entry: everything that is wrong is still listed. If that is
-not enough either, so are the Unhealthy devices beyond the first few.
+Healthy devices of a resource become one entry, so that all Unhealthy devices are still listed. If
+that is not enough either, the Unhealthy devices after the first few become one entry too.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from muster_plugin.inventory import device_lifecycle, resource_devices
 from muster_plugin.model import gpu
 
 _UNHEALTHY_LISTED_MAX: Final = (resource_plan.DEVICES_MAX, 20, 1)
-"""How many Unhealthy devices of a resource are listed one by one, if not all devices can be."""
+"""How many Unhealthy devices of a resource are listed one by one if there are too many."""
 _SHORT_REASON_MAX: Final = 100
 
 
@@ -50,7 +50,7 @@ class DeviceEvents:
         for group in _group_facts(resource, facts):
             match group[0]:
                 case device_lifecycle.Added(device=added):
-                    # if it has already gone again, publish it as it was added
+                    # if the unit has already gone again, publish it as it was when added
                     device = resource.device(added.id) or added
                     yield vocabulary.DeviceAdded(
                         **self._origin(at),
@@ -158,8 +158,8 @@ def group_replicas(
 ) -> tuple[vocabulary.Device, ...]:
     """List equal replicas of one physical device once, each with its physical device.
 
-    Subscribers see a GPU as a whole. Device nodes are known by their ids, so only Healthy ones are
-    summed up.
+    Subscribers see a GPU as a whole. Device nodes are known by their ids, so only Healthy device
+    nodes are combined.
     """
     replicas: dict[Hashable, list[vocabulary.Device]] = {}
     for device, physical in devices:

@@ -21,7 +21,7 @@ from muster_plugin.inventory import device_lifecycle, device_messages, resource_
 from muster_plugin.model import advertised, gpu
 
 _ENVELOPE_BYTES: Final = 32 * 1024
-"""Reserved for the rest of the message: the names of all resources, CloudEvents attributes."""
+"""Reserved for the rest of the message: names of all resources and CloudEvents attributes."""
 
 
 class Snapshot(NamedTuple):
@@ -46,7 +46,7 @@ class Inventory:
         """The current rules and capabilities by which GPUs are allocated."""
         self._gpu_rules = self.gpu_context.rules
 
-    # Changes; each returns its events, for the kubelet first and then for the bus
+    # Changes; each returns the events to send to the kubelet first and then to the bus
 
     def observe(
         self,
@@ -56,10 +56,10 @@ class Inventory:
         now: float,
         at: datetime,
     ) -> list[vocabulary.PluginEvent]:
-        """Apply one scan of the node, by the current rules.
+        """Apply one scan of the node, using the current rules.
 
-        A resource stays, even with an empty list, while it is configured by name. A resource named
-        after a matched device goes with its last device.
+        A resource that is configured by name stays, even with an empty list. A resource named after
+        a matched device is removed with its last device.
         """
         offers = {offer.name: offer for offer in plan.resources}
         # naming and sharing of GPUs are not part of a single resource's rule
@@ -121,10 +121,10 @@ class Inventory:
         return min((at for at in deadlines if at is not None), default=None)
 
     def apply_fault(self, fault: gpu.FaultChange) -> list[vocabulary.PluginEvent]:
-        """Apply a fault that began or ended; one that changes nothing has no events.
+        """Apply a fault that began or ended; return no events if it changes nothing.
 
-        There is one event for each resource and device that the faulty part covers, whatever the
-        number of its replicas.
+        There is one event for each resource and device that the faulty part covers, however many
+        replicas there are.
         """
         if not self._faults.apply(fault):
             return []
@@ -146,7 +146,7 @@ class Inventory:
 
     @property
     def matched_devices(self) -> dict[str, str]:
-        """The device that each resource named after a matched device belongs to."""
+        """The matched device after which each such resource is named."""
         return {
             name: units[0].physical
             for name, resource in self._resources.items()
@@ -174,7 +174,7 @@ class Inventory:
         return advertised.offered() if advertised else ()
 
     def units_to_check(self, resource: str) -> tuple[advertised.Unit, ...]:
-        """Return one unit of each physical device of a resource that is present."""
+        """Return one unit of each present physical device of a resource."""
         advertised = self._resources.get(resource)
         return advertised.lifecycle.units_to_check() if advertised else ()
 
@@ -193,14 +193,14 @@ class Inventory:
         return self._faults.count()
 
     def shortage(self, resource: str) -> str:
-        """Say in words that there are fewer devices than expected; empty otherwise."""
+        """Describe a shortage of devices; empty if there are enough."""
         advertised = self._resources.get(resource)
         if advertised is None or advertised.lifecycle.problem:
             return advertised.lifecycle.problem if advertised else ""
         scan = self.gpu_context.scan
         if advertised.rule.groups or scan.driver is gpu.Driver.READY or not scan.on_bus:
             return ""
-        # a node without GPUs may be configured for them; only unusable GPUs are a problem
+        # GPUs may be configured on a node without GPUs; only unusable GPUs are a problem
         return f"{scan.on_bus} NVIDIA GPUs on the PCI bus, and {scan.driver}: {scan.problem}"[:1000]
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> Snapshot:
@@ -257,7 +257,7 @@ class Planner:
         self._gpu_rules: dict[str, config_resources.Resource] = {}
 
     def configure(self, configuration: settings.NodeConfiguration) -> None:
-        """Plan by other rules from now on."""
+        """Use other rules from now on."""
         self._gpu_rules.clear()
         self._configuration = configuration
 
@@ -290,7 +290,7 @@ class Planner:
         plan, configured = self.devices, self._configuration.resources
         if self.gpu_scan is not None and self._configuration.gpus is not None:
             of_gpus = replicas.plan(self.gpu_scan, self._configuration.gpus)
-            # a MIG profile that is gone keeps its rule until its devices are removed
+            # the rule of a removed MIG profile stays until its devices are removed
             self._gpu_rules.update({offer.name: offer.rule for offer in of_gpus.resources})
             configured += tuple(self._gpu_rules.values())
             plan = resource_plan.merged(plan, of_gpus)

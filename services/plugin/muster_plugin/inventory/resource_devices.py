@@ -1,7 +1,7 @@
 """Pure: the advertised devices of one resource: its units, with the active faults of their GPUs.
 
-There are many queries between two changes, about thousands of replicas, so every answer is cached
-until something changes. A fault of one GPU costs as much as that GPU has replicas.
+Between two changes there are many queries about thousands of replicas, so every answer is cached
+until something changes. The cost of a fault is proportional to the number of replicas of its GPU.
 """
 
 from collections import Counter
@@ -94,7 +94,7 @@ class ResourceDevices:
     def receive(
         self, event: device_lifecycle.Signal, now: float
     ) -> Sequence[device_lifecycle.Fact]:
-        """Handle one signal about its units."""
+        """Handle one signal about the units."""
         facts = self.lifecycle.receive(event, now)
         self._clear_cache()
         return facts

@@ -1,14 +1,15 @@
 """Pure: answers the kubelet's allocation requests, or says why one is refused.
 
-Answers come from memory: while Allocate hangs, the kubelet admits no pod at all on the node. The
-kubelet never reports that a device is free again; it only offers it again.
+Answers come from memory, because the kubelet does not admit any pod on the node while Allocate
+hangs. The kubelet never reports that a device is free again; it only offers the device again.
 
-Of whole GPUs that are not shared it prefers the best connected ones (`topology`), whatever the
-policy, as NVIDIA's plugin does (k8s-device-plugin 1b826ac, internal/rm/nvml_manager.go). Otherwise
-one device after the other is taken: `distributed` and `aligned` take from the physical device with
-the fewest allocated replicas, `packed` from the one with the most (internal/rm/allocate.go);
-`exclusive` is distributed, and never takes two replicas of one device. Ties are broken by id, so
-the same request gets the same answer. Nothing queries the driver, so a lost GPU does no harm here.
+Among whole GPUs that are not shared, the best connected GPUs are preferred (`topology`), whatever
+the policy, as in NVIDIA's plugin (k8s-device-plugin 1b826ac, internal/rm/nvml_manager.go).
+Otherwise ids are taken one by one: `distributed` and `aligned` take from the physical device with
+the fewest allocated replicas, `packed` from the device with the most (internal/rm/allocate.go);
+`exclusive` is like distributed, but never takes two replicas of one device. Ties are broken by id,
+so that the same request gets the same answer. The driver is never queried, so a lost GPU does no
+harm here.
 """
 
 import heapq
@@ -43,7 +44,7 @@ class Allocator:
 
     @property
     def allocated(self) -> int:
-        """How many ids were allocated and not offered since, an upper bound of those in use."""
+        """How many ids were allocated and not offered again: an upper bound of the ids in use."""
         return len(self._allocated)
 
     def allocate(
@@ -55,8 +56,8 @@ class Allocator:
     ) -> tuple[advertised.ContainerResponse, ...]:
         """Answer each container's request, in order; raises AllocationError if one is invalid.
 
-        `present` are those of `optional_paths` that exist now, and `annotation` is a name that no
-        other answer has.
+        `present` are the `optional_paths` that exist now, and `annotation` is a name that no other
+        answer has.
 
         Health is not checked: the kubelet offers only Healthy devices, and a refusal would make it
         fail one pod after the other (kubelet devicemanager/manager.go).
@@ -89,7 +90,7 @@ class Allocator:
     ) -> list[str]:
         """Return `size` of the `available` ids, best first; fewer if there are fewer.
 
-        Must-include ids come first, the others by the configured placement; for device nodes, those
+        Must-include ids come first, then ids by the configured placement; for device nodes, ids
         whose physical device serves the fewest containers. Never raises.
         """
         self._allocated -= set(available).difference(must_include)
@@ -172,9 +173,9 @@ def prefer(
 ) -> list[str]:
     """Return `size` of the `available` ids, `must_include` first; fewer if there are fewer.
 
-    `units` are all units of the resource. A unit that is not available is in use: so the load of
-    each device is known right after a start too. An unknown id is chosen only if nothing else is
-    left.
+    `units` are all units of the resource. A unit that is not available is in use, so that the load
+    of each device is known even right after a start. An unknown id is chosen only if nothing else
+    is left.
 
     Never raises: an error would fail the pod's admission, while a short answer lets the kubelet
     choose the rest (kubelet devicemanager/manager.go, devicesToAllocate).
@@ -194,7 +195,7 @@ def prefer(
 
 
 def _are_whole(candidates: Sequence[advertised.Unit], units: Units) -> bool:
-    """Return whether all these are whole GPUs, few enough for the exact search."""
+    """Return whether all candidates are whole GPUs, and few enough for a search."""
     if not 0 < len(candidates) <= GPUS_MAX or len(units) > GPUS_MAX:
         return False
     return all(
@@ -209,7 +210,7 @@ def _best_connected(
     count: int,
     links: Links,
 ) -> list[str]:
-    """Return the `count` free GPUs that are best connected, with each other and the included."""
+    """Return the `count` free GPUs that are best connected with each other and with `included`."""
     gpus = sorted([*included, *free], key=lambda unit: unit.id)
     names = [unit.id for unit in gpus]
     scores = [[_score(first, second, links) for second in names] for first in names]
@@ -231,7 +232,7 @@ def _score(first: str, second: str, links: Links) -> int:
 
 
 class _Device(msgspec.Struct):
-    """The free ids of one physical device, and how many are in use or already picked."""
+    """The free ids of one physical device, and how many ids are in use or already chosen."""
 
     parent: str
     names: list[str]
@@ -270,11 +271,11 @@ class _Pool:
         heapq.heapify(self._heap)
 
     def pop(self) -> str | None:
-        """Remove and return the next id by policy; None if there is none left."""
+        """Remove and return the next id by policy; None if no id is left."""
         while self._heap:
             rank, physical = heapq.heappop(self._heap)
             device = self._devices[physical]
-            # a device whose rank has changed since is in the heap again
+            # a device whose rank has changed is in the heap a second time
             is_used_up = self._policy is gpus.Placement.EXCLUSIVE and physical in self._used
             if device.names and rank == self._rank(device) and not is_used_up:
                 return self._pick(physical, device)

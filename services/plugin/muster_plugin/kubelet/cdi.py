@@ -1,9 +1,9 @@
 """Adapter: the container runtime's CDI directory: one spec file for each resource that asks for it.
 
 The runtime reads the spec (Container Device Interface 0.6.0, SPEC.md) and resolves the device names
-that the kubelet hands over; runtimes without CDI fail such a container. The files stay when the
-plugin ends: the kubelet keeps its answers, so a container that restarts still names devices that
-only these files explain.
+that the kubelet hands over; without CDI a runtime cannot start such a container. The files stay
+when the plugin ends: the kubelet keeps the plugin's answers, so a restarted container still has
+device names that only these files explain.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def file_name(resource: str) -> str:
 
 
 def slug_of(file_name: str) -> str:
-    """Return the slug of the resource whose spec file has this name; empty if it is not ours."""
+    """Return the slug of the resource whose spec file has this name; empty if not muster's."""
     matched = _FILE.fullmatch(file_name)
     return matched[1] if matched else ""
 
@@ -62,7 +62,7 @@ def _edits(unit: advertised.Unit) -> dict[str, object]:
 
 
 class SpecDirectory:
-    """Writes the spec files of this plugin's resources; `problems` lists those that failed."""
+    """Writes the spec files of this plugin's resources; `problems` lists the failures."""
 
     def __init__(self, directory: Path) -> None:
         self.problems: dict[str, str] = {}
@@ -70,9 +70,9 @@ class SpecDirectory:
         self._directory = directory
 
     def write(self, specs: Mapping[str, bytes]) -> bool:
-        """Write the file of each resource if it differs; return whether one was written.
+        """Write the file of each resource if it differs; return whether any was written.
 
-        The files themselves are compared, because others may have removed them.
+        The files themselves are compared, because other programs may have removed them.
         """
         problems: dict[str, str] = {}
         has_written = False
@@ -95,7 +95,7 @@ class SpecDirectory:
         return frozenset({self._directory} if self._directory.is_dir() else ())
 
     def remove_stale(self, is_free: Callable[[str], bool]) -> None:
-        """Remove the spec files of unserved resources, for whose slug `is_free` returns true."""
+        """Remove the spec files of resources that are not served: `is_free(slug)` is true."""
         with contextlib.suppress(OSError):
             for path in sorted(self._directory.iterdir()):
                 slug = slug_of(path.name)

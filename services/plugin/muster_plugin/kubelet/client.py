@@ -1,6 +1,6 @@
 """Adapter: gRPC client: registers with the kubelet, and probes the plugin's own sockets.
 
-The kubelet's plugin watcher needs no call: it finds the socket. The self-probe dials the plugin's
+The kubelet's plugin watcher finds the socket without a call. The self-probe dials the plugin's
 sockets by their paths, as the kubelet would.
 """
 
@@ -17,15 +17,16 @@ import grpc.aio
 from muster.pb import rpc
 from muster_plugin.kubelet import protobuf, registration_model, server, socket_directory
 
-# The kubelet dials us back within our Register, for up to 10 s (pluginmanager, dial with block).
+# During Register the kubelet dials the plugin, for up to 10 s (pluginmanager, dial with block).
 _REGISTER_TIMEOUT_S: Final = 12.0
 _WATCHER_TIMEOUT_S: Final = 10.0
 _UNREACHABLE: Final = ("failed to connect to all addresses", "Socket closed")
-"""gRPC's error texts when nobody listens on a socket, or the listener is gone (grpc 1.7x)."""
+"""gRPC's error texts if nothing listens on a socket any more (grpc 1.7x)."""
 PROBE_PERIOD_S: Final = 14.0
-"""A probe costs a connection, half of an idle plugin's work, so it runs rarely; whether the socket
-file is ours is checked more often. A server that hangs must be detected within 20 s: this period,
-the probe's timeout of 2 s, and the 3 s that health waits for a recovery."""
+"""A probe needs a connection, which is half of an idle plugin's work, so it runs rarely; the socket
+file is checked more often. A server that hangs must be detected within 20 s: this period, the
+probe's timeout of 2 s, and the 3 s that health waits for a recovery.
+"""
 _PROBE_RETRY_S: Final = 0.2
 _FAILURE_CHARS_MAX: Final = 300
 
@@ -48,7 +49,7 @@ async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool
             "UNAVAILABLE", f"{socket_directory.KUBELET_SOCKET} is missing", unreachable=True
         )
     request = protobuf.register_request(resource, socket, pre_start=pre_start)
-    # A fresh channel with its own pool: after a refused dial, gRPC's shared pool waits for 1 s.
+    # A new channel with its own pool: after a refused dial, gRPC's shared pool waits for 1 s.
     async with grpc.aio.insecure_channel(f"unix:{kubelet}", options=server.OWN_POOL) as channel:
         try:
             await rpc.RegistrationClient(channel).register(request, timeout=_REGISTER_TIMEOUT_S)
@@ -60,9 +61,9 @@ async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool
 
 
 async def wait_for_plugin_watcher(endpoint: server.Endpoint) -> str:
-    """Wait until the kubelet's plugin watcher has registered our socket. Raises Refused.
+    """Wait until the kubelet's plugin watcher has registered the plugin's socket. Raises Refused.
 
-    A new kubelet finds the socket by itself, so no kubelet.sock identifies this registration.
+    A restarted kubelet finds the socket by itself, so the identity of kubelet.sock does not matter.
     """
     try:
         async with asyncio.timeout(_WATCHER_TIMEOUT_S):
@@ -79,7 +80,7 @@ class SelfProbe:
     """Probes the current `endpoint` and keeps the last result.
 
     `send` gets a signal for each probe; `on_failure` gets each failure, and whether it is the first
-    after a success.
+    failure after a success.
     """
 
     def __init__(
@@ -92,14 +93,14 @@ class SelfProbe:
     ) -> None:
         self.last_result: registration_model.ProbeResult | None = None
         self.due = asyncio.Event()
-        """Set when the kubelet has listed the resource: probe at once."""
+        """Set when the kubelet has listed the resource, so that a probe runs at once."""
         self._endpoint = endpoint
         self._send = send
         self._on_failure = on_failure
         self._period_s = period_s
 
     async def run(self) -> None:
-        """Probe until cancelled: once listed, then periodically, and soon after a failure."""
+        """Probe until cancelled: once the resource is listed, periodically, and after a failure."""
         wait_s = self._period_s
         while True:
             with contextlib.suppress(TimeoutError):

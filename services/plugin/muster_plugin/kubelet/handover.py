@@ -1,20 +1,20 @@
-"""Adapter: a plugin takes over a node's resources from another one, without a gap.
+"""Adapter: takes over a node's resources from another process of the plugin, without a gap.
 
 In a rolling update the new pod starts beside the old one. The two processes agree over a socket
 beside the resource locks:
 
     successor                           holder
     ------------------------------------|--------------------------------------------------------
-    request                          -> | leaves the bus, repairs nothing any more, gives up the
+    request                          -> | leaves the bus, stops repairing, gives up the
                                         | locks, goes on serving; answers with its sockets
     locks and registers the resources   | (the kubelet takes the newer registration)
     finish, when all are listed      -> | ends its streams and servers; answers
     keeps the connection open           | waits for its end
     the connection ends                 | serves and registers again: its successor has died
 
-A kubelet before 1.37 drops the newer registration as well when the older stream ends
-(k/k#121994); the successor then registers again. A holder refuses whoever it took over from, so
-that two pods never take the resources from each other.
+A kubelet before 1.37 drops the newer registration as well when the older stream ends (k/k#121994);
+the successor then registers again. A holder refuses the pod from which it took over, so that two
+pods never keep taking the resources from each other.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _LINE_BYTES_MAX: Final = 256 * 1024
 
 
 class Request(msgspec.Struct, frozen=True, tag="request"):
-    """The first line of a successor; `host` is its host name, in a cluster that of its pod."""
+    """The first line of a successor; `host` is its host name (in a cluster the pod's name)."""
 
     host: str
 
@@ -59,11 +59,11 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """The holder serves nothing any more."""
+    """The holder no longer serves anything."""
 
 
 class Served(Protocol):
-    """What a holder serves: it can be handed over and taken back."""
+    """The resources of a holder, which can be handed over and taken back."""
 
     async def hand_over(self) -> tuple[str, ...]:
         """Give up everything but the servers; return the paths of their sockets."""
@@ -72,25 +72,25 @@ class Served(Protocol):
         """End the servers that were handed over."""
 
     async def take_back(self) -> None:
-        """Serve everything again, with servers of its own."""
+        """Serve everything again, with new servers."""
 
 
 class Handover:
-    """Both roles of one process: it may take over at its start, and hand over later."""
+    """Both roles of one process: it may take over when it starts, and hand over later."""
 
     def __init__(self, path: Path, served: Served) -> None:
         self.sockets: frozenset[str] = frozenset()
-        """What the predecessor goes on serving until `finish`."""
+        """The sockets that the predecessor still serves until `finish`."""
         self._path = path
         self._served = served
         self._predecessor = ""
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._handing_over: asyncio.Task[None] | None = None
         self._taken_back = asyncio.Event()
-        """Set when the socket must be bound again, because a successor had taken its name."""
+        """Set when the socket must be bound again, because a successor had taken its path."""
 
     async def request(self) -> str:
-        """Ask the holder to hand over; return why it does not, or an empty text."""
+        """Ask the holder to hand over; return why it refuses, or an empty text."""
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(
@@ -110,11 +110,11 @@ class Handover:
         return ""
 
     async def finish(self) -> None:
-        """Tell the predecessor to end its servers, as the kubelet lists this plugin's."""
+        """Tell the predecessor to end its servers, because the kubelet now lists this plugin's."""
         if self._connection is None:
             return
         reader, writer = self._connection
-        # if it has died meanwhile, there is nothing left to end
+        # if the predecessor has died meanwhile, its servers have ended already
         with contextlib.suppress(OSError, ValueError, TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 await _send(writer, Finish())
@@ -122,7 +122,7 @@ class Handover:
         logs.logger().info("handover_finished", predecessor=self._predecessor)
 
     def close(self) -> None:
-        """End the connection to the predecessor, which serves again if it still runs."""
+        """End the connection to the predecessor; if it still runs, it serves again."""
         if self._connection is not None:
             self._connection[1].close()
 
@@ -132,7 +132,8 @@ class Handover:
             self._taken_back.clear()
             try:
                 self._path.parent.mkdir(exist_ok=True)
-                # whoever holds the resources has the name; a predecessor keeps its descriptor
+                # the path belongs to the holder of the resources; a predecessor keeps its
+                # descriptor
                 self._path.unlink(missing_ok=True)
                 server = await asyncio.start_unix_server(
                     self._on_connection, self._path, limit=_LINE_BYTES_MAX
@@ -149,7 +150,7 @@ class Handover:
                     await asyncio.wait([self._handing_over])
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # not a coroutine: asyncio logs a traceback if it cancels that itself (CPython 3.11)
+        # not a coroutine: asyncio logs a traceback if it cancels one itself (CPython 3.11)
         if self._handing_over is None and _is_same_user(writer):
             self._handing_over = asyncio.create_task(self._answer(reader, writer))
         else:
@@ -182,7 +183,7 @@ class Handover:
             await reader.read()
         except (OSError, ValueError, TimeoutError) as error:
             logs.logger().warning("handover_failed", error=str(error) or type(error).__name__)
-        # not when cancelled: then this process ends as well
+        # not reached when cancelled, because this process then ends as well
         writer.close()
         logs.logger().warning("successor_lost", successor=request.host)
         await self._served.end_handed_over()
@@ -196,7 +197,7 @@ async def _send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader, kind: Any) -> Any:
-    """Read one line. Raises ValueError for an end or another message, and OSError."""
+    """Read one line. Raises OSError, and ValueError for an unexpected message."""
     line = await reader.readline()
     if not line.endswith(b"\n"):
         raise ConnectionResetError("the other side has ended")

@@ -1,11 +1,12 @@
 """Adapter: the kubelet's podresources socket: polls it, and compares its answers with the plugin's.
 
-The kubelet answers all clients together at most 100 times a second, so it is polled rarely. When it
-is busy (RESOURCE_EXHAUSTED), its last answer stays valid for a while; otherwise there is none.
+The kubelet answers at most 100 calls a second of all clients together, so it is polled rarely. When
+it is busy (RESOURCE_EXHAUSTED), its last answer stays valid for a while; after any other error no
+answer is valid.
 
-The kubelet processes a device list as it arrives (device manager, 1.36), so a difference in two
-listings, two seconds later, is a mismatch. Some kubelets list unhealthy devices as allocatable
-(k/k#104122), so those prove nothing.
+The kubelet processes a device list as soon as it arrives (device manager, 1.36), so a difference in
+two listings that are two seconds apart is a mismatch. Some kubelets list unhealthy devices as
+allocatable (k/k#104122), so unhealthy devices are ignored.
 """
 
 import asyncio
@@ -28,19 +29,19 @@ from muster_plugin.model import errors
 SOCKET: Final = Path("pod-resources") / "kubelet.sock"
 PERIOD_S: Final = 10.0
 _SOON_S: Final = 1.0
-"""After an allocation: the kubelet lists it when Allocate has returned."""
+"""The delay after an allocation: the kubelet lists it only when Allocate has returned."""
 _TIMEOUT_S: Final = 5.0
 _DEFERRED_MAX: Final = 3
-"""So many times in a row an old answer is better than none."""
+"""How many times in a row an old answer is used when the kubelet is busy."""
 _BUSY: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED})
 _UNKNOWN_CALL: Final = "GetAllocatableResources disabled"
-"""A kubelet before 1.23 with its default feature gates; before 1.21 the call does not exist."""
+"""The error of a kubelet before 1.23 by default; before 1.21 the call does not exist."""
 _MESSAGE_BYTES: Final = (("grpc.max_receive_message_length", 16 * 1024 * 1024),)
 
 
 PERSISTS_S: Final = 2.0
 _RECHECK_S: Final = 10.0
-"""Younger differences are rechecked soon: they may end."""
+"""Differences newer than this are rechecked soon, because they may end."""
 _SHOWN_MAX: Final = 5
 
 
@@ -77,17 +78,19 @@ class Advertised(msgspec.Struct, frozen=True):
 
 
 class PodResourcesCheck:
-    """Compares each listing with the advertised devices, and with the listing before."""
+    """Compares each listing with the advertised devices and with the previous listing."""
 
     def __init__(self) -> None:
         self.listing: Listing | None = None
         self.needs_recheck = False
-        """Whether to poll again soon, because a difference has appeared that may end."""
+        """Whether to poll again soon, because a new difference may end."""
         self.mismatches: Mapping[str, str] = {}
         """Persistent differences by resource, in words."""
         self.displaced: Mapping[str, str] = {}
-        """What the kubelet persistently lists instead of a resource's devices, none of which it
-        lists; empty if it lists some. Resources of which neither is sure are left out."""
+        """By resource, the devices that the kubelet persistently lists if it lists none of the
+        plugin's; empty if it lists some of the plugin's. Resources for which neither is certain are
+        left out.
+        """
         self._since: dict[str, dict[str, float]] = {}
         self._compared_at = -math.inf
 
@@ -125,7 +128,7 @@ class PodResourcesCheck:
         return _new_allocations(listing, before, advertised)
 
     def mismatch(self, resource: str, now: float) -> str:
-        """Say how the kubelet's listing persistently differs; empty if it does not."""
+        """Describe how the kubelet's listing persistently differs; empty if it does not."""
         text = self.mismatches.get(resource, "")
         if not text:
             return ""
@@ -145,9 +148,9 @@ class PodResourcesCheck:
         since_before: Mapping[str, float],
         now: float,
     ) -> str:
-        """Record since when each id differs; return the persistent differences, in words.
+        """Record when each id began to differ; return the persistent differences, in words.
 
-        Sending the kubelet another list meanwhile does not restart the clock.
+        A new list sent to the kubelet in the meantime does not reset these times.
         """
         missing, unexpected = differing
         if sent_at is None or not (missing or unexpected):
@@ -165,7 +168,7 @@ class PodResourcesCheck:
 def _differences(
     devices: Iterable[vocabulary.Device], listed: frozenset[str]
 ) -> tuple[set[str], set[str]]:
-    """Return the ids that the kubelet does not list, and those that only the kubelet lists."""
+    """Return the ids that the kubelet does not list, and the ids that only the kubelet lists."""
     ours = {device.id: device.health for device in devices}
     healthy = {name for name, health in ours.items() if health is vocabulary.Health.HEALTHY}
     return healthy - listed, {*listed} - ours.keys()
@@ -197,7 +200,7 @@ def _first_few(ids: Iterable[str]) -> str:
 
 
 class Unavailable(Exception):
-    """The kubelet did not answer; `is_busy` if it only asks for less frequent calls."""
+    """The kubelet did not answer; `is_busy` means that it only asks for fewer calls."""
 
     def __init__(self, text: str, *, is_busy: bool) -> None:
         super().__init__(text)
@@ -205,7 +208,7 @@ class Unavailable(Exception):
 
 
 class PodResourcesPoller:
-    """Polls periodically, and soon after an allocation; `on_listing` gets each answer, or None."""
+    """Polls periodically and soon after an allocation; `on_listing` gets each answer, or None."""
 
     def __init__(
         self,
@@ -280,7 +283,7 @@ async def _allocatable(client: rpc.PodResourcesClient) -> dict[str, frozenset[st
             return None
         raise
     allocatable: dict[str, frozenset[str]] = {}
-    # there is one entry for each device and NUMA node, so an id may occur twice
+    # each device has an entry for each NUMA node, so an id may occur twice
     for devices in answer.devices:
         allocatable[devices.resource_name] = allocatable.get(devices.resource_name, frozenset()) | {
             *devices.device_ids

@@ -15,9 +15,9 @@ _PERMANENT: Final = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_
 
 
 def options(*, pre_start: bool) -> dp.DevicePluginOptions:
-    """Return which optional calls the plugin serves: always GetPreferredAllocation.
+    """Return the optional calls that the plugin serves: always GetPreferredAllocation.
 
-    With `pre_start`, no container can even restart while the plugin is down.
+    With `pre_start`, containers cannot even restart while the plugin is down.
     """
     return dp.DevicePluginOptions(
         pre_start_required=pre_start, get_preferred_allocation_available=True
@@ -25,7 +25,7 @@ def options(*, pre_start: bool) -> dp.DevicePluginOptions:
 
 
 def register_request(resource: str, endpoint: str, *, pre_start: bool) -> dp.RegisterRequest:
-    """Return a registration. Kubelet 1.20 uses its options, 1.36 calls GetDevicePluginOptions."""
+    """Return a registration. Kubelet 1.20 uses its options; 1.36 calls GetDevicePluginOptions."""
     return dp.RegisterRequest(
         version=API_VERSION,
         endpoint=endpoint,
@@ -35,14 +35,14 @@ def register_request(resource: str, endpoint: str, *, pre_start: bool) -> dp.Reg
 
 
 def plugin_info(resource: str) -> pr.PluginInfo:
-    """Return the answer to the plugin watcher; an empty endpoint means the socket it found."""
+    """Return the answer to the plugin watcher; an empty endpoint means the same socket."""
     return pr.PluginInfo(
         type=PLUGIN_TYPE, name=resource, endpoint="", supported_versions=[API_VERSION]
     )
 
 
 def device_list(devices: Iterable[vocabulary.Device]) -> dp.ListAndWatchResponse:
-    """Return the whole device list; it replaces the one before."""
+    """Return the whole device list, which replaces the previous list."""
     return dp.ListAndWatchResponse(devices=[_device(device) for device in devices])
 
 
@@ -77,8 +77,8 @@ def preferred(
 def is_permanent(code: str, text: str) -> bool:
     """Return whether the kubelet would refuse the same registration again.
 
-    It answers UNKNOWN to a wrong version or name, and to much else; only the text differs (kubelet
-    1.36.2 plugin/v1beta1/server.go).
+    The kubelet answers UNKNOWN to a wrong version or name, and to many other errors; only the text
+    differs (kubelet 1.36.2 plugin/v1beta1/server.go).
     """
     is_invalid = "is not supported by kubelet" in text or text.endswith("is invalid")
     return code in _PERMANENT or (code == "UNKNOWN" and is_invalid)

@@ -30,18 +30,21 @@
     STOPPING        | stopped                    | (back-off if losses repeat)     | WAITING
 
 Every loss is repaired in the same way: stop the old generation completely, then serve and register
-a new one on a fresh socket. Registering over an open stream would take the node to 0 as soon as the
-older stream ends (k/k#121994), so there are never two generations at once.
+a new one on a fresh socket. If a new generation registered while the older stream is open, the node
+would have 0 devices as soon as that stream ends (k/k#121994), so there are never two generations at
+once.
 
-The kubelet opens one stream per registration and never dials again, so a stream that closes means a
-loss. A short delay lets a restarting kubelet show its new kubelet.sock, the better reason.
+The kubelet opens one stream per registration and never dials again, so a closed stream is a loss.
+It is reported after a short delay: if the kubelet restarts, its new kubelet.sock is the better
+reason.
 
-An open stream proves little: the newest registration of a name wins. The kubelet then lists another
-plugin's devices, and when that one ends, none (up to 1.36) or still those (since 1.37). `Compared`
-shows it. We register again at once; if that does not last, somebody defends the resource, and each
-try costs the pods of its moment their admission: the next ones are 30 s later, a minute, and so on,
-or when a plugin that could be the other one has gone. Until then the old stream stays open, because
-its end can take the other's devices away.
+An open stream does not prove that the resource is listed: the newest registration of a name wins.
+The kubelet then lists another plugin's devices; when that plugin ends, it lists none (up to 1.36)
+or still lists them (since 1.37). `Compared` reports this. The plugin registers again at once. If
+the resource is taken again, another plugin keeps registering it too. Each try then fails the
+admission of pods at that moment, so the next tries are 30 s later, a minute later, and so on, or
+when a plugin that could be the other one has gone. Until then the old stream stays open, because
+its end can remove the other plugin's devices.
 """
 
 import math
@@ -66,34 +69,34 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     retry: pacing.Backoff = pacing.Backoff(first_s=0.02, max_s=5.0)
     permanent_refusal_s: float = 30.0
     refusals_max: float = math.inf
-    """After so many refusals the generation ends; the next may use the other method."""
+    """After this many refusals the generation ends; the next may use the other method."""
     served_elsewhere_s: float = 0.2
     kubelet_startup_s: float = 10.0
-    """Longest time that a new kubelet is busy with registering its plugins."""
+    """The longest time for which a new kubelet is busy registering plugins."""
     settled_s: float = 1.0
-    """Longest time that a kubelet needs to list what a new registration has sent."""
+    """The longest time that the kubelet needs to list the devices of a new registration."""
     vacant: pacing.Backoff = pacing.Backoff(first_s=1.0, max_s=600.0)
-    """Between registrations of a resource that nobody serves, as long as they change nothing."""
+    """The wait between registrations of an unserved resource, while they have no effect."""
     fight: pacing.Backoff = pacing.Backoff(first_s=30.0, max_s=600.0)
-    """Between registrations of one that another plugin registers too."""
+    """The wait between registrations of a resource that another plugin registers too."""
     peace_s: float = 600.0
-    """After a resource was listed for this long, its next displacement counts as the first."""
+    """If a resource was listed for this long, its next displacement counts as the first."""
     stable_s: float = 2.0
-    """After a resource was listed for this long, its next loss is repaired without back-off."""
+    """If a resource was listed for this long, its next loss is repaired without back-off."""
 
 
 class Registration:
-    """State machine of one resource; its first tick starts to serve."""
+    """The state machine of one resource; its first tick starts a server."""
 
     def __init__(self, timeouts: Timeouts | None = None, *, reason: Reason = Reason.START) -> None:
         self.state = State.WAITING
         self.generation = 0
-        """The newest generation; 0 before the first."""
+        """The number of the newest generation; 0 before the first."""
         self.registrations = 0
         """How often the kubelet accepted the registration."""
         self.registered_at: float | None = None
         self.kubelet = ""
-        """The kubelet.sock of the last registration."""
+        """The identity of kubelet.sock at the last registration."""
         self.streams = 0
         """Open ListAndWatch streams of the current generation."""
         self._timeouts = timeouts or Timeouts()
@@ -113,7 +116,7 @@ class Registration:
         self._others: frozenset[str] = frozenset()
         self._listed_at = math.inf
         self._is_kubelet_unreachable = False
-        """Whether nobody answered at kubelet.sock when registration was last tried."""
+        """Whether kubelet.sock did not answer at the last try to register."""
         self._kubelet_started_at = -math.inf
 
     @property
@@ -127,13 +130,13 @@ class Registration:
         return not self.is_listed and self._problem.persists and not self._is_kubelet_unreachable
 
     def problem(self, now: float) -> str:
-        """Say why the kubelet does not list the resource; empty if it does."""
+        """Describe why the kubelet does not list the resource; empty if it does."""
         if self.state is State.LISTED:
             return ""
         return self._problem.describe(now, then=model.NEXT_STEP[self.state])
 
     def is_waiting_for_kubelet(self, now: float) -> bool:
-        """Return whether the resource only waits for an unreachable or a restarted kubelet."""
+        """Return whether the resource only waits for an unreachable or restarting kubelet."""
         if self.state is State.LISTED:
             return False
         if self._problem.persists:
@@ -141,7 +144,7 @@ class Registration:
         return now - self._kubelet_started_at < self._timeouts.kubelet_startup_s
 
     def has_settled(self, now: float) -> bool:
-        """Return whether the kubelet lists our devices by now, unless another plugin's."""
+        """Return whether the kubelet has had time to list the plugin's devices."""
         has_been_listed = now - self._listed_at >= self._timeouts.settled_s
         return has_been_listed and self.state in {State.LISTED, State.DISPLACED}
 
@@ -236,7 +239,7 @@ class Registration:
             return []
         self.streams += 1
         if self.state is State.REFUSED:
-            # the kubelet accepted the registration; only its answer got lost
+            # the kubelet accepted the registration; only its answer was lost
             return self._on_registered(self._current_kubelet, now)
         return (
             self._on_listed(now)
@@ -355,7 +358,7 @@ class Registration:
         if self.state not in model.WITH_SERVER:
             return []
         if self.state not in {State.STREAM_CLOSED, State.DISPLACED}:
-            # else that is the problem already, and began earlier
+            # otherwise this is already the problem, and it began earlier
             self._problem = model.Problem(text, now)
         self._losses = 1 if now - self._listed_at >= self._timeouts.stable_s else self._losses + 1
         self._listed_at = math.inf
@@ -364,7 +367,7 @@ class Registration:
         return [*self._report_loss(reason, text), model.Stop(self.generation)]
 
     def _report_loss(self, reason: Reason, text: str) -> list[model.Action]:
-        """Report the loss of a resource, once until it is listed again.
+        """Report the loss of a resource, but only once until it is listed again.
 
         A resource that the kubelet has never accepted is not lost.
         """

@@ -16,7 +16,7 @@ from muster import vocabulary
 
 _PROBES_MISSED_MAX: Final = 3
 DIGITS: Final = 2
-"""Of the numbers in heartbeats."""
+"""The decimal places of numbers in heartbeats."""
 _NEVER_S: Final = -1.0
 
 
@@ -29,7 +29,7 @@ class Served(_OfGeneration, frozen=True):
 
 
 class ServeFailed(_OfGeneration, frozen=True):
-    """The server of this generation could not start, and has been cleaned up."""
+    """The server of this generation could not start and has been cleaned up."""
 
     text: str
 
@@ -47,7 +47,7 @@ class Registered(_OfGeneration, frozen=True):
 
 
 class RegisterFailed(_OfGeneration, frozen=True):
-    """The kubelet refused (`permanent`: it would refuse again), or was `unreachable`."""
+    """The kubelet refused (`permanent`: it would always refuse) or was `unreachable`."""
 
     text: str
     permanent: bool
@@ -55,15 +55,15 @@ class RegisterFailed(_OfGeneration, frozen=True):
 
 
 class StreamOpened(_OfGeneration, frozen=True):
-    """The kubelet opened a ListAndWatch."""
+    """The kubelet opened a ListAndWatch stream."""
 
 
 class StreamClosed(_OfGeneration, frozen=True):
-    """A ListAndWatch ended that the plugin did not end."""
+    """A ListAndWatch stream ended, but not because the plugin ended it."""
 
 
 class KubeletSocketSeen(msgspec.Struct, frozen=True):
-    """The kubelet.sock that exists now; sent at every check, even without a change."""
+    """The identity of the current kubelet.sock; sent at every check, even without a change."""
 
     kubelet: str
 
@@ -73,10 +73,11 @@ class OwnSocketLost(_OfGeneration, frozen=True):
 
 
 class Compared(_OfGeneration, frozen=True):
-    """What the kubelet lists was compared with what is advertised.
+    """The devices that the kubelet lists were compared with the advertised devices.
 
-    `displaced` says what it persistently lists instead; empty if it lists ours. `others` are the
-    sockets of plugins that could have registered the resource; none if nobody's ids are listed.
+    `displaced` says what the kubelet persistently lists instead; empty if it lists the plugin's
+    devices. `others` are the sockets of plugins that could have registered the resource; empty if
+    the kubelet lists no devices.
     """
 
     displaced: str
@@ -88,7 +89,7 @@ class ProbePassed(_OfGeneration, frozen=True):
 
 
 class ProbeFailed(_OfGeneration, frozen=True):
-    """The self-probe reached no server, or another one."""
+    """The self-probe reached no server, or another server."""
 
     text: str
 
@@ -165,15 +166,15 @@ NEXT_STEP: Final = {
     State.REGISTERING: "registering",
     State.REFUSED: "registering",
     State.STREAM_CLOSED: "registering",
-    State.DISPLACED: "registering again, at the latest when nobody else serves it",
+    State.DISPLACED: "registering again, at the latest when no other plugin serves it",
     State.AWAITING_STREAM: "waiting for the kubelet's stream",
     State.STOPPING: "stopping the old server",
 }
-"""What the plugin does next to get the resource listed."""
+"""The plugin's next step to get the resource listed."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem and when it happened, or since when it `persists`."""
+    """A problem and when it happened, or, if it `persists`, when it began."""
 
     text: str
     at: float
@@ -194,7 +195,7 @@ NO_PROBLEM: Final = Problem("", -math.inf)
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one self-probe, which dials the plugin's own socket by its path."""
+    """The result of one self-probe, which dials the plugin's own socket by its path."""
 
     ok: bool
     seconds: float

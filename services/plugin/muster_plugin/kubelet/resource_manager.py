@@ -1,4 +1,4 @@
-"""Adapter: the device plugins of a node, one for each resource; each starts and stops alone."""
+"""Adapter: the device plugins of a node: one for each resource, independent of the others."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
 
     @property
     def kubelet_socket(self) -> str:
-        """The kubelet.sock of the newest registration."""
+        """The identity of kubelet.sock at the newest registration."""
         plugins = self._plugins.values()
         newest = max(plugins, key=lambda plugin: plugin.machine.registered_at or 0.0, default=None)
         return newest.machine.kubelet if newest else ""
@@ -68,8 +68,8 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         """Start the plugins of new resources, and stop those of resources that are gone.
 
         A resource without devices keeps its plugin: the node then offers 0 of it, which is clearer
-        to a scheduler and to people than no entry. A resource named after a matched device goes
-        with that device. While the resources are handed over, nothing is started.
+        to a scheduler and to people than no entry. A resource named after a matched device is
+        removed with that device. While the resources are handed over, no plugin is started.
         """
         if self._is_handed_over:
             return
@@ -95,7 +95,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         self._changed.set()
 
     def expect_first_answers(self) -> None:
-        """Start counting answers, as all resources of the start are known now."""
+        """Start counting answers, because all initial resources are known now."""
         if self._unanswered is None:
             listed = {
                 name for name, plugin in self._plugins.items() if plugin.machine.registrations
@@ -110,13 +110,13 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
             self._set_if_all_answered()
 
     async def wait_for_first_answers(self) -> None:
-        """Wait until every resource of the start is listed or refused, with a short timeout."""
+        """Wait until every initial resource is listed or refused, with a short timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_ANSWERS_TIMEOUT_S):
                 await self._all_answered.wait()
 
     async def run(self) -> None:
-        """Run every plugin, those started later too; when cancelled, stop them all."""
+        """Run every plugin, including those started later; when cancelled, stop them all."""
         running = self._running
         async with asyncio.TaskGroup() as tasks:
             while True:

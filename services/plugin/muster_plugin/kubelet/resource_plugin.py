@@ -1,6 +1,6 @@
 """Adapter: the device plugin of one resource: executes the actions of its registration machine.
 
-Resources are independent: one that cannot register never restarts or delays another.
+Resources are independent: a resource that cannot register never restarts or delays another.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _REFUSALS_BEFORE_SWITCH: Final = 6
 _ADVERTISE_TIMEOUT_S: Final = 0.5
 _TEXT_MAX: Final = 300
 _PROCESS: Final = os.urandom(settings.PROCESS_BYTES).hex()
-"""Not the process id: in a container that is 1 at every start."""
+"""Not the process id, which is 1 at every start in a container."""
 
 
 class Observer(server.Observer, Protocol):
@@ -41,7 +41,7 @@ class Observer(server.Observer, Protocol):
         """React to the kubelet listing a resource, or losing it."""
 
     def on_lock_acquired(self) -> None:
-        """React to the lock of a resource that is about to be registered."""
+        """React to having locked a resource that is about to be registered."""
 
     def on_problem_changed(self) -> None:
         """React to the beginning or end of a problem with registration or self-probe."""
@@ -64,7 +64,7 @@ class KubeletDirectory(NamedTuple):
 class ResourcePlugin:
     """The device plugin of one resource.
 
-    It is the machine that `runner` drives, and `act` executes the machine's actions.
+    `runner` drives it as a machine, and `act` executes the machine's actions.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ResourcePlugin:
         self.counters = server.Counters()
         self.registrations: Counter[vocabulary.RegistrationReason] = Counter()
         self.stopping = asyncio.Event()
-        """Set when the resource is not configured any more, or must be registered differently."""
+        """Set when the resource is no longer configured, or must be registered differently."""
         self._is_handed_over = False
         self._root, self._locks = directory.root, directory.locks
         self._devices = devices
@@ -113,7 +113,7 @@ class ResourcePlugin:
         self._log = logs.logger().bind(resource=resource)
 
     def is_registered_as(self, rule: resources.Resource) -> bool:
-        """Return whether the rule needs no new registration."""
+        """Return whether the rule is served without a new registration."""
         return (self._method, self._pre_start) == (rule.registration, rule.pre_start)
 
     def receive(self, event: model.Signal, now: float) -> list[model.Action]:
@@ -123,7 +123,7 @@ class ResourcePlugin:
         return actions
 
     def tick(self, now: float) -> list[model.Action]:
-        """Let the machine do what is due."""
+        """Make the machine perform what is due."""
         actions = self.machine.tick(now)
         self._report_problem_change()
         return actions
@@ -163,13 +163,13 @@ class ResourcePlugin:
     def check_sockets(self) -> None:
         """Check whether the sockets of kubelet and plugin are still the same files."""
         if not self._uses_watcher:
-            # the plugin watcher of a new kubelet finds the socket by itself
+            # the plugin watcher of a restarted kubelet finds the socket by itself
             self._send(model.KubeletSocketSeen(socket_directory.identity(self._kubelet)))
         if self._endpoint is not None and self._endpoint.is_socket_lost:
             self._send(model.OwnSocketLost(self._endpoint.generation))
 
     def on_compared(self, displaced: str, others: frozenset[str]) -> None:
-        """Tell the machine what the kubelet lists instead of our devices; empty: it lists ours."""
+        """Tell the machine what the kubelet lists instead of the plugin's devices, if anything."""
         if displaced or self.machine.displacements:
             self._send(model.Compared(self.machine.generation, displaced, others))
 
@@ -193,7 +193,7 @@ class ResourcePlugin:
                 await self.stop()
 
     def hand_over(self) -> str:
-        """End everything but the server, which another process relieves; return its socket."""
+        """End everything but the server, which another process will replace; return its socket."""
         self._is_handed_over = True
         self.stopping.set()
         return str(self._endpoint.path) if self._endpoint else ""
@@ -252,7 +252,7 @@ class ResourcePlugin:
 
     async def _serve(self, generation: int) -> None:
         if self._method is resources.Registration.AUTO and generation > 1:
-            # switch the method if no registration has succeeded with the last one
+            # switch the method if no registration has succeeded with the last method
             self._uses_watcher ^= self.machine.registrations == self._registrations_before
         self._registrations_before = self.machine.registrations
         owner = self._locks.acquire(self.resource)
@@ -317,7 +317,7 @@ class ResourcePlugin:
         """Log a failure when it begins or changes, but not its repetitions."""
         failure = f"{event}: {facts}"
         if self._socket_name:
-            # every try has another socket name
+            # every try has a different socket name
             failure = failure.replace(self._socket_name, "")
         if self._last_logged != failure:
             self._last_logged = failure

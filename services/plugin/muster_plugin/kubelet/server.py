@@ -24,7 +24,7 @@ from muster_plugin.kubelet import allocation, protobuf, registration_model, sock
 from muster_plugin.model import advertised
 
 OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
-"""Without it, a channel shares the connection of another to the same path, dead or alive."""
+"""Without this option channels to the same path share a connection, even a dead one."""
 
 _PROBE_HEADER: Final = "muster-probe"
 _INSTANCE_HEADER: Final = "muster-instance"
@@ -45,8 +45,8 @@ class ProbeFailed(Exception):
 async def drain_grpc_tasks() -> None:
     """Wait for the tasks that gRPC still runs after its last server stopped.
 
-    The event loop would cancel them when it closes, and gRPC prints a traceback for a call that is
-    cancelled in its last steps (1.85.1, server.pyx.pxi, _schedule_rpc_coro).
+    The event loop would cancel these tasks when it closes, and gRPC prints a traceback for a call
+    that is cancelled in its last steps (1.85.1, server.pyx.pxi, _schedule_rpc_coro).
     """
     tasks = asyncio.all_tasks()
     left = [task for task in tasks if "rpc_coro" in getattr(task.get_coro(), "__qualname__", "")]
@@ -75,13 +75,13 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """The node, as calls of the kubelet use it: they check paths and report allocations."""
+    """The node as the kubelet's calls use it: they check paths and report allocations."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise which host paths are gone and return them as text; empty without any.
+        """Advertise that host paths are gone; return these paths as text, empty if there are none.
 
         Raises TimeoutError after about a second. The kubelet sets no deadline, and while Allocate
-        hangs it admits no pod at all (1.36.2).
+        hangs it does not admit any pod (1.36.2).
         """
 
     async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
@@ -95,7 +95,7 @@ class Observer(Protocol):
 
 
 class _Stream(msgspec.Struct, eq=False):
-    """One ListAndWatch stream, with its own event: a shared one would lose updates."""
+    """One ListAndWatch stream, with its own event: a shared event would lose updates."""
 
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     is_sent: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
@@ -122,8 +122,9 @@ class Endpoint:
         self._observer = observer
         self._streams: set[_Stream] = set()
         self._kubelet_stream: _Stream | None = None
-        """The first stream of this generation, when only the kubelet knows the socket's name. Other
-        clients may watch too; their streams mean nothing."""
+        """The first stream of this generation, opened while only the kubelet knows the socket's
+        name. Later streams of other clients are ignored.
+        """
         self._statuses: asyncio.Queue[str] = asyncio.Queue(_STATUSES_MAX)
         self._is_ending = False
         self._bound: tuple[int, int] | None = None
@@ -134,13 +135,13 @@ class Endpoint:
         )
 
     async def start(self) -> None:
-        """Start to listen. Raises OSError or RuntimeError, which name the path."""
+        """Start to listen. Raises OSError or RuntimeError with the path."""
         if self.path.exists():
             raise OSError(f"{self.path}: exists already")
         try:
             self._server.add_insecure_port(f"unix:{self.path}")
         except RuntimeError:
-            # gRPC says only that it failed
+            # gRPC reports only that binding failed
             socket_directory.try_to_bind(self.path)
             raise
         await self._server.start()
@@ -154,7 +155,7 @@ class Endpoint:
         return self._bound is not None and socket_directory.inode(self.path) != self._bound
 
     async def advertise(self, timeout_s: float) -> None:
-        """Send the list to every open stream; return when they have it, or after `timeout_s`."""
+        """Send the list to every open stream; return when all have it, or after `timeout_s`."""
         waiting = []
         for stream in self._streams:
             stream.is_sent.clear()
@@ -177,7 +178,7 @@ class Endpoint:
             self.path.unlink(missing_ok=True)
 
     async def probe(self) -> float:
-        """Dial the socket by its path, as a client; return the seconds. Raises ProbeFailed."""
+        """Dial the socket by its path, as a client; return the duration. Raises ProbeFailed."""
         started = time.perf_counter()
         channel = grpc.aio.insecure_channel(f"unix:{self.path}", options=OWN_POOL)
         async with channel:
@@ -194,7 +195,7 @@ class Endpoint:
         return time.perf_counter() - started
 
     async def registration_status(self) -> str:
-        """Wait for the plugin watcher's verdict; return its error, empty if it registered us."""
+        """Wait for the plugin watcher's answer; return its error, empty if there is none."""
         return await self._statuses.get()
 
     # The kubelet's calls
@@ -247,7 +248,7 @@ class Endpoint:
     ) -> dp.AllocateResponse:
         """Allocate from memory, or refuse ids that do not exist.
 
-        A device is refused only if it is gone, and by then the kubelet has been sent that
+        A device is refused only if it is gone; the kubelet has then already been told so
         (`Observer.missing_paths`).
         """
         started = time.perf_counter()
@@ -265,7 +266,7 @@ class Endpoint:
         self._counters.allocations += 1
         self._counters.allocation_seconds += time.perf_counter() - started
         device_ids = tuple(dict.fromkeys(name for ids in containers for name in ids))
-        # after the answer, which a container waits for
+        # after the answer, because a container waits for it
         asyncio.get_running_loop().call_soon(
             self._observer.on_allocated, self._service.resource, device_ids
         )
@@ -276,7 +277,7 @@ class Endpoint:
         request: dp.PreStartContainerRequest,
         context: rpc.Context[dp.PreStartContainerRequest, dp.PreStartContainerResponse],
     ) -> dp.PreStartContainerResponse:
-        """Let the container start if its devices exist; called only if that is configured."""
+        """Allow the container to start if its devices exist; called only if that is configured."""
         try:
             await self._abort_if_missing([request.devices_ids], context)
         except (TimeoutError, advertised.AllocationError) as problem:
@@ -297,7 +298,7 @@ class Endpoint:
         request: pr.RegistrationStatus,
         context: rpc.Context[pr.RegistrationStatus, pr.RegistrationStatusResponse],
     ) -> pr.RegistrationStatusResponse:
-        """Receive whether the kubelet registered the plugin."""
+        """Receive the kubelet's answer on whether it registered the plugin."""
         del context
         error = "" if request.plugin_registered else request.error or "refused without a reason"
         # only the newest statuses matter

@@ -1,8 +1,9 @@
-"""Adapter: the kubelet's socket directories: who owns which socket, which are stale, and locks.
+"""Adapter: the kubelet's socket directories: owners of sockets, stale sockets, and locks.
 
 The locks let only one muster plugin on a node serve a resource. Their files are in a subdirectory
-of the kubelet's socket directory: every plugin that could serve sees it, and a starting kubelet
-removes files but no directories. A lock ends with its process, however that ends.
+of the kubelet's socket directory: every plugin that could serve the resource can see it, and a
+starting kubelet removes files but not directories. A lock ends with its process, however the
+process ends.
 """
 
 import contextlib
@@ -42,9 +43,10 @@ def problem(directory: Path) -> str | None:
 
 
 def identity(path: Path) -> str:
-    """Return a text that identifies the socket at a path; empty without a socket.
+    """Return a text that identifies the socket at a path; empty if there is none.
 
-    The inode is not enough: one kubelet restart in three reuses its number (kubelet 1.36.2).
+    The inode is not enough: in one of three restarts the kubelet's socket gets the same number
+    (1.36.2).
     """
     try:
         status = path.stat()
@@ -63,9 +65,9 @@ def inode(path: Path) -> tuple[int, int] | None:
 
 
 def checkpointed_at(directories: Iterable[Path]) -> int | None:
-    """Return when the kubelet last wrote its checkpoint, which it does for every list it is sent.
+    """Return when the kubelet last wrote its checkpoint, as it does for every device list.
 
-    In nanoseconds; None without one.
+    The time is in nanoseconds; None if there is no checkpoint.
     """
     for folder in directories:
         with contextlib.suppress(OSError):
@@ -74,7 +76,7 @@ def checkpointed_at(directories: Iterable[Path]) -> int | None:
 
 
 def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
-    """Return the sockets of the resources with these slugs that a process serves."""
+    """Return the sockets that a process serves for the resources with these slugs."""
     return [
         str(path)
         for path in _ours(directories)
@@ -89,23 +91,23 @@ def other_owner(
     *,
     besides: Collection[str],
 ) -> str:
-    """Return a resource that another plugin serves, and that plugin; empty without one.
+    """Return a resource that another plugin serves, with that plugin; empty if there is none.
 
     The sockets in `besides` are those of a predecessor that has handed over.
 
-    Two plugins that start together lock in the same order, so one of them gets everything.
+    Two plugins that start at the same time lock in the same order, so one of them gets everything.
     """
     for name in resources:
         owner = locks.acquire(name)
         if owner:
             return f"{name} ({owner})"
-    # an older plugin may use no locks
+    # an older plugin may not use locks
     served = served_sockets(folders, {*map(settings.slug, resources)})
     return next((path for path in served if path not in besides), "")
 
 
 def others(directories: Iterable[Path]) -> frozenset[str]:
-    """Return the sockets that somebody serves who is neither the kubelet nor muster."""
+    """Return the sockets served by processes other than the kubelet and muster."""
     return frozenset(
         path.name
         for folder in directories
@@ -121,7 +123,7 @@ def others(directories: Iterable[Path]) -> frozenset[str]:
 def remove_stale(directories: Iterable[Path]) -> list[str]:
     """Remove the sockets that earlier muster plugins left behind; return their names.
 
-    A process id in the name would prove nothing: every pod counts from 1. A socket that refuses a
+    A process id in the name would not help: in every pod they start at 1. A socket that refuses a
     connection is dead.
     """
     removed = []
@@ -169,10 +171,10 @@ class ResourceLocks:
         self._logged_error = ""
 
     def acquire(self, resource: str) -> str:
-        """Lock a resource; return another owner, or an empty text. May be called again.
+        """Lock a resource; return its other owner, or an empty text. May be called again.
 
-        Where no file can be locked, every resource counts as free: then only the sockets show
-        another plugin.
+        If files cannot be locked, every resource counts as free; then another plugin can be seen
+        only by its sockets.
         """
         path = self._path(settings.slug(resource))
         held = self._held.get(resource)
@@ -209,7 +211,7 @@ class ResourceLocks:
         return resource in self._held
 
     def is_free(self, slug: str) -> bool:
-        """Return whether no process, this one included, serves the resource with this slug."""
+        """Return whether no process serves the resource with this slug, not even this one."""
         path = self._path(slug)
         if not path.exists():
             return True
@@ -235,7 +237,7 @@ def _locked(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # its last owner removes the file while it holds the lock; then this is another file
+            # the last owner removes the file while it holds the lock; this may then be another file
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 return descriptor
@@ -247,7 +249,7 @@ def _locked(path: Path) -> int:
 
 
 def _remove_lock(path: Path, descriptor: int) -> None:
-    """Remove a lock file that this process has locked, and no other."""
+    """Remove a lock file, but only if this process has locked that very file."""
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):
             path.unlink()

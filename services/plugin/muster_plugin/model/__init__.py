@@ -1,6 +1,6 @@
-"""The types and names that all other packages share; imports no other package.
+"""The types and names that all other packages share; this package imports none of them.
 
-`advertised` are resources and devices as the kubelet sees them, `gpu` what is observed of GPUs and
-the selectors that name them, `patterns` globs and regular expressions, `errors` the problems of a
-configuration.
+`advertised` has resources and devices as the kubelet sees them, `gpu` the observations of GPUs and
+the selectors that name GPUs, `patterns` globs and regular expressions, and `errors` the problems of
+a configuration.
 """

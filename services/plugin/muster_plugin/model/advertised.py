@@ -1,4 +1,4 @@
-"""Pure: advertised resources and devices: their names, and what a container gets with a device.
+"""Pure: advertised resources and devices: their names, and what a container gets for a device.
 
 Names are within the limits of Kubernetes and Linux: Kubernetes v1.36 pkg/apis/core/v1/helper
 IsExtendedResourceName and apimachinery's validation; Linux unix(7) for socket paths.
@@ -45,7 +45,7 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of the kubelet, with an id. All replicas of one device have the same `physical`.
+    """One device as the kubelet sees it, with an id. Replicas of one device share its `physical`.
 
     `identity` names the device of each entry of the group, by the entry's number; the numbers may
     change with the configuration.
@@ -83,7 +83,7 @@ class ContainerResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
-    """Yield why the kubelet would refuse a resource name; `per_match` names end with `/*`."""
+    """Yield why the kubelet would refuse a resource name; `per_match` requires a final `/*`."""
     domain, slash, short = name.partition("/")
     if not slash:
         yield f"{name!r} has no domain; write it as example.com/{name}"

@@ -9,7 +9,7 @@ from muster.service import validation
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A section whose fields must be consistent; it is refused with all its problems."""
+    """A section whose fields must be consistent; it is rejected with all its problems."""
 
     def __post_init__(self) -> None:
         """Raise Refused if there are problems."""
@@ -21,7 +21,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedInParts(msgspec.Struct, frozen=True, kw_only=True):
-    """A section like `Checked`, where valid fields are checked even if others are invalid."""
+    """A section like `Checked` whose valid fields are checked even if others are invalid."""
 
     def __post_init__(self) -> None:
         """Raise Refused if there are problems."""

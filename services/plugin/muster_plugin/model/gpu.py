@@ -1,7 +1,7 @@
 """Pure: observations of the node's GPUs, and the selectors by which the configuration names GPUs.
 
-The source, NVML or a simulation, reports a scan of all GPUs, and later events; other modules decide
-what they mean. A GPU is named by its uuid, because index and device number change between boots.
+The source, NVML or a simulation, reports a scan of all GPUs and later events; other modules
+interpret them. A GPU is named by its uuid, because index and device number change between boots.
 
 The selectors `0`, `"0"`, `"0:1"`, `GPU-<uuid>`, `MIG-<uuid>` and `MIG-GPU-<uuid>/<gi>/<ci>` are
 those of NVIDIA's plugin (api/config/v1/replicas.go, v0.20). A selector of a GPU selects all its MIG
@@ -40,7 +40,9 @@ class Driver(enum.StrEnum):
     TOO_OLD = "too_old"
     NO_PERMISSION = "no_permission"
     REPLACED = "replaced"
-    """The kernel's driver is not the version of our library: only a new process can use it."""
+    """The versions of the kernel's driver and of the loaded library differ: a new process is
+    needed.
+    """
     SILENT = "silent"
     """A call has not returned in time."""
     FAILED = "failed"
@@ -90,16 +92,16 @@ class TopologyLevel(enum.IntEnum):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """How two GPUs are connected; `nvlinks` are the direct ones, not those to a switch."""
+    """How two GPUs are connected; `nvlinks` are direct links, not links to a switch."""
 
     level: TopologyLevel = TopologyLevel.SYSTEM
     nvlinks: int = 0
 
 
 class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU that NVML counts and cannot read; `uuid` where it is known.
+    """A GPU that NVML counts but cannot read; with its `uuid` if that is known.
 
-    `error` is NVML's name of it, such as GPU_IS_LOST.
+    `error` is NVML's name of the error, such as GPU_IS_LOST.
     """
 
     index: int
@@ -108,7 +110,7 @@ class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one GPU; None is unknown, never bad.
+    """The state of one GPU; None means unknown, never bad.
 
     `error` is NVML's name of the error if the GPU did not answer, such as GPU_IS_LOST.
     """
@@ -124,7 +126,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     remap_failed: bool | None = None
     retired_pending: bool | None = None
     slowdowns: tuple[str, ...] = ()
-    """The active ones of HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE."""
+    """The active slowdowns, out of HW_SLOWDOWN, SW_THERMAL, HW_THERMAL and POWER_BRAKE."""
     temperature_c: int | None = None
     slowdown_c: int | None = None
     """The temperature at which it slows down."""
@@ -142,7 +144,7 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitoringChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU can be monitored, or no longer; `problem` is empty if it can."""
+    """A GPU can be monitored, or can no longer be; `problem` is empty if it can."""
 
     gpu: str
     at: datetime
@@ -150,7 +152,7 @@ class MonitoringChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepairReported(msgspec.Struct, frozen=True, kw_only=True):
-    """A report that a GPU was repaired or reset: after one XID, or after every fault."""
+    """A report that a GPU was repaired or reset, either after one XID or after every fault."""
 
     gpu: str
     at: datetime
@@ -194,7 +196,7 @@ FaultChange: TypeAlias = FaultBegan | FaultEnded
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """A scan of all GPUs. Its `polls` make a GPU that is bad from the start Unhealthy at once.
+    """A scan of all GPUs. With its `polls`, a GPU that is bad from the start is Unhealthy at once.
 
     `links` are keyed by both uuids in sorted order. `caps` are the minor numbers of MIG's
     capability nodes by their name in /proc/driver/nvidia-caps/mig-minors (`gpu0/gi3/access`).
@@ -203,7 +205,7 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
     driver: Driver = Driver.READY
     problem: str = ""
     on_bus: int = 0
-    """The number of NVIDIA GPUs on the PCI bus, where the driver is not available."""
+    """The number of NVIDIA GPUs on the PCI bus, if the driver is not available."""
     driver_version: str | None = None
     cuda_version: str | None = None
     machine: str | None = None
@@ -216,10 +218,10 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def latest_scan(previous: Scan | None, current: Scan) -> Scan:
-    """Return the scan that is valid after another one.
+    """Return the scan that is valid after a new scan.
 
-    While a driver fails to answer its GPUs stay, and are reported as unmonitored. When the driver
-    is gone, so are its GPUs.
+    While the driver fails to answer, its GPUs stay and are reported as unmonitored. When the driver
+    is gone, its GPUs are gone too.
     """
     if previous is None or current.driver not in {Driver.SILENT, Driver.FAILED}:
         return current
@@ -259,7 +261,7 @@ Selector: TypeAlias = Index | Uuid | Instance | Product
 def parse_selector(given: int | str, *, products: bool = False) -> Selector:
     """Parse a selector; product selectors are valid only with `products`.
 
-    Raises ValueError, with a text that names the value and what it could be.
+    Raises ValueError with a text that names the value and the valid forms.
     """
     text = str(given)
     if match := _INDEX.fullmatch(text):
@@ -294,7 +296,7 @@ def selector_problems(texts: Iterable[int | str], *, products: bool = False) -> 
 
 
 def includes(wide: Selector, narrow: Selector) -> bool:
-    """Return whether `wide` surely selects everything that `narrow` does."""
+    """Return whether `wide` certainly selects everything that `narrow` selects."""
     match wide, narrow:
         case Index(gpu=number, mig=None), Index():
             return narrow.gpu == number
@@ -307,7 +309,7 @@ def includes(wide: Selector, narrow: Selector) -> bool:
 
 
 def selects(reference: Selector, device: Device, product: str) -> bool:
-    """Return whether the selector selects a device, of a GPU of this product."""
+    """Return whether the selector selects a device whose GPU is of this product."""
     match reference:
         case Index(gpu=number, mig=None):
             return device.index.partition(":")[0] == str(number)
@@ -327,8 +329,8 @@ def selects(reference: Selector, device: Device, product: str) -> bool:
 def matches_pattern(pattern: str, text: str) -> bool:
     """Return whether the whole text matches; `*` matches anything, nothing else is special.
 
-    Takes time linear in the text for each `*`. The text may be a pattern itself: what matches it
-    matches everything that it does.
+    It takes time linear in the text for each `*`. The text may itself be a pattern: a pattern that
+    matches it matches everything that it matches.
     """
     first, *inner = pattern.split(ANYTHING)
     if not inner:

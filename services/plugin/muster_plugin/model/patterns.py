@@ -1,11 +1,11 @@
 """Pure: globs and regular expressions for paths, with bounded cost.
 
-Globs are those of Go's path/filepath, which generic-device-plugin's users write: `*`, `?` and
+Globs are those of Go's path/filepath, as in generic-device-plugin: `*`, `?` and
 `[a-z]` never match a slash, a backslash escapes the next character, names that begin with a dot are
 not special. Beyond Go, `**` as a whole component stands for any number of directories.
 
 Regular expressions are those of smarter-device-manager: RE2, the syntax of Go's package regexp. RE2
-needs linear time for every expression, unlike Python's own.
+takes linear time for every expression, unlike Python's module re.
 """
 
 import functools
@@ -59,7 +59,7 @@ class Glob:
         return len(self._parts) in reached
 
     def _skips(self, at: int) -> set[int]:
-        """Return the positions after each `**` that follows, if it matches no directory."""
+        """Return the positions after each `**` that follows, in case it matches no directory."""
         positions = set()
         while at < len(self._parts) and self._parts[at] is None:
             at += 1
@@ -84,13 +84,13 @@ def is_literal(pattern: str) -> bool:
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return the common prefix of all paths that a glob matches; a literal one whole."""
+    """Return the common prefix of all paths that a glob matches; a literal path as a whole."""
     special = _SPECIAL.search(pattern)
     return pattern[: special.start()] if special else pattern
 
 
 def surely_overlap(first: str, second: str) -> bool:
-    """Return whether two globs surely share a path: they are equal, or one matches the other."""
+    """Return whether two globs certainly share a path: they are equal, or one matches the other."""
     if first == second:
         return True
     if is_literal(first):
@@ -189,9 +189,9 @@ def _name(pattern: str) -> re.Pattern[str]:
 
 
 def _whole(pattern: str, *, gap: str) -> re.Pattern[str]:
-    """Translate a glob; each piece between two stars takes its first match and never backtracks.
+    """Translate a glob; each part between two stars takes its first match and never backtracks.
 
-    The pieces have fixed lengths, so another place could not match better; this keeps it linear.
+    The parts have fixed lengths, so a later match would not be better; the time stays linear.
     """
     pieces = [""]
     for token in _tokens(pattern):

@@ -61,7 +61,7 @@ UNSUPPORTED: Final = frozenset(
         Code.DEPRECATED,
     }
 )
-"""Product, driver or our rights do not support the call; no sign of a bad GPU."""
+"""The product, driver or permissions do not allow the call; not a sign of a bad GPU."""
 LOST: Final = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED})
 """This GPU cannot be queried."""
 SESSION_ENDED: Final = frozenset(
@@ -69,7 +69,7 @@ SESSION_ENDED: Final = frozenset(
 )
 """NVML has to be initialised again before any other call."""
 ABSENT: Final = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
-"""There is no MIG device at this index, or no longer."""
+"""There is no MIG device at this index (any more)."""
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 MOUNTED_DRIVER_ROOT: Final = "/driver-root"
@@ -99,7 +99,7 @@ def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
 
 
 def _roots(driver_root: str) -> tuple[str, ...]:
-    """Leave out our own root, which the dynamic loader searches better than we could."""
+    """Leave out this container's own root, which the dynamic loader searches better."""
     configured = driver_root.rstrip("/")
     return tuple(dict.fromkeys(filter(None, (configured, MOUNTED_DRIVER_ROOT))))
 
@@ -139,12 +139,12 @@ _CANNOT_INIT: Final[Mapping[int, tuple[gpu.Driver, str]]] = {
     ),
     Code.FUNCTION_NOT_FOUND: (
         gpu.Driver.TOO_OLD,
-        "the driver lacks a function that muster needs; upgrade it",
+        "the driver lacks a function that muster needs; upgrade the driver",
     ),
     Code.NO_PERMISSION: (gpu.Driver.NO_PERMISSION, f"not permitted; {_NODES}"),
     Code.OPERATING_SYSTEM: (
         gpu.Driver.NO_PERMISSION,
-        f"the operating system refuses (a cgroup or user id); {_NODES}",
+        f"the operating system denies access (a cgroup or user id); {_NODES}",
     ),
     Code.LIB_RM_VERSION_MISMATCH: (
         gpu.Driver.REPLACED,
@@ -180,7 +180,7 @@ def sysfs_name(bus_id: str) -> str:
 def capabilities(text: str) -> dict[str, int]:
     """Return the minor number of each capability in /proc/driver/nvidia-caps/mig-minors.
 
-    A line is `gpu0/gi3/access 30`; the number of the GPU there is that of its device node.
+    A line is `gpu0/gi3/access 30`; `gpu0` has the number of the GPU's device node.
     """
     rows = (line.split() for line in text.splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}  # noqa: PLR2004  # a name and a number
@@ -198,7 +198,7 @@ def fabric(state: int, status: int) -> str | None:
 
 
 def clique(state: int, status: int, cluster: bytes, clique_id: int) -> str:
-    """Return `<cluster uuid>.<clique id>`; empty if the GPU is in no fabric."""
+    """Return `<cluster uuid>.<clique id>`; empty if the GPU is not in a fabric."""
     if state != _COMPLETED or status != Code.SUCCESS or not any(cluster):
         return ""
     digits = cluster.hex()
@@ -262,7 +262,8 @@ _EIGHTHS: Final = 8
 def profile(gi: int, ci: int, *, memory_mib: int, total_bytes: int) -> str:
     """Return the name of a MIG profile: `1g.10gb`, `1c.3g.40gb`, `1g.10gb+me`.
 
-    `gi` and `ci` are NVML's numbers of the two profiles, `memory_mib` is the GPU instance's.
+    `gi` and `ci` are NVML's numbers of the two profiles; `memory_mib` is the memory of the GPU
+    instance.
     """
     slices, suffix = _GI[gi]
     compute = f"{_CI[ci]}c." if _CI[ci] != slices else ""
@@ -270,7 +271,7 @@ def profile(gi: int, ci: int, *, memory_mib: int, total_bytes: int) -> str:
 
 
 def _gigabytes(memory_mib: int, total_bytes: int) -> int:
-    """Round an instance's share up to eighths, and the whole to whole GiB (go-nvlib)."""
+    """Round an instance's share up to eighths, and the GPU's memory to whole GiB (go-nvlib)."""
     share = math.ceil(memory_mib * _MIB / total_bytes * _EIGHTHS) / _EIGHTHS
     return math.floor(share * math.ceil(total_bytes / _GIB) + 0.5)
 
@@ -278,7 +279,7 @@ def _gigabytes(memory_mib: int, total_bytes: int) -> int:
 def named_profile(name: str) -> str:
     """Return the profile at the end of a MIG device's name; empty if there is none.
 
-    Newer drivers name it `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+    Newer drivers use names such as `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
     """
     _, _, after = name.rpartition(" MIG ")
     return after if re.fullmatch(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z.]+)*", after) else ""
@@ -292,7 +293,8 @@ def expected_links(
     """Return the NVLinks that should be up on each GPU, by uuid.
 
     These are the links that were up before, and those that are up on more than half of the GPUs of
-    the product: only that distinguishes a link that was down from the start from one without cable.
+    the same product: only a comparison distinguishes a link that was down from the start from a
+    link without a cable.
     """
     expected: dict[str, frozenset[int]] = {}
     for uuid, links in active.items():

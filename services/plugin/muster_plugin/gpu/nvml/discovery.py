@@ -1,6 +1,7 @@
 """Adapter: discovers the GPUs, their MIG devices and their connections through NVML.
 
-Runs in threads. A GPU that cannot be read is reported as such and does not affect the others.
+It runs in threads. A GPU that cannot be read is reported as unreadable and does not affect the
+others.
 """
 
 import functools
@@ -57,7 +58,7 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def capabilities(self) -> dict[str, int]:
-        """Return the minor numbers of MIG's capability nodes; none without MIG support."""
+        """Return the minor numbers of MIG's capability nodes; empty without MIG support."""
         return decode.capabilities(_text(self.proc / "driver/nvidia-caps/mig-minors") or "")
 
     def kernel_gpus(self) -> frozenset[str]:
@@ -75,8 +76,9 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
 class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs that answered, and those that did not.
 
-    `handles` are by uuid. A GPU of an earlier scan without a handle is in `lost`, with NVML's name
-    of the error; one that was never read is in `unreadable`. `count` is NVML's number of GPUs.
+    `handles` are by uuid. `lost` has the GPUs of an earlier scan that have no handle now, with
+    NVML's name of the error; `unreadable` has the GPUs that were never read. `count` is NVML's
+    number of GPUs.
     """
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
@@ -90,9 +92,9 @@ class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
 def discover_gpus(
     nvml: library.Binding, files: KernelFiles, previous: Sequence[vocabulary.Gpu]
 ) -> DiscoveredGpus:
-    """Read every GPU; `previous`, the last scan, supplies what a lost GPU cannot answer.
+    """Read every GPU; the last scan, `previous`, supplies the properties of a lost GPU.
 
-    Raises NVMLError if NVML cannot even count them, or has to be initialised again.
+    Raises NVMLError if NVML cannot even count the GPUs, or has to be initialised again.
     """
     by_uuid = {device.uuid: device for device in previous}
     gpus: dict[str, vocabulary.Gpu] = {}
@@ -176,7 +178,7 @@ def _gpu(
     index: int,
     problems: list[str],
 ) -> vocabulary.Gpu:
-    """Read the properties of a GPU; an unknown one is None.
+    """Read the properties of a GPU; None stands for an unknown property.
 
     Raises NVMLError if the GPU is lost, or if its name or MIG mode is unknown.
     """
@@ -226,7 +228,7 @@ def _gpu(
 
 
 def _active_nvlinks(nvml: library.Binding, handle: library.Handle) -> dict[int, str]:
-    """Return the links that are up, with the bus id of their other end as sysfs writes it."""
+    """Return the links that are up, each with the bus id of its other end as sysfs writes it."""
     active: dict[int, str] = {}
     try:
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -262,20 +264,20 @@ def _text(path: Path) -> str | None:
 
 
 def is_mig_enabled(nvml: library.Binding, handle: library.Handle) -> bool | None:
-    """Return whether MIG mode is on; None where it is not supported."""
+    """Return whether MIG mode is on; None if it is not supported."""
     mode = library.call_if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     return None if mode is None else bool(mode[0])
 
 
 def mig_uuids(nvml: library.Binding, handle: library.Handle) -> tuple[str, ...] | None:
-    """Return the uuids of a GPU's MIG devices; None where MIG is off or not supported."""
+    """Return the uuids of a GPU's MIG devices; None if MIG is off or not supported."""
     if not is_mig_enabled(nvml, handle):
         return None
     return tuple(nvml.nvmlDeviceGetUUID(device) for _, device in _mig_handles(nvml, handle))
 
 
 class MigReader:
-    """Reads the MIG devices of one GPU; `problems` name those that could not be read."""
+    """Reads the MIG devices of one GPU; `problems` name unreadable devices."""
 
     def __init__(self, nvml: library.Binding, handle: library.Handle, *, total_bytes: int) -> None:
         self._nvml = nvml
@@ -315,7 +317,7 @@ class MigReader:
         )
 
     def _profile(self, device: library.Handle, gi: int, ci: int) -> str:
-        """Return the profile as NVIDIA's tools derive it, else the one in the device's name."""
+        """Return the profile as NVIDIA's tools derive it, else the profile in the device's name."""
         nvml = self._nvml
         ask = functools.partial(library.call_if_supported, nvml)
         instance = ask(nvml.nvmlDeviceGetGpuInstanceById, self._handle, gi)

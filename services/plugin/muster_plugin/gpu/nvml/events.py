@@ -1,8 +1,9 @@
 """Adapter: NVML's events: one thread waits for the events of all GPUs.
 
-Only this thread touches the event set while it runs. A wait cannot be interrupted, so it is made of
-slices. After every error the thread pauses, longer each time: with a lost GPU in the set NVML
-answers GPU_IS_LOST at once, for ever, so the lost GPU is identified and left out of the next set.
+While this thread runs, no other thread touches the event set. A wait cannot be interrupted, so it
+is divided into short slices. After every error the thread pauses, longer each time. With a lost GPU
+in the set NVML answers GPU_IS_LOST at once, again and again, so the lost GPU is identified and left
+out of the next set.
 """
 
 import threading
@@ -24,12 +25,12 @@ _WANTED: Final = _XID | _DOUBLE_BIT | _MIG_CHANGED
 _PAUSE_FIRST_S: Final = 0.5
 _BACKOFF: Final = pacing.Backoff(first_s=_PAUSE_FIRST_S, max_s=30.0)
 _PAUSE_SHORT_S: Final = 0.01
-"""After a wait that NVML cut short; enough not to spin."""
+"""The pause after a wait that NVML cut short, so that the thread does not spin."""
 _DRAIN_MAX: Final = 256
 
 
 class MonitoringProblems(msgspec.Struct, frozen=True):
-    """Why each GPU's events cannot be received, by uuid; empty where they can."""
+    """Why events cannot be received, by the GPU's uuid; empty for a GPU without a problem."""
 
     problems: Mapping[str, str]
 
@@ -71,7 +72,7 @@ class EventListener:
         self.last_success_at = time.monotonic()
         """When a wait last returned without an error."""
         self.waiting_since: float | None = None
-        """When the current call of NVML began; None in a pause."""
+        """When the current call of NVML began; None during a pause."""
         self._nvml = nvml
         self._handles = dict(handles)
         self._uuids = {library.handle_address(handle): uuid for uuid, handle in handles.items()}
@@ -86,9 +87,9 @@ class EventListener:
         self._stop = threading.Event()
 
     def arm(self) -> None:
-        """Create a new NVML event set of all GPUs that are not lost, and drain the old one.
+        """Create a new NVML event set of all GPUs that are not lost, and drain the old set.
 
-        Raises NVMLError if no set can be made.
+        Raises NVMLError if a set cannot be created.
         """
         old, excluded = self._set, dict(self._lost)
         while True:
@@ -106,19 +107,19 @@ class EventListener:
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why a GPU's events cannot be received, by uuid; empty where they can."""
+        """Why events cannot be received, by the GPU's uuid; empty for a GPU without a problem."""
         return {uuid: self._problems.get(uuid, "") for uuid in self._handles}
 
     def needs_rearm(self, uuid: str) -> bool:
-        """Return whether a GPU outside the event set might be accepted in a new one."""
+        """Return whether a GPU outside the event set might be accepted into a new set."""
         return bool(self._problems.get(uuid)) and uuid not in self._refused
 
     def rearm(self) -> None:
-        """Request a new NVML event set that includes lost GPUs, which may be back."""
+        """Request a new NVML event set that includes lost GPUs, because they may be back."""
         self._rearm_requested.set()
 
     def stop(self) -> None:
-        """Make the thread end after its current wait."""
+        """Ask the thread to end after its current wait."""
         self._stop.set()
 
     def wait_for_events(self) -> None:
@@ -150,7 +151,7 @@ class EventListener:
             try:
                 mask = _WANTED & self._nvml.nvmlDeviceGetSupportedEventTypes(handle)
                 if not mask & _XID:
-                    problems[uuid] = "the driver reports no XIDs of it"
+                    problems[uuid] = "the driver does not report its XIDs"
                     refused.add(uuid)
                     continue
                 self._nvml.nvmlDeviceRegisterEvents(handle, mask, made)
@@ -184,7 +185,7 @@ class EventListener:
             self._report(data)
 
     def _succeeded(self) -> None:
-        """Record that waiting for events works, perhaps after a failure."""
+        """Record that a wait for events succeeded, perhaps after failures."""
         self.last_success_at = time.monotonic()
         if self._failures:
             self._failures = 0
@@ -237,7 +238,7 @@ class EventListener:
             self.arm()
         except self._nvml.NVMLError as error:
             name = library.raise_if_ended(self._nvml, error)
-            problem = f"no event set can be made: {name}"
+            problem = f"an event set cannot be created: {name}"
             self._on_event(MonitoringProblems(dict.fromkeys(self._handles, problem)))
             self._pause(_PAUSE_FIRST_S)
             self._rearm_requested.set()
@@ -255,13 +256,13 @@ class EventListener:
             for _ in range(_DRAIN_MAX):
                 self._report(self._nvml.nvmlEventSetWait_v2(old, 0))
         except self._nvml.NVMLError:
-            return  # TIMEOUT: it is empty; anything else ends it too
+            return  # TIMEOUT: the set is empty; any other error ends draining too
 
     def _free(self, old: library.Handle) -> None:
         try:
             self._nvml.nvmlEventSetFree(old)
         except self._nvml.NVMLError:
-            return  # a set that NVML no longer has need not be freed
+            return  # NVML no longer has the set, so there is nothing to free
 
     def _report(self, data: library.EventData) -> None:
         uuid = self._uuids.get(library.handle_address(data.device)) or self._uuid(data.device)
@@ -276,7 +277,7 @@ class EventListener:
             self._on_event(PollRequested(uuid))
 
     def _uuid(self, device: library.Handle) -> str:
-        """Query the uuid of a handle that is not one of ours."""
+        """Query the uuid of a handle that this process did not create."""
         try:
             uuid = str(self._nvml.nvmlDeviceGetUUID(device))
         except self._nvml.NVMLError:

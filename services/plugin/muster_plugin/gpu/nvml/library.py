@@ -1,11 +1,11 @@
 """Adapter: libnvidia-ml: loads the library, initialises NVML, explains failures, polls one GPU.
 
-Everything here blocks, and may do so for minutes: it runs in threads, never on the event loop.
-`pynvml` and `ctypes` are loaded only where there is a library to load (3 MiB, 10 ms). A library
-that was loaded stays loaded: a driver that is replaced underneath needs a new process.
+Everything here may block for minutes, so it runs in threads, never on the event loop. `pynvml` and
+`ctypes` (3 MiB, 10 ms) are imported only if there is a library to load. A library stays loaded:
+when the driver is replaced, a new process is needed.
 
-A value that product or driver does not support is None. A poll fails as a whole only if the GPU is
-lost, or if no query was answered: one failed query does not prove a bad GPU.
+A value that the product or driver does not support is None. A poll fails as a whole only if the GPU
+is lost or no query was answered: one failed query does not prove a bad GPU.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,7 +36,7 @@ _FIELDS: Final = (_RECOVERY_ACTION, _RETIRED_PENDING, _REMAP_PENDING, _REMAP_FAI
 
 
 class NvmlUnavailable(Exception):
-    """NVML cannot be used at all, and why not."""
+    """NVML cannot be used at all; the text says why."""
 
     def __init__(self, driver: gpu.Driver, problem: str) -> None:
         super().__init__(problem)
@@ -45,9 +45,9 @@ class NvmlUnavailable(Exception):
 
 
 def initialise(rules: gpus.Gpus) -> Binding:
-    """Load the library, initialise NVML, return the binding. Raises NvmlUnavailable.
+    """Load the library, initialise NVML and return the binding. Raises NvmlUnavailable.
 
-    Each call needs a `shut_down`, with no other call in flight.
+    Each call must be matched by one of `shut_down`, when no other call is in flight.
     """
     _load(rules.library, rules.given.driver_root)
     import pynvml  # noqa: PLC0415  # too heavy for nodes without a driver
@@ -56,7 +56,7 @@ def initialise(rules: gpus.Gpus) -> Binding:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         if error.value == decode.Code.LIBRARY_NOT_FOUND:
-            problem = f"the library that was loaded is not named {decode.LIBRARY}"
+            problem = f"the loaded library is not named {decode.LIBRARY}"
             raise NvmlUnavailable(gpu.Driver.NO_LIBRARY, problem) from None
         raise NvmlUnavailable(*decode.init_failure(error.value)) from None
     return pynvml
@@ -75,7 +75,7 @@ def call_if_supported(
 ) -> Answer | None:
     """Return the call's answer; None if product, driver or our permissions do not support it.
 
-    A text that is not UTF-8 is no answer either. Raises NVMLError for any other failure.
+    A text that is not UTF-8 also counts as None. Raises NVMLError for any other failure.
     """
     try:
         return call(*arguments)
@@ -88,9 +88,9 @@ def call_if_supported(
 
 
 def raise_if_ended(nvml: Binding, error: Error) -> str:
-    """Return NVML's name of an error that concerns one GPU; raise errors that concern all.
+    """Return NVML's name of an error that concerns one GPU; raise an error that concerns all.
 
-    That is so if the GPUs cannot be counted either.
+    An error concerns all GPUs if NVML cannot even count them.
     """
     if error.value in decode.SESSION_ENDED:
         try:
@@ -191,10 +191,10 @@ def poll_gpu(
 
 
 def is_lost(nvml: Binding, handle: Handle) -> str:
-    """Return NVML's name of the error that prevents querying a GPU; empty without one."""
+    """Return NVML's name of the error that prevents querying a GPU; empty if there is none."""
     query = _Query(nvml)
     try:
-        # the library caches the uuid; the other two need the hardware
+        # the library caches the uuid; the two other queries need the hardware
         query(nvml.nvmlDeviceGetUUID, handle)
         query(nvml.nvmlDeviceGetMemoryInfo, handle)
         query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
@@ -204,7 +204,7 @@ def is_lost(nvml: Binding, handle: Handle) -> str:
 
 
 def fabric_info(nvml: Binding, handle: Handle) -> Any | None:
-    """Return NVML's structure about a GPU's NVLink fabric, where driver and product support it."""
+    """Return NVML's structure for a GPU's NVLink fabric; None if it is not supported."""
     import ctypes  # noqa: PLC0415  # loaded with the library
 
     info = nvml.c_nvmlGpuFabricInfoV_t()
@@ -214,7 +214,7 @@ def fabric_info(nvml: Binding, handle: Handle) -> Any | None:
 
 
 def nvlink_is_up(nvml: Binding, handle: Handle, link: int) -> bool | None:
-    """Return whether a link is up; None where there is no such link."""
+    """Return whether a link is up; None if there is no such link."""
     try:
         state = call_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
     except nvml.NVMLError as error:
@@ -225,7 +225,7 @@ def nvlink_is_up(nvml: Binding, handle: Handle, link: int) -> bool | None:
 
 
 class _Query:
-    """Makes queries, and counts those that were answered."""
+    """Makes queries and counts the answers."""
 
     def __init__(self, nvml: Binding) -> None:
         self._nvml = nvml
@@ -234,7 +234,7 @@ class _Query:
         """NVML's name of the first error."""
 
     def __call__(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
-        """Return the answer of a query, or None without one."""
+        """Return the answer to a query; None if it failed."""
         try:
             answer = call_if_supported(self._nvml, call, *arguments)
         except self._nvml.NVMLError as error:
@@ -245,10 +245,10 @@ class _Query:
         return answer
 
     def fields(self, handle: Handle) -> Mapping[int, int]:
-        """Query several fields; return the values of those that have one."""
+        """Query several fields; return the fields that have a value."""
         values: dict[int, int] = {}
         for value in self(self._nvml.nvmlDeviceGetFieldValues, handle, _FIELDS) or ():
-            # each has a return code of its own; the call as a whole succeeds
+            # each field has its own return code; the call as a whole succeeds
             self._check(self._nvml.NVMLError(value.nvmlReturn))
             if value.nvmlReturn == decode.Code.SUCCESS:
                 values[value.fieldId] = int(

@@ -1,8 +1,8 @@
 """Adapter: monitors NVML's GPUs during one session: polls, events, rescans, and late calls.
 
-Each GPU is polled in a thread of its own, so that one that hangs delays only itself. Every call is
-tracked until it has returned, because NVML must not be shut down during a call. So a task that
-waits for a thread is never cancelled; it is only no longer awaited.
+Each GPU is polled in a thread of its own, so that a GPU that hangs delays only itself. Every call
+is tracked until it has returned, because NVML must not be shut down during a call. A task that
+waits for a thread is therefore never cancelled; at most it is no longer awaited.
 """
 
 import asyncio
@@ -27,19 +27,19 @@ SCAN_KIND: Final = "gpu_look"
 EVENTS_KIND: Final = "gpu_events"
 POLL_KIND: Final = "gpu_poll"
 _POLL_GAP_S: Final = 0.2
-"""The shortest time between two polls of a GPU, however many events it has."""
+"""The shortest time between two polls of a GPU, however many events occur."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """All timeouts and periods, in seconds."""
 
     answer_s: float = 5.0
-    """Every call of NVML has to return in this time."""
+    """Every call of NVML is expected to return within this time."""
     slice_s: float = 0.5
-    """A wait for events is made of slices; stopping takes one slice."""
+    """A wait for events is divided into slices; stopping takes one slice."""
     guard_s: float = 1.0
     rescan_s: float = 30.0
-    """How often GPUs that could not be read are tried again."""
+    """How often unreadable GPUs are tried again."""
     restart_first_s: float = 1.0
     restart_max_s: float = 30.0
     abandon_s: float = 60.0
@@ -61,7 +61,7 @@ class InflightCalls:
         return task
 
     async def wait_all(self, timeout_s: float) -> bool:
-        """Wait until all calls have returned; return whether that was in time."""
+        """Wait until all calls have returned; return whether they did in time."""
         if not self._tasks:
             return True
         _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
@@ -70,13 +70,14 @@ class InflightCalls:
     def _returned(self, task: "asyncio.Task[object]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # raised where the task is awaited; if nowhere, nobody needs it
+            task.exception()  # marks it as retrieved; an awaiting task still gets it
 
 
 class EventQueue:
     """Passes NVML's events, in order, from the waiting thread to the event loop.
 
-    An event that is queued already is queued once, so that a flood of XIDs cannot fill the memory.
+    An event that is already queued is not queued again, so that a flood of XIDs cannot fill the
+    memory.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class EventQueue:
             is_first = not self._queued
             self._queued[_key(event)] = event
         if is_first:
-            # the loop may have closed meanwhile
+            # the loop may have been closed meanwhile
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
@@ -105,7 +106,7 @@ class EventQueue:
 
 
 class MonitoringStatus:
-    """Keeps the monitoring problems of each GPU, by kind; reports every change."""
+    """Keeps the monitoring problems of each GPU by kind; reports every change."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -113,7 +114,7 @@ class MonitoringStatus:
         self._reported: dict[str, str] = {}
 
     def set_problem(self, gpus: Iterable[str], kind: str, problem: str) -> None:
-        """Set the problem of one kind for these GPUs; empty for none."""
+        """Set the problem of one kind for these GPUs; an empty problem clears it."""
         for uuid in gpus:
             self._problems.setdefault(uuid, {})[kind] = problem
             self._report(uuid)
@@ -183,7 +184,7 @@ class SessionMonitor:
         return reason
 
     def poll_now(self) -> None:
-        """Poll every GPU at once, and then at the interval that is set now."""
+        """Poll every GPU at once, then at the current interval."""
         self._request_poll("")
 
     async def _wait_for_events(self) -> None:
@@ -217,7 +218,7 @@ class SessionMonitor:
                 assert_never(event)
 
     def _on_existing_part(self, xid: gpu.Xid) -> gpu.Xid:
-        """Return the XID, moved to the whole GPU if that has no MIG devices."""
+        """Return the XID, assigned to the whole GPU if the GPU has no MIG devices."""
         if any(device.uuid == xid.part.gpu and device.mig for device in self._scan.gpus):
             return xid
         return msgspec.structs.replace(xid, part=gpu.Part(gpu=xid.part.gpu))
@@ -227,7 +228,7 @@ class SessionMonitor:
             self._poll_requested[name].set()
 
     async def _guard_events(self) -> None:
-        """Report a problem while the wait for events does not return."""
+        """Report a problem as long as a wait for events does not return."""
         late_s = self._timeouts.answer_s + self._timeouts.slice_s
         while True:
             since = self._session.events.waiting_since
@@ -283,7 +284,7 @@ class SessionMonitor:
     async def _call(
         self, lane: blocking.Serial, work: Callable[[], Result], gpus: Collection[str], kind: str
     ) -> Result:
-        """Return the call's answer, however long it takes; report when it is late or arrives."""
+        """Return the call's answer, however long it takes; report if it is late."""
         call = self._calls.start(lane, work)
         late_s = self._timeouts.answer_s
         if not (await asyncio.wait([call], timeout=late_s))[0]:

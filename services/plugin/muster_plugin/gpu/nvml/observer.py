@@ -1,11 +1,11 @@
 """Adapter: NVML: reports observations of the GPUs in order, without blocking while NVML hangs.
 
-No call of NVML is made on the loop. No call can be interrupted either: each is awaited for as long
-as it takes, and reported when it is late, because then nothing monitors that GPU. NVML is shut down
-and initialised again when GPUs came or went, when the driver went away or handles are stale; then
-no call may be in flight. Between two sessions there is a pause, longer each time. A call that never
-returns is abandoned: NVML counts its initialisations, so a new session monitors the other GPUs, and
-the missing shutdowns follow when no call is in flight any more.
+NVML is never called on the event loop. Calls cannot be interrupted: each is awaited for as long as
+it takes, and reported when it is late, because that GPU is not monitored meanwhile. NVML is shut
+down and initialised again when GPUs come or go, when the driver goes away or when handles are
+stale; at that time no call may be in flight. Between two sessions there is a pause, longer each
+time. A call that never returns is abandoned. NVML counts its initialisations, so a new session can
+monitor the other GPUs, and the missing shutdowns follow once no call is in flight.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Observer = monitor.Observer
 
 
 class _Started(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an initialisation; no session if NVML is unavailable."""
+    """The result of an initialisation, without a session if NVML is unavailable."""
 
     scan: gpu.Scan
     queue: monitor.EventQueue
@@ -61,7 +61,7 @@ class NvmlSource:
         self._log = logs.logger()
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Scan for the first time. A timeout is also a result; `observe` continues from there."""
+        """Scan for the first time; a timeout is a result too, from which `observe` continues."""
         starting = self._start()
         await asyncio.wait([starting], timeout=timeout_s)
         self._reported = starting.result().scan if starting.done() else _silent(timeout_s)
@@ -79,7 +79,7 @@ class NvmlSource:
                 self._log.info("nvml_initialised", gpus=len(started.scan.gpus))
                 reason = await self._run(started.session, started.queue, status, observer)
                 self._log.warning("nvml_session_ended", reason=reason)
-                # nothing monitors them until the next session
+                # the GPUs are not monitored until the next session
                 uuids = [device.uuid for device in started.scan.gpus]
                 restarting = f"NVML is being initialised again: {reason}"
                 status.reset("begin", dict.fromkeys(uuids, restarting))
@@ -191,7 +191,7 @@ class NvmlSource:
             self._open.pop()[1].close()
 
     def _report(self, scan: gpu.Scan, observer: Observer) -> None:
-        """Report a scan, unless it repeats the reason why there is nothing to scan."""
+        """Report a scan, unless there is again nothing to scan for the same reason."""
         is_repeated = scan is self._reported or (
             scan.driver is not gpu.Driver.READY and scan == self._reported
         )

@@ -1,6 +1,6 @@
 """Adapter: an NVML session: initialises NVML, scans everything once, then polls each GPU.
 
-Everything here blocks and runs in threads; it may be closed only with no call in flight.
+Everything here blocks and runs in threads. A session may be closed only when no call is in flight.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -56,7 +56,7 @@ class Session:
             self._expected_links = decode.expected_links(active, products, previous.links)
             handles = self._discovered.handles
             self.events = events.EventListener(nvml, handles, on_event, slice_s=slice_s)
-            # from here on a fault is an event; the polls of the scan show earlier ones
+            # from here on faults arrive as events; the polls of the scan show earlier faults
             self.events.arm()
             self.scan = self._make_scan()
         except nvml.NVMLError as error:
@@ -79,18 +79,18 @@ class Session:
         try:
             poll = self._poll(uuid)
             if poll.error == decode.Code.INVALID_ARGUMENT.name and uuid in self._answered:
-                # a handle that was valid, and is stale
+                # the handle was valid, but is stale now
                 raise SessionEnded(f"poll: {poll.error}")
             return PollAnswer(poll=poll, mig_changed=not poll.error and self._mig_changed(uuid))
         except self._nvml.NVMLError as error:
             raise SessionEnded(f"poll: {decode.error_name(error.value)}") from None
 
     def check_gpu_count(self) -> None:
-        """Raise SessionEnded if the number of GPUs has changed since the start."""
+        """Raise SessionEnded if the number of GPUs has changed since the session began."""
         now = self._files.kernel_gpus()
         if now != self._kernel_gpus:
             came, went = sorted(now - self._kernel_gpus), sorted(self._kernel_gpus - now)
-            raise SessionEnded(f"the kernel's GPUs changed: {came} came, {went} went")
+            raise SessionEnded(f"the kernel's GPUs changed: {came} added, {went} removed")
         try:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
@@ -99,15 +99,15 @@ class Session:
             raise SessionEnded(f"NVML counts {count} GPUs instead of {self._discovered.count}")
 
     def rescan(self) -> gpu.Scan:
-        """Scan every GPU again. Raises SessionEnded if other GPUs answer than before."""
+        """Scan every GPU again. Raises SessionEnded if the GPUs that answer have changed."""
         before = self._discovered
         try:
             discovered = discovery.discover_gpus(self._nvml, self._files, before.gpus)
-            # a GPU that was lost meanwhile gets no new handle, and is polled by its old one
+            # a GPU lost in the meantime gets no new handle, and is polled with its old handle
             kept = {u: before.handles[u] for u in discovered.lost if u in before.handles}
             handles = {**discovered.handles, **kept}
             if handles.keys() != before.handles.keys():
-                raise SessionEnded("other GPUs answer than before")
+                raise SessionEnded("the GPUs that answer have changed")
             lost = {u: error for u, error in discovered.lost.items() if u not in kept}
             self._discovered = msgspec.structs.replace(discovered, handles=handles, lost=lost)
             self.scan = self._make_scan()
@@ -138,7 +138,7 @@ class Session:
         handle = self._discovered.handles.get(uuid)
         if handle is None:
             return gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=self._discovered.lost[uuid])
-        # a GPU in MIG mode uses no NVLinks
+        # a GPU in MIG mode does not use NVLinks
         links = () if self._gpu(uuid).mig_enabled else self._expected_links.get(uuid, ())
         poll = nvml_poll.poll_gpu(self._nvml, handle, uuid, links=links)
         if not poll.error:
