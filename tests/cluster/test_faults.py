@@ -3,13 +3,16 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.worlds import cluster_faults, real_cluster
 from tests.worlds.cluster_faults import Muster
 from tests.worlds.real_cluster import until
+
+FUSE = "smarter-devices/fuse"
+PLUGIN = "app.kubernetes.io/name=muster-plugin"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -68,6 +71,37 @@ def test_a_dead_kubelet_is_named_and_not_its_plugin(muster: Muster) -> None:
     assert alert["evidence"][0]["observed"].startswith("the kubelet renewed the node's lease ")
     assert "kubelet.sock" in alert["evidence"][-1]["observed"]
     muster.until_notified("deregistered", "resolved", since=began, within_s=60.0)
+
+
+def delete_pod(muster: Muster) -> None:
+    muster.cluster.good("-n", "muster", "delete", "pod", "-l", PLUGIN)
+    muster.cluster.good("-n", "muster", "rollout", "status", "daemonset/muster-plugin")
+
+
+def restart_kubelet(muster: Muster) -> None:
+    before = muster.cluster.posted()
+    cluster_faults.kubelet("restart")
+    until(lambda: muster.cluster.posted() > before, "the kubelet posts the node's status")
+
+
+def remove_sockets(muster: Muster) -> None:
+    removed = cluster_faults.remove_sockets()
+    assert removed
+    until(
+        lambda: cluster_faults.sockets() - removed,
+        f"{muster.cluster.node} has a new socket of the plugin",
+    )
+
+
+@pytest.mark.parametrize("fault", [delete_pod, restart_kubelet, remove_sockets])
+def test_what_the_plugin_repairs_itself_alerts_nobody(
+    muster: Muster, fault: Callable[[Muster], None]
+) -> None:
+    began = time.monotonic()
+    fault(muster)
+    until(lambda: muster.cluster.allocatable(FUSE) == "20", "the node offers the devices")
+    muster.until_healthy()
+    assert [each.alert for each in muster.webhook.taken if each.at >= began] == []
 
 
 def test_after_an_outage_of_the_api_everything_is_read_again_within_ten_seconds(

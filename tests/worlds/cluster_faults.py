@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scripts.cluster import node
+from scripts.cluster import layout, node
 from tests.worlds import manifests, real_cluster
 from tests.worlds.real_cluster import until
 
@@ -204,6 +204,22 @@ def kill_plugin(number: signal.Signals = signal.SIGKILL) -> int:
     pid = until(plugin_pid, "a plugin's process runs", within_s=60.0)
     os.kill(pid, number)
     return pid
+
+
+def sockets() -> set[tuple[Path, int]]:
+    """Return the plugin's sockets in the kubelet's directory, each with its inode."""
+    folders = [layout.KUBELET / name for name in ("device-plugins", "plugins_registry")]
+    files = [file for folder in folders if folder.exists() for file in folder.iterdir()]
+    return {(file, file.stat().st_ino) for file in files
+            if file.is_socket() and file.name != "kubelet.sock"}  # fmt: skip
+
+
+def remove_sockets() -> set[tuple[Path, int]]:
+    """Remove the plugin's sockets; return which."""
+    removed = sockets()
+    for file, _ in removed:
+        file.unlink()
+    return removed
 
 
 @contextlib.contextmanager

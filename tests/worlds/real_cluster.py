@@ -142,6 +142,13 @@ class Cluster:
         node = self.get("nodes")["items"][0]
         return str(node["status"]["allocatable"].get(resource, ""))
 
+    def posted(self) -> str:
+        """Return when the kubelet last posted the first node's status."""
+        conditions = self.get("nodes")["items"][0]["status"]["conditions"]
+        return str(
+            next(each["lastHeartbeatTime"] for each in conditions if each["type"] == "Ready")
+        )
+
     def snapshot(self) -> dict[str, Any]:
         """Return what an uninstall has to restore: the names of all objects, and what nodes say."""
         kinds = self.good("api-resources", "--verbs=list", "-o", "name").split()
