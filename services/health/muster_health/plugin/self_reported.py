@@ -126,7 +126,8 @@ class SelfReported:
         An unreachable kubelet needs no confirmation: the answer shows whether it is dead.
         """
         self._recheck_number = None
-        if self.problem is not None and self.problem.rule is Rule.KUBELET_AWAY and is_alive:
+        is_away = self.problem is not None and self.problem.rule is Rule.KUBELET_AWAY
+        if self.problem is not None and is_away and is_alive and not self.suspended:
             return problems.with_lease(self.problem, answer, self.settings.lease_stale_s)
         if answer is None or answer.offers is None:
             return None
