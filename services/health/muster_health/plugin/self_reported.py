@@ -126,13 +126,13 @@ class SelfReported:
         An unreachable kubelet needs no confirmation: the answer shows whether it is dead.
         """
         self._recheck_number = None
-        is_away = self.problem is not None and self.problem.rule is Rule.KUBELET_AWAY
-        if self.problem is not None and is_away and is_alive and not self.suspended:
-            return problems.with_lease(self.problem, answer, self.settings.lease_stale_s)
+        problem = self.problem
+        is_believed = is_alive and not self.suspended
+        if problem is not None and problem.rule is Rule.KUBELET_AWAY and is_believed:
+            return problems.with_lease(problem, answer, self.settings.lease_stale_s)
         if answer is None or answer.offers is None:
             return None
         self.offers = answer.offers
-        problem = self.problem
         if problem is None or problem.rule is not Rule.NODE_OFFERS_OTHERS or not is_alive:
             return None
         confirmed = problems.offered(self.healthy, answer.offers, problem.grace_s)
