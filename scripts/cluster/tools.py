@@ -21,6 +21,8 @@ MODULES: Final = ("etcd", "containerd", "cni", "coredns", "helm", "nvidia-device
 CGO: Final = frozenset({"nvidia-device-plugin"})
 """What loads a C library while it runs."""
 PACKAGES: Final = {
+    "cc": "gcc",
+    "/usr/include/stdlib.h": "libc6-dev",
     "ip": "iproute2",
     "iptables": "iptables",
     "nsenter": "util-linux",

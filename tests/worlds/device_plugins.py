@@ -39,7 +39,7 @@ mount --bind $root/pci /sys/bus/pci/devices
 mount --bind /dev /var/lib/dev
 mount --bind $root/dev /dev
 echo mounted
-exec sleep infinity
+exec sleep 3600
 """
 _USUAL_NODES: Final = ("null", "zero", "random", "urandom")
 
