@@ -363,7 +363,7 @@ def _last_words(status: dict[str, Any]) -> str:
     return ""
 
 
-@statement
+@statement(since=(1, 36))
 async def test_the_health_of_a_device_is_in_the_status_of_its_pod(kubelet: Kubelet) -> None:
     plugin = await kubelet.plugin("a")
     await kubelet.lists("a")

@@ -42,7 +42,7 @@ STAND_IN_CANNOT: Final = {
 """Statements that do not hold for the stand-in, and why; one that holds after all fails."""
 
 BOUND_S: Final = 30.0
-_EXPECTED_FAILURE_S: Final = 5.0
+_EXPECTED_FAILURE_S: Final = 2.0
 IMAGE: Final = "localhost/busybox:1"
 PODS: Final = "/api/v1/namespaces/default/pods"
 _PER_SOCKET: Final = (1, 37)
