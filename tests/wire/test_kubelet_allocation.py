@@ -3,7 +3,14 @@
 from typing import Any
 
 from muster.pb import deviceplugin_pb2 as dp
-from tests.worlds.kubelet_statements import STAND_IN_CANNOT, Kubelet, statement, until, until_true
+from tests.worlds.kubelet_statements import (
+    STAND_IN_CANNOT,
+    Kubelet,
+    since_1_36,
+    statement,
+    until,
+    until_true,
+)
 
 REJECTED = "Pod was rejected: "
 
@@ -363,7 +370,7 @@ def _last_words(status: dict[str, Any]) -> str:
     return ""
 
 
-@statement(since=(1, 36))
+@since_1_36
 async def test_the_health_of_a_device_is_in_the_status_of_its_pod(kubelet: Kubelet) -> None:
     plugin = await kubelet.plugin("a")
     await kubelet.lists("a")

@@ -43,6 +43,7 @@ STAND_IN_CANNOT: Final = {
 
 BOUND_S: Final = 30.0
 _EXPECTED_FAILURE_S: Final = 2.0
+_LIMIT_S: Final = 150.0
 IMAGE: Final = "localhost/busybox:1"
 PODS: Final = "/api/v1/namespaces/default/pods"
 _PER_SOCKET: Final = (1, 37)
@@ -333,45 +334,46 @@ async def until_true(what: str, holds: Callable[[], object]) -> None:
     await until(what, read, bool)
 
 
+Version = tuple[int, int]
 Statement = Callable[[Kubelet], Awaitable[None]]
+Test = Callable[[kubelet_nodes.Node, pytest.FixtureRequest], None]
 
 
-def statement(
-    story: Statement | None = None,
-    *,
-    since: tuple[int, int] = (0, 0),
-    before: tuple[int, int] = (99, 0),
-    limit_s: float = 150,
-) -> Any:
+def statement(story: Statement, *, since: Version = (0, 0), before: Version = (99, 0)) -> Test:
     """Make a test of a statement, which may be one about some versions only."""
 
-    def decorate(story: Statement) -> Callable[[kubelet_nodes.Node, pytest.FixtureRequest], None]:
-        def test(node: kubelet_nodes.Node, request: pytest.FixtureRequest) -> None:
-            if not since <= node.version < before:
-                pytest.skip(f"not a statement about {kubelet_nodes.text(node.version)}")
-            if node.kind != "real" and story.__name__ in STAND_IN_CANNOT:
-                reason = STAND_IN_CANNOT[story.__name__]
-                request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
-                asyncio.run(_play(node, story, _EXPECTED_FAILURE_S))
-                return
-            asyncio.run(_play(node, story, limit_s))
+    def test(node: kubelet_nodes.Node, request: pytest.FixtureRequest) -> None:
+        if not since <= node.version < before:
+            pytest.skip(f"not a statement about {kubelet_nodes.text(node.version)}")
+        limit_s = _LIMIT_S
+        if node.kind != "real" and story.__name__ in STAND_IN_CANNOT:
+            reason = STAND_IN_CANNOT[story.__name__]
+            request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+            limit_s = _EXPECTED_FAILURE_S
+        asyncio.run(_play(node, story, limit_s))
 
-        test.__name__ = story.__name__
-        test.__doc__ = story.__doc__
-        kinds = [OLD if before <= _PER_SOCKET else STAND_IN, REAL]
-        return pytest.mark.parametrize("node", kinds, indirect=True, scope="session")(test)
+    test.__name__ = story.__name__
+    test.__doc__ = story.__doc__
+    kinds = [OLD if before <= _PER_SOCKET else STAND_IN, REAL]
+    with_kinds: Callable[[Test], Test] = pytest.mark.parametrize(
+        "node", kinds, indirect=True, scope="session"
+    )
+    return with_kinds(test)
 
-    return decorate if story is None else decorate(story)
 
-
-def before_1_37(story: Statement) -> Any:
+def before_1_37(story: Statement) -> Test:
     """State what holds for kubelets that know a plugin only by its resource's name."""
     return statement(story, before=_PER_SOCKET)
 
 
-def since_1_37(story: Statement) -> Any:
+def since_1_37(story: Statement) -> Test:
     """State what holds for kubelets that know a plugin by its socket, too."""
     return statement(story, since=_PER_SOCKET)
+
+
+def since_1_36(story: Statement) -> Test:
+    """State what holds for kubelets with what became a default in 1.36."""
+    return statement(story, since=(1, 36))
 
 
 STAND_IN: Final = pytest.param("stand-in", id="stand-in")
