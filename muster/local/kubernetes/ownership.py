@@ -163,29 +163,39 @@ def _union(sets: Iterable[Fields]) -> Fields:
 
 
 def _refuse_conflicts(taken: Mapping[Writer, Fields], live: trees.Tree) -> None:
+    by_writer = {
+        f'with "{writer.manager}"{_using(writer)}': [
+            _dotted(path) for path in sorted(fields) if path[-1] != "."
+        ]
+        for writer, fields in sorted(taken.items(), key=lambda item: item[0].manager)
+    }
     causes = tuple(
-        refusals.Cause(
-            field=_dotted(path),
-            message=f'conflict with "{writer.manager}"{_using(writer)}',
-            reason="FieldManagerConflict",
-        )
-        for writer, fields in taken.items()
-        for path in sorted(fields)
-        if path[-1] != "."
+        refusals.Cause(field=field, message=f"conflict {who}", reason="FieldManagerConflict")
+        for who, fields in by_writer.items()
+        for field in fields
     )
     if not causes:
         return
-    conflicts = "; ".join(f"{cause.message}: {cause.field}" for cause in causes)
-    plural = "s" if len(causes) > 1 else ""
+    # apimachinery pkg/util/managedfields/internal/conflict.go
+    text = f"1 conflict: {causes[0].message}: {causes[0].field}"
+    if len(causes) > 1:
+        lists = [
+            "\n- ".join([f"conflicts {who}:", *fields])
+            for who, fields in by_writer.items()
+            if fields
+        ]
+        text = f"{len(causes)} conflicts: " + "\n".join(lists)
     raise refusals.RequestError(
         refusals.Reason.CONFLICT,
-        f"Apply failed with {len(causes)} conflict{plural}: {conflicts}",
+        f"Apply failed with {text}",
         name=trees.string_at(live, "metadata", "name"),
         causes=causes,
     )
 
 
 def _using(writer: Writer) -> str:
+    if writer.applies:
+        return ""
     sub = f' with subresource "{writer.subresource}"' if writer.subresource else ""
     return f"{sub} using {writer.api_version}"
 

@@ -59,11 +59,15 @@ class Users:
         """Raise 403 for a denied right."""
         if self._may(token, verb, place.resource.plural):
             return
-        where = f' in the namespace "{place.namespace}"' if place.namespace else ""
-        raise place.refusal(
+        scope = "at the cluster scope"
+        where = f'in the namespace "{place.namespace}"' if place.namespace else scope
+        named = f' "{place.name}"' if place.name else ""
+        raise refusals.RequestError(
             refusals.Reason.FORBIDDEN,
-            f'is forbidden: User "{token}" cannot {verb} resource "{place.resource.plural}" in '
-            f'API group "{place.resource.group}"{where or " at the cluster scope"}',
+            f'{place.resource.qualified}{named} is forbidden: User "{token}" cannot {verb} '
+            f'resource "{place.resource.plural}" in API group "{place.resource.group}" {where}',
+            kind=place.resource.plural,
+            name=place.name,
         )
 
     def review(self, token: str, body: trees.Json) -> trees.Tree:

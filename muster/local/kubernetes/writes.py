@@ -267,12 +267,18 @@ def _labels(labels: trees.Tree) -> Iterator[refusals.Cause]:
             yield refusals.Cause("metadata.labels", f'Invalid value: "{key}": not a qualified name')
         if not isinstance(value, str):
             yield refusals.Cause("metadata.labels", f"Invalid value: {key}: expected a string")
-        elif value and not (len(value) <= LABEL_VALUE_MAX and _QUALIFIED.fullmatch(value)):
+        elif len(value) > LABEL_VALUE_MAX:
+            yield refusals.Cause(
+                "metadata.labels",
+                f'Invalid value: "{value}": must be no more than {LABEL_VALUE_MAX} bytes',
+            )
+        elif value and not _QUALIFIED.fullmatch(value):
             yield refusals.Cause(
                 "metadata.labels",
                 f'Invalid value: "{value}": a valid label must be an empty string or consist of '
-                f"at most {LABEL_VALUE_MAX} alphanumeric characters, '-', '_' or '.', and must "
-                "start and end with an alphanumeric character",
+                "alphanumeric characters, '-', '_' or '.', and must start and end with an "
+                "alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used "
+                "for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')",
             )
 
 
