@@ -132,7 +132,7 @@ async def allocations(contender: Contender, calls: int) -> list[report.Row]:
             started = time.perf_counter()
             await client.get_device_plugin_options(dp.Empty())
             empty.append((time.perf_counter() - started) * 1000)
-    how = f"{calls} calls of one caller in Python; floor: its empty call to the same plugin"
+    how = f"{calls} calls in a row from Python; muster stores an event of each; floor: empty call"
     return contender.rows("Allocate", taken, "ms", how, statistics.median(empty))
 
 
