@@ -1,6 +1,7 @@
-"""The flow table in services/README.md says what the code does."""
+"""The flow table in services/README.md and docs/architecture.md say what the code does."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,26 @@ def test_the_map_names_every_event_with_its_subject_its_maker_and_its_takers() -
         }
         expected[name] = (subject, speaker if name in uses[speaker] else "-", takers)
     assert event_map.table() == expected
+
+
+def test_every_module_and_function_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    files = {
+        f"/{path.relative_to(ROOT).with_suffix('')}": path.read_text("utf-8")
+        for folder in ("muster", "services")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    cells = re.findall(r"^\| \d+ \| (.*?) \|", text, re.MULTILINE)
+    names = {name for cell in cells for name in re.findall(r"`(.*?)`", cell)}
+    names |= set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+(?::\w+)?)`", text))
+    assert "muster/machine" in names, "modules outside the tables are checked too"
+    missing = {
+        name
+        for name in names
+        for module, _, function in [name.partition(":")]
+        if not any(
+            path.endswith(f"/{module}") and f"def {function}" in source
+            for path, source in files.items()
+        )
+    }
+    assert missing == set()
