@@ -22,7 +22,7 @@ _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
 _STREAMS: Final = {_INVENTORIES: streams.EVENTS, _VERDICTS: streams.ALERTS}
 _OVERLAP: Final = timedelta(seconds=5)
-"""Following begins so long before the newest events are read; duplicates do no harm."""
+"""Events are followed from this long before the newest are read; duplicates do no harm."""
 _ATTEMPTS: Final = 4
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -128,7 +128,7 @@ def _permissions(settings: config.Settings) -> list[cluster_api.Permission]:
     if settings.lease.enabled:
         group = "coordination.k8s.io"
         permissions.append(cluster_api.Permission("create", "leases", group, namespace))
-        # the role allows this one Lease
+        # the role allows only this Lease
         name = settings.lease.name
         permissions += [
             cluster_api.Permission(verb, "leases", group, namespace, name)
@@ -158,7 +158,7 @@ def _bus(settings: config.Settings, connected: bus.Bus) -> reconciler.Bus:
 
 
 async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEvent]:
-    """Yield the newest event of each subject one at a time: ten thousand at once take 90 MiB.
+    """Yield the newest event of each subject, one at a time: ten thousand at once take 90 MiB.
 
     Starts over when the connection breaks; duplicates do no harm.
     """
@@ -176,7 +176,7 @@ async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEve
             )
             async with contextlib.aclosing(pulled) as messages:
                 async for message in messages:
-                    # malformed events are counted where they are followed
+                    # malformed events are counted where events are followed
                     with contextlib.suppress(codec.MalformedEvent):
                         position = message.metadata.sequence.stream
                         yield codec.decode(message.subject, message.data, position=position)

@@ -1,5 +1,5 @@
 """Finds the problems of a cluster for `muster check`; also plans how to label its nodes.
 
-`cluster_reader` reads the cluster; `gpu_findings`, `fuse_findings` and `autoscaler_findings` say
-what is wrong with it, as `findings`; `label_plan` says what `label-gpus` would write.
+`cluster_reader` reads the cluster; `gpu_findings`, `fuse_findings` and `autoscaler_findings` report
+its problems as `findings`; `label_plan` plans what `label-gpus` writes.
 """

@@ -1,7 +1,7 @@
 """Pure: finds what keeps an autoscaler from adding nodes for fuse (AS001 to AS006).
 
-A node group needs a setting in its template, or an autoscaler does not expect the fuse resource on
-new nodes. There is one setting a platform, as the providers' code reads it (kubernetes/autoscaler
+Without a setting in the template of a node group, an autoscaler does not expect the fuse resource
+on new nodes. Each platform has its own setting, as in the providers' code (kubernetes/autoscaler
 55c37cd; Karpenter v1.14 NodeOverlay); templates are not visible from inside a cluster.
 """
 
