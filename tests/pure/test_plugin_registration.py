@@ -60,6 +60,18 @@ def test_it_serves_before_it_registers_and_reports_when_the_stream_opens() -> No
     assert (machine.problem(0.4), machine.next_deadline()) == ("", None)
 
 
+def test_a_drop_that_is_expected_is_repaired_at_once_and_a_later_one_after_the_delay() -> None:
+    machine = listed()
+    machine.expect_drop(12.0)
+    assert machine.receive(registration_model.StreamClosed(1), 11.9) == []
+    assert machine.next_deadline() == 11.9
+    assert machine.tick(11.9)[-1] == END
+    machine = listed()
+    machine.expect_drop(12.0)
+    assert machine.receive(registration_model.StreamClosed(1), 12.0) == []
+    assert machine.next_deadline() == 12.0 + TIMEOUTS.stream_after_close_s
+
+
 def test_a_stream_that_opens_before_register_answers_counts() -> None:
     machine = registration.Registration()
     machine.tick(0.0)

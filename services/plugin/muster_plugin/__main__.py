@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 lean.end_imports()
 
 _RETRY_S: Final = 0.05
+_PREDECESSOR_ENDS_S: Final = 2.0
 _LISTED_TIMEOUT_S: Final = 10.0
 """Shorter than the time that a predecessor waits for its successor."""
 _FILES_OF_PROCESS: Final = 128
@@ -151,6 +152,7 @@ async def _hand_over(
                 problems = [f"{beat.name}: {beat.problem}" for beat in node.statuses()]
                 raise entry.CannotStart(f"cannot take over: {'; '.join(problems)}")
             await asyncio.sleep(_RETRY_S)
+        node.resource_plugins.expect_drops(time.monotonic() + _PREDECESSOR_ENDS_S)
         await handing.finish()
     await handing.listen()
 

@@ -36,7 +36,7 @@ once.
 
 The kubelet opens one stream per registration and never dials again, so a closed stream is a loss.
 It is reported after a short delay: if the kubelet restarts, its new kubelet.sock is the better
-reason.
+reason. There is no delay just after a handover, whose end closes the newer stream too (up to 1.36).
 
 An open stream does not prove that the resource is listed: the newest registration of a name wins.
 The kubelet then lists another plugin's devices; when that plugin ends, it lists none (up to 1.36)
@@ -115,6 +115,7 @@ class Registration:
         self._futile = 0
         self._others: frozenset[str] = frozenset()
         self._listed_at = math.inf
+        self._drop_expected_until = -math.inf
         self._is_kubelet_unreachable = False
         """Whether kubelet.sock did not answer at the last try to register."""
         self._kubelet_started_at = -math.inf
@@ -147,6 +148,10 @@ class Registration:
         """Return whether the kubelet has had time to list the plugin's devices."""
         has_been_listed = now - self._listed_at >= self._timeouts.settled_s
         return has_been_listed and self.state in {State.LISTED, State.DISPLACED}
+
+    def expect_drop(self, until: float) -> None:
+        """Register again at once if the stream closes before `until`, in monotonic seconds."""
+        self._drop_expected_until = until
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
@@ -226,7 +231,8 @@ class Registration:
                 self.streams = max(0, self.streams - 1)
                 if self.state in {State.LISTED, State.DISPLACED}:
                     self.state = State.STREAM_CLOSED
-                    self._deadline = now + self._timeouts.stream_after_close_s
+                    grace_s = self._timeouts.stream_after_close_s
+                    self._deadline = now if now < self._drop_expected_until else now + grace_s
                     self._problem = model.Problem("stream closed", now)
             case model.Compared():
                 return self._on_compared(event, now)

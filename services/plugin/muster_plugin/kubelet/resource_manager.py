@@ -129,6 +129,11 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
                     del running[name]
                 await self._changed.wait()
 
+    def expect_drops(self, until: float) -> None:
+        """Register again at once what the kubelet drops before `until`, in monotonic seconds."""
+        for plugin in self._plugins.values():
+            plugin.machine.expect_drop(until)
+
     async def hand_over(self) -> tuple[str, ...]:
         """Give up registrations, repairs and locks; return the sockets that are still served."""
         self._is_handed_over = True
