@@ -7,6 +7,7 @@ the driver and the kernel have theirs, in a mount namespace of the plugin's own.
 import asyncio
 import contextlib
 import os
+import shutil
 import stat
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -115,6 +116,8 @@ def missing() -> str:
     """Say what is missing here to run both; empty if nothing is."""
     if os.geteuid() != 0:
         return "only root can mount"
+    if shutil.which("go") is None:
+        return "Go is missing, whose version names what is in the cache"
     if not nvidia().exists():
         return f"{NVIDIA} is not in {layout.CACHE}: make cluster builds it"
     return ""
