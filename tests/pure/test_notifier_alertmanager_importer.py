@@ -282,13 +282,13 @@ def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
     assert sorted(line for line in left_out if line.startswith(("inhibit", "route"))) == [
         (
             "inhibit_rules.0: not imported: no alert of muster has cluster, instance, so it would"
-            " hold between all"
+            " apply to all alerts"
         ),
         (
             'inhibit_rules.1.source_matchers: alertname="Watchdog": no alertname is called'
             " Watchdog: not imported"
         ),
-        "inhibit_rules.1: not imported: no alert of muster meets it, or every one does",
+        "inhibit_rules.1: not imported: no alert of muster matches it, or every one does",
         "inhibit_rules.2.equal: no alert of muster has cluster: left out",
         (
             'route.routes.0.matchers: env!="dev": no alert has a label env: left out, as it always'

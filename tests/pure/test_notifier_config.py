@@ -101,7 +101,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ),
         (
             "receivers: [{name: a, webhook: {url: 'https://u:secret@h/'}}]",
-            "receivers[0].webhook.url: it holds a password: give it as url_from",
+            "receivers[0].webhook.url: contains a password: give it as url_from",
         ),
         (
             "routes: [{matchers: ['sevirity=critical']}]",

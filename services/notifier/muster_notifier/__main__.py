@@ -1,7 +1,7 @@
 """Adapter: the process: receives alerts, groups them, notifies people and keeps the ledger.
 
-On start the ledger, the outbox, the silences and the present alerts are read, so that a restart
-neither loses nor repeats a notification.
+At the start, the ledger, the outbox, the silences and the current alerts are read, so that a
+restart neither loses nor repeats a notification.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ _TICKS: Final = "muster.sys.*.watchdog.ticked"
 _CLOCK_S: Final = 10.0
 
 _IS_LEADER = prometheus_client.Gauge(
-    "muster_notifier_is_leader", "1 while this notifier is the leader, which sends notifications."
+    "muster_notifier_is_leader", "1 while this notifier is the leader and sends notifications."
 )
 _WAITING = prometheus_client.Gauge(
     "muster_notifier_oldest_waiting_seconds",
-    "For how long the oldest notification of a receiver has been waiting.",
+    "How long the oldest notification of a receiver has been waiting.",
     ["receiver"],
 )
 _STALE_ALERTS = prometheus_client.Counter(
-    "muster_notifier_stale_alerts_total", "Alerts of a former leader of health, which were dropped."
+    "muster_notifier_stale_alerts_total", "Alerts that were dropped because a former leader of health sent them."
 )
 
 
@@ -86,10 +86,10 @@ async def _serve(settings: schema.Settings) -> None:
 
 
 class _LeaderElection(lock.Lock):
-    """The notifier that holds the lock is active, others wait to take over.
+    """The notifier that holds the lock is active; the others wait to take over.
 
-    Two at once would each receive half of the alerts, and forget the other half. A notifier that
-    has acted and finds that another holds the lock ends.
+    Two active notifiers would each receive only half of the alerts. So a notifier that was active
+    ends when another one holds the lock.
     """
 
     def __init__(self, acting: schema.Acting, connected: bus.Bus) -> None:
@@ -115,7 +115,7 @@ class _LeaderElection(lock.Lock):
     async def wait_until_leader(self) -> None:
         """Wait until we are the leader."""
         while not self.is_leader:
-            # becoming leader again is another term, and so another call of `_on_leader`
+            # becoming the leader again begins a new term, with a new call of `_on_leader`
             self._is_elected.clear()
             await self._is_elected.wait()
 
@@ -197,13 +197,13 @@ class _Notifier:
         return self._bus.link.problem() or restoring
 
     def _nats_problem(self) -> str:
-        """Return why NATS cannot be used; empty if it can, or if we have not led."""
+        """Return why NATS cannot be used; empty if it works, or if we have not been the leader."""
         if not self.election.has_led or self.election.is_leader:
             return ""
         return self.problem() or ""
 
     def _receivers_of(self, alert: vocabulary.AlertChanged) -> set[str]:
-        """Return the receivers that are to be notified of an alert now."""
+        """Return the receivers that must be notified of an alert now."""
         labels = routes.labels_of(alert)
         if self._muting.muted_by(labels, alert.at) is not None:
             return set()
@@ -230,12 +230,12 @@ class _Notifier:
         return 200, "application/json", msgspec.json.encode(state)
 
     async def lost(self) -> None:
-        """Wait until another notifier has become the leader after us, and end what we began."""
+        """Wait until another notifier has become the leader; then resolve the alert about NATS."""
         await self.election.lost()
         await self._outage_alarm.settle()
 
     async def run(self) -> None:
-        """Notify people forever; of the loss of NATS also without it."""
+        """Notify people forever, also without NATS when NATS itself is lost."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lead())
             if self._settings.watchdog.enabled:

@@ -1,6 +1,6 @@
 """Adapter: the commands `muster notify`: test a receiver, explain routing, import settings.
 
-Exit codes: 0 it worked, 1 the receiver did not take it, 2 the input cannot be used.
+Exit codes: 0 success, 1 the receiver did not accept the message, 2 the input cannot be used.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ def run_explain(
 
 @app.command(name="import")
 def run_import(file: Path, /) -> int:
-    """Print an Alertmanager's settings as muster's; warnings about what is left out go to stderr.
+    """Print an Alertmanager's settings as muster's; print what is left out as warnings on stderr.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ class _Matched(msgspec.Struct, frozen=True):
 
 
 class _Explanation(msgspec.Struct, frozen=True):
-    """What would happen to an alert; annotations of its pods may name `owners`."""
+    """What would happen to an alert. `owners` are the receivers that its pods' owners may name."""
 
     alert: str
     notes: list[str]
@@ -272,7 +272,7 @@ async def _explain(
             async with asyncio.timeout(_BUS_S):
                 await _read_bus(configured, mutes)
         except TimeoutError:
-            problem = "does not answer: without silences and alerts that inhibit"
+            problem = "does not answer: silences and inhibiting alerts are not considered"
             output.warn(_NAME, f"NATS at {configured.bus.url} {problem}")
     at = datetime.now(UTC)
     equal = matching.Operator.EQUAL
@@ -302,7 +302,7 @@ def _parse_labels(text: str) -> dict[str, str]:
         if matcher.operator is not matching.Operator.EQUAL:
             raise ValueError(f"--labels: {matcher}: write name=value")
         labels[matcher.name] = matcher.value
-    # an alert has both, and they are the same
+    # an alert has both labels, with the same value
     kind = labels.get("kind") or labels.get("alertname")
     return labels | ({"kind": kind, "alertname": kind} if kind else {})
 

@@ -1,24 +1,24 @@
 """Adapter: the alerts that the notifier raises itself, and its ping to an external monitor.
 
-It raises an alert when health is silent and while there are dead letters, and pings a URL, if one
-is configured, as long as the notifier works.
+Alerts are raised while health is silent and while there are dead letters. If a URL is configured,
+it is pinged as long as the notifier works.
 
-The watchdog over health: if its ticks stop, plugins are not monitored.
+The watchdog of health: if health's ticks stop, plugins are not monitored.
 
 | state    | input                               | next      | output    |
 |----------|-------------------------------------|-----------|-----------|
 | waiting  | tick                                | ticking   |           |
-| waiting  | `patience_s` after the bus came     | silent    | Silent    |
+| waiting  | `patience_s` after NATS connected   | silent    | Silent    |
 | ticking  | tick                                | ticking   |           |
 | ticking  | 2.5 intervals without a tick        | silent    | Silent    |
 | silent   | tick                                | ticking   | Recovered |
-| any      | connection lost                     | unchanged, and no deadline runs |
-| any      | connection restored                 | unchanged, and the deadline begins anew |
-| any      | we were late ourselves              | unchanged, and the deadline begins anew |
+| any      | connection lost                     | unchanged, and the deadline stops |
+| any      | connection restored                 | unchanged, and the deadline restarts |
+| any      | we were late ourselves              | unchanged, and the deadline restarts |
 
-A tick of an earlier term than the newest is ignored. Once the newest leader has been silent for a
-whole deadline an earlier term counts again: a lock bucket that was lost counts from 1. So does the
-first tick after the connection was restored: NATS may have lost its store.
+A tick from an earlier term than the newest is ignored. An earlier term is accepted again once the
+newest leader has been silent for a whole deadline (if the lock's bucket was lost, terms restart at
+1), and from the first tick after the connection was restored (NATS may have lost its data).
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _DEAD = prometheus_client.Gauge(
     "muster_notifier_dead_letters", "Notifications that could not be delivered."
 )
 _PINGS = prometheus_client.Counter(
-    "muster_notifier_pings_total", "Pings to the outside watcher, by what they came to.", ["result"]
+    "muster_notifier_pings_total", "Pings to the external monitor, by result.", ["result"]
 )
 
 
@@ -59,12 +59,12 @@ class BusLost:
 
 @dataclass(frozen=True, slots=True)
 class BusRestored:
-    """Our own connection is up (again)."""
+    """Our own connection is up, or up again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent:
-    """No tick for `seconds`; `holder` was the last leader, empty if none has ticked."""
+    """No tick for `seconds`; `holder` was the last leader, empty if no tick has ever come."""
 
     seconds: float
     holder: str
@@ -112,7 +112,7 @@ class Watchdog:
                 return self._tick(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Report silence when the wait is over; if we were late ourselves, wait again."""
+        """Report silence at the deadline; if we were late ourselves, wait again."""
         if self._deadline is None or now < self._deadline:
             return ()
         if now > self._deadline + _LATE_S:
@@ -193,7 +193,7 @@ class OwnAlerts:
                 await self.health_recovered(f"{holder} ticks again after {seconds:.0f} s")
 
     async def health_recovered(self, observed: str) -> None:
-        """Resolve the alert about health's silence; after a restart only the ledger knows of it."""
+        """Resolve the alert about health's silence, even if a former process has raised it."""
         kind = vocabulary.AlertKind.HEALTH_SILENT
         await self._report(kind, "the health service is back", observed, fires=False)
 
@@ -241,7 +241,7 @@ class OwnAlerts:
 
 
 async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
-    """Ping a URL every `interval_s` while we work; its service notices when the pings stop."""
+    """Ping a URL every `interval_s` while we work; the external monitor notices missing pings."""
     was_taken = True
     while True:
         if alive():

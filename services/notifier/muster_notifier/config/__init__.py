@@ -1,5 +1,5 @@
 """The notifier's settings, and how they are read.
 
-`schema` and `receiver_settings` hold the settings, `files` reads them and secrets, and
-`alertmanager_importer` makes them from an Alertmanager's configuration file.
+`schema` and `receiver_settings` define the settings, `files` reads settings and secrets, and
+`alertmanager_importer` converts an Alertmanager's configuration file.
 """

@@ -1,8 +1,8 @@
 """Pure: imports an Alertmanager configuration file as settings of the notifier.
 
-Imported are its route, the receivers webhook, slack, pagerduty, email and msteams, inhibit_rules
-and time_intervals. Everything else is reported as left out, and so is what will differ. Secrets
-stay where they are: a setting says where in the file one is.
+It imports the route, the receivers webhook, slack, pagerduty, email and msteams, inhibit_rules and
+time_intervals. Everything else is reported as left out; differences are reported as well. Secrets
+stay in the file: a setting contains only the place of the secret in it.
 """
 
 import re
@@ -43,11 +43,11 @@ _GLOBAL: Final = (
 
 
 class Unreadable(ValueError):
-    """The file is not an Alertmanager configuration; the text says why."""
+    """The file is not an Alertmanager configuration; the message says why."""
 
 
 class Importer:
-    """Imports one file; `left_out` lists every part left out or not quite the same."""
+    """Imports one file; `left_out` lists every part that is left out or differs."""
 
     def __init__(self, file: str) -> None:
         self.left_out: list[str] = []
@@ -68,7 +68,7 @@ class Importer:
         ]
         root = self._route(top.section("route"))
         if root is None:
-            raise Unreadable("route: the root has matchers that no alert of muster meets")
+            raise Unreadable("route: the root has matchers that no alert of muster matches")
         rules = [_inhibit_rule(section) for section in top.sections("inhibit_rules")]
         times = [*top.sections("time_intervals"), *top.sections("mute_time_intervals")]
         keys = ("group_wait_s", "group_interval_s", "repeat_interval_s")
@@ -146,7 +146,7 @@ class Importer:
 class _Section:
     """A mapping in the file, and its path; `left_out` collects what is not imported.
 
-    It remembers which keys were asked for: all others are left out.
+    It records which keys were read: all others are left out.
     """
 
     def __init__(self, value: object, path: str, file: str, left_out: list[str]) -> None:
@@ -195,12 +195,12 @@ class _Section:
         return list(value)
 
     def labels(self, key: str, known: Collection[str]) -> tuple[list[str], list[str]]:
-        """Return the labels of a list that muster has, and the others."""
+        """Return the labels in a list that muster knows, and the others."""
         names = [str(name) for name in self.items(key)]
         return [name for name in names if name in known], [n for n in names if n not in known]
 
     def secret(self, key: str) -> Tree | None:
-        """Return where a secret is: in its own file, or inside this one."""
+        """Return where a secret is: in its own file, or inside the imported one."""
         file, value = self.get(f"{key}_file"), self.get(key)
         if file:
             return {"file": str(file)}
@@ -215,13 +215,13 @@ class _Section:
         return sum(int(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
 
     def leave_out_others(self, *known: str) -> None:
-        """Report all keys as left out that are not `known` and that nobody has asked for."""
+        """Report all keys as left out that are neither `known` nor have been read."""
         for key in self._values:
             if key not in self._known.union(known):
                 self.differ(key, _WHY.get(self._at(key), "not imported"))
 
     def differ(self, key: str, text: str) -> None:
-        """Report, once, what is left out or not quite the same."""
+        """Report, only once, that something is left out or differs."""
         line = f"{self._at(key)}: {text}"
         if line not in self._left_out:
             self._left_out.append(line)
@@ -317,7 +317,7 @@ def _teams(section: _Section, _: _Section) -> Tree | None:
 
 
 def _reach(section: _Section, key: str, url: object = None) -> Tree:
-    """Return how far a URL may lead: as far as Alertmanager lets it, except to a public host."""
+    """Return the reach of a URL: as in Alertmanager, except for a well-known public host."""
     if _PUBLIC.fullmatch(str(url or section.get(key))):
         return {}
     section.differ(key, _REACH_WHY)
@@ -342,10 +342,10 @@ def _inhibit_rule(rule: _Section) -> Tree | None:
     equal, unknown = rule.labels("equal", routes.LABEL_NAMES)
     shown = ", ".join(unknown)
     if not source or not target:
-        rule.differ("", "not imported: no alert of muster meets it, or every one does")
+        rule.differ("", "not imported: no alert of muster matches it, or every one does")
         return None
     if unknown and not equal:
-        text = f"not imported: no alert of muster has {shown}, so it would hold between all"
+        text = f"not imported: no alert of muster has {shown}, so it would apply to all alerts"
         rule.differ("", text)
         return None
     if unknown:
@@ -355,7 +355,7 @@ def _inhibit_rule(rule: _Section) -> Tree | None:
 
 
 def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] | None:
-    """Return matchers, without those that match every alert; None if no alert can match."""
+    """Return the matchers without those that match every alert; None if no alert can match."""
     texts = [str(text) for text in section.items(key)]
     for old_key, operator in ((equal, "="), (regex, "=~")):
         for name, value in section.section(old_key).pairs():
@@ -365,7 +365,7 @@ def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] 
     is_never_met = not all(matcher.holds({}) for matcher in useless)
     for matcher in useless:
         why = matching.doubt(matcher).partition(";")[0]
-        effect = "not imported" if is_never_met else "left out, as it always holds"
+        effect = "not imported" if is_never_met else "left out, as it always matches"
         section.differ(key, f"{matcher}: {why}: {effect}")
     if is_never_met:
         return None
@@ -391,7 +391,7 @@ def _time_interval(named: _Section) -> Tree:
 
 
 def _range(value: object, *, is_year: bool) -> str:
-    """Return a time range as written: YAML 1.1 reads 1:12 as a number of minutes."""
+    """Return a time range as it is written; YAML 1.1 reads 1:12 as a number of minutes."""
     if isinstance(value, int) and value >= _MINUTES and not is_year:
         return f"{value // _MINUTES}:{value % _MINUTES}"
     return str(value)

@@ -16,11 +16,11 @@ from muster_notifier.config import alertmanager_importer, receiver_settings, sch
 PREFIX: Final = "MUSTER_NOTIFIER"
 _SECRET_BYTES_MAX: Final = 1024 * 1024
 _MASKED_MIN: Final = 6
-"""Shorter values are not masked: they occur in many texts by chance."""
+"""Shorter values are not masked, because they occur in many texts by chance."""
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:
-    """Return an Alertmanager's file as our settings tree; what is left out is logged once.
+    """Return an Alertmanager's file as our settings tree; log each left-out part once.
 
     Raises BadSettings.
     """
@@ -61,7 +61,7 @@ def _log(source: str, line: str) -> None:
 
 
 class NoSecret(Exception):
-    """A secret cannot be read; the text says where it should be, but never its value."""
+    """A secret cannot be read; the message says where it should be, but never its value."""
 
 
 class SecretReader:

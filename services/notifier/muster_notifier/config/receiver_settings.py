@@ -1,6 +1,6 @@
 """Pure: the settings of receivers: one section for each kind.
 
-Secrets are never settings: a setting says in which file or variable a secret is.
+Settings never contain secrets: a setting names the file or variable that contains the secret.
 """
 
 import enum
@@ -20,7 +20,7 @@ MailName = Annotated[str, msgspec.Meta(min_length=3, max_length=254)]
 MailNames = Annotated[tuple[MailName, ...], msgspec.Meta(min_length=1, max_length=100)]
 
 _MAIL: Final = re.compile(
-    # with a name before it or without, on one line
+    # an address with or without a name before it, on one line
     r"[^\s@<>,\x00-\x1f]+@[^\s@<>,\x00-\x1f]+|[^@<>,\x00-\x1f]*<[^\s@<>,]+@[^\s@<>,]+>"
 )
 WAYS: Final = (
@@ -40,7 +40,7 @@ WAYS: Final = (
 class Reach(enum.StrEnum):
     """Which of our own networks requests may reach; link-local addresses are never allowed.
 
-    Each includes the ones before it.
+    Each value includes the ones before it.
     """
 
     PUBLIC = "public"
@@ -59,15 +59,15 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a secret with no source or with two."""
+        """Refuse a secret without a source or with two sources."""
         if (self.file is None) == (self.env is None):
             raise ValueError("give exactly one of: file, env")
         if self.at is not None and self.file is None:
-            raise ValueError("at: only within a file")
+            raise ValueError("at: needs a file")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A URL; `url_from` if it contains a secret."""
+    """A URL; with `url_from` for a URL that contains a secret."""
 
     url: Url | None = None
     url_from: Secret | None = None
@@ -75,11 +75,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse a missing URL, and two URLs."""
+        """Refuse a receiver without a URL or with two."""
         if (self.url is None) == (self.url_from is None):
             raise ValueError("give exactly one of: url, url_from")
         if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
-            raise ValueError("url: it holds a password: give it as url_from")
+            raise ValueError("url: contains a password: give it as url_from")
 
 
 class Format(enum.StrEnum):
@@ -96,11 +96,11 @@ class Webhook(Address, frozen=True, kw_only=True):
     secrets: Annotated[tuple[Secret, ...], msgspec.Meta(max_length=2)] = ()
     bearer_from: Secret | None = None
     max_alerts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    """The maximum number of alerts in a body; 0: as many as fit. The others are counted."""
+    """The maximum number of alerts in a body; 0: as many as fit. The others are only counted."""
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
-    """A channel: with a bot token one message per group, edited in place; otherwise a webhook."""
+    """A channel, by a bot token (one message per group, edited in place) or by a webhook."""
 
     token_from: Secret | None = None
     channel: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -110,7 +110,7 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse settings that are not enough for sending."""
+        """Refuse settings that are insufficient for sending."""
         if (self.token_from is None) == (self.webhook_from is None):
             raise ValueError("give exactly one of: token_from, webhook_from")
         if self.token_from is not None and not self.channel:
@@ -135,7 +135,7 @@ class Tls(enum.StrEnum):
 
 
 class Email(msgspec.Struct, frozen=True, kw_only=True):
-    """Mail through a relay, which may be in our own network: the operator chooses it."""
+    """Mail through a relay; it may be in our own network, because the operator chooses it."""
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 587
@@ -150,7 +150,7 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse an incomplete login, an invalid address, and a password in clear text."""
         if bool(self.username) != (self.password_from is not None):
-            raise ValueError("give both of: username, password_from; or none")
+            raise ValueError("give both of: username, password_from; or neither")
         for name, addresses in (("sender", (self.sender,)), ("to", self.to)):
             for address in addresses:
                 if not _MAIL.fullmatch(address):
@@ -158,7 +158,7 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
                         f"{name}: {address!r} is not one address such as ops@example.com"
                     )
         if self.username and self.tls is Tls.NONE:
-            raise ValueError("tls: none: a password is sent encrypted, or not at all")
+            raise ValueError("tls: none: a password would be sent unencrypted")
 
 
 class Teams(Address, frozen=True, kw_only=True):
@@ -172,7 +172,7 @@ class Alertmanager(Address, frozen=True, kw_only=True):
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """The Kubernetes API; without `url` that of the cluster we run in."""
+    """The Kubernetes API; without `url`, that of the cluster we run in."""
 
     url: Url | None = None
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  # a path
@@ -219,7 +219,7 @@ class Templates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The sending rate of a receiver; without `rate_per_s` the default of its kind."""
+    """The limits of a receiver; without `rate_per_s`, the default rate of its kind."""
 
     rate_per_s: Rate | None = None
     burst: Burst = 1
@@ -246,7 +246,7 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
     templates: Templates = Templates()
 
     def __post_init__(self) -> None:
-        """Refuse a receiver with no kind or with two."""
+        """Refuse a receiver without a kind or with two kinds."""
         set_ways = [way for way in WAYS if getattr(self, way) is not None]
         if len(set_ways) != 1:
             ways = ", ".join(WAYS)

@@ -1,4 +1,4 @@
-"""Pure: the notifier's settings, and the routes, inhibition rules and mute times they define."""
+"""Pure: the notifier's settings, with the routes, inhibition rules and mute times in them."""
 
 import dataclasses
 from collections import Counter
@@ -27,8 +27,8 @@ Value = TypeVar("Value")
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One route below the root; it inherits what it does not set.
 
-    `matchers` are Alertmanager's: `severity="critical"`. With `continue` the next siblings are
-    tried as well.
+    `matchers` have Alertmanager's format: `severity="critical"`. With `continue`, the next siblings
+    are tried as well.
     """
 
     matchers: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
 class TimeRange(msgspec.Struct, frozen=True, kw_only=True):
     """From one time of day to another, such as `09:00` to `17:00`.
 
-    YAML 1.1 reads 18:00 without quotes as a number of minutes; this is accepted.
+    YAML 1.1 reads 18:00 without quotes as a number of minutes; that is accepted, too.
     """
 
     start_time: str | int
@@ -74,7 +74,7 @@ class TimeRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """One time interval, in Alertmanager's format; a moment must match every part that is set."""
+    """A time interval in Alertmanager's format; a moment must match every part that is set."""
 
     times: tuple[TimeRange, ...] = ()
     weekdays: tuple[str, ...] = ()
@@ -109,9 +109,9 @@ class TimeInterval(msgspec.Struct, frozen=True, kw_only=True):
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
     """Owners of a workload are notified about the devices that its pods use.
 
-    The annotation, of the pod or of its namespace, names one of `receivers` (several with commas
-    between). Others than those who run muster can write annotations, so an annotation chooses a
-    receiver and never contains an address.
+    The annotation, of the pod or of its namespace, names one or more of `receivers`, separated by
+    commas. Not only muster's operators can write annotations, so an annotation can only choose a
+    receiver, and never contains an address.
     """
 
     receivers: tuple[ReceiverName, ...] = ()
@@ -124,17 +124,17 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
-    """Health must tick, or an alert is raised; optionally we ping an external monitor."""
+    """An alert is raised when health's ticks stop; optionally we ping an external monitor."""
 
     enabled: bool = True
     patience_s: sections.Period = 60.0
-    """How long health may take to appear after our start."""
+    """How long health may take to send its first tick after our start."""
     ping: receiver_settings.Address | None = None
     ping_interval_s: sections.Period = 60.0
 
 
 class Acting(msgspec.Struct, frozen=True, kw_only=True):
-    """Leader election among notifiers: how soon another takes over when the leader is gone."""
+    """Leader election among notifiers: how soon another one takes over when the leader is gone."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 10
     renew_s: sections.Period = 2.5
@@ -148,9 +148,10 @@ class Acting(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings. The keys from `group_by` to `routes` form the root of the route tree.
 
-    Grouped by node and kind: what one person repairs in one way is one message (eight GPUs of a
-    node), and another kind of alert on that node is sent after `group_wait_s`, not after
-    `group_interval_s`. A fleet that prefers one message for a storm groups by kind alone.
+    By default alerts are grouped by node and kind: one message for each problem that needs one
+    repair (such as eight GPUs of a node), while another kind of alert on the same node is sent
+    after `group_wait_s`, not after `group_interval_s`. To get one message about a problem on many
+    nodes, group by kind alone.
     """
 
     bus: sections.Bus = sections.Bus()
@@ -177,7 +178,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     watchdog: Watchdog = Watchdog()
     templates: receiver_settings.Templates = receiver_settings.Templates()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
-    """The URL before `<kind>.md` in alerts that the notifier raises itself."""
+    """The beginning of the runbook link, before `<kind>.md`, in the notifier's own alerts."""
 
     def __post_init__(self) -> None:
         """Refuse duplicate or unknown names, and a notifier without receivers."""
@@ -257,8 +258,8 @@ def owners_route(settings: Settings) -> routes.Route | None:
 def ungrouped_receivers(settings: Settings) -> frozenset[str]:
     """Return the receivers that get every alert separately.
 
-    An Alertmanager does its own grouping, and an Event is about one object: from a group of
-    thousands they would get only the first alerts.
+    An Alertmanager does its own grouping, and an Event is about one object. In a group of thousands
+    of alerts, they would get only the first ones.
     """
     return frozenset(
         receiver.name
@@ -275,7 +276,7 @@ def acknowledging_receivers(settings: Settings) -> frozenset[str]:
 
 
 def initial_muting(settings: Settings) -> muting.Muting:
-    """Return all mutes from the settings; silences are not settings."""
+    """Return the mutes that the settings define; silences are not among these."""
     rules = [
         muting.Rule(
             name=rule.name or f"inhibit_rules[{index}]",

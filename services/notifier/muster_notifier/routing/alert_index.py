@@ -1,9 +1,9 @@
-"""Pure: the alert index: to which groups an alert belongs, and which ones it has left.
+"""Pure: the alert index: which groups an alert belongs to, and which groups it has left.
 
-The newest event about a fingerprint counts. An alert whose labels change leaves the groups that it
-no longer belongs to: there it is resolved, as it last was. A resolved alert is resolved in every
-group that it was in, also where it would not be routed any more. The receivers that owners of its
-pods named stay until the owners are looked up again.
+The newest event about a fingerprint counts. When the labels of an alert change, it is resolved, as
+it last was, in the groups that it no longer belongs to. A resolved alert is resolved in all its
+groups, even in those that it would no longer be routed to. The receivers that the owners of its
+pods have named stay until the owners are looked up again.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ _NO_OWNERS: Final[Owners] = {}
 
 @dataclass(frozen=True, slots=True)
 class OwnedAlert:
-    """An alert whose pods have owners, with the receivers they named and each one's pods."""
+    """An alert with the receivers that its pods' owners have named, and the pods of each."""
 
     event: codec.CloudEvent
     owners: Mapping[str, tuple[str, ...]]
@@ -34,7 +34,7 @@ class OwnedAlert:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One alert in one group, and the labels that form the group's name."""
+    """One alert in one group, with the labels that form the group's name."""
 
     key: groups.Key
     route: routes.Route
@@ -55,7 +55,7 @@ class AlertIndex:
     def __init__(
         self, root: routes.Route, owners: routes.Route | None, ungrouped: Collection[str]
     ) -> None:
-        """`owners` is the route to the owners of workloads; they may name its receivers.
+        """`owners` is the route to the owners of workloads, with the receivers they may name.
 
         Receivers in `ungrouped` get each alert separately, whatever the route's grouping.
         """
@@ -102,7 +102,7 @@ class AlertIndex:
         return placements
 
     def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
-        """Return those of these alerts that fire."""
+        """Return the fingerprints of those alerts that fire."""
         entries = ((name, self._entries.get(name)) for name in fingerprints)
         fires = vocabulary.AlertState.FIRING
         return frozenset(name for name, entry in entries if entry and entry.alert.state is fires)
@@ -120,7 +120,7 @@ class AlertIndex:
         labels: Mapping[str, str],
         owners: Owners,
     ) -> Placement:
-        """Return the alert for this receiver: an owner does not see the pods of others."""
+        """Return the alert for this receiver; an owner does not see the pods of other owners."""
         receiver = key[0]
         if route is self._owners and receiver in owners:
             own = owners[receiver]
@@ -177,7 +177,7 @@ class AlertIndex:
             del self._entries[next(iter(self._entries))]
 
     def _with_shared_strings(self, alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
-        """Return the alert with shared strings, because thousands of alerts may be nearly equal."""
+        """Return the alert with shared strings, as thousands of alerts may be nearly equal."""
         return msgspec.structs.replace(
             alert,
             plugin=self._intern(alert.plugin),

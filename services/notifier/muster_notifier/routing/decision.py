@@ -2,11 +2,11 @@
 
 | # | condition | answer |
 |---|---|---|
-| 1 | the receiver was never notified | FIRST if anything fires, else nothing |
-| 2 | an alert fires that was not in the last one | FIRST if none fired in that, else NEW_ALERTS |
-| 3 | nothing fires | ALL_RESOLVED if something fired in the last one, else nothing |
-| 4 | the receiver wants resolves, and one was not in the last one | NEW_RESOLVED |
-| 5 | the last one is older than `repeat_interval_s` | REPEAT |
+| 1 | the receiver was never notified | FIRST if an alert fires, else nothing |
+| 2 | a firing alert was not in the last notification | FIRST if none fired in it, else NEW_ALERTS |
+| 3 | no alert fires | ALL_RESOLVED if an alert fired in the last notification, else nothing |
+| 4 | a resolved alert was not in the last notification, and the receiver wants it | NEW_RESOLVED |
+| 5 | the last notification is older than `repeat_interval_s` | REPEAT |
 | 6 | otherwise | nothing |
 
 Source: prometheus/alertmanager notify/dedup_stage.go, needsUpdate (August 2026). Row 3 ignores
@@ -49,9 +49,9 @@ def reason_to_notify(
 
 
 def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
-    """Return whether all firing alerts are silenced, and the receiver was not notified of that yet.
+    """Return whether all firing alerts are silenced and the receiver does not know that yet.
 
-    The table above does not cover this case, because silenced alerts are left out of it.
+    The table above does not cover this case, because it does not consider silenced alerts.
     """
     if notified is None or not notified.firing or notified.is_acknowledged:
         return False
@@ -102,7 +102,7 @@ class NotificationBuilder:
             group.forget_resolved(also_notified=group.in_flight is None)
             return None
         return notifications.create(
-            # what is in flight may have been delivered
+            # the notification in flight may have been delivered
             after=group.in_flight.id if group.in_flight else group.last_id,
             receiver=receiver,
             group=name,

@@ -1,17 +1,19 @@
 """Pure: the grouping machine: sorts alerts into groups, and turns groups into notifications.
 
 Each receiver has its own groups, independent of the others. A group is flushed `group_wait_s` after
-its first alert and then every `group_interval_s` while it lives; each flush leaves out what is
-muted and lets `decision` decide. A notification is made at the moment it can be sent, so that it is
-true then: changes that came while an older one was in flight, or while the receiver was busy, go
-into the next. At most one notification of a group is in flight, so that a resolve never overtakes
-its trigger, and few of one receiver (`groups.InflightLimits`); what waits for a receiver that
-does not answer no longer counts, and is replaced when it is no longer true.
+its first alert and then every `group_interval_s` while it exists. Each flush leaves out muted
+alerts, and `decision` decides whether to notify. A notification is built only when it can be sent,
+so that it is up to date: changes that arrive while an older notification is in flight, or while the
+receiver is busy, go into the next one.
 
-A receiver that was notified of an alert is notified of its end, whatever is silenced by then. A
-notification that failed changes nothing: the next flush decides again, as in Alertmanager. Timers
-survive a restart, because they follow from when alerts came and when each receiver was last
-notified.
+A group has at most one notification in flight, so a resolve never overtakes its trigger. A receiver
+has only a few in flight (`groups.InflightLimits`); a notification that is being retried does not
+count towards this limit, and is replaced when it is outdated.
+
+A receiver that was notified of an alert is also notified of its end, even if the alert is silenced
+by then. A failed notification changes nothing: the next flush decides again, as in Alertmanager.
+Timers survive a restart, because they depend only on when alerts arrived and when each receiver was
+last notified.
 """
 
 import math
@@ -72,9 +74,9 @@ class Grouping:
     ) -> None:
         """`receivers` maps each name to its `send_resolved`; `at` is the time of day at `now`.
 
-        `owners` is the route to the owners of workloads; its receivers are those that they may
-        name. Receivers in `ungrouped` get each alert by itself, those in `acknowledging` are also
-        notified that somebody has silenced all of a group.
+        `owners` is the route to the owners of workloads, with the receivers they may name.
+        Receivers in `ungrouped` get each alert separately; those in `acknowledging` are also
+        notified when somebody has silenced a whole group.
         """
         self._receivers = dict(receivers)
         self._builder = decision.NotificationBuilder(
@@ -109,7 +111,7 @@ class Grouping:
                 notified = groups.Notified(
                     firing=frozenset(entry.firing),
                     resolved=frozenset(entry.resolved),
-                    # a clock that was set back must not make a group wait
+                    # if the clock was set back, the group must not wait longer
                     at=min(now, self._clock.monotonic(entry.at, now)),
                     id=entry.id,
                     is_acknowledged=entry.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
@@ -121,7 +123,7 @@ class Grouping:
             self._on_alert(alert, now, is_new=False)
 
     def receive(self, event: Input, now: float) -> Sequence[notifications.Notification]:
-        """Process an alert, a change of what mutes alerts, or the result of a notification."""
+        """Process an alert, a change that may mute alerts, or the result of a notification."""
         match event:
             case alert_index.OwnedAlert() | codec.CloudEvent(data=vocabulary.AlertChanged()):
                 self._on_alert(event, now, is_new=True)
@@ -151,7 +153,7 @@ class Grouping:
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when the next group must be flushed."""
+        """Return the time at which the next group must be flushed."""
         return self._timers.next()
 
     def oldest_waiting_s(self, receiver: str, now: float) -> float:
@@ -165,7 +167,7 @@ class Grouping:
         return max((now - at for at in since), default=0.0)
 
     def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
-        """Return those of these alerts that fire."""
+        """Return the fingerprints of those alerts that fire."""
         return self._index.firing(fingerprints)
 
     def view(self, now: float) -> list[groups.View]:
@@ -189,7 +191,7 @@ class Grouping:
     def _resolved_elsewhere(
         self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
     ) -> list[alert_index.Placement]:
-        """Return the earlier groups of a resolved alert that it is no longer routed to."""
+        """Return the former groups of a resolved alert that it is no longer routed to."""
         if alert.state is vocabulary.AlertState.FIRING:
             return []
         here = {placement.key for placement in present}
@@ -214,7 +216,7 @@ class Grouping:
         is_in_group = group is not None and alert.fingerprint in group.alerts
         fires = alert.state is vocabulary.AlertState.FIRING
         if not fires and not was_notified and not is_in_group:
-            return  # nobody was notified that it fires
+            return  # nobody was notified of this alert
         timing = route.timing
         if is_new or notified is None:
             due = came_at + timing.group_wait_s
@@ -230,7 +232,7 @@ class Grouping:
             self._timers.set(group, min(group.flush_at, now + timing.resolve_wait_s))
 
     def _restore_in_flight(self, notification: notifications.Notification, now: float) -> None:
-        """Record that a notification is in the outbox and its result will be reported."""
+        """Record that a notification is in the outbox; its result will be reported."""
         route = self._index.route_of(notification.group)
         key = notification.receiver, notification.group
         if route is None or key[0] not in self._receivers or key in self._groups:
@@ -267,7 +269,7 @@ class Grouping:
     ) -> Sequence[notifications.Notification]:
         group = self._groups.get((notification.receiver, notification.group))
         if group is None:
-            return ()  # of a route that is no longer configured
+            return ()  # the route is no longer configured
         group.record_delivery(notification, at=self._clock.monotonic(notification.at, now))
         return self._on_ended(notification, now)
 
@@ -288,7 +290,7 @@ class Grouping:
     ) -> Sequence[notifications.Notification]:
         group = self._groups.get((notification.receiver, notification.group))
         if group is None or not _is_same(group.in_flight, notification):
-            return ()  # another has replaced it
+            return ()  # another notification has replaced it
         group.in_flight = None
         self._limits.end(notification.receiver, was_postponed=group.is_postponed)
         group.is_postponed = False
@@ -308,9 +310,9 @@ class Grouping:
         return self._replace(group, now) if group.is_postponed else []
 
     def _replace(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Return an updated notification if the one being retried is outdated."""
+        """Return a new notification if the one being retried is outdated."""
         old = group.in_flight
-        assert old is not None, "only what is in flight is replaced"
+        assert old is not None, "only a notification in flight is replaced"
         new = self._builder.build(group, at=self._clock.at(now), now=now)
         old_ids = old.firing_ids, old.resolved_ids
         if new is None or (new.firing_ids, new.resolved_ids) == old_ids:

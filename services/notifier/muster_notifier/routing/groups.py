@@ -16,17 +16,17 @@ Key = tuple[str, str]
 """The name of a receiver and the name of a group."""
 _RESOLVED_MAX: Final = 20_000
 IN_FLIGHT_MAX: Final = 8
-"""Notifications of different groups in flight to one receiver: a receiver that comes back must not
-be flooded, and a notification that waits here is made when it is its turn."""
+"""The maximum number of notifications in flight to one receiver: a receiver that comes back must
+not be flooded. A notification that waits here is built only when it can be sent."""
 OUTSTANDING_MAX: Final = 256
-"""Notifications of one receiver in the outbox, including those that are being retried."""
+"""The maximum number of a receiver's notifications in the outbox, including those retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notified:
     """A receiver's last notification about a group, by fingerprint; `at` is monotonic seconds.
 
-    `is_acknowledged` means that it reported a group in which everything was silenced.
+    `is_acknowledged` means that it reported that the whole group was silenced.
     """
 
     firing: frozenset[str]
@@ -53,9 +53,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class Group:
     """The alerts of a group, its notification in flight, and its last delivered one.
 
-    A resolved alert stays until the receiver was notified of it, or does not need to be.
+    A resolved alert stays until the receiver has been notified of it, or need not be notified.
     `is_overdue` means that a flush came while a notification was in flight, `is_postponed` that
-    this notification is being retried. `muted` lists what was left out at the last flush, and why.
+    this notification is being retried. `muted` lists the alerts that the last flush left out, each
+    with the reason.
     """
 
     key: Key
@@ -80,7 +81,7 @@ class Group:
         return self._in_state(vocabulary.AlertState.RESOLVED)
 
     def was_notified_of(self, fingerprint: str) -> bool:
-        """Return whether a notification, even one in flight, said that this alert fires."""
+        """Return whether a notification, delivered or in flight, lists this alert as firing."""
         if self.in_flight is not None and fingerprint in self.in_flight.firing_ids:
             return True
         return self.notified is not None and fingerprint in self.notified.firing
@@ -104,7 +105,7 @@ class Group:
                 del self.alerts[name]
 
     def forget_resolved(self, *, also_notified: bool) -> None:
-        """Drop resolved alerts; without `also_notified` only those nobody was notified of."""
+        """Drop resolved alerts; without `also_notified`, only those nobody was notified of."""
         for alert in self.resolved():
             if also_notified or not self.was_notified_of(alert.fingerprint):
                 del self.alerts[alert.fingerprint]
@@ -127,7 +128,7 @@ class Group:
 
 
 class RestoredGroups:
-    """The last notifications about groups that have no alerts here so far.
+    """The last notifications about groups that have no alerts at present.
 
     These are groups from before this process started, and groups that have become empty again.
     """
@@ -148,7 +149,7 @@ class RestoredGroups:
         self._notified[key] = notified
 
     def end(self, key: Key, last_id: str) -> None:
-        """Record the id of the last notification about a group that has no firing alerts any more.
+        """Record the id of the last notification about a group that no longer has firing alerts.
 
         If the same alert fires again, its notification follows this one.
         """
@@ -167,7 +168,7 @@ class RestoredGroups:
         return self._notified.get(key)
 
     def drop(self, key: Key) -> None:
-        """Forget a group: it has alerts again and keeps this record itself."""
+        """Forget a group that has alerts again and keeps this record itself."""
         self._notified.pop(key, None)
         self._resolved.pop(key, None)
 
@@ -204,13 +205,13 @@ class Timers:
         self._heap: list[tuple[float, Key]] = []
 
     def set(self, group: Group, at: float) -> None:
-        """Flush a group at this time, and not at the time set before."""
+        """Flush a group at this time instead of the time set before."""
         if group.flush_at != at:
             group.flush_at = at
             heapq.heappush(self._heap, (at, group.key))
 
     def next(self) -> float | None:
-        """Return when the next group is flushed."""
+        """Return the time at which the next group is flushed."""
         while self._heap:
             at, key = self._heap[0]
             group = self._find(key)
@@ -229,7 +230,7 @@ class Timers:
 
 
 class InflightLimits:
-    """Groups that wait for their receivers, in the order of their flushes."""
+    """Limits the notifications in flight; other groups wait for their receivers, in order."""
 
     def __init__(self, receivers: Iterable[str]) -> None:
         self._in_flight: Counter[str] = Counter()
@@ -241,7 +242,7 @@ class InflightLimits:
         self._waiting[key[0]].setdefault(key, now)
 
     def next(self, receiver: str) -> Key | None:
-        """Remove and return the next group; None if none may be sent now."""
+        """Remove and return the next group; None if no group may be sent now."""
         waiting = self._waiting[receiver]
         is_busy = (
             self._in_flight[receiver] >= IN_FLIGHT_MAX
@@ -268,5 +269,5 @@ class InflightLimits:
         self._outstanding[receiver] -= 1
 
     def waiting_since(self, receiver: str) -> list[float]:
-        """Return since when each of a receiver's groups has been queued."""
+        """Return the times at which a receiver's waiting groups were queued."""
         return list(self._waiting[receiver].values())

@@ -1,12 +1,12 @@
 """Pure: decides what mutes an alert now: inhibition, silences, maintenance or mute times.
 
-Inhibition: an alert that fires mutes others that only follow from it. A rule has matchers for the
-source, matchers for the target, and labels in which both must be equal; a label that neither has is
-equal. An alert that is on both sides of a rule is not inhibited by another that is on both sides,
-and so never by itself (prometheus/alertmanager inhibit/inhibit.go).
+Inhibition: a firing alert mutes others that only follow from it. A rule has matchers for the
+source, matchers for the target, and labels that must be equal in both; a label that both lack is
+equal. An alert that matches both sides of a rule is not inhibited by another that matches both
+sides, and so never by itself (prometheus/alertmanager inhibit/inhibit.go).
 
-Time intervals are Alertmanager's: times of day, weekdays, days, months, years. An interval holds
-when each part that is set holds; a part holds when one of its ranges does
+Time intervals are Alertmanager's: times of day, weekdays, days, months, years. A moment is in an
+interval if it matches each part that is set; it matches a part if it is in one of the part's ranges
 (prometheus/alertmanager timeinterval/timeinterval.go, ContainsTime).
 """
 
@@ -36,7 +36,7 @@ _MATCHING_MAX: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """One interval; an empty part always matches. Days of a month below 0 count from its end."""
+    """One interval; an empty part always matches. Negative days of a month count from its end."""
 
     times: tuple[Range, ...] = ()
     weekdays: tuple[Range, ...] = ()
@@ -80,7 +80,7 @@ def interval(
 ) -> Interval:
     """Return the interval that these texts describe. Raises ValueError.
 
-    Ranges are written `monday:friday`, `1:5`, `-3:-1`; times are (`09:00`, `17:00`).
+    Ranges are written as `monday:friday`, `1:5` or `-3:-1`, times as (`09:00`, `17:00`).
     """
     return Interval(
         times=tuple(_times(first, end) for first, end in times),
@@ -166,7 +166,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Inhibited:
-    """Which alert inhibits another, and by which rule."""
+    """The alert that inhibits another one, and the rule."""
 
     fingerprint: str
     rule: str
@@ -182,7 +182,7 @@ class Inhibition:
         self._labels: dict[str, Mapping[str, str]] = {}
 
     def add_firing(self, fingerprint: str, labels: Mapping[str, str]) -> None:
-        """Add an alert that fires, or one that now fires with other labels."""
+        """Add a firing alert, or replace it if its labels have changed."""
         if self._labels.get(fingerprint) == labels:
             return
         self.remove(fingerprint)
@@ -224,7 +224,7 @@ def _values(rule: Rule, labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class Cause(enum.StrEnum):
-    """Why nobody is notified of an alert or a whole group now."""
+    """The reason why nobody is notified of an alert or a whole group now."""
 
     INHIBITED = "inhibited"
     SILENCED = "silenced"
@@ -234,11 +234,11 @@ class Cause(enum.StrEnum):
 
 
 BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
-"""Causes which mean that somebody is already working on the problem."""
+"""The causes that mean that somebody is already working on the problem."""
 
 
 class Muted(msgspec.Struct, frozen=True):
-    """The cause, and what it is: a fingerprint and rule, a silence, a plugin or an interval."""
+    """The cause, and by what: a fingerprint and rule, a silence, a plugin or an interval."""
 
     cause: Cause
     by: str
@@ -268,14 +268,14 @@ class Muting:
         self._maintained: set[tuple[str, str]] = set()
 
     def observe_alert(self, alert: vocabulary.AlertChanged, labels: Mapping[str, str]) -> None:
-        """Record an alert: while it fires, it may inhibit others."""
+        """Record an alert; while it fires, it may inhibit others."""
         if alert.state is vocabulary.AlertState.FIRING:
             self._inhibition.add_firing(alert.fingerprint, labels)
         else:
             self._inhibition.remove(alert.fingerprint)
 
     def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> None:
-        """Record a verdict: during maintenance a plugin's alerts are muted."""
+        """Record a verdict; during maintenance, a plugin's alerts are muted."""
         plugin = verdict.node, verdict.plugin
         if verdict.verdict is vocabulary.Verdict.MAINTENANCE:
             self._maintained.add(plugin)
@@ -321,7 +321,7 @@ class Muting:
     def _silences_for(self, labels: Mapping[str, str]) -> Sequence[matching.Silence]:
         """Return the silences that match, active or not; cached, as labels often repeat."""
         if not self._silences:
-            # without silences a storm must not fill the cache
+            # while there are no silences, a storm of alerts must not fill the cache
             return ()
         key = tuple(sorted(labels.items()))
         matching_silences = self._matching.get(key)

@@ -1,7 +1,7 @@
 """Pure: one notification about one group of alerts to one receiver, before its text is written.
 
-The outbox holds it as JSON: as many alerts as fit, and the fingerprints of all of them. The ledger
-has an entry for the last one of each receiver and group.
+The outbox contains it as JSON, with as many alerts as fit and the fingerprints of all alerts. The
+ledger has an entry for the last notification of each receiver and group.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _EVIDENCE_MAX: Final = 10
 
 
 class Malformed(ValueError):
-    """A message in the outbox is no notification, or a value in the ledger no entry."""
+    """A message in the outbox is not a notification, or a value in the ledger not an entry."""
 
 
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -30,13 +30,13 @@ Stored = TypeVar("Stored")
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a group at the moment when a receiver is to be notified.
+    """The state of a group when the decision to notify a receiver was made, at `at`.
 
-    `id` is derived from the content, so that a receiver can drop a repeat after a crash. `firing`
-    and `resolved` are the most urgent alerts of those whose fingerprints are in `firing_ids` and
-    `resolved_ids`; `episodes` says when each of the resolved began. `at` is when it was decided.
-    `why` says why this receiver is notified, where that is not obvious: it owns a workload.
-    `pods_total` counts the pods of all alerts, `pods_of` those of an alert that has many.
+    `id` is derived from the content, so that a receiver can drop a repeat after a crash.
+    `firing_ids` and `resolved_ids` are the fingerprints of all alerts; `firing` and `resolved` are
+    the most urgent of these alerts. `episodes` contains the start of each resolved alert. `why` is
+    the reason for notifying this receiver if that is not obvious, as for the owner of a workload.
+    `pods_total` counts the pods of all alerts, `pods_of` those of each alert with many pods.
     """
 
     id: str
@@ -63,12 +63,12 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> vocabulary.AlertState:
-        """Return whether any alert still fires."""
+        """Return firing if any alert still fires, else resolved."""
         return vocabulary.AlertState.FIRING if self.firing_ids else vocabulary.AlertState.RESOLVED
 
     @property
     def is_ledger_only(self) -> bool:
-        """Return whether nothing is sent, and only the ledger records that all is resolved."""
+        """Return whether nothing is sent: only the ledger records that all is resolved."""
         return not self.firing_ids and not self.send_resolved
 
     @property
@@ -106,8 +106,8 @@ def create(  # noqa: PLR0913  # what a notification is made of, each by its name
 ) -> Notification:
     """Return a notification. `after` is the id of the receiver's previous one, or empty.
 
-    A notifier that crashed between sending and recording decides the same again and gives it the
-    same id; a reminder follows another notification, so it gets another id.
+    A notifier that crashed after sending, but before recording, makes the same decision again and
+    creates the same id. A reminder follows another notification, so it gets another id.
     """
     fires, ended = most_urgent_first(firing), most_urgent_first(resolved)
     parts = [after, receiver, group, reason]
@@ -139,7 +139,7 @@ def create(  # noqa: PLR0913  # what a notification is made of, each by its name
 
 
 def _affected(alert: vocabulary.AlertChanged) -> int:
-    """Return how many pods an alert affects; it names only the first."""
+    """Return how many pods an alert affects; the alert names only the first ones."""
     return max(len(alert.pods), alert.pods_total)
 
 
@@ -187,8 +187,8 @@ def _brief(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The last notification to a receiver about a group; alerts by fingerprint.
 
-    `at` is when it was decided, so that a group's timers go on from there after a restart. `data`
-    is needed to send more about the same group, such as the message to edit.
+    `at` is when the notification was decided; after a restart, the group's timers continue from
+    there. `data` is needed to send more about the same group, such as the message to edit.
     """
 
     receiver: Annotated[str, msgspec.Meta(min_length=1)]
@@ -223,7 +223,7 @@ def entry_of(
 
 
 def ledger_key(receiver: str, group: str) -> str:
-    """Return the key in the bucket: a group's name has characters that keys do not allow."""
+    """Return the key in the bucket, without the characters in group names that keys cannot have."""
     return f"{receiver}.{token(group)}"
 
 

@@ -1,9 +1,9 @@
 """Pure: the route tree: which receivers get an alert, how it is grouped, and when it is sent.
 
-As in Alertmanager (dispatch/route.go): an alert goes down to the deepest routes that match; after a
-child that matches, its later siblings are tried only if it says `continue`; where no child matches,
-the route itself applies. What a route does not set, it inherits. The labels of an alert are here
-too, and how they are written.
+As in Alertmanager (dispatch/route.go), an alert goes down to the deepest routes that match. After a
+child that matches, its later siblings are tried only if it has `continue`; if no child matches, the
+route itself applies. A route inherits the settings that it does not set. This module also defines
+the labels of an alert and their format.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from typing import Final
 from muster import matching, vocabulary
 
 ALL_LABELS: Final = "..."
-"""In `group_by`: every label, so that each alert is a group of its own (as in Alertmanager)."""
+"""In `group_by`: all labels, so that each alert is a group of its own (as in Alertmanager)."""
 
 LABEL_NAMES: Final = matching.LABELS
 
@@ -21,7 +21,7 @@ LABEL_NAMES: Final = matching.LABELS
 def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
     """Return all labels that are not empty; `alertname` equals `kind`.
 
-    `device` is present if the alert is about exactly one device, `flapping` is "true" if the plugin
+    `device` is present if the alert is about exactly one device; `flapping` is "true" if the plugin
     fails again and again.
     """
     labels = {
@@ -81,8 +81,8 @@ def _escaped(value: str) -> str:
 class Timing:
     """Alertmanager's three intervals, and one of our own.
 
-    With `resolve_wait_s` the receiver is notified after this time that all alerts of a group are
-    resolved, instead of after a whole `group_interval_s`.
+    With `resolve_wait_s`, the receiver is notified this soon when all alerts of a group are
+    resolved, not only after a whole `group_interval_s`.
     """
 
     group_wait_s: float
@@ -108,7 +108,7 @@ class Route:
     """Why these receivers are notified, if that is not obvious."""
 
     def find(self, labels: Mapping[str, str]) -> list["Route"]:
-        """Return the routes for an alert with these labels; none if this route does not match."""
+        """Return the routes for an alert with these labels; empty if this route does not match."""
         if not matching.all_hold(self.matchers, labels):
             return []
         matching_routes: list[Route] = []
