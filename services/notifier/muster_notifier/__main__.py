@@ -37,7 +37,8 @@ _WAITING = prometheus_client.Gauge(
     ["receiver"],
 )
 _STALE_ALERTS = prometheus_client.Counter(
-    "muster_notifier_stale_alerts_total", "Alerts that were dropped because a former leader of health sent them."
+    "muster_notifier_stale_alerts_total",
+    "Alerts that were dropped because a former leader of health sent them.",
 )
 
 
