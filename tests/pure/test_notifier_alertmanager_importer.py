@@ -292,7 +292,7 @@ def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
         "inhibit_rules.2.equal: no alert of muster has cluster: left out",
         (
             'route.routes.0.matchers: env!="dev": no alert has a label env: left out, as it always'
-            " holds"
+            " matches"
         ),
     ]
     assert imported.routes[0].matchers == ('severity="critical"', 'node=~"gpu-.*"')

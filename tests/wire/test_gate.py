@@ -185,7 +185,7 @@ async def hangs(world: nats_with_gate.World) -> None:
         gate = world.gates[1]
         await gate.start()
         await bus_subjects.until(lambda: bool(world.logged("keys_unavailable")))
-        assert "no whole answer within 2 s" in world.logged("keys_unavailable")[-1]["error"]
+        assert "no complete answer within 2 s" in world.logged("keys_unavailable")[-1]["error"]
         async with asyncio.timeout(30):
             await gate.end()
 

@@ -422,7 +422,7 @@ def test_a_notification_for_a_receiver_that_is_no_longer_configured_is_a_dead_le
             made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
         )
         assert [headers["Muster-Error"] for _, _, headers, _ in messages] == [
-            "no receiver of this name is configured any more"
+            "a receiver with this name is no longer configured"
         ]
         assert (
             await storage.waiting_subjects(made.bus.link, streams.OUTBOX, "muster.outbox.hook.>")

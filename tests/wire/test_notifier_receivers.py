@@ -908,7 +908,7 @@ def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         ),
         (
             {"apprise": {"url_from": {"file": "/etc/hostname"}}},
-            "receiver r: apprise: it does not know this kind of URL",
+            "receiver r: apprise: this kind of URL is not supported",
         ),
         (
             {"kubernetes": {}},

@@ -1,5 +1,5 @@
-"""The gate answers nats-server's question who may connect, and binds each plugin to its node.
+"""The gate decides for nats-server which clients may connect, and binds each plugin to its node.
 
-`callout` answers; `tokens` verifies a projected service account token by the cluster's public keys,
-which `cluster_keys` fetches; `config` has the settings.
+`callout` decides, `tokens` verifies a projected service account token with the cluster's public
+keys, `cluster_keys` fetches these keys, and `config` has the settings.
 """

@@ -1,7 +1,7 @@
 """Adapter: NATS: answers nats-server's auth callout requests, and keeps the cluster's keys fresh.
 
-The replicas are one queue group: each request is answered once. Without any replica existing
-connections stay, and nats-server refuses new ones, which try again.
+The replicas are one queue group, so each request is answered once. If no replica is running,
+existing connections stay, and nats-server refuses new ones; clients retry.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from muster_gate.tokens import Reason
 
 _GROUP: Final = "muster-gate"
 _REFETCH_S: Final = 5.0
-"""How often at most a token with an unknown key makes us fetch the keys."""
+"""The shortest time between two fetches of the keys because of tokens with an unknown key."""
 _WAITING_FOR_KEYS_MAX: Final = 1_000
 _LOG_INTERVAL_S: Final = 10.0
 _REQUESTS_MAX: Final = 20_000
 _LATE_S: Final = 1.5
-"""A client waits for 2 s and then tries again: a later answer is useless, and delays the next."""
+"""A client waits for 2 s and then retries: a later answer would be useless and delay others."""
 
 ANSWERS: Final = prometheus_client.Counter(
     "muster_gate_answers_total",
-    "Connections by outcome: admitted, or why they were denied.",
+    "Connections by outcome: admitted, or the reason for the denial.",
     ["outcome"],
 )
 DECIDING: Final = prometheus_client.Histogram(
@@ -73,7 +73,7 @@ class Gate:
         )
 
     def problem(self) -> str | None:
-        """Return why nobody can be admitted, or None."""
+        """Return why no client can be admitted, or None."""
         ring = self._authorizer.ring
         if ring is None or time.time() - ring.fetched_at > self._settings.keys.age_max_s:
             return f"no keys: {self._fetch_error or 'not fetched yet'}"
@@ -89,14 +89,14 @@ class Gate:
         self._client = client
 
     async def enqueue(self, request: connection.Message) -> None:
-        """Queue a request; if too many wait, the newest are dropped."""
+        """Queue a request; if too many are waiting, drop it."""
         try:
             self._requests.put_nowait((asyncio.get_running_loop().time(), request))
         except asyncio.QueueFull:
             ANSWERS.labels(Reason.LATE.value).inc()
 
     async def answer(self) -> None:
-        """Answer requests until cancelled; one with an unknown key waits for the next key fetch."""
+        """Answer requests until cancelled; those with an unknown key wait for the next fetch."""
         clock = asyncio.get_running_loop().time
         while True:
             since, request = await self._requests.get()
@@ -113,7 +113,7 @@ class Gate:
                 task.add_done_callback(self._waiting.discard)
             else:
                 await self._respond(request, decision)
-            # let requests arrive and answers leave
+            # let requests arrive and answers be sent
             await asyncio.sleep(0)
 
     async def refresh(self) -> None:
@@ -170,7 +170,7 @@ class Gate:
         try:
             with DECIDING.time():
                 return self._authorizer.decide(payload, at=time.time(), now=clock())
-        except Exception as error:  # noqa: BLE001  # a request from a stranger must not end the process
+        except Exception as error:  # noqa: BLE001  # no request may end the process
             logs.logger().error("request_failed", kind=type(error).__name__)
             return callout.Denied(answer=b"", reason=Reason.UNREADABLE)
 
@@ -193,7 +193,7 @@ class Gate:
                 await request.respond(decision.answer)
 
     def _log_denial(self, denied: callout.Denied) -> None:
-        """Log a denial; further ones for the same reason shortly afterwards are only counted."""
+        """Log a denial; more denials for the same reason soon afterwards are only counted."""
         now = asyncio.get_running_loop().time()
         next_at, suppressed = self._log_intervals.get(denied.reason, (now, 0))
         if now < next_at:

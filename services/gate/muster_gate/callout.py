@@ -1,7 +1,7 @@
 """Pure: NATS auth callout: decides who may connect, and how often (nats-io/jwt v2, 2.15).
 
-A request is signed by the server, an answer by us; the user in it by the key whose scope has the
-permissions of a plugin. The user's name is its inbox prefix, and its tag its node.
+The server signs requests, and we sign answers. The user in an answer is signed with the key whose
+scope has the permissions of a plugin. The user's name is its inbox prefix, its tag the node.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from muster_gate.tokens import Reason, Refused
 
 _AUDIENCE: Final = "nats-authorization-request"
 _NODES_MAX: Final = 200_000
-"""A compromised plugin must not open connections until nats-server accepts no more."""
+"""A compromised plugin must not open so many connections that nats-server accepts no others."""
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class _Client(msgspec.Struct, frozen=True):
 class _Options(msgspec.Struct, frozen=True):
     auth_token: str = ""
     name: str = ""
-    """The name that the client gives its connection."""
+    """The connection's name, chosen by the client."""
 
 
 class AuthRequest(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class AuthRequest(msgspec.Struct, frozen=True):
 
     server_id: _Server
     user_nkey: str
-    """The public key that the answer must be for."""
+    """The public key that the answer must contain."""
     client_info: _Client = _Client()
     connect_opts: _Options = _Options()
 
@@ -51,7 +51,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signing:
-    """The keys that sign answers, and the accounts that the answers are for."""
+    """The keys that sign answers, and the accounts that answers are issued for."""
 
     answer: nkeys.Key
     node: nkeys.Key
@@ -71,7 +71,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied:
-    """A connection is denied, and why; `answer` is empty where none is possible."""
+    """A connection is denied for this reason; `answer` is empty if no answer is possible."""
 
     answer: bytes
     reason: Reason
@@ -81,7 +81,7 @@ class Denied:
 
 
 class Authorizer:
-    """Decides about requests by the cluster's keys and our own, and limits their rate."""
+    """Decides about requests with the cluster's and our own keys, and limits their rate."""
 
     def __init__(self, settings: config.Settings, signing: Signing) -> None:
         self.ring: tokens.Keyring | None = None
@@ -132,7 +132,7 @@ class _GateFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_signing(document: bytes) -> Signing:
-    """Return the content of gate.json. Raises ValueError, which reveals nothing of it."""
+    """Return the content of gate.json. Raises ValueError, without any of the content."""
     try:
         decoded = msgspec.json.decode(document, type=_GateFile)
     except codec.UNREADABLE:
@@ -160,7 +160,7 @@ def read_request(payload: bytes) -> AuthRequest:
 def is_named_for(name: str, node: str) -> bool:
     """Return whether the node in a connection's name, `<plugin> <node>`, is this node.
 
-    Health concludes from these names whose connection ended.
+    Health identifies a closed connection by this name.
     """
     _, _, named = name.partition(" ")
     try:

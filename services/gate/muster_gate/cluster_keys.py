@@ -1,7 +1,7 @@
-"""Adapter: the Kubernetes API: fetches the cluster's public keys, or reads a file; caches them.
+"""Adapter: the Kubernetes API: fetches the cluster's public keys or reads a file, and caches them.
 
 The API server shows the keys to every service account (the role system:service-account-issuer-
-discovery), at /openid/v1/jwks; they are no secret.
+discovery), at /openid/v1/jwks; they are not secret.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 2.0
 
 
 class KeysUnavailable(Exception):
-    """The keys could not be fetched; the text says what was tried."""
+    """The keys could not be fetched; the message says what was tried."""
 
 
 class _Cached(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class _Cached(msgspec.Struct, frozen=True):
 
 
 def api_address(configured: str) -> str:
-    """Return the URL of the API server, empty where there is none."""
+    """Return the URL of the API server; empty if none is configured or known."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if configured or not host:
         return configured.rstrip("/")
@@ -43,7 +43,7 @@ def api_address(configured: str) -> str:
 
 
 async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> tokens.Keyring:
-    """Return the present keys, and cache them if a cache is set. Raises KeysUnavailable."""
+    """Return the current keys, and cache them if a cache is set. Raises KeysUnavailable."""
     try:
         if rules.file is not None:
             document = _bounded(await asyncio.to_thread(Path(rules.file).read_bytes))
@@ -58,7 +58,7 @@ async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> toke
     except OSError as error:
         raise KeysUnavailable(f"{rules.file}: {error.strerror or error}") from None
     if rules.cache is not None:
-        # without the cache only a start while the API server is unavailable fails
+        # the cache is only needed for a start while the API server is unavailable
         with contextlib.suppress(OSError):
             _cache(Path(rules.cache), _Cached(issuer, msgspec.Raw(document), at))
     return ring
@@ -105,7 +105,7 @@ async def _get(url: str) -> bytes:
         response = await endpoint.request("GET", headers=headers)
     except http.Unanswered as error:
         is_late = isinstance(error.reason, TimeoutError)
-        reason = f"no whole answer within {_TIMEOUT_S:g} s" if is_late else error
+        reason = f"no complete answer within {_TIMEOUT_S:g} s" if is_late else error
         raise KeysUnavailable(f"{url}: {reason}") from None
     except ValueError as error:
         raise KeysUnavailable(f"{url}: {error}") from None

@@ -14,14 +14,14 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """Which tokens are accepted: those of one service account, issued for this audience."""
 
     issuer: Annotated[str, msgspec.Meta(max_length=1024)] = ""
-    """As the cluster writes it; by default what the API server itself says."""
+    """The issuer in the tokens; by default, the issuer that the API server reports."""
     audience: Text = "muster-nats"
     namespace: Text = "muster"
     account: Text = "muster-plugin"
     leeway_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
     """How far the clocks of the API server and of this machine may differ."""
     lifetime_max_s: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 86_400.0
-    """After so long a client must show its token again, however long that is valid."""
+    """After this time, a client must show its token again, even a valid one."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,15 +30,15 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     file: File | None = None
     """A JSON Web Key Set, instead of the API server; `issuer` must be set then."""
     api: Annotated[str, msgspec.Meta(pattern=r"^(https?://[!-~]{1,1024})?$")] = ""
-    """URL of the API server; by default that of the cluster that this runs in."""
+    """URL of the API server; by default, that of the cluster that the gate runs in."""
     cache: File | None = None
-    """Where they are cached for a start while the API server is unavailable."""
+    """Where the keys are cached for a start while the API server is unavailable."""
     refresh_s: sections.Pause = 60.0
     age_max_s: Annotated[float, msgspec.Meta(ge=1, le=604_800)] = 86_400.0
-    """How long the API server may be unavailable before nobody is admitted any more."""
+    """How long the API server may be unavailable before clients are no longer admitted."""
 
     def __post_init__(self) -> None:
-        """Reject a maximum age of the keys that a single failed fetch would exceed."""
+        """Reject a maximum age that the keys would exceed after a single failed fetch."""
         if self.age_max_s < 2 * self.refresh_s:
             raise ValueError("age_max_s: less than two times refresh_s")
 
@@ -63,6 +63,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log: sections.Log = sections.Log()
 
     def __post_init__(self) -> None:
-        """Reject a file of keys without an issuer: the file does not name one."""
+        """Reject a file of keys without a set issuer, because the file contains no issuer."""
         if self.keys.file is not None and not self.tokens.issuer:
             raise ValueError("tokens.issuer: must be set with keys.file")

@@ -1,13 +1,13 @@
 """Pure: verifies a projected service account token of Kubernetes by the cluster's public keys.
 
-This takes only the cluster's public keys: if ten thousand plugins reconnect at once, asking the API
-server about each token would be ten thousand requests to a server that may be unavailable. The keys
-are a JSON Web Key Set (RFC 7517); Kubernetes signs with RSA or with elliptic curves
-(pkg/serviceaccount/jwt.go, signerFromPrivateKey; 1.36). A key is for one algorithm only: what a
-token says about its own algorithm is compared, never trusted.
+Only the cluster's public keys are needed. Asking the API server about each token would cause ten
+thousand requests when ten thousand plugins reconnect at once, perhaps while it is unavailable. The
+keys are a JSON Web Key Set (RFC 7517); Kubernetes signs with RSA or with elliptic curves
+(pkg/serviceaccount/jwt.go, signerFromPrivateKey; 1.36). Each key is used with one algorithm only:
+the algorithm that a token names is compared, never trusted.
 
-While the API server is unavailable no kubelet can renew a token. Tokens are then verified as of the
-last fetch of the keys, so that a plugin that was admitted a minute ago is admitted again.
+While the API server is unavailable, kubelets cannot renew tokens. Tokens are then verified as of
+the last fetch of the keys, so that a plugin that was admitted a minute ago is admitted again.
 """
 
 import enum
@@ -30,18 +30,18 @@ _KEYS_MAX: Final = 64
 _COORDINATE_BYTES: Final = 32
 
 Check: TypeAlias = Callable[[bytes, bytes], None]
-"""Raises InvalidSignature unless the second is a signature of the first."""
+"""Raises InvalidSignature unless the second argument is a signature of the first."""
 _TOKEN_MAX: Final = 4096
-"""nats-server accepts no longer line (max_control_line)."""
+"""nats-server does not accept longer lines (max_control_line)."""
 _LATEST: Final = 2**40
 _MISSED_REFRESHES_MAX: Final = 2
-"""After so many failed refreshes the API server counts as unavailable."""
+"""After this many failed refreshes, the API server counts as unavailable."""
 _LIFETIME_MIN_S: Final = 1.0
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
 
 
 class BadKeys(ValueError):
-    """The text is not a key set, or has no key that we can use."""
+    """The text is not a key set, or contains no usable key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Keyring:
 
     issuer: str
     keys: Mapping[str, Sequence[PublicKey]]
-    """If a cluster uses an id twice, either key may have signed."""
+    """Keys by id; if a cluster uses an id twice, either key may have signed a token."""
     fetched_at: float
 
 
@@ -95,18 +95,18 @@ def discovered_issuer(document: bytes) -> str:
     try:
         name = msgspec.json.decode(document, type=_Discovery).issuer
     except codec.UNREADABLE as error:
-        raise BadKeys(f"no OpenID configuration: {error}") from None
+        raise BadKeys(f"not an OpenID configuration: {error}") from None
     if not name:
-        raise BadKeys("the OpenID configuration names no issuer")
+        raise BadKeys("the OpenID configuration contains no issuer")
     return name
 
 
 def public_keys(document: bytes) -> dict[str, list[PublicKey]]:
-    """Return the keys of a set by id; keys that we cannot use are left out. Raises BadKeys."""
+    """Return the usable keys of a set by id. Raises BadKeys."""
     try:
         entries = msgspec.json.decode(document, type=_Keys).keys
     except codec.UNREADABLE as error:
-        raise BadKeys(f"no key set: {error}") from None
+        raise BadKeys(f"not a key set: {error}") from None
     keys: dict[str, list[PublicKey]] = {}
     for raw in entries[:_KEYS_MAX]:
         try:
@@ -117,7 +117,7 @@ def public_keys(document: bytes) -> dict[str, list[PublicKey]]:
         if entry.kid and entry.use == "sig" and entry.alg in {"", key.algorithm}:
             keys.setdefault(entry.kid, []).append(key)
     if not keys:
-        raise BadKeys(f"none of {len(entries)} keys is one for RS256 or ES256 with an id")
+        raise BadKeys(f"none of {len(entries)} keys has an id and is for RS256 or ES256")
     return keys
 
 
@@ -143,7 +143,7 @@ def _curve(x: int, y: int) -> PublicKey:
     public = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
 
     def check(signed: bytes, mark: bytes) -> None:
-        # RFC 7518, 3.4: the two numbers one after the other, not ASN.1
+        # RFC 7518, 3.4: the two numbers in sequence, not ASN.1
         if len(mark) != 2 * _COORDINATE_BYTES:
             raise exceptions.InvalidSignature
         halves = mark[:_COORDINATE_BYTES], mark[_COORDINATE_BYTES:]
@@ -162,10 +162,10 @@ class Bearer:
     """The pod and node that a token was issued to."""
 
     node: str
-    """As in subjects, not the node's name: `a.b` is `a_b`."""
+    """The node in the form used in subjects, not its name: `a_b` for `a.b`."""
     pod: str
     lifetime_s: float
-    """How long it may stay connected before it must show a token again."""
+    """How long the client may stay connected before it must show a token again."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -236,14 +236,14 @@ def _parts(token: str) -> tuple[nkeys.Parts, _Header]:
         header = msgspec.json.decode(parts.header, type=_Header)
     except (*codec.UNREADABLE, ValueError):
         raise Refused(Reason.MALFORMED) from None
-    # RFC 7515, 4.1.11: critical headers that we do not understand
+    # RFC 7515, 4.1.11: refuse critical headers, because we do not know any
     if header.crit or header.typ.upper() != "JWT":
         raise Refused(Reason.MALFORMED)
     return parts, header
 
 
 def _as_of(ring: Keyring, keys: config.Keys, at: float) -> float:
-    """Return the moment at which a token must have been valid."""
+    """Return the time at which a token must have been valid."""
     is_unavailable = at - ring.fetched_at > _MISSED_REFRESHES_MAX * keys.refresh_s
     # keys from a file do not show whether the API server is available
     return ring.fetched_at if is_unavailable and keys.file is None else at
@@ -283,13 +283,13 @@ class Reason(enum.StrEnum):
     """Why a connection is denied, in the order of the checks."""
 
     UNREADABLE = "unreadable"
-    """Not a request of nats-server."""
+    """The request is not one from nats-server."""
     NO_TOKEN = "no_token"  # noqa: S105  # a word
     MALFORMED = "malformed"
     ALGORITHM = "algorithm"
-    """Not RS256 or ES256, or not what the key is for."""
+    """The algorithm is not RS256 or ES256, or not the key's algorithm."""
     NO_KEYS = "no_keys"
-    """We have none that is recent enough: the API server is unavailable."""
+    """There are no sufficiently recent keys, because the API server is unavailable."""
     UNKNOWN_KEY = "unknown_key"
     SIGNATURE = "signature"
     ISSUER = "issuer"
@@ -297,14 +297,14 @@ class Reason(enum.StrEnum):
     EXPIRED = "expired"
     NOT_YET = "not_yet"
     ACCOUNT = "account"
-    """Not the service account of the plugins."""
+    """The token is not from the plugins' service account."""
     NO_NODE = "no_node"
-    """Not bound to a pod on a node."""
+    """The token is not bound to a pod on a node."""
     NAME = "name"
     """The connection is named like a plugin of another node."""
     TOO_OFTEN = "too_often"
     LATE = "late"
-    """Requested so long ago that the client has given up: more connect than we can answer."""
+    """The client has given up waiting: more clients connect than we can answer in time."""
 
 
 class Refused(Exception):

@@ -1,5 +1,5 @@
 """Delivers notifications from the outbox to a receiver, with retries, and records the result.
 
-`dispatcher` runs all receivers, `worker` runs one of them with its `queue` and reports what became
-of each notification, `dead_letters` keeps what could not be delivered.
+`dispatcher` runs all receivers. `worker` runs one receiver with its `queue`, and reports the result
+of each notification. `dead_letters` defines how undeliverable notifications are kept.
 """

@@ -1,8 +1,8 @@
 """Pure: dead letters: notifications that could not be delivered, each with its own subject.
 
-The same notification that fails again replaces its former dead letter (`Nats-Rollup`), so that a
-receiver that is unavailable for days leaves one for each notification. A dead letter that is
-replayed is sent as it is true by then: its alerts may be resolved.
+When a notification fails again, it replaces its former dead letter (`Nats-Rollup`): a receiver that
+is unavailable for days leaves one dead letter for each notification. A replayed dead letter is sent
+with the current state, because its alerts may be resolved by then.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ SUBJECTS: Final = "muster.dlq.notification.>"
 REPLAY: Final = "Muster-Replay"
 """The header of a dead letter that was put back into the outbox by hand."""
 NO_SUCH_RECEIVER: Final = results.Result(
-    results.Outcome.NOT_FOUND, "no receiver of this name is configured any more"
+    results.Outcome.NOT_FOUND, "a receiver with this name is no longer configured"
 )
 _ABOUT_DEAD: Final = "about-dead"
 _SHOWN_MAX: Final = 500
@@ -37,8 +37,8 @@ def as_of_now(
 ) -> notifications.Notification | None:
     """Return the message to send instead of a dead letter; None if the receiver is up to date.
 
-    `fires` are those of its alerts that fire now, `notified` those that fire according to its last
-    notification.
+    `fires` are those of its alerts that fire now, `notified` those that fire according to the
+    receiver's last notification.
     """
     if not notification.firing_ids:
         return None if notified else notification
@@ -52,7 +52,7 @@ def as_of_now(
         for alert in notification.firing
     )
     began = tuple(alert.starts_at for alert in notification.firing)
-    # a notification names more alerts than it shows
+    # a notification may list more fingerprints than it contains alerts
     began += (notification.at,) * (len(notification.firing_ids) - len(began))
     return msgspec.structs.replace(
         notification,
@@ -111,6 +111,6 @@ def subject(notification: notifications.Notification) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text with only the characters that a header allows."""
+    """Return the text with only the characters that are allowed in a header."""
     shown = message.line(text, _SHOWN_MAX)
     return shown.encode("ascii", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Adapter: runs all receivers, each with its own queue, from a shared outbox and ledger."""
+"""Adapter: runs all receivers, each with its own queue, with a shared outbox and ledger."""
 
 import asyncio
 import functools
@@ -53,12 +53,12 @@ class Dispatcher:
         return [each.name for each in self._workers.values() if each.queue.is_failing()]
 
     def paused_s(self, now: float) -> dict[str, float]:
-        """Return the paused queues, and for how long each is paused."""
+        """Return the paused queues, each with how long it is still paused."""
         paused = {each.name: round(each.queue.paused_s(now), 1) for each in self._workers.values()}
         return {name: seconds for name, seconds in paused.items() if seconds}
 
     def enqueue(self, notification: notifications.Notification) -> None:
-        """Enqueue a notification for sending; never waits."""
+        """Enqueue a notification for sending, without waiting."""
         self._workers[notification.receiver].enqueue(notification)
 
     async def work(self) -> None:
@@ -68,7 +68,7 @@ class Dispatcher:
                 tasks.create_task(each.work())
 
     async def restore(self) -> list[notifications.LedgerEntry]:
-        """Return the ledger; an unreadable entry is logged and may cause one repeated message."""
+        """Return the ledger; log unreadable entries, each of which may repeat one message."""
         entries = []
         for key, value in (await storage.read_all(self._bus.link, streams.LEDGER)).items():
             try:
@@ -94,7 +94,7 @@ class Dispatcher:
                 if name not in self._workers:
                     await self._put(*dead_letters.unreadable(name, body, str(error)))
                     await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
-                continue  # otherwise its worker logs it
+                continue  # an existing receiver's worker logs it
             if notification.receiver not in self._workers:
                 dead = dead_letters.dead_letter(
                     notification, dead_letters.NO_SUCH_RECEIVER, attempts=0, at=datetime.now(UTC)

@@ -1,22 +1,21 @@
 """Pure: the delivery queue of one receiver: what is sent next, when, and when to give up.
 
-| a delivery | what happens | then |
+| delivery | condition or result | next |
 |---|---|---|
-| new | none of its group is here | waits |
-| new | one of its group waits | replaces it; the older one is superseded |
-| new | one of its group is being sent | waits behind it; only the newest waits |
-| new | the same notification is here already | superseded |
-| being sent | taken | delivered |
-| being sent | refused | dead |
-| being sent | temporary failure, a newer one waits behind it | superseded by that |
-| being sent | temporary failure, tried for `retry_for_s` | dead |
-| being sent | perhaps taken, and a repeat would be seen | tried again after `UNKNOWN_S`, or dead |
+| new | no other delivery of its group is queued | waits |
+| new | another one of its group is waiting | replaces that one, which is superseded |
+| new | another one of its group is being sent | waits behind it; only the newest waits |
+| new | the same notification is already queued | superseded |
+| being sent | accepted | delivered |
+| being sent | refused | dead letter |
+| being sent | temporary failure, and a newer delivery waits | superseded by the newer one |
+| being sent | temporary failure, after `retry_for_s` | dead letter |
+| being sent | may be accepted, and repeats are visible | retried after `UNKNOWN_S`, or dead letter |
 | being sent | temporary failure | postponed: waits for its back-off |
 
-A token bucket keeps the receiver's rate, `Retry-After` pauses the whole queue, and after
-`FAILURES_MAX` failures in a row one delivery at a time is tried, with a back-off between: a
-receiver that comes back must not be flooded, and one bad notification must not keep the others
-back.
+A token bucket limits the receiver's rate, and `Retry-After` pauses the whole queue. After
+`FAILURES_MAX` failures in a row, only one delivery at a time is tried, with a back-off in between:
+a receiver that comes back must not be flooded, and one bad notification must not delay the others.
 """
 
 import heapq
@@ -38,7 +37,7 @@ _SLOW_PER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message of the outbox; each repeat has its own `number`."""
+    """One message of the outbox; each repeat of it has its own `number`."""
 
     number: int
     notification: notifications.Notification
@@ -46,7 +45,7 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """Deliveries of one slot are sent one after the other, and the newest replaces the rest."""
+        """The slot: its deliveries are sent one at a time, and the newest replaces the others."""
         group, id_ = self.notification.group, self.notification.id
         return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 
@@ -87,7 +86,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A newer notification about the same group replaces it."""
+    """A newer notification about the same group replaces this delivery."""
 
     delivery: Delivery
 
@@ -155,7 +154,7 @@ class DeliveryQueue:
         return self._send_due(now)
 
     def next_deadline(self) -> float | None:
-        """Return when the next delivery can be sent."""
+        """Return the time at which the next delivery can be sent."""
         slot = self._first()
         if slot is None or self._sending >= self._sending_max():
             return None
@@ -196,7 +195,7 @@ class DeliveryQueue:
     def _on_result(self, event: Attempted, now: float) -> list[Output]:
         delivery, result = event.delivery, event.result
         slot = self._slots[delivery.slot]
-        assert slot.delivery == delivery, "a result of what was not sent"
+        assert slot.delivery == delivery, "the result belongs to another delivery"
         slot.is_sending = False
         self._sending -= 1
         self._take_tokens(result.requests - 1, now)
@@ -212,8 +211,8 @@ class DeliveryQueue:
     def _take_tokens(self, more_requests: int, now: float) -> None:
         """Take a rate-limit token for every request beyond the first, even if none is left.
 
-        At a slow rate the next token counts from the result of this request: if the first request
-        was slow, requests sent a second apart would arrive closer together.
+        At a slow rate, the wait for the next token begins at the result of this request: otherwise
+        a slow request and the next one could arrive less than a second apart.
         """
         if self._is_slow:
             self._bucket.refill_from(now)

@@ -1,16 +1,18 @@
 """Adapter: notifies receivers without NATS that NATS cannot be used, and that it can again.
 
-Alerts, outbox and ledger are in NATS: while it is away no alert arrives, and none is sent the usual
-way. So the notifier that led until then sends one alert itself, to the receivers that its routes
-name. Another that has not led sends nothing: two notifiers send it once, and a restart none at all.
+Alerts, outbox and ledger are in NATS: while it is unavailable, alerts neither arrive nor are sent
+in the usual way. So the notifier that was the leader until then sends one alert itself, to the
+receivers that the routes select. A notifier that was not the leader sends nothing, so of two
+notifiers only one sends the alert, and one that restarts during the outage sends nothing.
 
-| NATS                                     | what the receivers are to know               |
-|------------------------------------------|----------------------------------------------|
-| cannot be used, for less than patience   | as before                                    |
-| cannot be used for `patience_s`          | the alert fires, unless people silenced it   |
-| can be used, or another notifier leads   | it is resolved                               |
+| NATS                                | state that receivers must know         |
+|-------------------------------------|----------------------------------------|
+| unusable for less than `patience_s` | unchanged                              |
+| unusable for `patience_s`           | the alert fires, unless it is silenced |
+| usable, or another notifier leads   | the alert is resolved                  |
 
-A receiver is sent only what it does not know: one that is away for the whole outage hears nothing.
+A receiver gets a message only if it does not know that state: a receiver that is unavailable during
+the whole outage gets none.
 """
 
 import asyncio
@@ -37,7 +39,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """How to send to one receiver, and whether it wants to know what is resolved."""
+    """How to send to one receiver, and whether it is notified of resolved alerts."""
 
     name: str
     send: results.Send
@@ -47,8 +49,8 @@ class Receiver:
 class OutageAlarm:
     """Sends the alert while `run` runs.
 
-    `problem` returns why NATS cannot be used, and an empty text if it can or if that is another
-    notifier's concern. `choose` returns the names of an alert's receivers.
+    `problem` returns why NATS cannot be used; an empty text if NATS works, or if another notifier
+    has to send the alert. `choose` returns the names of an alert's receivers.
     """
 
     def __init__(
@@ -66,10 +68,10 @@ class OutageAlarm:
         self._patience_s = patience_s
         self._runbook = f"{runbook_url}{_KIND}.md"
         self._alert: vocabulary.AlertChanged | None = None
-        """The last one, firing or resolved."""
+        """The last alert, firing or resolved."""
         self._chosen: Collection[str] = ()
         self._unsettled: set[str] = set()
-        """Receivers that do not know the last one yet."""
+        """The receivers that have not got the last alert yet."""
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
@@ -80,7 +82,7 @@ class OutageAlarm:
                 tasks.create_task(self._work(receiver))
 
     async def settle(self) -> None:
-        """Wait until every receiver knows that NATS can be used again, but not for long."""
+        """Wait, for a short time, until every receiver knows that NATS can be used again."""
         if self._alert is None:
             return
         await asyncio.sleep(2 * _CHECK_S)
@@ -139,7 +141,7 @@ class OutageAlarm:
             async with self._changed:
                 await self._changed.wait_for(lambda: receiver.name in self._unsettled)
             alert, fires = self._alert, self._fires
-            assert alert is not None, "a receiver is unsettled by an alert"
+            assert alert is not None, "a receiver is unsettled only after an alert"
             if fires is not knows and (fires or receiver.send_resolved):
                 result = await receiver.send(_notification(receiver, alert), data)
                 if result.kind is results.Kind.TEMPORARY:

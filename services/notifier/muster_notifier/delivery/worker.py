@@ -1,8 +1,9 @@
 """Adapter: runs one receiver: takes its notifications from the outbox and sends them.
 
-What the receiver took is in the ledger before it leaves the outbox: a crash in between costs one
-repeat, under the same `Idempotency-Key`, and never a loss. What it refused, or did not take for too
-long, is stored as a dead letter first. Each result is in log, metrics and events, with equal names.
+An accepted notification is recorded in the ledger before it is removed from the outbox: a crash in
+between repeats one message, with the same `Idempotency-Key`, but loses none. A notification that is
+refused, or retried for too long, is stored as a dead letter before it is removed. Each result has
+the same name in logs, metrics and events.
 """
 
 import asyncio
@@ -24,24 +25,24 @@ from muster_notifier.routing import grouping, notifications
 _Inbox = asyncio.Queue[runtime.Delivery[queue.Input]]
 
 STOP_S: Final = 1.0
-"""When we stop, an attempt in flight has this long to be answered and recorded."""
+"""When we stop, an attempt in flight may take this long to be answered and recorded."""
 
 _QUEUED = prometheus_client.Gauge(
-    "muster_notifier_queued_notifications", "Notifications that wait for a receiver.", ["receiver"]
+    "muster_notifier_queued_notifications", "Notifications that are waiting for a receiver.", ["receiver"]
 )
 _NOTIFICATIONS = prometheus_client.Counter(
     "muster_notifier_notifications_total",
-    "Notifications, by what became of them.",
+    "Notifications, by result.",
     ["receiver", "reason", "outcome"],
 )
 _ATTEMPTS = prometheus_client.Counter(
     "muster_notifier_attempts_total",
-    "Attempts to send, by what they came to.",
+    "Attempts to send, by outcome.",
     ["receiver", "result", "outcome"],
 )
 _SECONDS = prometheus_client.Histogram(
     "muster_notifier_delivery_seconds",
-    "From the decision to notify until the receiver took the notification.",
+    "From the decision to notify until the receiver accepted the notification.",
     ["receiver"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
 )
@@ -87,7 +88,7 @@ class _DeliveryLog:
         attempts: int,
         number: int,
     ) -> None:
-        """Report that the receiver accepted it; `number` distinguishes replays."""
+        """Report that the receiver accepted a notification; `number` distinguishes replays."""
         at = datetime.now(UTC)
         _SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
         _NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
@@ -148,9 +149,9 @@ def _log_fields(notification: notifications.Notification) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """What a worker needs; `may_act` returns once this process is the leader.
+    """The functions that a worker uses; `may_act` returns once this process is the leader.
 
-    `firing` returns which of these alerts fire now. `put` writes to a stream, `take` reads the
+    `firing` returns which of the given alerts fire now. `put` writes to a stream, `take` reads the
     outbox, `store` writes to a bucket, `publish` publishes an event.
     """
 
@@ -186,10 +187,10 @@ class ReceiverWorker:
         self._jobs: dict[int, storage.Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._written = 0
-        # replays that the receiver does not know of: they count like first deliveries
+        # replays that the receiver does not know: they count like first deliveries
         self._counted: set[int] = set()
         self._log = _DeliveryLog(name, dependencies.publish)
-        # one for each group, the newest: the machine bounds how many groups these are
+        # the newest notification of each group; the grouping limits how many there are
         self._outgoing: dict[str, notifications.Notification] = {}
         self._has_outgoing = asyncio.Event()
         _QUEUED.labels(name).set_function(lambda: self.queue.waiting)
@@ -199,12 +200,12 @@ class ReceiverWorker:
         self._entries[entry.group] = entry
 
     def enqueue(self, notification: notifications.Notification) -> None:
-        """Enqueue a notification for sending; never waits."""
+        """Enqueue a notification for sending, without waiting."""
         self._outgoing[notification.group] = notification
         self._has_outgoing.set()
 
     async def work(self) -> None:
-        """Write notifications to the outbox, and deliver those in it, forever."""
+        """Write notifications to the outbox, and deliver those in the outbox, forever."""
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._write_outbox())
             self._tasks.create_task(self._read_outbox())
@@ -276,7 +277,7 @@ class ReceiverWorker:
                 and entry is not None
                 and entry.id == notification.id
             ):
-                # it was sent by a process that ended before it could remove it
+                # a former process sent it, but ended before it could remove it
                 await job.done()
                 await self._report(grouping.Delivered(notification))
                 continue
@@ -324,8 +325,8 @@ class ReceiverWorker:
     def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
         """Return what to send now: for a replayed dead letter, the current state.
 
-        If it still fires and the receiver does not know, it is treated like any other notification
-        and recorded in the ledger, so that the receiver will also be notified when it is resolved.
+        If its alerts still fire and the receiver does not know that, it is recorded in the ledger
+        like any other notification, so that the receiver is also notified when they are resolved.
         """
         notification = delivery.notification
         if not delivery.is_replay or notification.is_test:
@@ -344,12 +345,12 @@ class ReceiverWorker:
     async def _attempt(
         self, notification: notifications.Notification, data: Mapping[str, str]
     ) -> results.Result:
-        """Send once. A bug of ours fails this notification, but not the whole process."""
+        """Send once. A bug in the notifier fails this notification, but not the whole process."""
         try:
             return await self._send(notification, data)
-        except Exception as error:  # noqa: BLE001  # it would end the restarted process too
+        except Exception as error:  # noqa: BLE001  # a bug would end the restarted process, too
             logs.logger().error("send_failed_by_bug", **_log_fields(notification), exc_info=error)
-            detail = f"a bug of the notifier: {type(error).__name__}"
+            detail = f"a bug in the notifier: {type(error).__name__}"
             return results.Result(results.Outcome.BROKEN, detail)
 
     async def _record(
@@ -362,7 +363,7 @@ class ReceiverWorker:
     ) -> None:
         """Record the delivery in the ledger before it is removed from the outbox."""
         notification = delivery.notification
-        # a process that was suspended meanwhile must not overwrite what its successor wrote
+        # a process that was suspended meanwhile must not overwrite its successor's entry
         await self._dependencies.may_act()
         if not self._is_untracked(delivery):
             entry = notifications.entry_of(notification, attempts=attempts, data=result.data)
@@ -391,6 +392,6 @@ class ReceiverWorker:
             await job.done()
 
     def _is_untracked(self, delivery: queue.Delivery) -> bool:
-        """Return whether this is a replay or a test, which ledger and groups do not record."""
+        """Return whether this is a replay or a test; ledger and groups do not record these."""
         is_again = delivery.is_replay and delivery.number not in self._counted
         return is_again or delivery.notification.is_test

@@ -1,5 +1,6 @@
 """Receivers by kind, with the format of their messages.
 
-`factory` makes them from settings; `results` is what an attempt came to, `message` the text of a
-notification; `endpoint` is how they are reached. `kubernetes_api` also finds the owners of pods.
+`factory` builds them from settings, `results` defines the result of an attempt, `message` writes
+the text of a notification, and `endpoint` sends requests. `kubernetes_api` also looks up the owners
+of pods.
 """

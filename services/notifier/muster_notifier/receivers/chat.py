@@ -1,12 +1,12 @@
 """Adapter: chat: Slack, Microsoft Teams, and many other services through Apprise.
 
-In Slack a group is one root message, edited in place, with a thread of changes; with an incoming
-webhook instead of a bot's token every change is a message of its own. Limits are Slack's
-(docs.slack.dev, Block Kit): 150 characters a header, 3,000 a section. Teams gets an adaptive card
-of up to 28 KB (learn.microsoft.com, format of connector cards and cards).
+In Slack, a group is one root message, edited in place, with a thread of changes; with an incoming
+webhook instead of a bot token, every change is a separate message. Slack's limits are 150
+characters for a header and 3,000 for a section (docs.slack.dev, Block Kit). Teams gets an adaptive
+card of up to 28 KB (learn.microsoft.com, format of connector cards and cards).
 
-Apprise reports whether it worked and not why: every failure counts as temporary, messages may
-repeat, and back-off is imprecise. It blocks and sleeps, so it runs in a thread of its own.
+Apprise reports failures without their cause: every failure counts as temporary, messages may be
+repeated, and back-off is imprecise. It blocks and sleeps, so it runs in a separate thread.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ def slack_content(notification: notifications.Notification, words: message.Messa
         }
     ]
     if rest:
-        # three backquotes in an alert's text would end the block
+        # three backquotes in an alert's text would end the code block
         shown = _escaped(rest).replace("```", "'''")
         text = "```" + message.cut(shown, _SECTION_MAX - 6) + "```"
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
@@ -86,7 +86,7 @@ def slack_content(notification: notifications.Notification, words: message.Messa
 
 
 def colour(notification: notifications.Notification) -> str:
-    """Return the colour of the most urgent firing alert, or of resolved."""
+    """Return the colour of the most urgent firing alert, or that of resolved alerts."""
     firing = [alert.severity for alert in notification.firing]
     order = tuple(vocabulary.Severity)
     return _COLOURS[min(firing, key=order.index)] if firing else _RESOLVED
@@ -106,7 +106,7 @@ def change_line(notification: notifications.Notification, text: message.Message)
 
 
 def read_slack_reply(body: bytes) -> SlackReply:
-    """Return the API's response; an error if the body is not one."""
+    """Return the API's response; an error response if the body is unreadable."""
     try:
         return msgspec.json.decode(body, type=SlackReply)
     except codec.UNREADABLE:
@@ -271,7 +271,7 @@ class Apprise:
             ) from None
         self._apprise: Any = apprise.Apprise()
         if not self._apprise.add(url):
-            raise ValueError("apprise: it does not know this kind of URL")
+            raise ValueError("apprise: this kind of URL is not supported")
         self._blocking = blocking.Serial()
         self._timeout_s = timeout_s
         self._templates = templates

@@ -1,6 +1,6 @@
 """Adapter: e-mail through a relay, with one SMTP connection for each mail.
 
-The subject names state and group; mails of one group are one thread.
+The subject contains the state and the group; mails about the same group form one thread.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _OUTCOMES: Final = {
 _SUCCESS: Final = 2
 _TEMPORARY: Final = 4
 _QUIT_S: Final = 1.0
-"""How long a relay that has accepted the mail may take to answer QUIT."""
+"""How long a relay may take to answer QUIT after it has accepted the mail."""
 _TLS_NOT_AVAILABLE: Final = 454
 _DEFERRED_MAX: Final = 1_000
 
@@ -66,7 +66,7 @@ class Email:
         self._templates = templates
         self._where = f"{settings.host}:{settings.port}"
         self._deferred: OrderedDict[str, tuple[str, ...]] = OrderedDict()
-        """By notification, the recipients that may be accepted later."""
+        """The recipients that the relay may accept later, by notification."""
         self._lookups = blocking.Serial()
         self._tls: ssl.SSLContext | None = None
         if settings.tls is not receiver_settings.Tls.NONE:
@@ -80,8 +80,8 @@ class Email:
     ) -> results.Result:
         """Send one mail to all recipients; the result names those that the relay refused.
 
-        Those that it may accept later (greylisting refuses every first attempt) are tried again,
-        without the others.
+        Recipients that the relay may accept later (greylisting refuses every first attempt) are
+        retried without the others.
         """
         recipients = self._deferred.get(notification.id, self._settings.to)
         text = message.compose(notification, self._templates)
@@ -99,7 +99,7 @@ class Email:
         return self._accepted(notification.id, refused)
 
     async def _connect(self) -> socket.socket:
-        """Return a socket to the first address that answers; slow look-ups delay no other mail."""
+        """Return a socket to the first address that answers; slow look-ups only delay this mail."""
         look_up = functools.partial(
             socket.getaddrinfo, self._settings.host, self._settings.port, type=socket.SOCK_STREAM
         )
@@ -141,7 +141,7 @@ class Email:
 
 
 class _Attempt:
-    """One attempt to deliver a mail; `is_sent`: the relay has received all of it."""
+    """One attempt to deliver a mail; `is_sent` means that the whole mail was sent."""
 
     def __init__(
         self, settings: receiver_settings.Email, tls: ssl.SSLContext | None, password: str
@@ -191,14 +191,14 @@ class _Attempt:
             except aiosmtplib.SMTPRecipientRefused as refusal:
                 refused[recipient] = refusal
         if len(refused) == len(recipients):
-            # as long as one of them may be accepted later, so may the mail
+            # if any recipient may be accepted later, the mail is retried
             raise min(refused.values(), key=lambda refusal: refusal.code)
         started = await smtp.execute_command(b"DATA")
         if started.code != aiosmtplib.SMTPStatus.start_input:
             raise aiosmtplib.SMTPDataError(started.code, started.message)
         if smtp.protocol is None:
             raise aiosmtplib.SMTPServerDisconnected("Connection lost")
-        # only now: a relay that has not asked for the mail cannot have accepted it
+        # not earlier: a relay that has not requested the mail cannot have accepted it
         self.is_sent = True
         smtp.protocol.write(_dotted(mail))
         accepted = await smtp.protocol.read_response()
@@ -207,7 +207,7 @@ class _Attempt:
         return refused
 
     async def quit(self) -> None:
-        """Take leave; a relay that has accepted the mail need not answer that."""
+        """Send QUIT; a relay that has accepted the mail need not answer it."""
         if self._smtp is not None:
             with contextlib.suppress(aiosmtplib.SMTPException, OSError):
                 await self._smtp.quit(timeout=_QUIT_S)
@@ -225,13 +225,13 @@ def encode_mail(
     sender: str,
     to: tuple[str, ...],
 ) -> bytes:
-    """Return the mail to send; a repeat has the same Message-ID."""
+    """Return the mail to send; a repeated mail has the same Message-ID."""
     domain = sender.rpartition("@")[2].rstrip(">") or "muster"
     thread = f"<group-{notifications.token(notification.group)}@{domain}>"
     mail = messages.EmailMessage(policy=_POLICY)
     mail["From"] = sender
     mail["To"] = ", ".join(to)
-    # an encoded word would be decoded, also to a line feed and another header
+    # an encoded word in the text would be decoded, and could add a line feed and a header
     mail["Subject"] = message.line(text.title, _SUBJECT_MAX).replace("=?", "= ?")
     mail["Date"] = notification.at
     mail["Message-ID"] = f"<{notification.id}@{domain}>"
@@ -243,7 +243,7 @@ def encode_mail(
 
 
 def _dotted(mail: bytes) -> bytes:
-    """Return a mail as DATA takes it: a dot before each line with one, and the end."""
+    """Return a mail as DATA requires it: with a dot before each leading dot, and the end mark."""
     return re.sub(rb"(?m)^\.", b"..", mail.rstrip(b"\r\n")) + b"\r\n.\r\n"
 
 

@@ -1,7 +1,7 @@
 """Adapter: sends requests to a receiver's URL, protected against request forgery (SSRF).
 
-Link-local addresses (cloud metadata among them), multicast, reserved and unspecified ones are never
-allowed. Private networks and this machine are allowed where the settings say so.
+Link-local (including cloud metadata), multicast, reserved and unspecified addresses are never
+allowed. Private networks and this machine are allowed only if the settings allow them.
 """
 
 import contextvars
@@ -26,7 +26,7 @@ RECORDED: Final = contextvars.ContextVar[list[str] | None]("RECORDED", default=N
 
 
 class Endpoint:
-    """One URL; `reach` limits which of our own networks it may lead to."""
+    """One URL; `reach` says which of our own networks it may lead to."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Endpoint:
         body: bytes = b"",
         read: http.Read = http.Read.BODY,
     ) -> http.Response | results.Result:
-        """Send one request; a Result says why there is no response.
+        """Send one request; a Result means that there is no response, and why.
 
         `below` is added to the URL's path.
         """
@@ -98,7 +98,7 @@ class Endpoint:
 
 
 class JsonReceiver:
-    """A receiver that gets one JSON body for each notification, as `encode` writes it."""
+    """A receiver that gets one JSON body, written by `encode`, for each notification."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ def unanswered(
 
 
 _METADATA: Final = frozenset(
-    # of AWS by IPv6, Alibaba, Oracle and Azure: outside link-local addresses
+    # metadata services outside link-local addresses: AWS by IPv6, Alibaba, Oracle and Azure
     map(
         ipaddress.ip_address,
         ("fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"),
@@ -163,7 +163,7 @@ _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
 def address_refusal(addresses: Sequence[str], reach: receiver_settings.Reach) -> str | None:
-    """Return why no address of a host may be connected to, or None if all may."""
+    """Return why a host must not be connected to; None if all its addresses are allowed."""
     for text in addresses:
         problem = _address_refusal(text, reach)
         if problem is not None:

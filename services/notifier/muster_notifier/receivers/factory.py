@@ -29,15 +29,15 @@ _EVENTS_PER_S: Final = 5.0
 
 
 class Unusable(Exception):
-    """A receiver's settings cannot be used; the text says why not."""
+    """A receiver's settings cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
     """The function that sends to a receiver, its default rate, and problems of its templates.
 
-    `mask` removes its secrets from a text. With `shows_repeats` the receiver cannot drop a repeat,
-    so that messages are sent one at a time: a crash then repeats one of them at most.
+    `mask` removes the receiver's secrets from a text. With `shows_repeats`, the receiver cannot
+    drop repeated messages, so they are sent one at a time: a crash then repeats at most one.
     """
 
     send: results.Send
@@ -66,7 +66,7 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
 
 
 def _masking(send: results.Send, mask: Callable[[str], str]) -> results.Send:
-    """Return the sender with secrets masked in its results: some servers repeat the request."""
+    """Return the sender with secrets masked in its results; some servers echo the request."""
 
     async def masked(
         notification: notifications.Notification, data: Mapping[str, str]
@@ -170,6 +170,6 @@ def _slack(
 
 
 def _alert_lifetime(settings: schema.Settings) -> timedelta:
-    """Return how long an alert fires without a new push: two reminder intervals."""
+    """Return how long an alert fires without another push: two reminder intervals."""
     longest = max(r.timing.repeat_interval_s for r in schema.route_tree(settings).walk())
     return timedelta(seconds=2 * longest)

@@ -1,14 +1,14 @@
 """Adapter: the Kubernetes API: writes Events, and reads which receivers owners of workloads name.
 
-The name of an Event follows from the notification, so that a repeat finds it there already.
-Kubernetes forgets Events after about an hour: they are a view, and not the record.
+The name of an Event is derived from the notification, so a repeat creates no second Event.
+Kubernetes deletes Events after about an hour: they are a view, not a record.
 
-An owner is named by an annotation of the pod, which goes before that of its namespace, and is
-cached for a minute. Nobody else waits for this: while Kubernetes does not answer it is asked again
-and again, so that an owner is notified late and not never.
+An annotation of the pod, or else of its namespace, names the owners' receivers; it is cached for a
+minute. Other receivers do not wait for this. While Kubernetes does not answer, the query is
+retried, so owners are notified late, but not never.
 
-Two kinds of requests need no client library, which would cost more memory than the rest of the
-notifier. The token is read anew for each request: Kubernetes replaces it within the hour.
+These two kinds of requests do not need a client library, which would use more memory than the rest
+of the notifier. The token is read again for each request, because Kubernetes replaces it hourly.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Event:
 
 
 def events(notification: notifications.Notification, *, namespace: str, pods: bool) -> list[Event]:
-    """Return the Events: for the first alerts, and the first pods of each."""
+    """Return the Events for the first alerts, and for the first pods of each of them."""
     made: list[Event] = []
     alerts = (*notification.firing, *notification.notified_resolved)
     for alert in alerts[:_ALERTS_MAX]:
@@ -72,12 +72,12 @@ def events(notification: notifications.Notification, *, namespace: str, pods: bo
 def with_uid(body: Json, uid: str) -> Json:
     """Return an Event with the uid of its object, if known."""
     about = body["regarding"]
-    assert isinstance(about, dict), "made here"
+    assert isinstance(about, dict), "this module made it"
     return {**body, "regarding": {**about, "uid": uid}} if uid else body
 
 
 def pod_of(text: str) -> tuple[str, str] | None:
-    """Return namespace and name of a pod; None if invalid: names from the bus are untrusted.
+    """Return namespace and name of a pod; None if invalid, because names from NATS are untrusted.
 
     Only a valid name may become part of a path.
     """
@@ -91,7 +91,7 @@ def _about(
     alert: vocabulary.AlertChanged, *, namespace: str, pods: bool
 ) -> Iterator[tuple[str, Json]]:
     if alert.node != vocabulary.FLEET:
-        # the kubelet uses a node's name as its uid here, and so does `kubectl describe node`
+        # in Events, the kubelet and `kubectl describe node` use a node's name as its uid
         yield namespace, {"kind": "Node", "name": alert.node, "uid": alert.node, "apiVersion": "v1"}
     for pod in alert.pods[:_PODS_SHOWN_MAX] if pods else ():
         name_parts = pod_of(pod)
@@ -138,11 +138,11 @@ def _note(head: str, alert: vocabulary.AlertChanged) -> str:
 
 
 class NoKubernetes(Exception):
-    """The Kubernetes API is not configured; the text says what was tried."""
+    """The Kubernetes API is not configured; the message says what was tried."""
 
 
 class LookupFailed(Exception):
-    """Kubernetes did not answer; the text says why."""
+    """Kubernetes did not answer; the message says why."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -172,7 +172,7 @@ class KubernetesApi:
             except OSError as error:
                 text = f"kubernetes: {settings.ca_file}: {error.strerror or error}"
                 raise NoKubernetes(text) from None
-        # the operator set this address: it lies within our own network
+        # the operator has set this address, which is in our own network
         self._endpoint = endpoint.Endpoint(
             url, timeout_s=settings.timeout_s, reach=receiver_settings.Reach.LOOPBACK, tls=tls
         )
@@ -181,7 +181,7 @@ class KubernetesApi:
     async def request(
         self, method: str, path: str, body: object = None
     ) -> http.Response | results.Result:
-        """Send one request; a Result says why there is no response."""
+        """Send one request; a Result means that there is no response, and why."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         token = await asyncio.to_thread(self._read_token)
         if token:
@@ -236,7 +236,7 @@ class KubernetesEvents:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Write the Events; success also if one exists already or its namespace is gone."""
+        """Write the Events; one that already exists or has no namespace is not a failure."""
         made = events(notification, namespace=self._settings.namespace, pods=self._settings.pods)
         return await self._write(made)
 
@@ -287,7 +287,7 @@ class Owners:
         report: Callable[[alert_index.OwnedAlert], Awaitable[None]],
         retry_s: float = 1.0,
     ) -> None:
-        """`retry_s` is the delay before Kubernetes is asked again after a first failure."""
+        """`retry_s` is the delay before the first retry when Kubernetes does not answer."""
         self._api = api
         self._annotation = annotation
         self._receivers = frozenset(receivers)
@@ -295,14 +295,14 @@ class Owners:
         self._backoff = pacing.Backoff(first_s=2 * retry_s, max_s=_RETRY_MAX_S)
         self._cache: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
         self._unknown_receivers: set[str] = set()
-        # the newest of each alert
+        # the newest event of each alert
         self._pending: dict[str, codec.CloudEvent] = {}
         self._has_pending = asyncio.Event()
         self._limit = asyncio.Semaphore(_PARALLEL_MAX)
         _PENDING.set_function(lambda: len(self._pending))
 
     def look_up(self, event: codec.CloudEvent) -> None:
-        """Look up the owners of an alert's pods; never waits."""
+        """Look up the owners of an alert's pods in the background."""
         alert = event.data
         assert isinstance(alert, vocabulary.AlertChanged), "only alerts have pods"
         self._pending.pop(alert.fingerprint, None)
@@ -336,7 +336,7 @@ class Owners:
                 await self._report(alert_index.OwnedAlert(event, owners))
 
     async def owners_of(self, pods: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return the receivers that the owners named, each with its pods (`namespace/name`).
+        """Return the receivers that owners have named, each with its pods (`namespace/name`).
 
         Raises LookupFailed.
         """

@@ -29,7 +29,7 @@ class File:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Append one line: the same CloudEvent that a webhook gets."""
+        """Append one line, with the same CloudEvent that a webhook gets."""
         text = message.compose(notification, self._templates)
         body = webhook.encode_body(notification, text, format_=receiver_settings.Format.CLOUDEVENTS)
         try:
@@ -44,13 +44,13 @@ class File:
         return results.Result(results.Outcome.TAKEN, f"written to {self._path}")
 
     def _append(self, line: bytes) -> None:
-        # one write of a whole line: lines of several writers do not mix
+        # one write for a whole line, so that lines of several writers do not mix
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         opened = os.open(self._path, flags, 0o640)
         try:
             was = os.fstat(opened)
             if not stat.S_ISREG(was.st_mode):
-                raise OSError(errno.EINVAL, "no regular file")
+                raise OSError(errno.EINVAL, "not a regular file")
             try:
                 written = os.write(opened, line)
                 os.fsync(opened)
@@ -58,7 +58,7 @@ class File:
                 os.ftruncate(opened, was.st_size)
                 raise
             if written < len(line):
-                # half a line would make the next one unreadable too
+                # half a line would make the next line unreadable, too
                 os.ftruncate(opened, was.st_size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:

@@ -1,9 +1,9 @@
 """Pure: the text of a notification: short lines that say what to do.
 
-Every message says what is wrong in one line, where, since when, how sure that is and why, which
-pods hold it, what to do, and one command to look closer. Whatever alerts carry, a line stays a
-line; what was left out is counted. The operator's own templates replace these texts; a template
-that cannot be used is ignored, and the message says so.
+Every message says in one line what is wrong, and then where, from when on, which sources confirm
+it, which pods use the devices, what to do, and one command for details. Line breaks in alerts are
+removed, and left-out parts are counted. The operator's templates replace these texts; an unusable
+template is ignored, and the message says so.
 """
 
 import string
@@ -63,7 +63,7 @@ def compose(
 
 
 def title(notification: notifications.Notification) -> str:
-    """Return in one line what is wrong, or what is resolved."""
+    """Return one line that says what is wrong or resolved."""
     count, ended = len(notification.firing_ids), notification.notified_total
     ended -= count
     counts = [f"{count} firing"] if count else []
@@ -81,7 +81,7 @@ def title(notification: notifications.Notification) -> str:
 
 
 def line(text: str, longest: int = LINE_MAX) -> str:
-    """Return the text on one line: alerts contain texts of drivers and kubelets."""
+    """Return the text on one line; alerts contain texts from drivers and kubelets."""
     indent = text[: len(text) - len(text.lstrip(" "))]
     shown = indent + " ".join(
         "".join(character if character.isprintable() else " " for character in text).split()
@@ -110,13 +110,13 @@ def runbooks(notification: notifications.Notification) -> list[str]:
 
 
 def look_closer(notification: notifications.Notification) -> str:
-    """Return the command that shows more details; empty if there is none."""
+    """Return the command that shows more details; empty if there is no such command."""
     nodes = sorted({alert.node for alert in notification.firing} - {vocabulary.FLEET})
     return f"muster why {nodes[0]}" if nodes else ""
 
 
 def problems_of(templates: receiver_settings.Templates) -> list[str]:
-    """Return the problems of templates: unknown variables, a dollar sign without a name."""
+    """Return the problems of templates: unknown variables, or a dollar sign without a name."""
     all_problems = []
     for name, text, names in (
         ("title", templates.title, NAMES),
@@ -183,7 +183,7 @@ def alert_lines(
 
 
 def sources(evidence: Sequence[vocabulary.Evidence]) -> str:
-    """Return the independent sources that confirm an alert; health itself does not count."""
+    """Return the independent sources that confirm an alert, without health itself."""
     names = sorted({item.source for item in evidence})
     names = [source for source in names if source != "health"] or names
     if len(names) == 1:
@@ -192,7 +192,7 @@ def sources(evidence: Sequence[vocabulary.Evidence]) -> str:
 
 
 def devices(alert: vocabulary.AlertChanged) -> str:
-    """Return the device names, only the first if there are many."""
+    """Return the device names; only the first ones if there are many."""
     more = alert.devices_total - len(alert.devices)
     if not alert.devices:
         return f"{more} of them" if more > 0 else ""
@@ -200,7 +200,7 @@ def devices(alert: vocabulary.AlertChanged) -> str:
 
 
 def pods(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> str:
-    """Return the pod names, only the first if there are many."""
+    """Return the pod names; only the first ones if there are many."""
     shown = alert.pods[:_LINE_PODS_MAX]
     more = notification.pods_of.get(alert.fingerprint, len(alert.pods)) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

@@ -15,11 +15,11 @@ from muster_notifier.routing import notifications
 _HOST: Final = re.compile(r"([a-z]+)://(?:[^/?#]*@)?([^/?#@]+)", re.IGNORECASE)
 _BACKOFF: Final = pacing.Backoff(first_s=0.5, max_s=30.0, jitter=1.0)
 _RETRY_AFTER_MAX_S: Final = 3600.0
-"""The longest accepted Retry-After; a longer one may be a mistake."""
+"""The longest accepted Retry-After; a longer one may be a mistake of the receiver."""
 
 
 class Kind(enum.StrEnum):
-    """What a result means for the delivery."""
+    """The meaning of a result for the delivery."""
 
     TAKEN = "taken"
     TEMPORARY = "temporary"
@@ -27,12 +27,12 @@ class Kind(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """Every possible outcome of an attempt, by its name in log, metric and event."""
+    """All outcomes of an attempt, with the names that logs, metrics and events use."""
 
     kind: Kind
 
     def __new__(cls, name: str, kind: Kind = Kind.TEMPORARY) -> Self:
-        """Make an outcome, by default of a temporary failure."""
+        """Create an outcome, by default a temporary failure."""
         outcome = str.__new__(cls, name)
         outcome._value_ = name
         outcome.kind = kind
@@ -103,9 +103,9 @@ Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[Resul
 def of_status(status: int, headers: Mapping[str, str]) -> Result:
     """Return the result for an HTTP status; `headers` have lower-case names.
 
-    Redirects are not followed: a webhook that moves must be configured anew, or an attacker who
-    controls one could make us post anywhere. Of the new location only the host is reported: the
-    rest often is the secret of the URL.
+    Redirects are not followed: an attacker who controls a webhook could make us post anywhere. So a
+    webhook that has moved must be configured again. Only the host of the new location is reported,
+    because the rest of the URL often contains a secret.
     """
     outcome = _STATUSES.get(status) or _CLASSES.get(status // 100, Outcome.REJECTED)
     detail = f"HTTP {status}"
@@ -120,13 +120,13 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
 def delay_s(attempts: int, result: Result, *, chance: float) -> float:
     """Return the delay after this many attempts; `chance` is random, from 0 to 1.
 
-    Full jitter below a limit that doubles, but never less than the receiver asked for.
+    It is random below a limit that doubles (full jitter), but at least what the receiver requested.
     """
     return max(result.retry_after_s or 0.0, _BACKOFF.delay_s(attempts, chance=chance))
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the delay in Retry-After (RFC 9110 section 10.2.3): seconds, or until a date."""
+    """Return the delay in Retry-After (RFC 9110 section 10.2.3), in seconds or as a date."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
         return min(_RETRY_AFTER_MAX_S, float(text[:9]))
@@ -143,7 +143,7 @@ def _host(location: str) -> str:
 
 def _date(text: str) -> datetime | None:
     try:
-        # without a zone it is GMT, and so is -0000
+        # a date without a zone is GMT, as is -0000
         at = utils.parsedate_to_datetime(text)
         return at if at.tzinfo else at.replace(tzinfo=UTC)
     except (ValueError, TypeError, OverflowError):

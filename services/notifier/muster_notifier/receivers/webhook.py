@@ -1,18 +1,17 @@
 """Adapter: programs that get alerts as JSON: webhooks, the API of an Alertmanager, PagerDuty.
 
 A webhook gets one POST for each notification. Its body is a CloudEvent, or version 4 of
-Alertmanager's webhook. It stays below `BODY_BYTES_MAX`; what was left out is counted. Signatures
-follow Standard Webhooks 1.0.0: HMAC-SHA256 over id, time and body. Two secrets are active while one
-replaces the other: both signatures are sent, and the receiver accepts either.
+Alertmanager's webhook. It stays below `BODY_BYTES_MAX`; left-out alerts are counted. Signatures
+follow Standard Webhooks 1.0.0: HMAC-SHA256 over id, time and body. While one secret replaces
+another, both are active: both signatures are sent, and the receiver accepts either of them.
 
-Alerts are pushed to an Alertmanager's API v2 for people who already run one. It resolves an alert
-`resolve_timeout` (five minutes) after it was last pushed, unless the alert says when it ends. So
-the end of an alert that fires lies in the future, later than the next reminder
-(api/v2/openapi.yaml, postableAlerts).
+Alerts are pushed to the API v2 of an Alertmanager. It resolves an alert `resolve_timeout` (five
+minutes) after the last push, unless the alert contains its end. So a firing alert has an end in the
+future, later than the next reminder (api/v2/openapi.yaml, postableAlerts).
 
-PagerDuty (Events API v2) gets one incident per group. Triggers with one `dedup_key` are one
-incident, so a repeat does no harm. What was silenced is acknowledged: PagerDuty escalates it no
-further.
+PagerDuty (Events API v2) gets one incident per group. Triggers with the same `dedup_key` are one
+incident, so a repeat does no harm. A silenced incident is acknowledged, and PagerDuty no longer
+escalates it.
 """
 
 import base64
@@ -44,7 +43,7 @@ _KEY_BYTES: Final = (24, 64)
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The CloudEvent's data; `alerts` are as on the bus, firing alerts first."""
+    """The CloudEvent's data; `alerts` have the same format as on NATS, firing alerts first."""
 
     version: Literal["1"] = "1"
     status: vocabulary.AlertState
@@ -209,7 +208,7 @@ def signing_key(secret: str) -> bytes:
         raise ValueError("a signing secret is base64, after the prefix whsec_") from None
     if not _KEY_BYTES[0] <= len(key) <= _KEY_BYTES[1]:
         raise ValueError(
-            f"a signing secret has {_KEY_BYTES[0]} to {_KEY_BYTES[1]} bytes; this one {len(key)}"
+            f"a signing secret has {_KEY_BYTES[0]} to {_KEY_BYTES[1]} bytes, not {len(key)}"
         )
     return key
 
@@ -250,8 +249,8 @@ class Webhook:
     ) -> results.Result:
         """Post one message and return the result.
 
-        After a timeout it is unknown whether the message arrived: it is retried with the same
-        `Idempotency-Key` and `webhook-id`, by which a receiver can drop the repeat.
+        After a timeout, it is unknown whether the message has arrived. It is retried with the same
+        `Idempotency-Key` and `webhook-id`, so that the receiver can drop a repeat.
         """
         text = message.compose(notification, self._templates)
         body = encode_body(notification, text, format_=self._format, alerts_max=self._alerts_max)
@@ -325,7 +324,7 @@ Json = dict[str, object]
 def encode_pagerduty(
     notification: notifications.Notification, text: message.Message, *, routing_key: str
 ) -> bytes:
-    """Return the body of a trigger, an acknowledge or a resolve, with as many alerts as fit."""
+    """Return the body to trigger, acknowledge or resolve, with as many alerts as fit."""
     alerts = (*notification.firing, *notification.notified_resolved)
 
     def encode(count: int) -> bytes:
