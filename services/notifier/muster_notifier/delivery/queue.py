@@ -10,7 +10,7 @@
 | being sent | refused | dead letter |
 | being sent | temporary failure, and a newer delivery waits | superseded by the newer one |
 | being sent | temporary failure, after `retry_for_s` | dead letter |
-| being sent | may be accepted, and repeats are visible | retried after `UNKNOWN_S`, or dead letter |
+| being sent | perhaps accepted, and repeats show | retried after `UNKNOWN_S`, then dead letter |
 | being sent | temporary failure | postponed: waits for its back-off |
 
 A token bucket limits the receiver's rate, and `Retry-After` pauses the whole queue. After

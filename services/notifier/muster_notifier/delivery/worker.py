@@ -28,7 +28,9 @@ STOP_S: Final = 1.0
 """When we stop, an attempt in flight may take this long to be answered and recorded."""
 
 _QUEUED = prometheus_client.Gauge(
-    "muster_notifier_queued_notifications", "Notifications that are waiting for a receiver.", ["receiver"]
+    "muster_notifier_queued_notifications",
+    "Notifications that are waiting for a receiver.",
+    ["receiver"],
 )
 _NOTIFICATIONS = prometheus_client.Counter(
     "muster_notifier_notifications_total",
