@@ -1,6 +1,7 @@
 """What breaks on a real node: the verdict names it, and the receivers hear of it."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -34,12 +35,7 @@ def test_a_plugin_that_fails_often_still_has_the_verdict_of_what_is_wrong_now(
 ) -> None:
     for _ in range(3):
         began = time.monotonic()
-        cluster_faults.kill_plugin()
-        muster.until_plugin(
-            lambda shown: shown["verdict"] == "PLUGIN_DOWN" and shown["state"] == "lost",
-            "the plugin is down",
-            within_s=15.0,
-        )
+        cluster_faults.crash_plugin(muster)
         muster.until_plugin(
             lambda shown: shown["state"] in {"recovering", "healthy"},
             "the plugin is back",
@@ -54,7 +50,7 @@ def test_a_plugin_that_fails_often_still_has_the_verdict_of_what_is_wrong_now(
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert shown["flapping"]
-    assert shown["evidence"][0]["observed"].startswith("failed 4 times within 10 min")
+    assert re.match("failed [0-9]+ times within 10 min", shown["evidence"][0]["observed"])
 
 
 def test_a_dead_kubelet_is_named_and_not_its_plugin(muster: Muster) -> None:

@@ -5,6 +5,7 @@ processes: they are for the cluster that scripts/cluster starts on this machine.
 """
 
 import contextlib
+import functools
 import http.server
 import json
 import os
@@ -28,6 +29,7 @@ from tests.worlds import manifests, real_cluster
 from tests.worlds.real_cluster import until
 
 SERVICES: Final = ("health", "labeler", "notifier")
+_KILLS_MAX: Final = 3
 _PLUGIN: Final = b"/etc/muster/plugin.yaml"
 _NOTIFIER: Final = """
 group_wait_s: 0
@@ -270,6 +272,26 @@ def without_nats(cluster: real_cluster.Cluster) -> Iterator[None]:
 def kubelet(action: str) -> None:
     """Do to the kubelet what happens to kubelets: start, stop, kill, restart."""
     subprocess.run([sys.executable, "-m", "scripts.cluster", "kubelet", action], check=True)
+
+
+def crash_plugin(muster: Muster) -> float:
+    """Kill the plugin's process until its verdict is PLUGIN_DOWN; return when that was done last.
+
+    The first time the kubelet starts a container again at once, and the plugin may be back within
+    the 2 s that it has for that (`detection.restart_s`).
+    """
+    for _ in range(_KILLS_MAX):
+        killed_at = time.monotonic()
+        killed = kill_plugin()
+        with contextlib.suppress(AssertionError):
+            until(lambda: muster.plugin().get("state") == "lost", "it is down", within_s=6.0)
+            return killed_at
+        until(functools.partial(_runs_instead_of, killed), "the plugin runs again")
+    raise AssertionError(f"never down after {_KILLS_MAX} kills")
+
+
+def _runs_instead_of(killed: int) -> bool:
+    return plugin_pid() not in {0, killed}
 
 
 def installed(
