@@ -240,7 +240,9 @@ class _Content(aiohttp.payload.BytesPayload):
     def abort(self) -> None:
         """Abort the connection, which would stay open if the server does not read."""
         if self._transport is not None:
-            self._transport.abort()
+            # Python 3.11.2 fails if TLS was closed already
+            with contextlib.suppress(AttributeError):
+                self._transport.abort()
 
 
 def _is_short_address(host: str) -> bool:
