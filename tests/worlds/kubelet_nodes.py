@@ -135,7 +135,7 @@ def _forget(node: Node) -> None:
     url = f"{node.api}/api/v1/nodes/{node.name}"
     with urllib.request.urlopen(url, timeout=BOUND_S) as answer:  # noqa: S310  # ours
         capacity = json.load(answer)["status"]["capacity"]
-    ours = dict.fromkeys(name for name in capacity if f"{DOMAIN}/" in name)
+    ours = dict.fromkeys(name for name in capacity if "muster.example/" in name)
     request = urllib.request.Request(  # noqa: S310  # ours
         f"{url}/status",
         json.dumps({"status": {"capacity": ours, "allocatable": ours}}).encode(),
