@@ -32,6 +32,7 @@ _RUNS: Final = {
     "crashes": ("--quick",),
     "notifier": ("--quick",),
     "labeler": ("--quick",),
+    "scale": (),
     "demo": ("--quick",),
 }
 """What `make bench` runs, with which options: the order of the page."""
@@ -46,6 +47,7 @@ _SUBJECTS: Final = {
     "crashes": "Nothing lost or repeated when services are killed",
     "notifier": "The notifier",
     "labeler": "The labeler and its commands",
+    "scale": "2,000 nodes and 10,000 pods on a real API server, beside the stand-in",
     "demo": "`muster demo`",
 }
 _HEAD: Final = """# Performance

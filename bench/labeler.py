@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +53,7 @@ class _Cluster:
 
     def __init__(self, directory: Path, url: str) -> None:
         self._directory = directory
+        self._kubeconfig = str(directory / "kubeconfig")
         self._audit_log = directory / _AUDIT_LOG
         self._open = aiohttp.ClientSession(
             url, connector=aiohttp.TCPConnector(limit=_AT_ONCE), raise_for_status=True
@@ -62,30 +64,33 @@ class _Cluster:
 
     async def fill(self, count: int) -> None:
         """Create nodes as large as real ones, and a pod for every tenth."""
-        await _at_once([self._create(_NODES, _node(number)) for number in range(count)])
+        await _at_once([self._create(_NODES, node(number)) for number in range(count)])
         path = "/api/v1/namespaces/default/pods"
-        await _at_once([self._create(path, _pod(number)) for number in range(0, count, 10)])
+        await _at_once([self._create(path, pod(number)) for number in range(0, count, 10)])
 
     async def checked(self, count: int) -> list[report.Row]:
         """Check all nodes and pods."""
-        wall_s, peak_mib, _ = await self._command("check", "all", "--output", "json")
+        words = ("check", "all", "--output", "json")
+        measured = await command(words, self._kubeconfig)
         how = f"muster check all, {count} nodes of {_size_kib():.1f} KiB, {count // 10} pods"
         return [
-            report.Row(name="check", value=wall_s, unit="s", target=20, how=how),
-            report.Row(name="check, memory", value=peak_mib, unit="MiB", target=150, how=how),
+            report.Row(name="check", value=measured.wall_s, unit="s", target=20, how=how),
+            report.Row(
+                name="check, memory", value=measured.peak_mib, unit="MiB", target=150, how=how
+            ),
         ]
 
     async def labelled(self, count: int) -> list[report.Row]:
         """Label all nodes, and measure how fast the writes arrive."""
         self._audit_log.write_bytes(b"")
         words = ("label-gpus", "--apply", "--yes", "--rate", str(_RATE), "--timeout", "60s")
-        wall_s, peak_mib, code = await self._command(*words)
+        measured = await command(words, self._kubeconfig)
         received = self._received()
-        how = f"{count} nodes, {_RATE} writes a second allowed, exit code {code}"
+        how = f"{count} nodes, {_RATE} writes a second allowed, exit code {measured.code}"
         return [
             report.Row(
                 name="apply, longest",
-                value=wall_s,
+                value=measured.wall_s,
                 unit="s",
                 target=count / _RATE * 1.1 + 10,
                 how=f"{how}; each written and read back",
@@ -97,7 +102,9 @@ class _Cluster:
                 target=_RATE,
                 how=f"the most of {len(received)} within any second, as the API received them",
             ),
-            report.Row(name="apply, memory", value=peak_mib, unit="MiB", target=None, how=how),
+            report.Row(
+                name="apply, memory", value=measured.peak_mib, unit="MiB", target=None, how=how
+            ),
         ]
 
     async def steady(self, count: int, *, seconds: float) -> list[report.Row]:
@@ -170,17 +177,17 @@ class _Cluster:
             at = datetime.now(UTC).isoformat()
             ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": at}
             body = orjson.dumps({"status": {"conditions": [ready]}})
-            path = f"{_NODES}/{_name(number % count)}/status"
+            path = f"{_NODES}/{node_name(number % count)}/status"
             async with self._open.patch(path, data=body, headers=_STATUS):
                 number += 1
 
     async def _added(self, connected: bus.Bus, number: int) -> float:
         clock = asyncio.get_running_loop().time
-        await self._create(_NODES, _node(number))
+        await self._create(_NODES, node(number))
         began = clock()
         await _report(connected, number)
         while True:
-            async with self._open.get(f"{_NODES}/{_name(number)}") as answer:
+            async with self._open.get(f"{_NODES}/{node_name(number)}") as answer:
                 if _KEY in (await answer.json())["metadata"]["labels"]:
                     return clock() - began
             await asyncio.sleep(0.01)
@@ -196,21 +203,30 @@ class _Cluster:
         async with self._open.post(path, data=body):
             pass
 
-    async def _command(self, *words: str) -> tuple[float, float, int]:
-        """Run a command; return how long it took, its peak memory, and its exit code."""
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _MEASURED, *words),
-            *("--kubeconfig", str(self._directory / "kubeconfig")),
-            env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, errors = await process.communicate()
-        wall_s = clock() - began
-        peak_kib, code = errors.split()[-2:]
-        return wall_s, int(peak_kib) / 1024, int(code)
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a command took: time, peak memory, and its exit code."""
+
+    wall_s: float
+    peak_mib: float
+    code: int
+
+
+async def command(words: Sequence[str], kubeconfig: str) -> Measured:
+    """Run a command of muster on a cluster."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _MEASURED, *words, "--kubeconfig", kubeconfig),
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    wall_s = clock() - began
+    peak_kib, code = errors.split()[-2:]
+    return Measured(wall_s, int(peak_kib) / 1024, int(code))
 
 
 _MEASURED: Final = """
@@ -253,7 +269,7 @@ async def _report(connected: bus.Bus, number: int) -> None:
     )
     await connected.publish(
         vocabulary.InventoryReported(
-            node=_name(number),
+            node=node_name(number),
             plugin="device-plugin",
             at=datetime.now(UTC),
             devices=(),
@@ -272,15 +288,16 @@ def _most_within(times: Sequence[float], within_s: float) -> float:
     return most / within_s
 
 
-def _name(number: int) -> str:
+def node_name(number: int) -> str:
+    """Return the name of a node."""
     return (
         f"ip-10-{number // 65536}-{number // 256 % 256}-{number % 256}.eu-west-1.compute.internal"
     )
 
 
-def _node(number: int) -> bytes:
+def node(number: int) -> bytes:
     """Return a node as large as a real one, with its model in a cloud's label."""
-    name = _name(number)
+    name = node_name(number)
     images = [
         {"names": [f"registry.example.com/team/image-{i}:v1"], "sizeBytes": 1} for i in range(40)
     ]
@@ -311,12 +328,13 @@ def _node(number: int) -> bytes:
 
 
 def _size_kib() -> float:
-    return len(_node(0)) / 1024
+    return len(node(0)) / 1024
 
 
-def _pod(number: int) -> bytes:
+def pod(number: int) -> bytes:
+    """Return a pod on a node."""
     container = {"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}}
-    spec = {"nodeName": _name(number), "containers": [container]}
+    spec = {"nodeName": node_name(number), "containers": [container]}
     return orjson.dumps({"metadata": {"name": f"pod-{number}"}, "spec": spec})
 
 
