@@ -243,7 +243,7 @@ def test_what_is_not_imported_is_reported(tmp_path: Path) -> None:
         f"receivers.1.webhook_configs.0.url: {REACH}",
         "receivers.1.webhook_configs.0.http_config.proxy_url: not imported",
         "receivers.1.opsgenie_configs: not imported",
-        "receivers.2: nothing of it is imported: alerts routed there notify nobody",
+        "receivers.2: no part of it is imported: alerts routed to it notify nobody",
         "receivers.2.sns_configs: not imported",
         (
             "receivers.4.slack_configs.0.channel: not imported: an incoming webhook has a channel"

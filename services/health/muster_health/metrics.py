@@ -40,7 +40,7 @@ NOTES: Final = prometheus_client.Counter(
 )
 DELAY: Final = prometheus_client.Histogram(
     "muster_health_detection_delay_seconds",
-    "From the last heartbeat, or the first reported problem, to the verdict.",
+    "Seconds from the last heartbeat, or the first reported problem, to the verdict.",
     buckets=_DELAYS_S,
 )
 

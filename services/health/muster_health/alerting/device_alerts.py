@@ -46,7 +46,7 @@ class _Faults:
 
 
 _NONE: Final = _Faults()
-"""Shared by many plugins; must never be changed."""
+"""Many plugins share this object; it must never be changed."""
 _NOTHING: Final[Mapping[str, int]] = {}
 
 

@@ -32,7 +32,7 @@ _IN_FLIGHT_S: Final = 10.0
 _RESOURCES_MAX: Final = 64
 _LONG_AGO: Final = float("-inf")
 _NOTHING: Final[Mapping[str, Any]] = {}
-"""Shared by most plugins."""
+"""The empty mapping that most plugins share."""
 _PART: Final = "/mig-"
 
 
@@ -101,7 +101,7 @@ class DeviceCounts:
         return before != self.short
 
     def _is_as_before(self, heartbeat: vocabulary.Heartbeat) -> bool:
-        """Return whether a heartbeat has the same counts as the one before; nearly all do."""
+        """Return whether a heartbeat has the same counts as the last one, as nearly all have."""
         if heartbeat.config_hash != self.configuration or len(heartbeat.resources) != len(self.has):
             return False
         for each in heartbeat.resources:

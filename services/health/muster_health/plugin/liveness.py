@@ -331,7 +331,7 @@ class Liveness:
 
     @property
     def due(self) -> float | None:
-        """Return when silence becomes suspicious; None for an unknown plugin nobody expects."""
+        """Return when silence becomes suspicious; None if neither known nor expected."""
         due = self.silent_since + self.timeout_s + self._window_s
         if self.last_heard_at is not None or self.is_known:
             return due

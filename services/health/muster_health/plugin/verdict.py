@@ -305,7 +305,7 @@ class VerdictMachine(verdict_state.VerdictState):
         before = {*self.standing.resources}
         if {*problem.resources} <= before:
             return []
-        # resources are only added: one that comes and goes must not be reported each time
+        # resources are only added: a resource that comes and goes must not be reported each time
         more = tuple(sorted({*before, *problem.resources}))
         return [self.standing.confirm(problem.rule, problem.evidence, more)]
 

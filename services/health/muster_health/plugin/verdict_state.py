@@ -176,7 +176,7 @@ class PlannedStop:
 
 
 _IN_FLIGHT_S: Final = 0.5
-"""A heartbeat may still be in flight when its sender's connection ends."""
+"""A heartbeat may arrive this long after its sender's connection has ended."""
 _NOT_LOST: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, State.SUSPECT})
 
 

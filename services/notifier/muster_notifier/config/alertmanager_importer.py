@@ -105,7 +105,7 @@ class Importer:
                 yield {"name": unique, **way, "send_resolved": resolved}
         self._receiver_names[name] = own
         if not own and len(receiver) > 1:
-            receiver.differ("", "nothing of it is imported: alerts routed there notify nobody")
+            receiver.differ("", "no part of it is imported: alerts routed to it notify nobody")
         receiver.leave_out_others()
 
     def _route(self, route: "_Section") -> Tree | None:  # noqa: C901  # key by key
@@ -144,7 +144,7 @@ class Importer:
 
 
 class _Section:
-    """A mapping in the file, and its path; `left_out` collects what is not imported.
+    """A mapping in the file, and its path; `left_out` collects the parts that are not imported.
 
     It records which keys were read: all others are left out.
     """

@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One route below the root; it inherits what it does not set.
+    """One route below the root; it inherits the settings that it does not set.
 
     `matchers` have Alertmanager's format: `severity="critical"`. With `continue`, the next siblings
     are tried as well.

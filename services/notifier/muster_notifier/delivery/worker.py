@@ -44,7 +44,7 @@ _ATTEMPTS = prometheus_client.Counter(
 )
 _SECONDS = prometheus_client.Histogram(
     "muster_notifier_delivery_seconds",
-    "From the decision to notify until the receiver accepted the notification.",
+    "Seconds from the decision to notify until the receiver accepted the notification.",
     ["receiver"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
 )
