@@ -113,7 +113,7 @@ def decision(action: Action, labels: Mapping[str, str], reason: str) -> Decision
             Mode.APPLY,
             {},
             WRONG,
-            decision(Action.WITHDRAW, {}, "withdrawn: the node has no GPU any more"),
+            decision(Action.WITHDRAW, {}, "withdrawn: the node no longer has a GPU"),
         ),
         (Mode.SUGGEST, {}, WRONG, decision(Action.NOTHING, {}, "no GPU")),
         (Mode.APPLY, {}, FOREIGN, decision(Action.NOTHING, {}, "no GPU")),

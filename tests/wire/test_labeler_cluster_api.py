@@ -153,7 +153,7 @@ def test_a_node_that_was_replaced_meanwhile_is_not_labelled(tmp_path: pathlib.Pa
         await cluster.make("a")
         refused = await cluster.label(before)
         assert isinstance(refused, cluster_api.Failure)
-        text = "label node a: it was made again meanwhile"
+        text = "label node a: it was deleted and created again"
         assert refused == cluster_api.Failure(text, is_gone=True)
         assert await cluster.labels("a") == {}
 

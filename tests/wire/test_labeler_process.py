@@ -194,7 +194,7 @@ def test_without_a_cluster_it_suggests_from_the_inventory_alone_and_says_so_once
     async def story(made: World) -> None:
         await made.start(mode="suggest", kubernetes={})
         await made.suggests_by_reports_alone()
-        assert made.log().count("no_kubernetes_api") == 1
+        assert made.log().count("kubernetes_api_not_configured") == 1
 
     play(story, tmp_path)
 

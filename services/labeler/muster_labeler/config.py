@@ -16,7 +16,7 @@ Lasting = Annotated[int, msgspec.Meta(ge=1, le=3600)]
 
 
 class Mode(enum.StrEnum):
-    """How the labeler acts on a node with missing or wrong labels."""
+    """What the labeler does about a node with missing or wrong labels."""
 
     OFF = "off"
     SUGGEST = "suggest"
@@ -24,10 +24,10 @@ class Mode(enum.StrEnum):
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the API is: a kubeconfig, or, without one, the cluster this process runs in.
+    """Where the API is: in a kubeconfig, or without one in the cluster this process runs in.
 
-    Never the user's own kubeconfig: on a laptop that may be a real cluster. `namespace` has the
-    Lease and the inventory for the commands. `events` are Kubernetes Events.
+    The user's own kubeconfig is never used: on a laptop that may be a real cluster. `namespace` has
+    the Lease and the inventory for the commands. `events` are Kubernetes Events.
     """
 
     kubeconfig: str | None = None
@@ -40,7 +40,8 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What `apply` may write: which label sets, on which nodes, for which reasons, how fast.
 
-    `partial` allows to label some GPU nodes while others cannot be: SkyPilot then sees only those.
+    With `partial` some GPU nodes are labelled even if others cannot be: SkyPilot then sees only the
+    labelled nodes.
     """
 
     labels: tuple[node_labels.LabelSet, ...] = (node_labels.LabelSet.SKYPILOT,)
@@ -65,8 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of the labeler.
 
     `simulated` lets `apply` label nodes whose GPUs are simulated. `aliases` maps product strings to
-    accelerator names that people have reviewed. `retry_s` is how long a node waits for another try
-    after a failed write. `condition` writes the node condition `DevicePluginHealthy`.
+    accelerator names that people have reviewed. `retry_s` is how long the labeler waits before it
+    tries a failed write again. `condition` writes the node condition `DevicePluginHealthy`.
     """
 
     bus: sections.Bus = sections.Bus()

@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Final
 
 FIELD_MANAGER: Final = "muster-labeler"
-"""The field manager of the service and the commands: either may change what it owns."""
+"""The field manager of both service and commands, so that either may change its labels."""
 PROVENANCE: Final = "muster.dev/label-provenance"
 VGPU_LABEL: Final = "nvidia.com/vgpu.present"
 CONDITION: Final = "DevicePluginHealthy"
 DIRECTX: Final = "microsoft.com/directx"
-"""The Cluster Autoscaler counts it as a GPU; we do not, as it does not compute."""
+"""The Cluster Autoscaler counts this as a GPU; muster does not, because it does not compute."""
 FUSE_ANNOTATION: Final = "muster.dev/fuse"
 
 _ACCELERATORS: Final = re.compile(
@@ -30,11 +30,11 @@ _FUSE: Final = re.compile(r"[-a-z0-9.]+/fuse([-_.][-A-Za-z0-9_.]*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node: its labels and their owners, its resources, and its runtime.
+    """A node: its labels and their owners, its resources and its runtime.
 
     `owners` are the field managers of each label that names a model; `our_labels` are all labels
-    that we own, `labelled_from` the source and the product of the newest one. `ready_since` is None
-    while the node is not Ready. `is_selected` if the policy's selector matches.
+    that muster owns, `labelled_from` the source and product of the newest label. `ready_since` is
+    None while the node is not Ready. `is_selected` if the policy's selector matches.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Node:
 
     @property
     def is_written(self) -> bool:
-        """Return whether the node has labels of ours, or their provenance, which outlives them."""
+        """Return whether the node has muster's labels, or their provenance, which outlives them."""
         return bool(self.our_labels) or self.labelled_from != ("", "")
 
     def is_ours_alone(self, key: str) -> bool:
@@ -148,7 +148,7 @@ class KubernetesEvent:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSlice:
-    """The devices of a DRA ResourceSlice: product, memory, and whether it is a part of a GPU."""
+    """The devices of a DRA ResourceSlice: product, memory, and whether each is part of a GPU."""
 
     node: str
     driver: str

@@ -20,7 +20,9 @@ _NOT_TRIGGERED: Final = "NotTriggerScaleUp"
 _INSUFFICIENT: Final = re.compile(r"Insufficient ([-a-z0-9.]+/fuse[-_.A-Za-z0-9]*)")
 _GATE: Final = re.compile(r"NodeOverlay=true", re.IGNORECASE)
 _STALE: Final = dt.timedelta(minutes=5)
-"""The Cluster Autoscaler renews its status each loop, 10 s by default (--scan-interval)."""
+"""The Cluster Autoscaler renews its status in each loop, every 10 s by default
+(--scan-interval).
+"""
 _SLOTS: Final = 1000
 _AZURE: Final = re.compile(
     r"azure:///subscriptions/[^/]+/resourceGroups/([^/]+)/.*/virtualMachineScaleSets/([^/]+)/.*",
@@ -94,7 +96,7 @@ def _not_triggered(
 def _templates(
     view: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
 ) -> Iterable[Finding]:
-    """Report node group templates that lack a resource which the autoscaler has to know."""
+    """Report node group templates that lack a resource that the autoscaler has to know."""
     in_use = _resources(view)
     if not in_use or (view.autoscaler is None and view.karpenter is None):
         return
@@ -166,7 +168,7 @@ def _is_fuse(slice_: model.ResourceSlice) -> bool:
 
 
 def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Report an autoscaler whose loop fails, which neither an event nor its health check shows."""
+    """Report an autoscaler whose loop fails; neither events nor its health check show that."""
     autoscaler = view.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
         return
@@ -198,7 +200,7 @@ class _TemplateSetting:
 def _template_settings(
     nodes: Iterable[model.Node], resource: str, commands: Commands, *, groups: Sequence[str] = ()
 ) -> list[_TemplateSetting]:
-    """Return the setting for each node group, from nodes and from the autoscaler's own list."""
+    """Return the setting for each node group, from the nodes and the autoscaler's own list."""
     settings: set[_TemplateSetting] = set()
     platforms = set()
     for node in nodes:
@@ -227,7 +229,7 @@ def _overlay(resource: str, commands: Commands) -> _TemplateSetting:
 
 
 def _cluster_api(group: str, resource: str) -> _TemplateSetting:
-    """Return where Cluster API reads resources that annotations cannot name."""
+    """Return the setting from which Cluster API reads resources that annotations cannot name."""
     setting = f"status.capacity of the infrastructure template: {resource}: {_SLOTS}"
     return _TemplateSetting("cluster-api", group, setting, "")
 

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: reads the objects for a check, within permissions and time."""
+"""Adapter: the Kubernetes API: reads the objects for a check, as permissions and time allow."""
 
 import asyncio
 import re
@@ -43,7 +43,7 @@ AUTOSCALER: Final = (*FUSE, cluster_api.Permission("list", "deployments", "apps"
 
 
 class Unreachable(Exception):
-    """The API does not answer, or rejects our credentials."""
+    """The API does not answer or rejects the credentials."""
 
 
 class _OverlaySpec(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class _Overlay(msgspec.Struct, frozen=True):
 
 
 class ClusterReader:
-    """Reads a cluster once, within `timeout_s`; `unread` lists what could not be read."""
+    """Reads a cluster once, within `timeout_s`; `unread` lists the unreadable objects."""
 
     def __init__(self, api: api.Api, *, timeout_s: float, progress: Callable[[str], None]) -> None:
         self.unread: list[findings.Unread] = []
@@ -84,7 +84,7 @@ class ClusterReader:
         return await self._all(NODES, objects.Node, projection.node, permission=GPU[0])
 
     async def pods(self) -> list[model.Pod] | None:
-        """Return the pods that use fuse, and those of device plugins."""
+        """Return the pods that use fuse, and the pods of device plugins."""
         permission = cluster_api.Permission("list", "pods")
         return await self._all("/api/v1/pods", objects.Pod, projection.pod, permission=permission)
 
@@ -133,7 +133,7 @@ class ClusterReader:
         return None if metadata is None else {entry.name: entry.labels or {} for entry in metadata}
 
     async def slices(self) -> list[model.ResourceSlice]:
-        """Return the devices that DRA lists; none without DRA or without permission."""
+        """Return the devices that DRA lists; empty without DRA or permission."""
         unread_before = len(self.unread)
         for path in _SLICES:
             slices = await self._all(
@@ -144,7 +144,7 @@ class ClusterReader:
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
-        """Return the plugins' reports in the labeler's ConfigMap; none without a ConfigMap."""
+        """Return the plugins' reports in the labeler's ConfigMap; empty if it does not exist."""
         path = f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
         answer = await self._api.request("GET", path, timeout_s=self._left_s())
         if not answer.is_ok:
@@ -162,7 +162,7 @@ class ClusterReader:
     async def autoscalers(
         self,
     ) -> tuple[findings.ClusterAutoscaler | None, findings.Karpenter | None]:
-        """Return the autoscalers of this cluster that we can see."""
+        """Return the autoscalers that are visible in this cluster."""
         permission = AUTOSCALER[-1]
         deployments = await self._all(
             _DEPLOYMENTS,

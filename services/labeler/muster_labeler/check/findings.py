@@ -18,7 +18,7 @@ CHECK_DOCS: Final = "docs/check.md"
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is: an error makes workloads fail; `unknown` could not be checked."""
+    """How bad a finding is: an error makes workloads fail; `unknown` means not checked."""
 
     ERROR = "error"
     WARN = "warn"
@@ -38,7 +38,7 @@ class Scope(enum.StrEnum):
 class Id(enum.StrEnum):
     """The ids of all findings; an id is never reused.
 
-    ACCESS: we are not allowed to read something; UNREAD: we could not.
+    ACCESS: something may not be read, for lack of permission; UNREAD: reading it failed.
     """
 
     GPU001 = "GPU001"
@@ -79,7 +79,7 @@ _SCOPES: Final = {
     **dict.fromkeys((Id.AS001, Id.AS005, Id.RUN001), Scope.POD),
     Id.RUN002: Scope.CLUSTER,
 }
-"""What the others are about is a node."""
+"""All other findings are about a node."""
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     safe_to_auto_apply: bool = False
 
 
-def finding(  # what every finding has
+def finding(  # the fields that every finding has
     id_: Id,
     severity: Severity,
     about: str,
@@ -185,7 +185,7 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
 def exit_code(report: Report, *, strict: bool) -> Exit:
     """Return the exit code for a report.
 
-    What could not be read matters only if there is no error.
+    Unreadable objects matter only if there is no error.
     """
     counts = {Severity(word) for word, count in report.summary.items() if count}
     if Severity.ERROR in counts or (strict and counts & {Severity.WARN, Severity.SUGGEST}):
@@ -198,9 +198,10 @@ def exit_code(report: Report, *, strict: bool) -> Exit:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What could not be read, and whether that is for lack of permission.
+    """Objects that could not be read, and whether permission is missing.
 
-    Without what `is_needed` nothing can be decided; optional sources may be absent or hidden.
+    Without objects that are needed (`is_needed`) nothing can be decided; optional sources may be
+    absent or hidden.
     """
 
     what: str
@@ -211,7 +212,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAutoscaler:
-    """The Cluster Autoscaler, from its Deployment and its status."""
+    """The Cluster Autoscaler, as its Deployment and its status show it."""
 
     arguments: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -230,7 +231,7 @@ class Karpenter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A cluster as it was read; None where that failed. `now` is the API server's time."""
+    """A cluster as it was read; None for unreadable parts. `now` is the API server's time."""
 
     now: datetime
     nodes: Sequence[model.Node] | None = None

@@ -1,7 +1,7 @@
 """Pure: finds problems with fuse that the cluster shows (FUSE001 to FUSE009).
 
 A node's kernel module, device and runtime settings are not visible from outside. They are concluded
-from messages of containers and the kubelet about failures; without a message there is no finding.
+from the failure messages of containers and the kubelet; without a message there is no finding.
 """
 
 import re
@@ -135,7 +135,7 @@ def _forget(node: str, resource: str, commands: Commands) -> str:
 def _runtimes(
     annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], commands: Commands
 ) -> Iterable[Finding]:
-    """Report runtimes that cannot add a device by annotation where a pod relies on it."""
+    """Report runtimes that cannot add a device by annotation, if a pod relies on that."""
     for name in sorted({pod.node for pod in annotated if pod.node in nodes}):
         runtime = nodes[name].runtime
         match = _RUNTIME.fullmatch(runtime)

@@ -24,7 +24,7 @@ _AUTOSCALERS_GPUS: Final = frozenset(
         model.DIRECTX,
     }
 )
-"""What the Cluster Autoscaler counts as a GPU (processors/customresources/gpu_processor.go)."""
+"""Resources that the Cluster Autoscaler counts as GPUs (customresources/gpu_processor.go)."""
 _PROVIDERS: Final = {
     "aws": frozenset({"k8s.amazonaws.com/accelerator"}),
     "azure": frozenset({"kubernetes.azure.com/accelerator", "accelerator"}),
@@ -33,7 +33,7 @@ _PROVIDERS: Final = {
     "gce": frozenset({"cloud.google.com/gke-accelerator"}),
     "hcloud": frozenset({"hcloud/gpu-node"}),
 }
-"""Which key the Cluster Autoscaler looks at, by the scheme of a node's providerID."""
+"""The key that the Cluster Autoscaler reads, by the scheme of a node's providerID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Apply:
 
 @dataclass(frozen=True, slots=True)
 class _LabelAll:
-    """The command that labels all nodes, and whether a program may run it without asking."""
+    """The command that labels all nodes, and whether a program may run it without confirmation."""
 
     command: str
     is_safe: bool
@@ -133,18 +133,18 @@ def _of_node(
                 command=_show(name, commands),
             )
         case _:
-            pass  # empty and invalid labels are reported by scheme
+            pass  # empty and invalid labels are reported for each scheme
 
 
 def _is_covered(status: LabelStatus) -> bool:
-    """Return whether a node lacks only our label, and another scheme makes that unnecessary."""
+    """Return whether a node lacks only muster's label, which another scheme makes unnecessary."""
     return status.state in {LabelState.UNLABELLED, LabelState.AMBIGUOUS, LabelState.UNREACHABLE}
 
 
 def _label_all(
     fleet: Sequence[LabelStatus], simulated: Collection[str], commands: Commands
 ) -> _LabelAll:
-    """Return the command that labels all GPU nodes, or the one that shows why that must wait."""
+    """Return the command that labels all GPU nodes, or shows why they cannot be labelled yet."""
     allowed = label_plan.Allowed(simulated=bool(simulated))
     left = label_plan.unlabelled_after(label_plan.plan(fleet, allowed, simulated=simulated))
     if left:
@@ -257,7 +257,7 @@ def _claims_of(status: LabelStatus) -> tuple[str, ...]:
 
 
 def _review(status: LabelStatus, value: str, commands: Commands) -> str:
-    """Return the command that adds a product to the file of reviewed names, and shows its name."""
+    """Return the command that adds a product to the file of reviewed names and shows its name."""
     product = status.identity.best.product if status.identity.best else ""
     if not (product and product.isprintable()):
         return _show(status.node.name, commands)
@@ -292,16 +292,16 @@ def _invalid_labels(node: model.Node, commands: Commands) -> Iterable[Finding]:
 
 
 def _held_as_unready(node: model.Node, commands: Commands) -> Iterable[Finding]:
-    """Report each key that makes the Cluster Autoscaler wait for a GPU that does not exist."""
+    """Report each key that makes the Cluster Autoscaler wait for a nonexistent GPU."""
     if any(node.allocatable.get(name, 0) for name in _AUTOSCALERS_GPUS):
         return
     if node.ready_since is None:
         return
     provider = node.provider_id.partition("://")[0]
     if not provider:
-        # no autoscaler recognizes this machine
+        # autoscalers do not recognize this machine
         return
-    # each key belongs to one provider; for an unknown provider any may matter
+    # each key belongs to one provider; for an unknown provider any key may matter
     mine = _PROVIDERS.get(provider, accelerators.AUTOSCALER_KEYS - {"accelerator"})
     for key in sorted(mine & node.labels.keys()):
         yield findings.finding(

@@ -40,22 +40,22 @@ _ORDER: Final = (Step.REFUSE, Step.WRITE, Step.REMOVE, Step.KEEP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """Which labels to write that would otherwise be refused.
+    """The labels that are written although they would otherwise be refused.
 
     Parameters
     ----------
     allow_unknown
         Also names that are guessed from an unknown product.
     force_ambiguous
-        Also names that depend on a memory size that is unknown.
+        Also names that depend on an unknown memory size.
     from_instance_type
         Also names that are concluded from the instance type.
     overwrite
-        Also where somebody else owns the label; the old value is recorded.
+        Also labels that another manager owns; the old value is recorded.
     partial
         Also if some GPU nodes remain without a label.
     unheard
-        Also if what agents or DRA report could not be read.
+        Also if the reports of agents or DRA could not be read.
     simulated
         Also nodes whose GPUs are simulated.
 
@@ -86,7 +86,7 @@ class Row:
 
     @property
     def gpu(self) -> str:
-        """Return what the best source says of its GPUs."""
+        """Return what the best source reports about its GPUs."""
         return self.status.identity.best.text if self.status.identity.best else "?"
 
     @property
@@ -123,7 +123,7 @@ def plan(
 
 
 def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list[Row]:
-    """Return a row for each node that has something of ours or the accelerator label."""
+    """Return a row for each node with anything that muster wrote or the accelerator label."""
     planned = []
     for node in sorted(nodes, key=lambda node: node.name):
         status = node_labels.label_status(node)
@@ -155,7 +155,7 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
 
     SkyPilot reads one scheme for a whole cluster: a label on some GPU nodes hides the others.
     """
-    # correcting a value hides no node that was visible before
+    # correcting a value does not hide a node that was visible before
     is_new = any(row.step is Step.WRITE and not row.current for row in planned)
     if not is_new or allowed.partial:
         return None

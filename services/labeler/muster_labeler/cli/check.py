@@ -39,7 +39,7 @@ _NOUNS = {
     "gpuNodes": ("GPU node", "GPU nodes"),
     "fusePods": ("FUSE pod", "FUSE pods"),
 }
-"""How counts are called in text, one and several; in JSON the keys are what they are."""
+"""Singular and plural of each count in text; in JSON the keys are used unchanged."""
 _FAILING = frozenset({Severity.ERROR, Severity.WARN})
 _ORDER = tuple(Severity).index
 """The worst findings come first."""
@@ -56,7 +56,7 @@ def run(
     except (kubernetes_api.NoCluster, cluster_reader.Unreachable) as error:
         printing.warn("check", str(error))
         if output != "text":
-            # a program reads one document, whatever happened
+            # a program always gets one document, whatever happened
             unread = findings.Unread("cluster", str(error))
             view = findings.ClusterView(now=datetime.now(UTC), unread=[unread])
             name = cluster.context or cluster.kubeconfig or "cluster"
@@ -192,12 +192,12 @@ def _unread(unread: Iterable[findings.Unread], commands: findings.Commands) -> I
 
 
 def _is_notable(entry: findings.Unread) -> bool:
-    """Return whether an unreadable source is optional, so that a note about it is enough."""
+    """Return whether an unreadable source is optional, so that a note is enough."""
     return entry.is_forbidden and not entry.is_needed
 
 
 def _deduplicated(results: Iterable[Finding]) -> list[Finding]:
-    """Return each finding about an object once: a pod and its event may report the same."""
+    """Return each finding about an object once: a pod and its event may report the same problem."""
     kept: dict[tuple[str, str, str], Finding] = {}
     for finding in results:
         kept.setdefault((finding.id, finding.object, finding.message), finding)

@@ -1,6 +1,6 @@
 """Adapter: the command line: `muster check`, `label-gpus`, `unlabel-gpus`, `uninstall`, `gpu-name`.
 
-They need a kubeconfig and no running muster; `gpu-name` needs neither.
+They need a kubeconfig, but muster need not be running; `gpu-name` needs neither.
 """
 
 import re

@@ -138,7 +138,7 @@ def _planned(
 ) -> tuple[list[Row], str | None]:
     """Return the planned rows, and why nothing may be written, or None."""
     statuses = node_labels.label_statuses(nodes, evidence)
-    # every node writes its own file of features: together they label all nodes
+    # every node writes its own feature file: together the files label all nodes
     only = () if request.features else request.write.node
     rows = label_plan.plan(statuses, allowed, simulated=simulated, only=only)
     covering = node_labels.covering_scheme(statuses)
@@ -147,12 +147,12 @@ def _planned(
 
 
 def _unread(request: Request, unread: Sequence[findings.Unread]) -> str | None:
-    """Print what could not be read; return why that forbids writing, or None."""
+    """Print the objects that could not be read; return why that forbids writing, or None."""
     for entry in unread:
         output.warn(request.command, f"not read: {entry.why}")
     if not unread or (request.label and request.label.unheard):
         return None
-    return "what knows the GPUs best could not be read; --unheard"
+    return "the best sources about the GPUs could not be read; --unheard"
 
 
 async def _write_all(
@@ -162,7 +162,7 @@ async def _write_all(
     *,
     with_condition: Sequence[model.Node],
 ) -> int:
-    """Write the planned rows; `with_condition` are the nodes that have our condition."""
+    """Write the planned rows; `with_condition` are the nodes with muster's condition."""
     work = [row for row in rows if row.step in {Step.WRITE, Step.REMOVE}]
     is_refused = any(row.step is Step.REFUSE for row in rows)
     is_unlabelling = request.label is None
@@ -240,7 +240,7 @@ async def is_confirmed(command: str, api: kubernetes_api.Api, action: str) -> bo
 async def _ask(question: str) -> bool:
     """Ask for one line; only `y` and `yes` mean yes.
 
-    Read by the loop and not in a thread, so that Ctrl-C ends it at once.
+    The event loop reads it, not a thread, so that Ctrl-C ends the command at once.
     """
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
@@ -309,8 +309,8 @@ def _write_features(
 ) -> int:
     """Write one node's labels to a file from which node-feature-discovery sets them.
 
-    Its worker reads the folder features.d on its node (NFD docs, customization guide: local feature
-    source), so that an agent on a node needs no permission but to read nodes.
+    NFD's worker reads the folder features.d on its node (NFD docs, customization guide: local
+    feature source), so that an agent on a node only needs permission to read nodes.
     """
     assert request.features is not None, "a file was named"
     (name,) = request.write.node

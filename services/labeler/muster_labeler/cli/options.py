@@ -16,7 +16,7 @@ from muster_labeler.check import label_plan
 from muster_labeler.naming import accelerators
 
 if TYPE_CHECKING:
-    # the commands import it when they are called
+    # the commands import this module when they are called
     from muster.kubernetes import api as kubernetes_api
 
 Flag = output.Flag
@@ -47,11 +47,11 @@ class ClusterOptions:
     kubeconfig
         By default $KUBECONFIG, else ~/.kube/config, else the cluster this runs in.
     timeout
-        How long reading may take in all: `20s`, `500ms`, `2m`.
+        The longest time for reading everything: `20s`, `500ms`, `2m`.
     aliases
         Reviewed names: a YAML file with lines of `product: name`.
     muster_namespace
-        Where muster is installed, if it is: its agents know the GPUs best.
+        The namespace of muster, if it is installed: its agents know the GPUs best.
 
     """
 
@@ -76,7 +76,7 @@ class WriteOptions:
     yes
         Do not ask for confirmation.
     rate
-        Write at most so many nodes a second.
+        Write at most this many nodes a second.
     json
         Print one JSON object.
 
@@ -97,7 +97,7 @@ LABEL: Final = label_plan.Allowed()
 
 
 async def connect(options: ClusterOptions) -> "kubernetes_api.Api":
-    """Return the cluster that was chosen. Raises api.NoCluster."""
+    """Return the API of the chosen cluster. Raises api.NoCluster."""
     from muster.kubernetes import api as kubernetes_api  # noqa: PLC0415  # a command imports what it needs when it is called
 
     return await kubernetes_api.find(

@@ -1,7 +1,8 @@
 """Adapter: the command line: `muster uninstall` removes muster from a cluster, nodes included.
 
-First the namespace, so that no labeler is left that would label a node again; then what muster
-wrote on nodes; then its objects outside the namespace. Each step can be done again.
+First it removes the namespace, so that no labeler is left that would label a node again; then
+labels, annotations and conditions of nodes; then muster's objects outside the namespace. Each step
+can be repeated.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ _KINDS: Final = (
     (_ADMISSION, "validatingadmissionpolicies"),
     ("security.openshift.io", "securitycontextconstraints"),
 )
-"""Group and plural of what muster has outside its namespace."""
+"""Group and plural of the kinds that muster has outside its namespace."""
 _READING: Final = (
     Permission("list", "nodes"),
     Permission("get", "namespaces"),
@@ -48,7 +49,7 @@ _WRITING: Final = (
     *(Permission("delete", plural, group) for group, plural in _KINDS),
 )
 _ENDS_S: Final = 180.0
-"""NATS may take a minute to end; a namespace that is there after this waits for something else."""
+"""NATS may take a minute to end; a namespace that exists for longer waits for something else."""
 _LOOK_S: Final = 0.5
 _NODES_KEEP: Final = (
     "remains: nodes list the resources of muster with 0 devices; see docs/upgrade.md"
@@ -68,13 +69,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Installation:
-    """What there is of muster: its namespace, objects elsewhere, and volumes that will be kept."""
+    """The parts of muster: its namespace, objects elsewhere, and volumes that will be kept."""
 
     has_namespace: bool
     outside: tuple[str, ...]
     kept_volumes: tuple[str, ...]
     nodes: int
-    """Nodes on which muster wrote something."""
+    """The number of nodes on which muster wrote something."""
 
 
 class _Claim(objects.Object, frozen=True):
@@ -99,7 +100,7 @@ class _Namespace(objects.HasMetadata, frozen=True):
 
 
 class _Refused(Exception):
-    """Nothing more is removed; the text says why, `code` is the exit code."""
+    """Removal stops here; the text says why, and `code` is the exit code."""
 
     def __init__(self, text: str, code: Exit = Exit.PROBLEMS) -> None:
         super().__init__(text)
@@ -172,7 +173,7 @@ class _Cluster:
         self._path = f"/api/v1/namespaces/{namespace}"
 
     async def look(self, permissions: Sequence[Permission]) -> _Installation | None:
-        """Return what there is of muster; None if nothing. Raises _Refused."""
+        """Return the parts of muster; None if there are none. Raises _Refused."""
         progress = options.progress_printer()
         reader = cluster_reader.ClusterReader(
             self._api, timeout_s=self._timeout_s, progress=progress
@@ -228,11 +229,11 @@ class _Cluster:
     async def _delete(self, path: str) -> None:
         answer = await self._api.request("DELETE", path, timeout_s=self._timeout_s)
         if not answer.is_ok and answer.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
-            # 409 of a namespace: it ends already
+            # 409 for a namespace: it is already being deleted
             raise _refusal(answer)
 
     async def _namespace_object(self) -> _Namespace | None:
-        """Return muster's namespace; None without one. Raises _Refused if it is somebody else's."""
+        """Return muster's namespace; None without one. Raises _Refused if it is not muster's."""
         answer = await self._api.request("GET", self._path, timeout_s=self._timeout_s)
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
@@ -257,7 +258,7 @@ class _Cluster:
     async def _all(
         self, path: str, shape: type[Shape], label: tuple[str, str] | None = None
     ) -> AsyncIterator[Shape]:
-        """Yield the objects of a kind; none if the cluster does not have it. Raises Refused."""
+        """Yield the objects of a kind; none if the cluster lacks the kind. Raises Refused."""
         query = {"labelSelector": "=".join(label)} if label else {}
         try:
             async for page in self._api.pages(path, query=query, timeout_s=self._timeout_s):

@@ -1,5 +1,5 @@
 """How the labeler uses the Kubernetes API.
 
-`projection` turns its JSON into the labeler's model; `cluster_api` asks for rights, reads nodes and
-writes labels, at a set pace.
+`projection` turns the API's JSON into the labeler's model; `cluster_api` checks permissions, reads
+nodes and writes labels at a limited rate.
 """

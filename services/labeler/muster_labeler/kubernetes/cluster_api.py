@@ -1,12 +1,12 @@
-"""Adapter: the Kubernetes API: checks our permissions; reads and labels nodes at a set pace.
+"""Adapter: the Kubernetes API: checks permissions; reads and labels nodes at a limited rate.
 
-Labels are written by server-side apply as one field manager, so that the API itself knows whose
-each label is. A label that another manager owns stays as it is, and the error names that owner,
-unless a person asked for `--overwrite`. What was written is read back; a difference is a failure.
+Labels are written by server-side apply as one field manager, so that the API itself knows the owner
+of each label. A label that another manager owns stays as it is, and the error names that manager,
+unless a person asked for `--overwrite`. Written labels are read back; a difference is a failure.
 
-The rate of writes holds where they arrive, not only where they are sent: a write that is under way
-may arrive at any moment until it is answered, so it counts from when it is sent until a second
-after its answer. That is why this is no token bucket.
+The rate limits how fast writes arrive, not only how fast they are sent. A write under way may
+arrive at any moment until it is answered, so it counts from when it is sent until a second after
+its answer. A token bucket would not do that.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ _NODE: Final = msgspec.json.Decoder(objects.Node)
 
 
 class WritePace:
-    """Limits how fast one cluster is written: `async with pace.turn()` admits one request.
+    """Limits the rate of writes to one cluster: `async with pace.turn()` admits one request.
 
-    `may_write` is evaluated when a turn has come: a writer that has waited long cannot know.
+    `may_write` is evaluated only when the turn comes, because it may change during a long wait.
     """
 
     def __init__(self, per_s: float) -> None:
@@ -50,7 +50,7 @@ class WritePace:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncGenerator[None, None]:
-        """Wait for a turn, first come, first served; leave it when the answer is there."""
+        """Wait for a turn, first come, first served; leave the block after the answer."""
         async with self._line:
             while (wait_s := self._rate.wait_s(self._clock())) != 0:
                 self._answered.clear()
@@ -75,7 +75,7 @@ class WriteRate:
         self._next_at = float("-inf")
         self._under_way = 0
         self._counted_until: collections.deque[float] = collections.deque()
-        """Until when each answered write counts."""
+        """The time until which each answered write counts."""
 
     def wait_s(self, now: float) -> float | None:
         """Return the time until the next write may start; None while too many are in flight."""
@@ -101,16 +101,16 @@ class WriteRate:
 
 
 class WriteLimit:
-    """Limits how often each node is written in a period, so no fight over a label is endless."""
+    """Limits how often each node is written in a period, to end any fight over a label."""
 
     def __init__(self, writes_max: int, period_s: float) -> None:
         self._writes_max = writes_max
         self._period_s = period_s
         self._written: dict[str, tuple[float, int]] = {}
-        """When the period began, and how many writes it has had so far."""
+        """When the period began, and the number of writes in it."""
 
     def may_write(self, node: str, now: float) -> bool:
-        """Return whether a node may be written once more."""
+        """Return whether a node may be written again."""
         since, count = self._written.get(node, (now, 0))
         return now - since >= self._period_s or count < self._writes_max
 
@@ -129,9 +129,9 @@ class WriteLimit:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What failed, and why.
+    """A failed request, and why it failed.
 
-    `is_passing` if another attempt may succeed, `is_gone` if the node does not exist any more;
+    `is_passing` if another attempt may succeed; `is_gone` if the node no longer exists;
     `is_conflict` if another manager owns the label.
     """
 
@@ -168,12 +168,12 @@ class NodeApi:
         drop: Collection[str] = (),
         force: bool = False,
     ) -> model.Node | Failure:
-        """Write labels and their provenance, remove those in `drop`; return the node read back.
+        """Write labels and their provenance, remove labels in `drop`; return the node read back.
 
-        Our other labels stay.
+        Muster's other labels stay.
 
-        The node's uid goes along: a node that was deleted meanwhile is a conflict, where without it
-        server-side apply would create one (apiserver endpoints/handlers/patch.go).
+        The patch contains the node's uid, so that a node deleted in the meantime is a conflict;
+        without it server-side apply would create the node (apiserver endpoints/handlers/patch.go).
         """
         kept = {key: value for key, value in node.our_labels.items() if key not in drop}
         metadata = {
@@ -186,16 +186,16 @@ class NodeApi:
         return await self._apply(node, metadata, expected, force=force)
 
     async def unlabel(self, node: model.Node) -> model.Node | Failure:
-        """Remove all our labels from a node, by applying none; return the node read back."""
+        """Remove muster's labels from a node by applying none; return the node read back."""
         metadata = {"name": node.name, "uid": node.uid}
         removed: dict[str, str | None] = dict.fromkeys(node.our_labels)
         return await self._apply(node, metadata, removed, force=False)
 
     async def remove_condition(self, node: model.Node) -> Failure | None:
-        """Remove our condition from a node.
+        """Remove muster's condition from a node.
 
-        It is removed by name. An apply that leaves it out would remove with it every condition
-        without an owner, and what a kubelet has not changed since it made its node has none.
+        It is removed by name. An apply without it would also remove every condition without an
+        owner, such as conditions that a kubelet has not changed since it created its node.
         """
         conditions = [{"$patch": "delete", "type": model.CONDITION}]
         answer = await write(
@@ -233,7 +233,7 @@ class NodeApi:
         if isinstance(after, Failure):
             return after
         labels = {**after.labels, **after.our_labels}
-        # a removed label that somebody else owns as well stays, and is no longer ours
+        # a removed label that another manager owns too stays, but is no longer muster's
         wrong = [
             key
             for key, value in sorted(expected.items())
@@ -246,19 +246,19 @@ class NodeApi:
 
     async def _refused(self, verb: str, node: model.Node, answer: kubernetes_api.Answer) -> Failure:
         if answer.status in {HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY}:
-            # of a label, or of a node that does not exist any more, or of its successor
+            # a conflict about a label, a node that no longer exists, or a new node of this name
             after = await self.get(node.name)
             if isinstance(after, Failure) and after.is_gone:
                 return after
             if isinstance(after, model.Node) and after.uid != node.uid:
-                text = f"{verb} node {node.name}: it was made again meanwhile"
+                text = f"{verb} node {node.name}: it was deleted and created again"
                 return Failure(text, is_gone=True)
         return _failure(verb, node.name, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A verb on a resource, or on one named object; in all namespaces unless one is named."""
+    """A verb on a resource or a named object; in all namespaces unless a namespace is given."""
 
     verb: str
     resource: str
@@ -286,7 +286,7 @@ async def missing_permissions(
 ) -> list[Permission]:
     """Return the permissions that the API denies.
 
-    If it does not answer, we assume to have one: the request itself will show.
+    If the API does not answer, a permission counts as granted: the request itself will show.
     """
     allowed = await asyncio.gather(*(_is_allowed(api, entry, timeout_s) for entry in permissions))
     return [entry for entry, is_ours in zip(permissions, allowed, strict=True) if not is_ours]
@@ -295,7 +295,7 @@ async def missing_permissions(
 async def log_missing_permissions(
     api: kubernetes_api.Api, permissions: Sequence[Permission], *, timeout_s: float
 ) -> None:
-    """Log all missing permissions at once, instead of each when it is first needed."""
+    """Log all missing permissions at once, rather than one by one when they are needed."""
     missing = await missing_permissions(api, permissions, timeout_s=timeout_s)
     if missing:
         logs.logger().warning("permissions_missing", permissions=[str(entry) for entry in missing])
@@ -312,9 +312,9 @@ async def write(
     query: Mapping[str, str] | None = None,
     content: str = kubernetes_api.APPLY,
 ) -> kubernetes_api.Answer:
-    """Write an object; each attempt waits its turn, so that retries do not exceed the rate.
+    """Write an object; each attempt waits for its turn, so that retries do not exceed the rate.
 
-    If we may not write any more when the turn comes, nothing is written.
+    Nothing is written if writing is no longer allowed when the turn comes.
     """
     answer = kubernetes_api.Answer(
         what=f"{verb.lower()} {path}", status=0, body=b"another replica leads by now"
@@ -341,7 +341,7 @@ async def write(
 async def remove_objects(
     api: kubernetes_api.Api, pace: WritePace, *, namespace: str, timeout_s: float
 ) -> list[str]:
-    """Remove the inventory and the Lease; return what failed."""
+    """Remove the inventory and the Lease; return the failures."""
     answers = []
     for path in (
         f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}",

@@ -1,9 +1,8 @@
-"""Pure: reduces Kubernetes objects to what the labeler needs; codes the ConfigMap of reports.
+"""Pure: reduces Kubernetes objects to the labeler's model; encodes and decodes the ConfigMap.
 
-Of ten thousand nodes only the labels that say something about accelerators are kept, and mappings
-that are equal are kept once.
+For ten thousand nodes only labels about accelerators are kept, and equal mappings are kept once.
 
-The inventory is written down in a ConfigMap because the commands have no bus. Products are written
+The inventory is stored in a ConfigMap because the commands do not use the bus. Products are written
 once and referred to by number, so that ten thousand nodes take about 300 kB of its 1 MiB.
 """
 
@@ -81,18 +80,18 @@ _IDENTIFIED: Final = msgspec.json.Decoder(_Identified)
 
 
 class UnreadableInventory(ValueError):
-    """The ConfigMap does not hold an inventory that muster wrote."""
+    """The ConfigMap does not contain an inventory that muster wrote."""
 
 
 class _ReportedInventory(msgspec.Struct, frozen=True):
     products: list[sources.Product]
     nodes: dict[str, dict[str, int]]
-    """How many of which product, by its number."""
+    """The number of GPUs of each product, by the product's number."""
     simulated: list[str] = []
 
 
 def node(raw: objects.Node, selector: Mapping[str, str] | None = None) -> model.Node:
-    """Reduce a node to our model; `selector` are the labels of the nodes to be labelled."""
+    """Reduce a node to the model; `selector` has the labels of the nodes to be labelled."""
     labels = raw.labels
     managed = raw.metadata.managed_fields or ()
     info = raw.status.node_info if raw.status else None
@@ -118,8 +117,8 @@ def node(raw: objects.Node, selector: Mapping[str, str] | None = None) -> model.
 def read_node(raw: msgspec.Raw, selector: Mapping[str, str] | None = None) -> model.Node:
     """Return a node from the API's JSON, even if only its name can be read.
 
-    Such a node counts as one with GPUs: it must not be forgotten where all nodes or none are
-    labelled. Raises what msgspec raises if there is no name either.
+    Such a node counts as a node with GPUs: it must not be forgotten when either all nodes or none
+    are labelled. Raises msgspec's errors if not even the name can be read.
     """
     with contextlib.suppress(msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         readable = node(_NODE.decode(raw), selector)
@@ -136,7 +135,7 @@ def read_node(raw: msgspec.Raw, selector: Mapping[str, str] | None = None) -> mo
 
 
 def pod(raw: objects.Pod) -> model.Pod | None:
-    """Reduce a pod that uses fuse or runs a device plugin to our model; else return None."""
+    """Reduce a pod that uses fuse or runs a device plugin to the model; return None for others."""
     spec = raw.spec or objects.PodSpec()
     status = raw.status or objects.PodStatus()
     containers = [*(spec.init_containers or ()), *(spec.containers or ())]
@@ -164,13 +163,13 @@ def pod(raw: objects.Pod) -> model.Pod | None:
 
 
 def event(raw: objects.Event) -> model.KubernetesEvent:
-    """Reduce a Kubernetes Event to our model."""
+    """Reduce a Kubernetes Event to the model."""
     about = raw.involved_object or objects.ObjectReference()
     return model.KubernetesEvent(about.kind, about.namespace, about.name, raw.reason, raw.message)
 
 
 def slice_of(raw: scheduling.ResourceSlice) -> model.ResourceSlice:
-    """Reduce a ResourceSlice to our model."""
+    """Reduce a ResourceSlice to the model."""
     spec = raw.spec or scheduling.ResourceSliceSpec()
     devices = spec.devices or ()
     products = [_product(device.basic or device) for device in devices]
@@ -185,10 +184,10 @@ def slice_of(raw: scheduling.ResourceSlice) -> model.ResourceSlice:
 def encode_inventory(
     nodes: Mapping[str, sources.Kinds], simulated: frozenset[str] = frozenset()
 ) -> str:
-    """Return the nodes' kinds of GPU as text; the same nodes, always the same text.
+    """Return the nodes' kinds of GPU as text; the same nodes always give the same text.
 
-    A node that reports too much is left out, and so is what does not fit: no node can keep the
-    others from being written.
+    A node that reports too much is left out, and so are nodes that do not fit, so that one node
+    cannot prevent the others from being written.
     """
     bounded = {name: kinds for name, kinds in nodes.items() if _is_bounded(kinds)}
     text = _encoded(bounded, simulated)
@@ -211,7 +210,7 @@ def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str
     return nodes, frozenset(decoded.simulated)
 
 
-# of ten thousand nodes most are alike in each of these, and share one mapping
+# most of ten thousand nodes have equal values, and share one mapping
 
 
 @functools.lru_cache(maxsize=3 * _SHARED_MAX)

@@ -1,11 +1,11 @@
-"""Pure: derives accelerator names from product strings and from the labels of others.
+"""Pure: derives accelerator names from product strings and from other vendors' labels.
 
-Whole words are compared, never parts of them: `RTX A4000` is no A40, and an A100 with 80 GB is an
-`a100-80gb`. Names are SkyPilot's (sky/utils/gpu_names.py), so that a label and a request meet.
+Whole words are compared, never parts of them: `RTX A4000` is not an A40, and an A100 with 80 GB is
+an `a100-80gb`. Names are SkyPilot's (sky/utils/gpu_names.py), so that labels match requests.
 
-SkyPilot reads one label scheme for a whole cluster, the first of these (in this order) whose first
-value is valid (sky/provision/kubernetes/utils.py, _GPULabelFormatterSelector); those behind Nebius
-are read by us alone.
+SkyPilot reads one label scheme for a whole cluster: the first in this order whose first value is
+valid (sky/provision/kubernetes/utils.py, _GPULabelFormatterSelector). Only muster reads the schemes
+after Nebius.
 """
 
 import enum
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?")
 
 _ERROR_TEXTS: Final = ("failed", "error", "no devices")
 _PLACEHOLDERS: Final = frozenset({"[n/a]", "n/a", "err!", "[err!]", "[unknown]", "[not supported]"})
-"""What nvidia-smi prints instead of an unknown value."""
+"""The texts that nvidia-smi prints for an unknown value."""
 _MIG = re.compile(r"\d+g\.\d+gb")
 _VGPU = re.compile(r"\d+[cqab]")
 _MEMORY = re.compile(r"(\d+)gb?")
@@ -68,7 +68,7 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A label value or None, and why; `is_shared` if the product string says that it is shared."""
+    """A label value or None, and why; `is_shared` if the product string names a shared GPU."""
 
     value: str | None
     reason: Reason
@@ -99,8 +99,9 @@ def name(
 ) -> Name:
     """Return the accelerator name of a product, as NVML, nvidia-smi, GFD or DRA write it.
 
-    `memory_mib` is measured, and takes precedence over the string. `aliases` are reviewed by people
-    and take precedence over guesses, but never name what must have no name (partitions, errors).
+    `memory_mib` is measured and takes precedence over the string. `aliases` are reviewed by people
+    and take precedence over guesses, but never name products that must not have a name (partitions,
+    errors).
     """
     text = product.strip().lower()
     words = _words(text)
@@ -119,7 +120,7 @@ def name(
 
 
 def of_node(names: Iterable[Name]) -> Name:
-    """Return the common name of a node's GPUs; MIXED if there are several or some have none."""
+    """Return the common name of a node's GPUs; MIXED if names differ or some GPUs have none."""
     distinct = list(dict.fromkeys(names))
     if len({name.value for name in distinct}) > 1:
         return Name(None, Reason.MIXED)
@@ -131,7 +132,7 @@ def of_node(names: Iterable[Name]) -> Name:
 def _refusal(
     text: str, words: Sequence[str], core: Sequence[str], *, is_mig: bool, is_vgpu: bool
 ) -> Reason | None:
-    """Return why the product must not get a name, whatever the aliases say."""
+    """Return why the product must not get a name, even by an alias."""
     if not text:
         return Reason.NO_NAME
     if text in _PLACEHOLDERS or any(word in text for word in _ERROR_TEXTS):
@@ -148,7 +149,7 @@ def _words(text: str) -> list[str]:
 
 
 def _alias(words: Sequence[str], aliases: Mapping[str, str]) -> str | None:
-    """Return the alias of a product, however its words are joined: NVML and GFD differ."""
+    """Return the alias of a product; NVML and GFD join its words differently."""
     return next((aliases[product] for product in aliases if _words(product.lower()) == words), None)
 
 
@@ -235,15 +236,15 @@ AUTOSCALER_KEYS: Final = frozenset(
 _GKE: Final = {"h100-80gb": "h100", "h200-141gb": "h200", "h100-mega-80gb": "h100-mega"}
 _GKE_STRIPPED: Final = ("nvidia-tesla-", "nvidia-")
 _AMBIGUOUS: Final = frozenset({"rtx6000"})
-"""Nebius means an RTX PRO 6000, everybody else an RTX 6000."""
+"""Nebius means an RTX PRO 6000 by this name, all others an RTX 6000."""
 _MIB: Final = re.compile(r"[0-9]{1,9}")
 _MIB_PER_GIB: Final = 1024
 OWNED: Final = frozenset({SKYPILOT, MUSTER, GFD_PRODUCT, COUNT, MEMORY})
-"""Labels whose owners matter: those that we may write."""
+"""Labels whose owners matter, because muster may write them."""
 
 
 class Fault(enum.StrEnum):
-    """Why a label value is unusable; one may disable its scheme for a whole cluster."""
+    """Why a label value is unusable; such a value may disable its scheme for a whole cluster."""
 
     EMPTY = "empty"
     NOT_LOWER_CASE = "not lower case"
@@ -306,7 +307,7 @@ def _memory(scheme: Scheme, labels: Mapping[str, str]) -> int | None:
 
 
 def _vendor_name(value: str, memory_mib: int | None) -> Name:
-    """Return a vendor's own name, with the memory where the name alone is ambiguous."""
+    """Return a vendor's own name, with the memory if the name alone is ambiguous."""
     vendors = name(value, memory_mib)
     is_known = vendors.reason in {Reason.EXACT, Reason.MEMORY_UNKNOWN}
     return vendors if is_known else Name(value.lower(), Reason.EXACT)

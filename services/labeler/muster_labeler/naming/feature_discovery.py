@@ -1,9 +1,9 @@
 """Pure: the labels that NVIDIA's GPU feature discovery would give a node with these GPUs.
 
-Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that what selects
-nodes by them keeps working. Two differences are intended: an unknown value is left out without
-affecting other labels; and of several models on a node always the same one is named, where NVIDIA's
-choice is random: whole GPUs before partitioned ones, the more numerous first, then by name.
+Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that selectors that
+use them keep working. Two differences are intended. An unknown value is left out without affecting
+other labels. Of several models on a node, muster always names the same model, while NVIDIA's choice
+is random: whole GPUs come before partitioned GPUs, then the more numerous, then by name.
 """
 
 import re
@@ -18,16 +18,16 @@ DOMAIN: Final = "nvidia.com"
 
 _VALUE_MAX: Final = 63
 _ENDS: Final = "-_."
-"""What may stand in a label value, but not at its ends (apimachinery IsValidLabelValue)."""
+"""Characters allowed in a label value, but not at its ends (apimachinery IsValidLabelValue)."""
 _NOT_KEPT = re.compile(r"[^A-Za-z0-9\-_. ]")
 _KEY_PART = re.compile(r"[-A-Za-z0-9_.]{1,42}")
-"""What `mig-<profile>.sharing-strategy`, the longest of these keys, can hold within 63."""
+"""The longest profile for which the key `mig-<profile>.sharing-strategy` has 63 characters."""
 _DRIVER = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _CLIQUE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]")
 
 _MODES: Final[Mapping[str, str]] = {"0x0300": "graphics", "0x0302": "compute"}
-"""By PCI base class and subclass: VGA controllers, and the 3D controllers of data centres."""
+"""By PCI base class and subclass: VGA controllers and the 3D controllers of data centres."""
 
 _FAMILIES: Final = (
     ((1, 0), "tesla"),
@@ -44,7 +44,7 @@ _FAMILIES: Final = (
     ((12, 0), "blackwell"),
     ((13, 0), "rubin"),
 )
-"""From which CUDA compute capability on, within its major number (internal/lm/resource.go)."""
+"""The first CUDA compute capability of each, within a major number (internal/lm/resource.go)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,14 @@ class _Share:
 
 
 _IN_PARTS: Final = _Share(0)
-"""A whole GPU in MIG mode is not allocated, only its parts."""
+"""A GPU in MIG mode is not allocated as a whole; only its parts are."""
 
 
 def labels(node: vocabulary.GpuNode) -> dict[str, str]:
-    """Return the labels of a node, by key in sorted order; none where there is no GPU.
+    """Return the labels of a node, sorted by key; empty if there is no GPU.
 
-    The Kubernetes API accepts all of them. NVIDIA's `gfd.timestamp`, of its start, is left out.
+    The Kubernetes API accepts all of them. NVIDIA's `gfd.timestamp`, the time of its start, is left
+    out.
     """
     if not node.gpus:
         return {}
@@ -94,13 +95,13 @@ def _of_node(machine: str | None, gpus: Sequence[vocabulary.Gpu]) -> dict[str, s
         labels["vgpu.present"] = _flag(True in virtual)
     cliques = {gpu.clique for gpu in gpus if gpu.clique}
     if len(cliques) == 1 and _CLIQUE.fullmatch(clique := cliques.pop()):
-        # a name shortened to fit would be another clique's
+        # a shortened name could be the name of another clique
         labels["gpu.clique"] = clique
     return labels
 
 
 def _of_versions(node: vocabulary.GpuNode) -> dict[str, str]:
-    """Return the versions under NVIDIA's present keys, and under the older ones that it keeps."""
+    """Return the versions under NVIDIA's current keys, and under its older keys."""
     labels = {}
     driver = _DRIVER.fullmatch(node.driver_version or "")
     if driver is not None:
@@ -164,7 +165,7 @@ def _of_profiles(
 def _of_profile(
     key: str, profile: str, devices: Sequence[tuple[str, vocabulary.MigDevice]], share: _Share
 ) -> dict[str, str]:
-    """Return the labels of MIG devices of one profile, given with their GPU's products."""
+    """Return the labels of MIG devices of one profile, from their GPUs' products."""
     model = _model(product for product, _ in devices)
     mig = next(mig for product, mig in devices if product == model)
     measured = {
@@ -214,7 +215,8 @@ def _of_architecture(gpus: Iterable[vocabulary.Gpu]) -> dict[str, str]:
 def _product(model: str, *more: str) -> str:
     """Return the value of a product label, empty for a GPU without a name.
 
-    What follows the model shows that this is no whole GPU: in a long value the model is shortened.
+    The words after the model show that this is not a whole GPU, so in a long value the model is
+    shortened.
     """
     name = sanitised(model).strip(_ENDS)
     if not name:
@@ -228,7 +230,7 @@ def _value(text: str) -> str:
 
 
 def _model(products: Iterable[str], *, first: Iterable[str] = ()) -> str:
-    """Return the product that represents all: the most frequent of the `first`, then by name."""
+    """Return the product that represents all: the most frequent in `first`, then by name."""
     counts = Counter(products)
     preferred = set(first)
     return min(counts, key=lambda product: (product not in preferred, -counts[product], product))
@@ -246,7 +248,7 @@ def _profiles(
 
 
 def _share(resources: Iterable[vocabulary.GpuResource], profile: str) -> _Share:
-    """Return how the devices of a profile are shared; if only some are, those decide."""
+    """Return how the devices of a profile are shared; if only some are shared, those decide."""
     shares = [
         _Share(max(resource.replicas, 1), is_renamed=resource.name != resource.was)
         for resource in resources

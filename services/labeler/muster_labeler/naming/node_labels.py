@@ -64,7 +64,7 @@ class LabelStatus:
 
     @property
     def wanted(self) -> str | None:
-        """Return the value that the label should have, certain or not; None without one."""
+        """Return the value that the label should have, certain or not; None if there is none."""
         return None if self.identity.is_conflict else self.identity.name.value
 
     @property
@@ -76,19 +76,19 @@ class LabelStatus:
 
     @property
     def foreign_owners(self) -> str:
-        """Return the label's other owners as text; empty without any, or without the label."""
+        """Return the label's other owners as text; empty if there are none, or no label."""
         if self.current is None or (self.is_ours and not self.other_owners):
             return ""
         return ", ".join(self.other_owners) or "an unknown manager"
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether muster wrote the label for other GPUs than these."""
+        """Return whether muster wrote the label for GPUs that the node no longer has."""
         claim, (source, product) = self.identity.best, self.node.labelled_from
         if claim is None or not self.node.is_ours_alone(accelerators.SKYPILOT):
             return False
         if self.identity.name.reason in {Reason.NO_NAME, Reason.NOT_A_NAME}:
-            # a problem with the driver, not other GPUs
+            # a problem with the driver, not a change of GPUs
             return False
         if self.identity.name.reason in _NEVER:
             return True
@@ -139,7 +139,7 @@ def provenance(
 def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
     """Return the key of another scheme that names every GPU node with certainty, if there is one.
 
-    Then SkyPilot needs no label of ours, and one on some nodes would hide the others.
+    Then SkyPilot does not need muster's label, which on only some nodes would hide the others.
     """
     if not statuses or any(status.current is not None for status in statuses):
         return None
@@ -154,7 +154,7 @@ def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
 def partial_schemes(statuses: Sequence[LabelStatus]) -> Mapping[str, int]:
     """Return how many GPU nodes each of SkyPilot's schemes names, if several are in use.
 
-    Empty when one scheme names them all, or none names any.
+    Empty if one scheme names all GPU nodes, or no scheme names any.
     """
     counts = {
         scheme.key: sum(_has_valid_label(status, scheme) for status in statuses)
@@ -224,7 +224,7 @@ def _owned_state(node: model.Node) -> LabelState:
 
 
 def _is_wrong(label: str, wanted: accelerators.Name) -> bool:
-    """Return whether a label is certainly wrong; a guess or unknown memory proves little."""
+    """Return whether a label is certainly wrong; a guess or an unknown memory size is not proof."""
     if wanted.value is None or wanted.reason is Reason.FALLBACK:
         return False
     if wanted.reason is Reason.MEMORY_UNKNOWN:
@@ -233,7 +233,7 @@ def _is_wrong(label: str, wanted: accelerators.Name) -> bool:
 
 
 class LabelSet(enum.StrEnum):
-    """Label keys that belong together; the autoscalers' keys are in no set."""
+    """Label keys that belong together; the autoscalers' keys do not belong to any set."""
 
     SKYPILOT = "skypilot"
     MUSTER = "muster"
@@ -273,10 +273,10 @@ def stale_labels(
     *,
     gpus: vocabulary.GpuNode | None,
 ) -> frozenset[str]:
-    """Return which of our labels no longer apply.
+    """Return which of muster's labels no longer apply.
 
-    SkyPilot's stays if the policy does not write it: a person's command wrote it. NVIDIA's stay
-    while no agent reports the GPUs.
+    SkyPilot's label stays if the policy does not write it, because a command of a person wrote it.
+    NVIDIA's labels stay while no agent reports the GPUs.
     """
     undecided = f"{feature_discovery.DOMAIN}/" if LabelSet.NVIDIA in sets and gpus is None else None
     return frozenset(
@@ -291,6 +291,7 @@ def stale_labels(
 def feature_file(wanted: Mapping[str, str]) -> str:
     """Return labels as node-feature-discovery reads them from features.d, one per line.
 
-    A node's agent that has this file needs no permission on nodes: NFD's master writes the labels.
+    With this file a node's agent does not need permission to write nodes: NFD's master writes the
+    labels.
     """
     return "".join(f"{key}={value}\n" for key, value in sorted(wanted.items()))

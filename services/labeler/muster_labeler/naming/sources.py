@@ -1,6 +1,7 @@
 """Pure: identifies a node's GPUs from several sources, in order of trust.
 
-If sources disagree that is a finding, and there is no label: one is wrong, and nobody knows which.
+If sources disagree, that is a finding and the node gets no label: it is unknown which source is
+wrong.
 """
 
 import enum
@@ -18,7 +19,7 @@ from muster_labeler.naming.accelerators import Name, Reason
 
 
 class Source(enum.StrEnum):
-    """The sources of a node's accelerator name, the most trusted first."""
+    """The sources of a node's accelerator name, most trusted first."""
 
     AGENT = "agent inventory"
     DRA = "DRA ResourceSlice"
@@ -44,7 +45,8 @@ Kinds = Mapping[Product, int]
 class Claim:
     """The accelerator name from one source, and the text that it was derived from.
 
-    `product` is what an alias can name: empty if there are several products, or none.
+    `product` is the text for which an alias can be given: empty if there are several products, or
+    none.
     """
 
     source: Source
@@ -56,7 +58,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The claims of all sources about a node's accelerators; `best` is the one that counts."""
+    """The claims of all sources about a node's accelerators; `best` is the claim that counts."""
 
     claims: tuple[Claim, ...] = ()
     best: Claim | None = None
@@ -86,7 +88,7 @@ _INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 _PRODUCTS_SHOWN_MAX: Final = 5
 _COUNTS: Final = re.compile(r"(?:^|(?<=, ))\d+ x ")
 _WRITTEN_SCHEMES: Final = frozenset({"skypilot", "muster"})
-"""Schemes that people and muster write: they are checked, but are not evidence."""
+"""Schemes that people and muster write: their labels are checked, but are not evidence."""
 _INSTANCE_TYPES: Final = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -132,7 +134,7 @@ _INSTANCE_TYPES: Final = tuple(
         (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
     )
 )
-"""A hint for people, and a label only if they ask for it: the type says what was ordered."""
+"""A hint for people, and a label only on request: the type shows only what was ordered."""
 
 
 def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
@@ -176,7 +178,7 @@ def _claims(
     labels = [
         reading
         for reading in readings
-        # our own label is no independent evidence
+        # muster's own label is not independent evidence
         if reading.fault is None
         and reading.scheme.id not in _WRITTEN_SCHEMES
         and not node.is_ours_alone(reading.scheme.key)
@@ -246,12 +248,12 @@ def _is_conclusive(claim: Claim) -> bool:
 
 
 def _contradict(name: Name, other: Name) -> bool:
-    """Return whether two claims exclude each other; unknown memory seldom does."""
+    """Return whether two claims exclude each other; unknown memory rarely makes them do so."""
     if name.value is None or other.value is None or Reason.FALLBACK in {name.reason, other.reason}:
         # a cloud names the card, an agent knows that it is partitioned
         return False
     if {name.value, other.value} == {"h100", "h100-nvl"}:
-        # SkyPilot serves requests for the plain card with it
+        # SkyPilot also serves requests for the plain card with this name
         return False
     if name.reason is Reason.MEMORY_UNKNOWN and other.value.startswith(name.value):
         return False

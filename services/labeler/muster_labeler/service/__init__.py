@@ -1,6 +1,6 @@
-"""The running service, which keeps the labels of all nodes correct.
+"""The service that keeps the labels of all nodes correct.
 
-`reconciler` is the loop, and writes labels; `fleet` remembers nodes and inventories; `decisions`
-says what to do with a node, and whether any first label may be written; `decision_publisher`
+`reconciler` is the loop and writes labels; `fleet` keeps nodes and inventories; `decisions` decides
+what to do about a node, and whether nodes without a label may be labelled; `decision_publisher`
 publishes decisions and node conditions.
 """

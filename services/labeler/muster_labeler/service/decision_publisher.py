@@ -1,8 +1,8 @@
 """Adapter: the bus and the Kubernetes API: publishes decisions and node conditions.
 
-Nobody waits for it. Labelling goes on while NATS is disconnected: events wait in bounded queues.
-What does not fit is dropped and counted; a plugin's next inventory has its node evaluated again.
-The condition of a node shows health's verdicts on its plugins.
+Labelling does not wait for it and goes on while NATS is disconnected: events wait in bounded
+queues. Events that do not fit are dropped and counted; a node is evaluated again after its plugin's
+next inventory. The condition of a node shows health's verdicts on its plugins.
 """
 
 import asyncio
@@ -58,11 +58,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 WriteCondition = Callable[[model.Node, Condition], Awaitable[bool]]
-"""Writes the condition of a node; returns whether that succeeded."""
+"""Writes the condition of a node; returns whether it succeeded."""
 
 
 class ClusterRecords:
-    """What the leader writes to the cluster besides labels.
+    """Writes the leader's records to the cluster: everything except labels.
 
     Nothing depends on it: a failure is counted, logged once, and not retried here.
     """
@@ -125,7 +125,7 @@ class ClusterRecords:
         left_out = kinds.keys() - projection.decode_inventory(text)[0].keys()
         if left_out and not self._left_out:
             logs.logger().warning(
-                "inventory_truncated", nodes_left_out=len(left_out), such_as=min(left_out)
+                "inventory_truncated", nodes_left_out=len(left_out), first_left_out=min(left_out)
             )
         self._left_out = bool(left_out)
         if checksum == self._written:
@@ -155,7 +155,7 @@ class ClusterRecords:
 
 
 class DecisionPublisher:
-    """Publishes decisions on the bus and, with `records`, also in the cluster."""
+    """Publishes decisions on the bus and, with `records`, in the cluster too."""
 
     def __init__(self, publish: Publish, records: ClusterRecords | None) -> None:
         self._publish = publish
@@ -209,9 +209,9 @@ class NodeConditionWriter:
         self._unwritten: set[str] = set()
 
     def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> bool:
-        """Store a verdict; return False if it is from an earlier leader than the last one.
+        """Store a verdict; return False if it comes from an earlier leader than the last verdict.
 
-        Leaders' terms grow even if their bucket is lost, see muster.nats.jetstream.
+        Leaders' terms grow even if their bucket is lost (see muster.nats.jetstream).
         """
         verdicts = self._verdicts.setdefault(verdict.node, {})
         newest = verdicts.get(verdict.plugin)
@@ -221,7 +221,7 @@ class NodeConditionWriter:
         return True
 
     async def write(self, node: model.Node) -> None:
-        """Write the condition of a node, if it differs from the one last written."""
+        """Write the condition of a node if it differs from the last written condition."""
         verdicts = self._verdicts.get(node.name)
         if not verdicts or self._write is None:
             return
@@ -245,14 +245,14 @@ class NodeConditionWriter:
         self._unwritten.discard(name)
 
     def forget_written(self) -> None:
-        """Forget what was written, because another replica writes from now on."""
+        """Forget the written conditions, because another replica writes from now on."""
         self._written.clear()
 
 
 def condition_of(verdicts: Mapping[str, Verdict]) -> Condition:
     """Return the condition of a node from the last verdict on each of its plugins.
 
-    The worst counts: a plugin that is down comes before one that cannot be reached.
+    The worst verdict counts: down is worse than unreachable.
     """
     down = {name: v for name, v in verdicts.items() if v not in _GOOD and v not in _UNREACHABLE}
     unreachable = {name: v for name, v in verdicts.items() if v in _UNREACHABLE}
@@ -266,7 +266,7 @@ def condition_of(verdicts: Mapping[str, Verdict]) -> Condition:
 
 
 def condition_patch(node: str, uid: str, wanted: Condition, *, at: datetime) -> dict[str, object]:
-    """Return the server-side apply patch for a condition that changed at this time."""
+    """Return the server-side apply patch for a condition that changed at `at`."""
     time = at.strftime("%Y-%m-%dT%H:%M:%SZ")
     condition = {**msgspec.to_builtins(wanted), "lastTransitionTime": time}
     return {

@@ -39,7 +39,7 @@ class Action(enum.StrEnum):
 class Decision:
     """What the labeler does about a node, with which labels, and why.
 
-    `source` is what named the GPUs; labels with the keys in `drop` are removed.
+    `source` is the source of the GPUs' name; labels with the keys in `drop` are removed.
     """
 
     action: Action
@@ -62,7 +62,7 @@ NO_REPORT: Final = Report(kinds={})
 
 
 def kinds_of(node: vocabulary.GpuNode | None) -> dict[sources.Product, int]:
-    """Return the GPU models of a node, and how many physical GPUs there are of each.
+    """Return the GPU models of a node with the number of physical GPUs of each.
 
     A GPU in MIG mode is partitioned, whether or not it has MIG devices yet.
     """
@@ -81,7 +81,7 @@ def kinds_of(node: vocabulary.GpuNode | None) -> dict[sources.Product, int]:
     )
 
 
-def decide(  # noqa: PLR0911  # one line a rule, in order
+def decide(  # noqa: PLR0911  # one line for each rule, in order
     status: LabelStatus,
     settings: config.Settings,
     *,
@@ -135,7 +135,7 @@ def may_label(status: LabelStatus, settings: config.Settings, report: Report) ->
 
 
 def to_event(decision: Decision, *, node: str, at: datetime) -> vocabulary.LabelEvent | None:
-    """Return the event for a decision that was carried out; None if it has none."""
+    """Return the event for a decision that was carried out; None if there is no event."""
     kinds: Mapping[Action, type[vocabulary.LabelEvent]] = {
         Action.SUGGEST: vocabulary.LabelsSuggested,
         Action.APPLY: vocabulary.LabelsApplied,
@@ -155,7 +155,7 @@ def to_event(decision: Decision, *, node: str, at: datetime) -> vocabulary.Label
 
 
 class _Mark(NamedTuple):
-    """One GPU node as the rule sees it; `named_by` lists the other schemes that name it."""
+    """One GPU node; `named_by` lists the other schemes that name it."""
 
     is_labelled: bool
     is_named: bool
@@ -174,7 +174,7 @@ class AllOrNothing:
         self._marks: dict[str, _Mark] = {}
         self._counts: collections.Counter[_Mark] = collections.Counter()
         self._shared: dict[_Mark, _Mark] = {}
-        # in insertion order: sorting ten thousand each time would cost seconds
+        # in insertion order: sorting ten thousand nodes each time would take seconds
         self._unnamed: dict[str, None] = {}
 
     def update(self, name: str, status: LabelStatus | None, *, may_label: bool = False) -> None:
@@ -185,7 +185,7 @@ class AllOrNothing:
         self._unnamed.pop(name, None)
         if status is None or status.state is LabelState.NOT_GPU:
             return
-        # an empty label that somebody else owns stays as it is
+        # an empty label that another manager owns stays as it is
         mark = _mark(
             status, is_named=may_label and not (status.current == "" and status.foreign_owners)
         )
@@ -226,7 +226,7 @@ def _unnamed(status: LabelStatus, settings: config.Settings, source: str) -> Dec
 
 
 def _apply(status: LabelStatus, wanted: Decision, objection: str | None) -> Decision:
-    """Return the decision about labels that the policy allows."""
+    """Return the decision about the labels that the policy allows."""
     if KEY not in wanted.labels:
         return wanted
     if status.current not in {None, wanted.labels[KEY]} and status.foreign_owners:
@@ -247,7 +247,7 @@ def _may_withdraw(status: LabelStatus, settings: config.Settings) -> bool:
 
 
 def _without_gpu(status: LabelStatus, settings: config.Settings, source: str) -> Decision:
-    """Return the decision for a node without GPUs: remove our labels if a source proves it."""
+    """Return the decision for a node without GPUs: remove muster's labels if that is certain."""
     is_certain = status.identity.best is not None
     if (
         is_certain
@@ -255,7 +255,7 @@ def _without_gpu(status: LabelStatus, settings: config.Settings, source: str) ->
         and settings.mode is config.Mode.APPLY
         and status.node.is_selected
     ):
-        return Decision(Action.WITHDRAW, {}, "withdrawn: the node has no GPU any more", source)
+        return Decision(Action.WITHDRAW, {}, "withdrawn: the node no longer has a GPU", source)
     return Decision(
         Action.NOTHING, {}, "no GPU" if is_certain else "no source names its GPUs", source
     )

@@ -1,4 +1,4 @@
-"""Pure: the nodes with GPUs: what plugins reported, and the last decision about each."""
+"""Pure: the nodes with GPUs: the plugins' reports, and the last decision about each node."""
 
 import dataclasses
 import functools
@@ -34,8 +34,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet:
     """The nodes with GPUs, by name.
 
-    While `are_nodes_unknown`, the nodes of the cluster have not been listed, and every node that a
-    plugin reports counts as existing.
+    While `are_nodes_unknown` is true, the nodes of the cluster have not been listed, and every node
+    that a plugin reports counts as existing.
     """
 
     def __init__(self, settings: config.Settings, *, are_nodes_unknown: bool = False) -> None:
@@ -48,14 +48,14 @@ class Fleet:
         self._nodes: dict[str, model.Node] = {}
         self._decided: dict[str, decisions.Decision] = {}
         self._pending: dict[str, tuple[decisions.Action, str, str]] = {}
-        """What each node waits for (WAIT: a retry, HOLD: that all nodes can be labelled, REFUSE: a
-        permission), the cause of its decision, and its reason."""
+        """Why each node waits (WAIT: a retry, HOLD: until all nodes can be labelled, REFUSE: for
+        a permission), the cause of its decision, and the reason."""
         self._all_or_nothing = decisions.AllOrNothing()
         self.inventory_version = 0
-        """Grows whenever what `reported` returns may have changed."""
+        """Rises whenever the result of `reported` may have changed."""
 
     def observe_inventory(self, event: codec.CloudEvent) -> bool:
-        """Store a plugin's inventory; return False if it is not newer than the one we have."""
+        """Store a plugin's inventory; return False if it is not newer than the stored inventory."""
         inventory = event.data
         assert isinstance(inventory, vocabulary.InventoryReported), f"{event.type}: no inventory"
         events = self._events.setdefault(inventory.node, {})
@@ -69,7 +69,7 @@ class Fleet:
         events[inventory.plugin] = _ordering(event)
         gpus = inventory.gpus
         if gpus is not None and gpus.problem and not gpus.gpus:
-            # none could be read, which does not mean that there are none
+            # GPUs could not be read, which does not mean that there are none
             return True
         if gpus is not None:
             report = _shared_report(
@@ -84,13 +84,13 @@ class Fleet:
         return True
 
     def put(self, node: model.Node) -> bool:
-        """Store a node as it is now; return False if nothing that matters changed."""
+        """Store the current state of a node; return False if nothing relevant changed."""
         before = self._nodes.get(node.name)
         if before is not None and _is_older(node, before):
-            # the watch lags behind what we read back ourselves
+            # the watch lags behind the node that was read back after a write
             return False
         if before is not None and before.uid != node.uid:
-            # deleted and created again, and the watch missed it
+            # the node was deleted and created again, but the watch missed it
             self.drop(node.name)
             before = None
         self._nodes[node.name] = node
@@ -151,7 +151,7 @@ class Fleet:
         return self._all_or_nothing.objection()
 
     def covering_scheme(self) -> str | None:
-        """Return the key of another scheme that makes our label unnecessary, if there is one."""
+        """Return the key of another scheme that makes muster's label unnecessary, if any."""
         return self._all_or_nothing.covering_scheme()
 
     def record_decision(
@@ -159,9 +159,9 @@ class Fleet:
     ) -> bool:
         """Store a decision that was carried out; return whether to publish it.
 
-        A write is always published; a suggestion or a refusal once, until the decision changes. A
-        node that waits is retried for the same `cause`; so is, less often, one whose refusal
-        `is_retriable`, such as a missing permission.
+        A write is always published; a suggestion or a refusal only once until the decision changes.
+        A node that waits is retried for the same `cause`. A refusal that `is_retriable`, such as a
+        missing permission, is retried less often.
         """
         self._pending.pop(node, None)
         is_waiting = decision.action in _WAITING
@@ -176,7 +176,7 @@ class Fleet:
             and before.action in _WRITES
             and before.labels == decision.labels
         ):
-            # what we wrote is there
+            # the written labels are already on the node
             return False
         self._decided[node] = _shared_decision(
             decision.action,
@@ -190,8 +190,8 @@ class Fleet:
     def pending(self, action: decisions.Action) -> dict[str, str]:
         """Return the nodes with this pending decision, each with its cause.
 
-        WAIT nodes are retried; HOLD nodes wait until all can be labelled; of REFUSE nodes the API
-        refused the label.
+        WAIT nodes are retried; HOLD nodes wait until all nodes can be labelled; for REFUSE nodes
+        the API refused the label.
         """
         return {node: cause for node, (of, cause, _) in self._pending.items() if of is action}
 
@@ -241,12 +241,12 @@ class Fleet:
 
 
 def _ordering(event: codec.CloudEvent) -> codec.CloudEvent:
-    """Return an event without its content, to order it in little memory for 10,000 nodes."""
+    """Return an event without its content: ordering 10,000 nodes then takes little memory."""
     return msgspec.structs.replace(event, id="", type="", boot="", data=_NOTHING)
 
 
 def _predates(event: codec.CloudEvent, node: model.Node) -> bool:
-    """Return whether an inventory belongs to an earlier node of this name; clocks may differ."""
+    """Return whether an inventory is of an earlier node with this name; clocks may differ."""
     return node.created is not None and event.time < node.created - _SKEW
 
 

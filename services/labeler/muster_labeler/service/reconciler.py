@@ -1,8 +1,9 @@
 """Adapter: the event loop: reconciles a node's labels whenever anything about the node changes.
 
-Level-triggered: a node is always evaluated as a whole, so that a label that somebody removed comes
-back and a replaced GPU is noticed. One worker handles everything about one node, in order. If
-somebody else keeps changing the same label, we stop after ten writes within a minute, and log that.
+It is level-triggered: a node is always evaluated as a whole, so that a removed label is written
+again and a replaced GPU is noticed. One worker handles everything about one node, in order. If
+another writer keeps changing the same label, the labeler stops after ten writes within a minute and
+logs that.
 """
 
 import asyncio
@@ -30,18 +31,18 @@ from muster_labeler.service import decision_publisher, decisions, fleet
 
 _WORKERS: Final = 8
 _DENIED_ROUNDS: Final = 6
-"""A node whose write the API refused is retried once in so many rounds."""
+"""A node whose write the API refused is retried once in this many rounds."""
 _INVENTORY_S: Final = 2.0
 
 _DECISIONS = prometheus_client.Counter(
     "muster_labeler_decisions_total", "Decisions about nodes, by action.", ["action"]
 )
 _WAITING = prometheus_client.Gauge(
-    "muster_labeler_waiting_nodes", "Nodes that are to be labelled and cannot be labelled yet."
+    "muster_labeler_waiting_nodes", "Nodes that are to be labelled but cannot be labelled yet."
 )
 _WRITES_MAX: Final = 10
 _WRITES_PERIOD_S: Final = 60.0
-_CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: somebody else keeps changing it"
+_CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: another writer keeps changing it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bus:
-    """The bus: yields the newest event of each subject, then every new one; and publishes."""
+    """The bus: yields the newest event of each subject, then every new event; and publishes."""
 
     newest: Callable[[], AsyncIterator[codec.CloudEvent]]
     follow: Sequence[Callable[[], AsyncIterator[codec.CloudEvent]]]
@@ -113,7 +114,8 @@ class Reconciler:
                 tasks.create_task(self._reflector.run())
             else:
                 logs.logger().info(
-                    "no_kubernetes_api", consequence="suggestions from inventories alone"
+                    "kubernetes_api_not_configured",
+                    consequence="suggestions from inventories alone",
                 )
             async for event in self._bus.newest():
                 self._observe(event)
@@ -156,7 +158,7 @@ class Reconciler:
                 pass
 
     def _enqueue(self, node: str, cause: str) -> None:
-        """Queue a node for evaluation, once however many changes there are."""
+        """Queue a node for evaluation, only once however many changes there are."""
         if node not in self._causes:
             self._queues[zlib.crc32(node.encode()) % _WORKERS].put_nowait(node)
         self._causes[node] = cause
@@ -224,7 +226,7 @@ class Reconciler:
                 await self._conditions.write(status.node)
 
     async def _reconcile(self, node: str, cause: str) -> None:
-        """Decide about a node, act on the decision, and publish it if it is new."""
+        """Decide about a node, act on the decision, and publish the decision if it is new."""
         if not self._may_suggest():
             return
         decision, is_retriable = await self._label_writer.reconcile(node)
@@ -268,7 +270,7 @@ class Reconciler:
 
 
 class LabelWriter:
-    """Writes labels while `may_write` allows it; `node_api` is None without a cluster."""
+    """Writes labels while `may_write` is true; `node_api` is None without a cluster."""
 
     def __init__(
         self,
