@@ -10,8 +10,8 @@ from muster_notifier.config import files, receiver_settings, schema
 from muster_notifier.routing import muting
 
 REACH = (
-    "imported with reach: loopback, as Alertmanager may send anywhere; for a public address remove "
-    "it, which refuses private addresses and this machine"
+    "imported with reach: loopback, because Alertmanager may send anywhere; if the address is "
+    "public, remove reach, so that private addresses and this machine are refused"
 )
 FILE = """
 global:

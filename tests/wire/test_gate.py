@@ -333,7 +333,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2_and_sigterm_ends_it_in_order(
     }
     mistakes = {
         "signing: /etc/muster-gate/gate.json: No such file": base,
-        "signing: .*: not as `muster auth init` writes it": base
+        "signing: .*: not a file that `muster auth init` wrote": base
         | {"MUSTER_GATE__SIGNING": f"{tmp_path}/bad.json"},
         "keys: not running in a cluster; set keys.file or keys.api": good,
         "tokens.issuer: must be set with keys.file": good | {"MUSTER_GATE__KEYS__FILE": "/x"},

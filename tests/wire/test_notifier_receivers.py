@@ -246,7 +246,7 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
             200,
             "?",
             {},
-            Result(outcome=Outcome.NONSENSE, detail="Slack: not a response of its API"),
+            Result(outcome=Outcome.NONSENSE, detail="Slack: not a response from its API"),
         ),
         (503, None, {}, Result(outcome=Outcome.UNWELL, detail="HTTP 503")),
     ],

@@ -73,7 +73,7 @@ class Gate:
         )
 
     def problem(self) -> str | None:
-        """Return why no client can be admitted, or None."""
+        """Return why no client can be admitted; None if clients can be admitted."""
         ring = self._authorizer.ring
         if ring is None or time.time() - ring.fetched_at > self._settings.keys.age_max_s:
             return f"no keys: {self._fetch_error or 'not fetched yet'}"

@@ -136,7 +136,7 @@ def read_signing(document: bytes) -> Signing:
     try:
         decoded = msgspec.json.decode(document, type=_GateFile)
     except codec.UNREADABLE:
-        raise ValueError("not as `muster auth init` writes it") from None
+        raise ValueError("not a file that `muster auth init` wrote") from None
     return Signing(
         answer=nkeys.Key.from_seed(decoded.answer_seed, nkeys.Kind.ACCOUNT),
         node=nkeys.Key.from_seed(decoded.node_seed, nkeys.Kind.ACCOUNT),

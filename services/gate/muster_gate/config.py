@@ -40,7 +40,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Reject a maximum age that the keys would exceed after a single failed fetch."""
         if self.age_max_s < 2 * self.refresh_s:
-            raise ValueError("age_max_s: less than two times refresh_s")
+            raise ValueError("age_max_s: must be at least twice refresh_s")
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):

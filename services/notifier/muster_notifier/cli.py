@@ -29,7 +29,7 @@ _NAME: Final = "notify"
 _Config = Annotated[Path, Parameter(name="--config", help="The notifier's settings.")]
 _Format = Annotated[
     Literal["muster", "alertmanager"],
-    Parameter(name="--config-format", help="Whose settings these are."),
+    Parameter(name="--config-format", help="The format of the settings file."),
 ]
 
 app = cyclopts.App(
@@ -53,11 +53,11 @@ def run_test(
     Parameters
     ----------
     receiver
-        Its name in the settings.
+        The receiver's name in the settings.
     config
         The notifier's settings.
     config_format
-        Whose settings these are.
+        The format of the settings file.
     json
         Print one JSON object.
 
@@ -85,11 +85,11 @@ def run_explain(
     Parameters
     ----------
     labels
-        Those of the alert, such as kind=stuck,node=node-a.
+        The alert's labels, such as kind=stuck,node=node-a.
     config
         The notifier's settings.
     config_format
-        Whose settings these are.
+        The format of the settings file.
     offline
         Do not ask NATS for silences and alerts.
     json

@@ -110,7 +110,7 @@ class FleetClocks:
             return ""
         clocks = sorted((plugin.clock for plugin in self._skewed), key=lambda c: c.seconds)
         middle = clocks[len(clocks) // 2].text()
-        return f"{len(clocks)} of {len(self._plugins)} plugins; of the median plugin {middle}"
+        return f"{len(clocks)} of {len(self._plugins)} plugins; for the median plugin, {middle}"
 
     def forget(self, key: str) -> None:
         """Forget a plugin that is removed."""

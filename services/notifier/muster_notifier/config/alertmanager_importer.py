@@ -27,8 +27,8 @@ _PUBLIC: Final = re.compile(
     r"|api\.powerplatform)\.com)(?:/.*)?"
 )
 _REACH_WHY: Final = (
-    "imported with reach: loopback, as Alertmanager may send anywhere; for a public address remove "
-    "it, which refuses private addresses and this machine"
+    "imported with reach: loopback, because Alertmanager may send anywhere; if the address is "
+    "public, remove reach, so that private addresses and this machine are refused"
 )
 _NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _SMTP_PORT: Final = 25

@@ -105,9 +105,9 @@ class OutageAlarm:
                 continue
             seconds = now - since
             if not problem:
-                await self._set(f"it was away for {seconds:.0f} s", fires=False)
+                await self._set(f"NATS was unusable for {seconds:.0f} s", fires=False)
             elif not self._fires and seconds >= self._patience_s:
-                why = f"the leading notifier has been without it for {seconds:.0f} s: {problem}"
+                why = f"the leading notifier has been without NATS for {seconds:.0f} s: {problem}"
                 await self._set(why, fires=True)
 
     async def _set(self, observed: str, *, fires: bool) -> None:

@@ -32,7 +32,7 @@ _COLOURS: Final = {
     vocabulary.Severity.INFO: "#439fe0",
 }
 _RESOLVED: Final = "#2eb67d"
-_NO_RESPONSE: Final = "not a response of its API"
+_NO_RESPONSE: Final = "not a response from its API"
 _ERRORS: Final = {
     _NO_RESPONSE: results.Outcome.NONSENSE,
     "ratelimited": results.Outcome.RATE_LIMITED,

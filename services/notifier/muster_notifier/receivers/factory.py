@@ -85,7 +85,7 @@ def make_endpoint(address: receiver_settings.Address) -> endpoint.Endpoint:
 def _endpoint(address: receiver_settings.Address, reader: files.SecretReader) -> endpoint.Endpoint:
     url = address.url
     if url is None:
-        assert address.url_from is not None, "an address has one of the two"
+        assert address.url_from is not None, "an address has url or url_from"
         url = reader.read(address.url_from)
     return endpoint.Endpoint(url, timeout_s=address.timeout_s, reach=address.reach)
 
@@ -161,7 +161,7 @@ def _slack(
         url = reader.read(settings.webhook_from)
         hook = endpoint.Endpoint(url, timeout_s=settings.timeout_s, reach=settings.reach)
         return endpoint.JsonReceiver(hook, templates, chat.encode_slack).send
-    assert settings.token_from is not None, "a channel has one of the two"
+    assert settings.token_from is not None, "a channel has token_from or webhook_from"
     where = endpoint.Endpoint(settings.url, timeout_s=settings.timeout_s, reach=settings.reach)
     token = reader.read(settings.token_from)
     return chat.SlackChannel(
