@@ -192,7 +192,9 @@ class _Notifier:
         if not self._bus.link.is_connected:
             return "NATS is disconnected"
         if not self.election.is_leader:
-            unknown = None if self.election.known_leader else "no notifier is known to be the leader"
+            unknown = (
+                None if self.election.known_leader else "no notifier is known to be the leader"
+            )
             return self.election.problem() or unknown
         restoring = None if self._is_restored else "the ledger is being read"
         return self._bus.link.problem() or restoring
