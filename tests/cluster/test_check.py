@@ -38,7 +38,7 @@ def checked(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
     finally:
         names = [f"muster-test-{name}" for name in ("first", "second", "third")]
-        cluster.good("delete", "pod", *names, "--grace-period=0", "--force", "--ignore-not-listed")
+        cluster.good("delete", "pod", *names, "--grace-period=0", "--force", "--ignore-not-found")
         cluster.good("delete", "node", NODE)
 
 
@@ -74,7 +74,7 @@ def test_a_resource_that_a_plugin_left_behind_is_no_fault(checked: Cluster) -> N
         f"{LEFT} is left over from a plugin that is gone: no node offers it, and no pod requests it"
     )
     assert (left["id"], left["severity"], left["message"]) == ("FUSE008", "info", message)
-    assert shlex.split(left["fix"]["command"])[3:6] == ["patch", "node", NODE]
+    assert shlex.split(left["fix"]["command"])[5:8] == ["patch", "node", NODE]
 
 
 def test_a_gpu_resource_that_a_plugin_left_behind_makes_no_gpu_node(checked: Cluster) -> None:
@@ -93,6 +93,6 @@ def test_a_pod_that_waits_for_a_resource_in_use_is_no_fault_of_an_autoscaler(
 
 def test_the_command_that_forgets_a_resource_does(checked: Cluster) -> None:
     (left,) = [entry for entry in findings(checked, "fuse") if entry["object"] == NODE]
-    checked.good(*shlex.split(left["fix"]["command"])[3:])
+    checked.good(*shlex.split(left["fix"]["command"])[1:])
     assert [entry for entry in findings(checked, "fuse") if entry["object"] == NODE] == []
     assert LEFT not in checked.get("node", NODE)["status"]["capacity"]
