@@ -1,6 +1,6 @@
 """muster: the Kubernetes device plugin suite that never fails silently.
 
-From outside, five lines follow everything that happens:
+From outside, five lines of Python follow everything that happens:
 
     import asyncio, muster
     async def main():
@@ -20,7 +20,7 @@ __all__ = ["CloudEvent", "MalformedEvent", "__version__", "events"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the SDK when it is first used, as a plugin registers before it needs NATS."""
+    """Import the SDK when it is first used, because a plugin registers before it needs NATS."""
     if name in {"CloudEvent", "MalformedEvent"}:
         from muster import codec  # noqa: PLC0415  # the point of this function
 

@@ -1,8 +1,8 @@
-"""Adapter: threads: runs blocking calls beside the event loop and bounds how long they are awaited.
+"""Adapter: threads: runs blocking calls outside the event loop and limits the wait for them.
 
 A thread that hangs in the kernel cannot be ended. It is abandoned as a daemon thread, so that the
-process can still exit (the loop's own pool would be waited for). A call that hangs is not started
-again before it has returned, so it costs one thread and not one for each attempt.
+process can still exit (Python waits for the loop's own pool). A call that hangs is not started
+again before it has returned, so it costs one thread, not one for each attempt.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Serial:
     async def run(self, call: Callable[[], Result], *, timeout_s: float | None = None) -> Result:
         """Return the result of `call`. Raises its exceptions, or TimeoutError.
 
-        A caller that stops waiting leaves the call running; the next one begins after it.
+        If the caller stops waiting, the call goes on, and the next call begins after it.
         """
         async with asyncio.timeout(timeout_s):
             while self._last is not None and not self._last.done():
@@ -50,7 +50,7 @@ class Latest(Generic[Result]):
     async def refresh(self, call: Callable[[], Result], *, timeout_s: float) -> Result:
         """Return the result of `call`, or the previous result if it does not return in time.
 
-        A call that is known to hang is not waited for again.
+        It does not wait again for a call that is known to hang.
         """
         if self.is_hanging and self._serial.is_busy:
             return self.result
@@ -80,7 +80,7 @@ def _start(call: Callable[[], Result], ended: asyncio.Future[None]) -> asyncio.F
             set_outcome: Callable[[], None] = lambda: done.set_exception(problem)  # noqa: E731
         else:
             set_outcome = lambda: done.set_result(result)  # noqa: E731
-        # the loop may have closed meanwhile
+        # the loop may have been closed meanwhile
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, set_outcome)
 

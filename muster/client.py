@@ -20,7 +20,7 @@ _QUEUE_MAX: Final = 1_000
 _HISTORY_MAX: Final = 10_000
 _QUIET_S: Final = 0.5
 REACH_S: Final = 3.0
-"""For how long NATS may not answer before a command that does not wait for it gives up."""
+"""A command that does not wait for NATS gives up after this time without an answer."""
 
 
 async def events(
@@ -33,13 +33,12 @@ async def events(
 ) -> AsyncGenerator[codec.CloudEvent, None]:
     """Yield every event whose type and node match two shell patterns, until closed.
 
-    `since` is where to start: a time, or that long ago; by default now. Past events come in the
-    order of their times, up to 10,000 of them; with `follow` False nothing comes after them. `url`
-    is the address of NATS, by default `NATS_URL` or this machine. A lost connection is restored
-    without gaps.
+    `since` is where to start: a time or an age; by default now. Past events, at most 10,000, are
+    ordered by time; with `follow` False the iteration ends after them. `url` is the address of
+    NATS, by default `NATS_URL` or this machine. A lost connection is restored without gaps.
 
-    Raises ValueError when no event type matches, no node can, or `url` is not an address of NATS;
-    and with `follow` False ConnectionError when NATS is not reached within some seconds.
+    Raises ValueError if no event type matches, if no node can match, or if `url` is not an address
+    of NATS; with `follow` False also ConnectionError if NATS is not reached within a few seconds.
     """
     filters = vocabulary.subject_filters(types, node)
     start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
@@ -78,7 +77,7 @@ async def events(
 
 
 async def reach(connected: bus.Bus, target: str, *, timeout_s: float | None = REACH_S) -> None:
-    """Wait until NATS is reached. Raises ConnectionError when that takes too long."""
+    """Wait until NATS is reached. Raises ConnectionError if that takes too long."""
     try:
         async with asyncio.timeout(timeout_s):
             await connected.link.client()

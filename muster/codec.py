@@ -1,8 +1,8 @@
 """Pure: encodes and decodes events and heartbeats; MalformedEvent says why a message is invalid.
 
 Events travel as CloudEvents 1.0 in structured JSON mode, so that any tool can read them; heartbeats
-as compact JSON. The sender is known by the subject, not by the payload: permissions bind a sender
-to its subjects, and to nothing else.
+as compact JSON. The subject, not the payload, identifies the sender: permissions restrict only the
+subjects of a sender.
 """
 
 import enum
@@ -22,7 +22,7 @@ SCHEMA_PREFIX: Final = "https://muster.dev/schemas/"
 
 _SHOWN_MAX: Final = 120
 _SCHEMA = re.compile(re.escape(SCHEMA_PREFIX) + r"v(\d{1,9})(?:\.\d{1,9})*/([a-z_.]+)\.json")
-"""A later minor version adds fields, which readers of today ignore."""
+"""A later minor version adds fields, which older readers ignore."""
 
 
 class MalformedReason(enum.StrEnum):
@@ -46,11 +46,11 @@ class MalformedEvent(ValueError):
 
 
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event as a subscriber receives it: CloudEvents' attributes, and our typed `data`.
+    """One event as a subscriber receives it: CloudEvents' attributes, and muster's typed `data`.
 
     `id` is unique and repeats only when the same fact is sent again. `instance` and `sequence`
-    order the events of one producer; `boot` distinguishes a restart of the process from one of the
-    node. `position` is its sequence in the stream; 0 if it came from elsewhere.
+    order the events of one producer; `boot` distinguishes a restart of the process from a restart
+    of the node. `position` is the event's sequence in the stream; 0 if it is not from a stream.
     """
 
     id: str
@@ -69,10 +69,10 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.data.node
 
     def precedes(self, other: "CloudEvent") -> bool:
-        """Return whether this event is older than `other`, as redelivered messages arrive late.
+        """Return whether this event is older than `other`; redelivered messages arrive late.
 
-        One producer numbers its own events, also when their stream was lost and created again;
-        between producers the stream's order decides.
+        A producer numbers its events, even if their stream is lost and created again; the stream's
+        order decides between producers.
         """
         if (self.source, self.instance) == (other.source, other.instance):
             return self.sequence < other.sequence
@@ -134,7 +134,7 @@ def encode(
 
 
 def dump(event: CloudEvent) -> bytes:
-    """Return an event as CloudEvents 1.0 JSON; one from `decode` is written unchanged."""
+    """Return an event as CloudEvents 1.0 JSON; an event from `decode` is written unchanged."""
     return msgspec.json.encode(
         _Envelope(
             specversion="1.0",
@@ -152,7 +152,7 @@ def dump(event: CloudEvent) -> bytes:
 
 
 def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
-    """Return the event, validated against its type and against the subject it came on.
+    """Return the event, validated against its type and its subject.
 
     Raises MalformedEvent, whose reason is one of a closed set.
     """
@@ -197,7 +197,7 @@ def encode_heartbeat(heartbeat: vocabulary.Heartbeat) -> bytes:
 
 
 def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabulary.Heartbeat:
-    """Return the heartbeat; with `subject`, only if that is its sender's own subject.
+    """Return the heartbeat; with `subject`, only if that is the sender's own subject.
 
     Raises MalformedEvent.
     """
@@ -227,4 +227,4 @@ def _short(value: object) -> str:
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes of others; too deep a nesting raises the last."""
+"""The errors that msgspec raises for invalid input; the last one for too deep nesting."""

@@ -1,4 +1,4 @@
-"""Adapter: the installed commands: reports a missing extra before anything of it is imported."""
+"""Adapter: the installed commands: reports a missing extra before anything from it is imported."""
 
 import getpass
 import importlib
@@ -16,7 +16,7 @@ _NEEDS: Final = {
     "notifier": ("aiohttp", "aiosmtplib"),
     "plugin": ("google.protobuf", "grpc"),
 }
-"""Modules by extra; pyproject.toml has the distributions that bring them."""
+"""Modules by extra; pyproject.toml has the distributions that provide them."""
 
 
 def muster() -> int:
@@ -50,7 +50,7 @@ def gate() -> int:
 
 
 def missing(*extras: str) -> str | None:
-    """Return the message that extras are not installed, or None."""
+    """Return a message if extras are not installed, else None."""
     absent = [e for e in extras if not all(_is_there(m) for m in _NEEDS.get(e, ()))]
     if not absent:
         return None
@@ -73,7 +73,7 @@ def _run(command: str, extra: str, module: str) -> int:
 def _open_missing_streams() -> None:
     """Open /dev/null for each standard stream that the caller has closed.
 
-    Python has None there, and the next file or socket would get the stream's number.
+    Python has None for such a stream, and the next file or socket would get the stream's number.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -88,7 +88,7 @@ def _is_there(module: str) -> bool:
 
 
 def user_name() -> str:
-    """Return the user's name, or the user id where it has no name, as in containers."""
+    """Return the user's name, or the user id if it has no name, as in containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -2,8 +2,8 @@
 
 A host is looked up once for each request. All its addresses are passed to `check`, and the
 connection goes to one of these, whatever the name server answers later (DNS rebinding). An address
-in the URL is checked like one that was looked up. Redirects are not followed, proxies in the
-environment are not used, and of an answer's body only the beginning is read. The URL may hold a
+in the URL is checked like a resolved address. Redirects are not followed, proxies in the
+environment are not used, and only the beginning of an answer's body is read. The URL may contain a
 secret, so errors name only host and port.
 """
 
@@ -31,15 +31,15 @@ from muster import blocking
 BODY_BYTES_MAX: Final = 64 * 1024
 _HEAD_BYTES_MAX: Final = 64 * 1024
 _REFUSAL_S: Final = 1.0
-"""The body of a refusal is worth no longer wait."""
+"""The longest wait for the body of a refusal."""
 _SUCCESS: Final = 2
 
 Check = Callable[[Sequence[str]], str | None]
-"""Returns why none of these addresses may be connected to, or None if all may."""
+"""Returns why these addresses may not be connected to, or None if they may."""
 
 
 class ForbiddenAddress(Exception):
-    """The check refused an address of the host; the text says which, and why."""
+    """The check refused an address of the host; the text says which address, and why."""
 
 
 class Unanswered(OSError):
@@ -57,7 +57,7 @@ class Unanswered(OSError):
 
 
 class Read(enum.Enum):
-    """How much of a body is read: all, only that of a refusal, or nothing if it never ends."""
+    """How much of a body is read: all of it, only a refusal's, or nothing if it may never end."""
 
     BODY = enum.auto()
     REFUSAL = enum.auto()
@@ -66,7 +66,7 @@ class Read(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer; `headers` have lower-case names, `body` holds `BODY_BYTES_MAX` bytes at most."""
+    """An answer; `headers` have lower-case names, `body` has at most `BODY_BYTES_MAX` bytes."""
 
     status: int
     headers: Mapping[str, str]
@@ -168,9 +168,9 @@ class Endpoint:
 
 
 class _Resolver(aiohttp.abc.AbstractResolver):
-    """Resolves the host to the addresses that were checked last, and no others.
+    """Resolves the host to the last checked addresses, and no others.
 
-    A name server that does not answer costs one thread, and delays no other endpoint.
+    A name server that does not answer occupies one thread, and does not delay other endpoints.
     """
 
     def __init__(self, host: str, port: int, check: Check | None) -> None:
@@ -220,7 +220,7 @@ class _Resolver(aiohttp.abc.AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Close nothing, as the resolver outlives the session of one request."""
+        """Close nothing, because the resolver outlives the session of one request."""
 
 
 class _Content(aiohttp.payload.BytesPayload):
@@ -238,7 +238,7 @@ class _Content(aiohttp.payload.BytesPayload):
         self.is_sent = True
 
     def abort(self) -> None:
-        """Abort the connection, which would stay open if the server does not read."""
+        """Abort the connection, which would otherwise stay open if the server does not read."""
         if self._transport is not None:
             # Python 3.11.2 fails if TLS was closed already
             with contextlib.suppress(AttributeError):
@@ -246,9 +246,9 @@ class _Content(aiohttp.payload.BytesPayload):
 
 
 def _is_short_address(host: str) -> bool:
-    """Return whether a host is a number or an IPv4 address of less than four parts.
+    """Return whether a host is a number or an IPv4 address of fewer than four parts.
 
-    inet_aton takes these, aiohttp takes them for addresses, and neither resolver is asked.
+    inet_aton accepts these and aiohttp treats them as addresses, so no resolver would be asked.
     """
     parts = host.rstrip(".").split(".")
     if not all(part.isascii() and part.isdecimal() for part in parts):
@@ -262,7 +262,7 @@ def _is_short_address(host: str) -> bool:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return the TLS context that all endpoints share, as each would hold all certificates."""
+    """Return the TLS context, which all endpoints share because it contains all certificates."""
     return ssl.create_default_context()
 
 
@@ -297,7 +297,7 @@ def _reason(error: Exception) -> Exception:
         case aiohttp.ClientConnectorError():
             return error.os_error
         case aiohttp.ClientOSError():
-            # OSError makes itself a ConnectionResetError and the like, by its number
+            # OSError turns into ConnectionResetError and the like, depending on its number
             return OSError(error.errno, error.strerror)
         case OSError():
             return error

@@ -1,8 +1,8 @@
 """Adapter: the clock and the log: leader election, by a NATS lock or a Kubernetes Lease.
 
 Only one of several replicas may act. The right to act is a *term*: a number that grows with every
-change of leader (fencing token). It can end merely because time passes, so it is checked before
-each act instead of once.
+change of leader (fencing token). A term can end just because time passes, so it is checked before
+every action, not only once.
 """
 
 import abc
@@ -15,33 +15,33 @@ from typing import Final, Self
 from muster.service import logs
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The monotonic clock that goes on while the machine is suspended, where there is one."""
+"""A monotonic clock that goes on while the machine is suspended, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """The leader, empty if unknown; and our term, None if we do not lead."""
+    """The leader, empty if unknown; and this process's term, None if it does not lead."""
 
     leader: str
     term: int | None
 
 
 OnChange = Callable[[Leadership, Leadership], None]
-"""Called with every change: what was, and what is."""
+"""Called at every change, with the previous and the current state."""
 
 
 class Election(abc.ABC):
     """One candidate; an async context manager that starts its candidacy, and resigns at exit.
 
-    A subclass claims and renews what makes a candidate the leader: it sets `_term` and until when
-    the term lasts, the name of another leader, and whether the leader can be read (`_is_away`).
+    A subclass claims and renews the lock or Lease: it sets `_term` and the end of the term, the
+    name of another leader, and whether the leader cannot be read (`_is_away`).
     """
 
     def __init__(self, name: str, on_change: OnChange) -> None:
         self.current = Leadership(leader="", term=None)
-        """The last reported state; only `term` says whether we may still act."""
+        """The last reported state; only `term` says whether this process may still act."""
         self.name = name
-        """What others see as the leader while we lead."""
+        """The name of the leader that others see while this process leads."""
         self._on_change = on_change
         self._term: int | None = None
         self._until = float("-inf")
@@ -66,15 +66,15 @@ class Election(abc.ABC):
         await self._report()
 
     def term(self) -> int | None:
-        """Return the term in which we may act right now; None if we may not.
+        """Return the term in which this process may act right now; None if it may not.
 
-        Call this before each act: the term ends by passing, and a process that was suspended does
-        not know that yet. A later leader has a greater term.
+        Call this before every action: a term ends when its time has passed, which a suspended
+        process cannot notice. A later leader has a greater term.
         """
         return self._term if now() < self._until else None
 
     def is_term(self, term: int) -> bool:
-        """Return whether we may act right now, and have led in this term without a break."""
+        """Return whether this process may act now, and has led without a break in this term."""
         return self.term() == term
 
     @abc.abstractmethod
@@ -82,7 +82,7 @@ class Election(abc.ABC):
         """Return why the leader has been unknown for too long; otherwise None."""
 
     async def terms(self) -> AsyncIterator[int | None]:
-        """Yield our present term, None if we do not lead, then every change."""
+        """Yield this process's current term, None if it does not lead, then every change."""
         while True:
             term = self.current.term
             yield term
@@ -91,7 +91,7 @@ class Election(abc.ABC):
                     await self._changed.wait()
 
     async def failed(self) -> None:
-        """Raise the error that ended our renewals, as nobody would renew the term any more."""
+        """Raise the error that ended the renewals, because the term would no longer be renewed."""
         assert self._task is not None, "awaited before being entered"
         await asyncio.wait([self._task])
         self._task.result()
@@ -102,7 +102,7 @@ class Election(abc.ABC):
 
     @abc.abstractmethod
     async def _resign(self) -> None:
-        """Give up the leadership, which we have."""
+        """Give up the leadership that this process has."""
 
     async def _report(self) -> None:
         """Log and report what has changed since the last call."""
@@ -122,7 +122,7 @@ class Election(abc.ABC):
 
 
 def now() -> float:
-    """Return monotonic seconds, including the time in which the machine was suspended.
+    """Return monotonic seconds, including the time while the machine was suspended.
 
     A term is measured by this clock: a process that was suspended during its term must not act.
     """

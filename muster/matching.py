@@ -2,11 +2,10 @@
 
 A matcher reads `severity="critical"` or `node=~"gpu-.*"`; a missing label is empty. Regular
 expressions match whole values, as in Alertmanager (prometheus/alertmanager pkg/labels/matcher.go),
-and are RE2's: nobody who may write a silence shall be able to keep the notifier busy for ever with
-one expression.
+and use RE2, so that one expression in a silence cannot keep the notifier busy for ever.
 
-Each silence is one value in the bucket `muster_silences`, under its id. An expired one is kept for
-a while, so that people can see what was silenced.
+Each silence is one value in the bucket `muster_silences`, under its id. An expired silence is kept
+for a while, so that people can see which alerts were silenced.
 """
 
 import enum
@@ -195,7 +194,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doubt(matcher: Matcher) -> str:
-    """Return why a matcher can match no alert: unknown label or value; empty if it can."""
+    """Return why a matcher cannot match any alert: unknown label or value; empty if it can."""
     if matcher.name not in LABELS:
         hint = validation.near(matcher.name, LABELS) or f"there are: {', '.join(LABELS)}"
         return f"no alert has a label {matcher.name}; {hint}"

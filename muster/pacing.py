@@ -1,7 +1,7 @@
 """Pure: when to do something again: token buckets, and exponential back-off.
 
-Time is an argument: seconds of any monotonic clock, the same one in every call. So is randomness,
-so that the same arguments always give the same delay.
+Time is an argument: seconds of any monotonic clock, but the same clock in every call. Randomness is
+an argument too, so that the same arguments always give the same delay.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 _ROUNDING: Final = 1e-9
-"""A wait that was rounded down must not be followed by another, ever shorter one."""
+"""A wait that was rounded down must not be followed by ever shorter waits."""
 
 Key = TypeVar("Key")
 
@@ -50,7 +50,7 @@ class TokenBucket:
         self._left = self._tokens
 
     def refill_from(self, now: float) -> None:
-        """Discard the tokens gained since the last were taken; gain again from now on."""
+        """Discard the tokens gained since the last take; gain tokens from now on."""
         self._fill(now)
         self._tokens = min(self._tokens, self._left)
 
@@ -69,9 +69,9 @@ class TokenBucket:
 
 
 class KeyedBuckets(Generic[Key]):
-    """One token bucket for each key; those that are full again are forgotten.
+    """One token bucket for each key; buckets that are full again are forgotten.
 
-    Of more than `keys_max` keys the one that has been used least recently is forgotten.
+    If there are more than `keys_max` keys, the least recently used key is forgotten.
     """
 
     def __init__(self, *, per_s: float, burst: float, keys_max: int) -> None:
@@ -95,7 +95,7 @@ class KeyedBuckets(Generic[Key]):
         return len(self._buckets)
 
     def _forget(self, now: float) -> None:
-        """Forget up to two keys, the oldest first: more than one call can add."""
+        """Forget up to two keys, the oldest first: a call adds only one."""
         for _ in range(2):
             key, bucket = next(iter(self._buckets.items()))
             if len(self._buckets) <= self._keys_max and not bucket.is_full(now):
@@ -106,7 +106,7 @@ class KeyedBuckets(Generic[Key]):
 
 
 _DOUBLINGS_MAX: Final = 60
-"""Beyond this a delay in seconds has long reached any maximum; 2.0 ** 1024 would overflow."""
+"""With more failures any delay has reached its maximum; 2.0 ** 1024 would overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

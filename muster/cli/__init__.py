@@ -1,5 +1,5 @@
-"""The command `muster`: the state of a fleet, its events, silences and keys; all of it on a laptop.
+"""The command `muster`: the state of a fleet, events, silences and keys; muster on a laptop.
 
-`registry` lists the commands, those of the services too. They share `output` and `texts` for what
-they print, and `events` for NATS. Every other module is a command or a part of one.
+`registry` lists all commands, including those of the services. They print with `output` and
+`texts`, and use NATS through `events`. Every other module is a command or a part of a command.
 """

@@ -1,6 +1,6 @@
-"""Adapter: files: `muster auth` makes and changes the keys and credentials of the bus.
+"""Adapter: files: `muster auth` creates and changes the keys and credentials of the bus.
 
-It prints the commands that bring them into a cluster.
+It prints the commands that copy them to a cluster.
 """
 
 import shlex
@@ -28,7 +28,7 @@ _BY_HAND: Final = {
     "node": "give nodes that have credentials new ones: muster auth node",
     "reader": "give readers new credentials: muster auth reader",
 }
-"""What no command can bring to where it is needed."""
+"""Credentials that no command can bring to the place where they are needed."""
 
 _Keys = Annotated[
     Path,
@@ -42,7 +42,7 @@ _Out = Annotated[
     Path | None,
     Parameter(
         name=["--out", "-o"],
-        help="A file to write the credentials to instead, which nobody else can read.",
+        help="Write the credentials to this file instead, which only you can read.",
     ),
 ]
 _Valid = Annotated[
@@ -51,7 +51,7 @@ _Valid = Annotated[
 ]
 
 _SERVICES: Final = ("health", "labeler", "notifier")
-"""Those in the cluster that have credentials of their own."""
+"""The services in the cluster, each with credentials of its own."""
 
 _KUBECTL: Final = "kubectl -n muster"
 _INTO: Final = f'into() {{ {_KUBECTL} create "$@" --dry-run=client -o yaml | kubectl apply -f -; }}'
@@ -251,7 +251,7 @@ def _credentials(keys: Path, role: bus_accounts.Role, name: str, valid: str | No
 
 
 def _kept_secret(text: str, out: Path | None) -> list[str]:
-    """Return what is printed of a secret: nothing, if it goes to a file."""
+    """Return the lines to print for a secret; none if it is written to a file."""
     if out is None:
         return [text]
     if out.exists() and not out.is_file():
@@ -272,12 +272,12 @@ def _lasts(text: str) -> timedelta:
 
 
 def _first(directory: str) -> list[str]:
-    """Return the commands for what the cluster needs before NATS runs in it."""
+    """Return the commands that the cluster needs before NATS runs in it."""
     return [_INTO, _accounts(directory), _gate(directory), *_services(directory, _SERVICES)]
 
 
 def _again(directory: str, *, key: str | None = None) -> list[str]:
-    """Return the commands after a change of keys or permissions, or of one `key`; NATS first.
+    """Return the commands after a change of permissions or keys, or of one `key`; NATS first.
 
     NATS refuses credentials that it does not know yet.
     """

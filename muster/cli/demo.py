@@ -1,8 +1,8 @@
-"""Adapter: people: `muster demo` plays one story on the local stack and reports what happened.
+"""Adapter: the terminal: `muster demo` plays one story on the local stack and reports the results.
 
-Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the story says so.
-`python -m muster.cli.demo` plays it in one of the containers of compose.yaml, which cannot send a
-signal to any other: it breaks only what the stand-ins break on request.
+Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the output says so.
+`python -m muster.cli.demo` plays it in one of the containers of compose.yaml. That cannot send
+signals to other containers, so only faults that the stand-ins can cause on request are played.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _EVENTS_AGE: Final = timedelta(hours=1)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a story. `seconds` is how long it took; `detail` is what happened."""
+    """One step of a story. `seconds` is its duration, `detail` its result in words."""
 
     name: str
     ok: bool
@@ -40,7 +40,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A story as far as it was played; `ok` if every step succeeded."""
+    """The steps of a story that were played; `ok` if every step succeeded."""
 
     ok: bool
     seconds: float
@@ -57,7 +57,7 @@ def demo(*, json: output.Json = False) -> int:
 
 
 def run(play: "Callable[[Story], Coroutine[object, object, None]]", *, as_json: bool) -> int:
-    """Play a story and print what came of it; return the exit code."""
+    """Play a story and print the result; return the exit code."""
     story = Story(quiet=as_json)
     try:
         asyncio.run(runtime.run(play(story)))
@@ -76,7 +76,7 @@ def run(play: "Callable[[Story], Coroutine[object, object, None]]", *, as_json: 
 
 
 class Story:
-    """A story while it is played: its steps so far, and whether they are all."""
+    """A story while it is played: its steps so far, and whether it is complete."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.steps: list[Step] = []
@@ -84,12 +84,12 @@ class Story:
         self._is_quiet = quiet
 
     def print(self, line: str) -> None:
-        """Print a line, unless only the report is wanted."""
+        """Print a line, unless only the report is requested."""
         if not self._is_quiet:
             print(line, flush=True)
 
     def append(self, step: Step) -> None:
-        """Keep a step, and print it with the time since the start of the story."""
+        """Store a step, and print it with the time since the start of the story."""
         self.steps.append(step)
         at_s = sum(step.seconds for step in self.steps)
         outcome = "ok    " if step.ok else "FAILED"
@@ -97,7 +97,7 @@ class Story:
         self.print(f"{at_s:6.1f} s  {outcome} {name}  {step.detail}")
 
     def add(self, name: str, started: float, detail: str, *, ok: bool = True) -> None:
-        """Keep a step that ends now."""
+        """Store a step that ends now."""
         seconds = asyncio.get_running_loop().time() - started
         self.append(Step(name=name, ok=ok, seconds=seconds, detail=detail))
 
@@ -127,7 +127,7 @@ class Story:
 
 
 async def _on_a_stack(story: Story) -> None:
-    """Start the stack, play, stop it."""
+    """Start the stack, play the story, stop the stack."""
     story.print(
         f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
     )
@@ -150,7 +150,7 @@ async def _on_a_stack(story: Story) -> None:
 
 
 class Containers:
-    """Where the programs are."""
+    """The containers in which the programs run."""
 
     def http(self, name: str) -> str:
         """Return where a container serves HTTP."""
@@ -162,7 +162,7 @@ class Containers:
 
 
 async def _on_containers(story: Story) -> None:
-    """Play on containers that run already, and keep running."""
+    """Play on containers that are already running and keep running."""
     story.print(
         f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
     )
@@ -184,7 +184,7 @@ async def _on_containers(story: Story) -> None:
 
 
 def _steps(running: stack.Stack, steps: demo_steps.Steps) -> list[tuple[str, demo_steps.Play]]:
-    """Return the story: each fault on another node, detected, notified of, repaired, resolved."""
+    """Return the story: faults on different nodes, each detected, notified, repaired, resolved."""
     a, b, c = (node.name for node in stack.NODES)
     plugin = {node.name: running.processes[f"plugin-{node.name}"] for node in stack.NODES}
     fuse = "a simulated one" if running.fuse_simulated else "this machine's own"

@@ -1,7 +1,7 @@
-"""Adapter: people: the steps of `muster demo`: what is broken and repaired, and what must follow.
+"""Adapter: the network: the steps of `muster demo`, which break or repair something and check.
 
-A step succeeds by what came out at the far end: on the bus, at the Kubernetes API, at the webhook.
-It returns what happened, for people.
+A step succeeds if the result arrives at the far end: on the bus, at the Kubernetes API, at the
+webhook. It returns the result in words.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.05
 
 Play = Callable[[], Awaitable[str]]
-"""Plays a step; returns what happened."""
+"""Plays a step; returns the result in words."""
 
 
 class StepFailed(Exception):
@@ -47,7 +47,7 @@ class Place(Protocol):
 
 
 class Steps:
-    """What can be played at a place; `recorder` has what is published there."""
+    """The steps that can be played at a place; `recorder` has the events published there."""
 
     def __init__(self, place: Place, recorder: events.Recorder) -> None:
         self._place = place
@@ -114,7 +114,7 @@ class Steps:
     async def recover(
         self, node: str, repair: Callable[[], Awaitable[None]], kind: AlertKind
     ) -> str:
-        """Repair; the alert must be resolved, and that delivered."""
+        """Repair; expect the alert to be resolved, and the resolution delivered."""
         since = asyncio.get_running_loop().time()
         await repair()
         at, _ = await self._recorder.first(
@@ -207,7 +207,7 @@ class Steps:
     async def _delivered(
         self, kind: AlertKind, node: str, state: AlertState, since: float
     ) -> float:
-        """Return after how many seconds the webhook had the alert, which its receiver confirms."""
+        """Return the seconds until the webhook had the alert, as the notifier must confirm."""
         _, alert = await self._recorder.first(
             vocabulary.AlertChanged,
             lambda event: (event.kind, event.node, event.state) == (kind, node, state),
@@ -247,7 +247,7 @@ async def _get(url: str) -> Any:
 
 
 async def poll(url: str, check: Callable[[Any], Any]) -> Any:
-    """Read an address until `check` returns something true of what is there; return that."""
+    """Read an address until `check` returns something true for its content; return that."""
     while True:
         result = check(await _get(url))
         if result:

@@ -1,4 +1,4 @@
-"""Adapter: NATS for the commands: `muster events`, and how the others connect and subscribe."""
+"""Adapter: NATS for the commands: `muster events`, and connections and subscriptions for others."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ app = cyclopts.App(name="events")
 
 Url = Annotated[
     str | None,
-    Parameter(env_var="NATS_URL", help="Address of NATS; by default that on this machine."),
+    Parameter(env_var="NATS_URL", help="Address of NATS; by default NATS on this machine."),
 ]
 Message = codec.CloudEvent | vocabulary.Heartbeat
 Event = TypeVar("Event", bound=vocabulary.Event)
@@ -101,11 +101,11 @@ async def connect(command: str, url: str | None) -> AsyncIterator[bus.Bus]:
 
 @contextmanager
 def outages_hidden(waiting: str | None = None) -> Iterator[Sequence[str]]:
-    """Leave lost connections out of what is logged: commands report them themselves.
+    """Do not log lost connections: commands report them themselves.
 
-    Yields the last one's reason, once there is one.
+    Yields a list that will contain the reason of the last lost connection.
 
-    `waiting` is a command that waits for ever: it says so in a sentence.
+    `waiting` is the name of a command that waits for ever: it prints a sentence about the outage.
     """
 
     def hide(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -133,14 +133,14 @@ def outages_hidden(waiting: str | None = None) -> Iterator[Sequence[str]]:
 
 
 class Recorder:
-    """Keeps the messages it receives, each with the loop's time of arrival."""
+    """Stores the messages it receives, each with its time of arrival by the loop's clock."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[float, Message]] = []
         self._changed = asyncio.Condition()
 
     async def record(self, message: Message) -> None:
-        """Keep a message; wake whoever waits for one."""
+        """Store a message; wake the tasks that wait for one."""
         async with self._changed:
             if len(self._messages) >= _KEPT_MAX:
                 del self._messages[: _KEPT_MAX // 2]
@@ -150,7 +150,7 @@ class Recorder:
     async def first(
         self, kind: type[Event], matches: Callable[[Event], bool], *, since: float
     ) -> tuple[float, Event]:
-        """Return the first event of a kind that matches, received since a time; and when."""
+        """Return the first matching event of a kind received since a time, and when it arrived."""
         checked = 0
         while True:
             async with self._changed:
@@ -200,7 +200,7 @@ def event_line(event: codec.CloudEvent) -> str:
 
 
 def _reason(error: str) -> str:
-    """Return why a connection failed, in the words of the system where it has some."""
+    """Return why a connection failed, in the operating system's words if it has any."""
     number = re.match(r"\[Errno (\d+)\]", error)
     return os.strerror(int(number[1])) if number else error
 

@@ -27,14 +27,14 @@ _Health = Annotated[
     str | None,
     Parameter(
         env_var="MUSTER_HEALTH_URL",
-        help="Address of the health service, `http://host:port`; by default that of `muster up` "
+        help="Address of the health service, `http://host:port`; by default from `muster up` "
         "on this machine.",
     ),
 ]
 
 _TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Several times the state of a fleet of 100,000 nodes."""
+"""Several times the size of the state of a fleet of 100,000 nodes."""
 _NO_HEALTH: Final = (
     "no health service runs on this machine as part of `muster up`; say where one is with --health "
     "or MUSTER_HEALTH_URL (in a cluster: kubectl -n muster port-forward deploy/muster-health 8080)"
@@ -53,7 +53,7 @@ def show_status(
     Parameters
     ----------
     all
-        Every plugin and every alert, not only plugins with problems, and the first 200.
+        Show every plugin and alert, not only the first 200 alerts and plugins with problems.
 
     """
     try:
@@ -81,7 +81,8 @@ def show_node(
 ) -> int:
     """Show a node's verdicts, evidence, devices, alerts, pods and last changes.
 
-    Where health or NATS does not answer, what the other knows is shown, and the exit code is 1.
+    If either health or NATS does not answer, only the other's data is shown, and the exit code is
+    1.
 
     Parameters
     ----------
@@ -126,9 +127,9 @@ def show_node(
 
 
 def fetch(address: str | None) -> tuple[str, str | None, status.State]:
-    """Return the address of health, that of NATS if it is known as well, and health's state.
+    """Return the address of health, the address of NATS if it is known, and health's state.
 
-    Raises ConnectionError when nothing answers, ValueError for what is no address.
+    Raises ConnectionError if nothing answers, and ValueError for an invalid address.
     """
     places = [(_checked(address), None)] if address else _running_here()
     problem = _NO_HEALTH
@@ -157,7 +158,7 @@ def _past_events(node: str, *, since: str, url: str | None) -> list[codec.CloudE
 
 
 def _checked(address: str) -> str:
-    """Return the address of a health service. Raises ValueError for what is none."""
+    """Return the address of a health service. Raises ValueError if it is not valid."""
     url = address.rstrip("/").removesuffix("/state")
     try:
         parts = urllib.parse.urlsplit(url)
@@ -170,16 +171,16 @@ def _checked(address: str) -> str:
 
 
 def _running_here() -> list[tuple[str, str | None]]:
-    """Return where health and NATS are of each `muster up` of this user, the newest first."""
+    """Return health's and NATS's address for each `muster up` of this user, newest first."""
     places = []
     for log in Path(tempfile.gettempdir()).glob("muster-*/health.log"):
-        # one that ends meanwhile removes its files; other users' directories are not for us
+        # `muster up` removes its files when it ends; other users' directories are not used
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             if log.stat().st_uid != os.getuid():
                 continue
             with log.open("rb") as lines:
                 listening = next((line for line in lines if b'"event":"listening"' in line), b"")
-            # written once, at the start
+            # the file is written once, at the start
             settings = log.with_name("health.yaml")
             place = (
                 str(orjson.loads(listening)["http"]),

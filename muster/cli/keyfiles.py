@@ -1,10 +1,12 @@
-"""Adapter: files: a directory of keys for the bus, and one of certificates for NATS.
+"""Adapter: files: a directory of keys for the bus, and a directory of certificates for NATS.
 
-A `.seed` file has one seed a line, the newest first: while a key is changed both are valid. All
-else is derived from the seeds: accounts.conf for nats-server, credentials, the gate's keys.
+A `.seed` file has one seed per line, the newest first: while a key is being changed both keys are
+valid. Everything else is derived from the seeds: accounts.conf for nats-server, credentials, the
+gate's keys.
 
-Certificates are for a laptop, and for a cluster without an issuer of certificates: the authority
-signs for NATS only. Its key stays beside the certificate, and belongs on no machine of the cluster.
+Certificates are for a laptop, or for a cluster without an issuer of certificates: the authority
+signs only for NATS. Its key stays beside the certificate, and must not be on any machine of the
+cluster.
 """
 
 import ipaddress
@@ -27,7 +29,7 @@ from muster.nats.auth import accounts, nkeys
 
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *accounts.Role)
-"""The keys that sign every day; the others sign these."""
+"""The keys for daily use; the other keys sign these."""
 _KINDS: Final[dict[str, nkeys.Kind]] = {
     "operator": nkeys.Kind.OPERATOR,
     "system": nkeys.Kind.ACCOUNT,
@@ -51,7 +53,7 @@ def make(directory: Path, *, at: float) -> list[str]:
     This and the functions below raise BadDirectory, and OSError.
     """
     own(directory)
-    # new keys, made by mistake, would lock everybody out
+    # new keys, created by mistake, would lock everybody out
     if any(directory.glob("*.seed")):
         raise BadDirectory(f"{directory}: has keys already; change one with `muster auth rotate`")
     for name, kind in _KINDS.items():
@@ -60,7 +62,7 @@ def make(directory: Path, *, at: float) -> list[str]:
 
 
 def own(directory: Path) -> None:
-    """Make a directory that only we can write to. Raises BadDirectory, OSError."""
+    """Create a directory that only this user can write to. Raises BadDirectory, OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if stat.S_IMODE(directory.stat().st_mode) & _OTHERS_WRITE:
         raise BadDirectory(f"{directory}: others can write into it: chmod 700 it, or name another")
@@ -115,7 +117,7 @@ def user(
 
 
 def rotate(directory: Path, name: str, *, at: float) -> list[str]:
-    """Sign with a new key from now on, and keep the old one valid; return the files' names.
+    """Sign with a new key from now on, and keep the old key valid; return the files' names.
 
     Raises BadDirectory.
     """
@@ -131,7 +133,7 @@ def drop(directory: Path, name: str, *, at: float) -> list[str]:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a secret that nobody else can read; a crash leaves the old one or the new one.
+    """Write a secret that only this user can read; a crash leaves either the old or the new secret.
 
     Raises OSError.
     """
@@ -181,12 +183,13 @@ def make_certificates(
 ) -> list[str]:
     """Write ca.key, ca.crt, tls.crt and tls.key for these hosts; return the names.
 
-    Raises OSError, BadDirectory for one that has an authority, and ValueError for what is no host.
+    Raises OSError, BadDirectory if there is an authority already, and ValueError for an invalid
+    host.
     """
     names = [_name(host) for host in hosts]
     own(directory)
     for name in ("ca.crt", "ca.key", "tls.crt", "tls.key"):
-        # clients trust it, and would trust no other
+        # clients trust this authority, and would not trust another
         if (directory / name).exists():
             raise BadDirectory(
                 f"{directory}: has {name} already; `--renew` makes a new certificate"
@@ -206,9 +209,9 @@ def make_certificates(
 def renew_certificate(
     directory: Path, hosts: Sequence[str], *, at: datetime, lasts: timedelta
 ) -> list[str]:
-    """Write tls.crt and tls.key anew, by the authority that is there; return the names.
+    """Write new tls.crt and tls.key, signed by the existing authority; return the names.
 
-    Raises OSError, BadDirectory for one without an authority, and ValueError for what is no host.
+    Raises OSError, BadDirectory without an authority, and ValueError for an invalid host.
     """
     names = [_name(host) for host in hosts]
     file = directory / "ca.key"
@@ -243,7 +246,7 @@ def _certify(
         _builder(str(names[0].value)[:64], own=own, at=at, lasts=lasts)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
-        # servers of one cluster are clients of one another
+        # servers of one cluster are also clients of each other
         .add_extension(x509.ExtendedKeyUsage(use), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(

@@ -1,6 +1,6 @@
 """Adapter: NATS: `muster silence` adds, lists and expires silences, `muster dlq` dead letters.
 
-`muster dlq` lists, shows and replays what could not be delivered.
+`muster dlq` lists, shows and replays undelivered notifications.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ silence_app = cyclopts.App(
 )
 
 _KEPT: Final = timedelta(days=5)
-"""For how long an expired silence can still be listed, as in Alertmanager."""
+"""How long an expired silence can still be listed, as in Alertmanager."""
 
 
 @silence_app.command
@@ -163,7 +163,7 @@ async def _write(connected: bus.Bus, silence: matching.Silence) -> None:
 
 
 async def _read_silences(connected: bus.Bus) -> dict[str, matching.Silence]:
-    """Return the silences by id; those that cannot be read are reported."""
+    """Return the silences by id; report unreadable silences."""
     by_id = {}
     async for change in storage.follow(connected.link, streams.SILENCES):
         if change is None:
@@ -203,16 +203,16 @@ class DeadLetter:
 
     @property
     def receiver(self) -> str:
-        """The receiver that it did not reach; empty for an event."""
+        """The receiver of the notification; empty for an event."""
         return self.headers.get("Muster-Receiver", "")
 
     @property
     def error(self) -> str:
-        """Why it was given up."""
+        """Why delivery or processing was given up."""
         return self.headers.get("Muster-Error") or self.headers.get("Muster-Reason", "")
 
     def summary(self) -> dict[str, str]:
-        """Return it for programs, without its body."""
+        """Return the dead letter for programs, without its body."""
         return {"id": self.id, "subject": self.subject, **self.headers}
 
 
@@ -242,7 +242,7 @@ def replay(letter_id: _Id, /, *, url: events.Url = None) -> int:
     Parameters
     ----------
     letter_id
-        The id of one, the name of a receiver for all of its, or `all`.
+        The id of a dead letter, the name of a receiver for all of its letters, or `all`.
 
     """
     return events.run_within("dlq", _replay(letter_id, url))
@@ -293,7 +293,7 @@ async def _show(letter_id: str, url: str | None, *, as_json: bool) -> int:
 
 
 async def _replay(letter_id: str, url: str | None) -> int:
-    # into the outbox first: a crash in between repeats it, and loses nothing
+    # into the outbox first: a crash in between causes a duplicate, but loses nothing
     async with events.connect("dlq", url) as connected:
         letters = [
             letter
@@ -302,7 +302,7 @@ async def _replay(letter_id: str, url: str | None) -> int:
             and letter_id in {letter.id, letter.receiver, "all"}
         ]
         for letter in letters:
-            # two commands that replay the same letter at the same time put it there once
+            # two commands that replay the same letter at the same time store it only once
             name = hashlib.sha256(f"{letter.subject} {letter.number}".encode()).hexdigest()[:32]
             is_new = await storage.enqueue(
                 connected.link,

@@ -21,13 +21,13 @@ Json = Annotated[
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """An option without a value."""
 
-# the names under which services know them
+# the names that services use
 plain = texts.plain
 aligned = texts.aligned
 
 
 class Unwritable(Exception):
-    """Standard output cannot be written to; `is_closed` if only its reader has gone away."""
+    """Standard output cannot be written to; `is_closed` if its reader has closed it."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror or str(error))
@@ -38,12 +38,12 @@ class Unwritable(Exception):
 def guarded() -> Iterator[None]:
     """Raise Unwritable for every failure to write to standard output inside the block.
 
-    An OSError would look like a failure of what the command works with, such as NATS or a file.
-    Output is flushed at the end. After a failure nothing more is written.
+    An OSError would look like a failure of NATS or of a file that the command uses. Output is
+    flushed at the end. After a failure nothing more is written.
     """
     stdout: TextIO | None = sys.stdout
     if stdout is None:
-        # closed by the caller
+        # the caller has closed standard output
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
         return
@@ -72,7 +72,7 @@ class _Guard(io.FileIO):
     _has_failed = False
 
     def write(self, data: Any) -> int:
-        """Write, or drop what cannot be written."""
+        """Write data, or drop it after a failure."""
         if self._has_failed:
             return len(data)
         try:

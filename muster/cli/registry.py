@@ -1,7 +1,8 @@
-"""Adapter: the commands of `muster`: its own, and those that services register by entry points.
+"""Adapter: the commands of `muster`: its own, and commands that services register by entry points.
 
 An entry point of the group `muster.commands` has the name of its command and names a `cyclopts.App`
-of the same name. A command's module is imported when the command is called, and not to list it.
+of the same name. A command's module is imported when the command is called, not when commands are
+listed.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ _GROUP: Final = "muster.commands"
 
 
 class Command(NamedTuple):
-    """What `muster --help` says of a command, the extras it needs, and its App if it is our own."""
+    """The help text of a command, the extras it needs, and its App if it is muster's own."""
 
     summary: str
     extras: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ COMMANDS: Final = {
     "uninstall": Command(
         "Remove muster from a cluster, with all that it wrote on nodes.", ("labeler",)
     ),
-    "unlabel-gpus": Command("Remove the labels that are ours.", ("labeler",)),
+    "unlabel-gpus": Command("Remove the labels that muster wrote.", ("labeler",)),
     "up": Command(
         "Run all of muster on this machine until Ctrl-C: NATS, services, simulated nodes.",
         ("plugin", "labeler", "notifier", "local"),
@@ -91,7 +92,7 @@ def add(app: cyclopts.App, arguments: Sequence[str] = ()) -> None:
         elif problem := commands.missing(*command.extras):
             app.command(_failing(name, problem), name=name, help_flags=[], version_flags=[])
         else:
-            # with its own help
+            # the command prints its own help
             app.command(target, name=name)
 
 

@@ -1,7 +1,7 @@
-"""Pure: the fleet as the health service sees it: its `/state`, decoded and shown.
+"""Pure: the fleet as the health service sees it: decodes and shows its `/state`.
 
-The command imports no service, so the structs are its own. A missing key has its default, an
-unknown key is ignored: an older command can read the state of a newer service.
+The command does not import services, so it has structs of its own. Missing keys have defaults and
+unknown keys are ignored, so that an older command can read the state of a newer service.
 """
 
 from collections import Counter
@@ -87,7 +87,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """What concerns no single plugin; the rate limit holds back alerts of `held` plugins."""
+    """The state of the whole fleet; the rate limit holds back alerts of `held` plugins."""
 
     alerts: tuple[Alert, ...] = ()
     mass_failures: int = msgspec.field(default=0, name="storms")
@@ -96,7 +96,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """The health service itself; `revision` is that of its leadership, if it is the leader."""
+    """The health service itself; `revision` is the revision of its leadership if it leads."""
 
     revision: int | None = msgspec.field(default=None, name="leads")
     leader: str | None = None
@@ -115,13 +115,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alerts(self) -> list[Alert]:
-        """Return all firing alerts, the most urgent and the oldest first."""
+        """Return all firing alerts, the most urgent first, then the oldest."""
         of_plugins = (alert for plugin in self.plugins for alert in plugin.alerts)
         return sorted([*self.fleet.alerts, *of_plugins], key=_urgency)
 
 
 def decode(body: bytes) -> State:
-    """Read `/state`. Raises ValueError for what is none."""
+    """Decode `/state`. Raises ValueError if it is invalid."""
     try:
         return msgspec.json.decode(body, type=State)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -193,7 +193,7 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], most: int | None) -> list[str]:
-    """Return aligned lines after an empty one; of more than `most` rows, how many are left out."""
+    """Return an empty line and aligned rows: at most `most`, and then how many are left out."""
     left = len(rows) - len(rows[:most])
     more = [f"and {left} more; --all shows them"] if left else []
     return ["", *texts.aligned([names, *rows[:most]]), *more]

@@ -1,4 +1,4 @@
-"""Pure: texts for a terminal: aligned columns, harmless characters; durations and times to read."""
+"""Pure: texts for a terminal: aligned columns, no control characters, durations and times."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ _YEAR: Final = timedelta(days=366)
 
 
 def duration(text: str, *, longest: timedelta = _YEAR) -> timedelta:
-    """Read `90s`, `1h30m`, `7d`. Raises ValueError for anything else, and beyond `longest`."""
+    """Parse `90s`, `1h30m` or `7d`. Raises ValueError for anything else, and beyond `longest`."""
     if not re.fullmatch(r"(\d{1,9}[smhdwy])+", text):
         raise ValueError(f"{text!r} is not a duration such as 2h or 1h30m")
     parts = re.findall(r"(\d+)([smhdwy])", text)
@@ -22,7 +22,7 @@ def duration(text: str, *, longest: timedelta = _YEAR) -> timedelta:
 
 
 def since(text: str) -> datetime | timedelta:
-    """Read how long ago, or when; a time without a zone is UTC. Raises ValueError."""
+    """Parse an age or a time; a time without a zone is UTC. Raises ValueError."""
     if re.fullmatch(r"[0-9smhdwy]+", text) and text[-1:].isalpha():
         return duration(text)
     try:
@@ -33,7 +33,7 @@ def since(text: str) -> datetime | timedelta:
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns; the last column is as wide as it is."""
+    """Return rows as lines with aligned columns; the last column is not padded."""
     cells = [[plain(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -43,5 +43,5 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text, which anybody may have written, without what would control a terminal."""
+    """Return an untrusted text without characters that would control a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

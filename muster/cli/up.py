@@ -41,7 +41,7 @@ def up(*, plain: output.Flag = False) -> int:
         Print one line an event instead of a live view.
 
     """
-    # a closed terminal is a Ctrl-C too
+    # closing the terminal has the same effect as Ctrl-C
     signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         asyncio.run(runtime.run(_up(plain=plain)))
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(slots=True)
 class Fleet:
-    """The present state of a fleet, made from its messages; those of one node come in order."""
+    """The current state of a fleet, from its messages; messages of one node arrive in order."""
 
     verdicts: dict[tuple[str, str], vocabulary.VerdictChanged] = field(default_factory=dict)
     heartbeats: dict[tuple[str, str], vocabulary.Heartbeat] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Fleet:
     )
 
     async def receive(self, message: events.Message) -> None:
-        """Update the state by an event or a heartbeat."""
+        """Update the state from an event or a heartbeat."""
         if isinstance(message, vocabulary.Heartbeat):
             self.heartbeats[message.node, message.plugin] = message
             return
@@ -150,7 +150,7 @@ async def _draw(console: rich.console.Console, url: str, since: datetime) -> Non
 
 
 async def _print_events(console: rich.console.Console, url: str, since: datetime) -> None:
-    """Print one line an event: what a pipe or a log can take."""
+    """Print one line for each event, for a pipe or a log."""
     messages: asyncio.Queue[events.Message] = asyncio.Queue()
     async with events.subscribe_all(url, messages.put, since=since):
         while True:
@@ -161,7 +161,7 @@ async def _print_events(console: rich.console.Console, url: str, since: datetime
 
 
 def view(fleet: Fleet, *, is_connected: bool, height: int) -> Group:
-    """Return the fleet as tables and the newest events, to fill `height` lines.
+    """Return the fleet as tables, with as many of the newest events as fit into `height` lines.
 
     Without a connection to NATS the view says that it is out of date.
     """

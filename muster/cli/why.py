@@ -1,4 +1,4 @@
-"""Pure: what is known about one node: its state now by the health service, and its last events."""
+"""Pure: the state of one node as the health service sees it now, and its last events."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -13,14 +13,14 @@ from muster.service import validation
 _CHANGES_MAX: Final = 30
 _LINE_MAX: Final = 400
 _EVENTS_MAX: Final = 10_000
-"""As many as `muster.events` brings into order; later ones are not received."""
+"""As many events as `muster.events` can order; later events are not received."""
 _CUT: Final = "  later changes are left out (too many); use a later --since"
 _PERIODIC: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
-"""Repeated on a period, whether anything changed or not."""
+"""Events that are repeated periodically, even without a change."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a node; None where there was no answer. `events` are in order of time."""
+    """The data about a node; None if its source did not answer. `events` are in order of time."""
 
     node: str
     source: str | None
@@ -34,7 +34,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plugins(self) -> list[status.Plugin]:
-        """Return its plugins."""
+        """Return the plugins of the node."""
         of_fleet = self.state.plugins if self.state else ()
         return sorted((p for p in of_fleet if p.node == self.node), key=lambda p: p.plugin)
 
@@ -46,7 +46,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cut(self) -> bool:
-        """Whether there are later events, which were not received."""
+        """Whether there are later events that were not received."""
         return len(self.events or ()) >= _EVENTS_MAX
 
     @property
@@ -65,7 +65,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unknown_node(view: NodeView) -> str:
-    """Return why this can be no node of the fleet; empty if it is one, or if not all answered."""
+    """Return why this is not a node of the fleet; empty if it is, or if a source did not answer."""
     if view.state is None or view.events is None or view.plugins or view.changes:
         return ""
     names = sorted({plugin.node for plugin in view.state.plugins})
@@ -159,7 +159,7 @@ def _heartbeat(plugin: status.Plugin) -> str:
 
 
 def _evidence_time(plugin: status.Plugin, now: datetime | None) -> str:
-    """Return when the evidence was true, if there were heartbeats since the verdict."""
+    """Return when the evidence was observed, if heartbeats have arrived since the verdict."""
     if plugin.since is None or now is None or plugin.beat_age_s is None:
         return ""
     if plugin.since >= now - timedelta(seconds=plugin.beat_age_s):
@@ -181,7 +181,7 @@ def _change(event: codec.CloudEvent) -> str:
             reason = f" {device.reason}" if device.reason else ""
             text = f"{event.type} {device.resource} {device.id}: {device.health}{reason}"
         case _:
-            # without the time and the node, which stand beside and above it
+            # without the time and the node, which are shown elsewhere
             text = str(event).split(" ", 2)[2]
     text = texts.plain(text.rstrip())
     return text if len(text) <= _LINE_MAX else f"{text[: _LINE_MAX - 3]}..."

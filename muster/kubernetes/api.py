@@ -1,8 +1,8 @@
 """Adapter: the Kubernetes API: sends requests, reads all pages of a list and the lines of a watch.
 
 Bodies stay bytes: the library's generated models would cost more memory than everything else. A
-refusal is returned, not raised; every wait is bounded. The client library is imported when a
-cluster is asked for: a service without one saves 19 MiB.
+refusal is returned, not raised; every wait is bounded. The client library is imported only when a
+cluster is needed: a service without a cluster saves 19 MiB.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _WAIT_MAX_S: Final = 60.0
 _CREDENTIALS_S: Final = 30.0
 _TEXT_MAX: Final = 300
 _MESSAGE_MAX: Final = 1000
-"""The API's message names each owner of each field that is in conflict."""
+"""The API's message names each owner of each conflicting field."""
 _LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 _BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 _PAGE: Final = 500
@@ -78,7 +78,7 @@ class _List(msgspec.Struct, frozen=True):
 class Answer:
     """The API's answer; status 0 means no answer, and `body` says why.
 
-    `date` is the time on its clock, `wait_s` how long it asks us to wait (Retry-After).
+    `date` is the time on the API server's clock, `wait_s` the wait that it asks for (Retry-After).
     """
 
     what: str
@@ -94,7 +94,7 @@ class Answer:
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether the request failed because we lack the permission."""
+        """Whether the request failed because a permission is missing."""
         return self.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
     @property
@@ -144,8 +144,8 @@ async def find(
 class Api:
     """The API of one cluster; an async context manager.
 
-    A request that fails for a passing reason is repeated, `attempts` times at most; without a
-    number, while there is time.
+    A request that fails for a temporary reason is repeated, at most `attempts` times or, without a
+    number, until its time limit.
     """
 
     def __init__(self, where: "client.Where", *, attempts: int | None = None) -> None:
@@ -153,7 +153,9 @@ class Api:
         self._lost = where.lost
         self._attempts = attempts
         self._server_time: tuple[datetime, float] | None = None
-        """The latest time on its clock, and when that was on ours."""
+        """The latest time on the API server's clock, and when it was received by this machine's
+        clock.
+        """
         self.server = str(where.configuration.host)
         self.context = where.context
 
@@ -182,7 +184,7 @@ class Api:
         attempts: int | None = None,
         body_bytes_max: int = _BODY_BYTES_MAX,
     ) -> Answer:
-        """Send a request; repeat it while there is time and it may succeed; return the answer.
+        """Send a request; repeat it as long as it may succeed and time is left; return the answer.
 
         A body of more than `body_bytes_max` is an error.
         """
@@ -250,7 +252,7 @@ class Api:
         """Yield the lines of a watch until it ends. Raises Refused and the exceptions in `LOST`.
 
         The first is empty: the server accepted the watch, and may have nothing to say for long.
-        A watch without a line for `idle_s`, not even a bookmark, is lost: TimeoutError.
+        A watch that sends no line for `idle_s`, not even a bookmark, is lost: TimeoutError.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=idle_s, sock_read=idle_s)
         response = await self._send("GET", path, query, None, JSON, timeout)
@@ -290,7 +292,7 @@ class Api:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            # declared as a number, handed to aiohttp as it is
+            # declared as a number, but passed to aiohttp unchanged
             called = await self._api.call_api(*request, _request_timeout=timeout)
         except self._lost as error:
             raise ConnectionError(str(error)) from error
@@ -313,7 +315,7 @@ def _answer(what: str, response: aiohttp.ClientResponse, body: bytes) -> Answer:
     date: datetime | None = None
     with contextlib.suppress(TypeError, ValueError):
         date = email.utils.parsedate_to_datetime(response.headers.get("Date", ""))
-        # RFC 5322 3.3: "-0000" is a time of UTC, and Python's is then without a zone
+        # RFC 5322 3.3: "-0000" is a time in UTC, for which Python returns no time zone
         date = date if date.tzinfo else date.replace(tzinfo=UTC)
     wait_s = 0.0
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes client library: only finds a cluster and our credentials."""
+"""Adapter: the Kubernetes client library: used only to find a cluster and the credentials."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ class Where:
     configuration: Configuration
     context: str | None = None
     lost: type[Exception] = ApiException
-    """What the library raises when it cannot send a request."""
+    """The errors that the library raises when it cannot send a request."""
 
     def open(self) -> ApiClient:
         """Return the library's client, to be closed by the caller."""
@@ -51,7 +51,7 @@ class Where:
 async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float) -> Where:
     """Return how to reach the API of a kubeconfig, else of the surrounding cluster.
 
-    Like kubectl: of several files those that exist, and the first `current-context` in them. A
+    Like kubectl it uses the existing files of several, and the first `current-context` in them. A
     program that provides credentials may take `timeout_s`. Raises NoCluster.
     """
     configuration = Configuration()
@@ -77,7 +77,7 @@ async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float
     except (*_INVALID, yaml.YAMLError) as error:
         raise NoCluster(f"kubernetes: {named}: {' '.join(str(error).split())}") from None
     if errors:
-        # the library would go on without credentials
+        # the library would continue without credentials
         raise NoCluster(f"kubernetes: {named}: {' '.join(errors[0].split())}")
     return Where(configuration, context)
 
@@ -102,7 +102,8 @@ def _captured_errors() -> Iterator[list[str]]:
 def _files(paths: Sequence[str]) -> list[tuple[str, str | None]]:
     """Return the kubeconfig files that exist, each with its current context. Raises OSError.
 
-    The library prints a warning for a missing file, and lets the last named context win.
+    The library prints a warning for a missing file, and uses the last current context, not the
+    first.
     """
     named = [os.path.expanduser(path) for path in paths if path]  # noqa: PTH111  # joined again
     files = [(path, _context(path)) for path in named if len(named) == 1 or os.path.exists(path)]  # noqa: PTH110  # as above

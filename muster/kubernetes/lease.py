@@ -1,8 +1,8 @@
 """Adapter: the Kubernetes API: leader election by a Lease.
 
-As client-go elects (tools/leaderelection): a replica that does not hold the Lease measures on its
-own clock for how long it has not changed, so that clocks need not agree; the holder stops acting
-before the Lease can be taken over, also when it cannot renew it.
+The election works as in client-go (tools/leaderelection): a replica that does not hold the Lease
+measures by its own clock for how long the Lease has not changed, so that clocks need not agree. The
+holder stops acting before the Lease can be taken over, even if it cannot renew it.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from muster.service import logs
 
 _NAMESPACES: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _RENEWALS: Final = 3
-"""Per duration of the Lease."""
+"""How many attempts fit into the duration of the Lease."""
 _MARGIN: Final = 0.2
-"""The share of its duration that we give up before its end."""
+"""The holder stops acting this share of the duration before the Lease ends."""
 _RELEASE_S: Final = 1.0
 
 
 class Lease(leadership.Election):
-    """One replica that wants the Lease.
+    """One replica that competes for the Lease.
 
     Its term is the number of times that the Lease has changed hands. `on_change` is also called
     when the Lease can no longer be read or renewed, and when it can be again.
@@ -67,7 +67,7 @@ class Lease(leadership.Election):
             await self._report()
 
     async def _try(self, timeout_s: float) -> None:
-        """Take over or renew the Lease if it is free, expired or ours."""
+        """Take over or renew the Lease if it is free, expired or this replica's."""
         asked_at = leadership.now()
         answer = await self._api.request("GET", f"{self._path}/{self._lease}", timeout_s=timeout_s)
         lease = None
@@ -90,7 +90,7 @@ class Lease(leadership.Election):
             self._until = asked_at + self._duration_s * (1 - _MARGIN)
 
     async def _claim(self, lease: objects.Lease | None, timeout_s: float) -> int | None:
-        """Write ourselves as holder of the Lease just read; return our term, None on failure."""
+        """Write this replica as holder of the Lease just read; return its term, None on failure."""
         transitions = (lease.spec.lease_transitions or 0) if lease and lease.spec else 0
         is_renewal = lease is not None and lease.holder == self.name and self.term() is not None
         term = transitions if is_renewal else transitions + 1
@@ -112,7 +112,7 @@ class Lease(leadership.Election):
         path = f"{self._path}/{self._lease}"
         lease = self._decoded(await self._api.request("GET", path, timeout_s=_RELEASE_S))
         if lease is not None and lease.holder == self.name:
-            # the transitions stay, so that the next term is a greater one
+            # the transitions stay, so that the next term is greater
             spec: dict[str, object] = {
                 "holderIdentity": "",
                 "leaseDurationSeconds": 1,

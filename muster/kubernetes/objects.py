@@ -1,8 +1,9 @@
 """Pure: the objects and fields of the Kubernetes API that muster reads.
 
-Every field may be absent or null, every other field is skipped while decoding, and times stay text
-until somebody asks for them: one odd value must not cost the object. Properties give what is absent
-as empty. A service decodes these and keeps only what it projects out of them.
+Every field may be absent or null, all other fields are skipped while decoding, and times are parsed
+only when they are needed, so that one invalid value does not make the object unreadable. Properties
+return empty values for absent fields. A service decodes these objects and keeps only the fields it
+needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +22,7 @@ class Object(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ManagedFields(Object, frozen=True):
-    """Which fields a manager owns, and since when."""
+    """The fields that a manager owns, and when it last changed them."""
 
     manager: str = ""
     time: str | None = None
@@ -111,7 +112,7 @@ class NodeSelector(Object, frozen=True):
 
 
 class NodeAffinity(Object, frozen=True):
-    """The node affinity of a pod: which nodes it may be scheduled to."""
+    """The node affinity of a pod: the nodes to which it may be scheduled."""
 
     required: NodeSelector | None = msgspec.field(
         name="requiredDuringSchedulingIgnoredDuringExecution", default=None
@@ -229,7 +230,7 @@ class PodSpec(Object, frozen=True):
 
 
 class ContainerStateDetail(Object, frozen=True):
-    """Details of one container state: why it waits, since when it runs, or how it ended."""
+    """Details of one container state: why it is waiting, when it started, or how it ended."""
 
     reason: str = ""
     message: str = ""
@@ -321,13 +322,13 @@ Deployment = Workload
 
 
 class ConfigMap(HasMetadata, frozen=True):
-    """A ConfigMap; without data it stands for any object whose metadata is all that matters."""
+    """A ConfigMap; without data it stands for any object of which only the metadata matters."""
 
     data: dict[str, str] | None = None
 
 
 class ObjectReference(Object, frozen=True):
-    """Which object an Event is about."""
+    """The object that an Event is about."""
 
     kind: str = ""
     namespace: str = ""
@@ -343,7 +344,7 @@ class Event(Object, frozen=True):
 
 
 class LeaseSpec(Object, frozen=True):
-    """Who holds a Lease; `renew_time` is by the holder's clock."""
+    """The holder of a Lease; `renew_time` is by the holder's clock."""
 
     holder_identity: str | None = None
     renew_time: str | None = None
@@ -362,10 +363,10 @@ class Lease(HasMetadata, frozen=True):
 
     @property
     def renewed_at(self) -> datetime | None:
-        """Return when the Lease was last renewed, by the API server's clock where known.
+        """Return when the Lease was last renewed, by the API server's clock if that is known.
 
-        `renewTime` is by the holder's clock, which may be wrong. Beside it the API server keeps
-        when that field last changed (apimachinery util/managedfields, managedfieldsupdater).
+        `renewTime` is by the holder's clock, which may be wrong. The API server also records when
+        that field last changed (apimachinery util/managedfields, managedfieldsupdater).
         """
         owners = (entry for entry in self.metadata.managed_fields or () if entry.owns("renewTime"))
         times = (parse_time(entry.time) for entry in owners)

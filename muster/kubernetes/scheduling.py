@@ -14,14 +14,14 @@ from muster.kubernetes import objects
 
 
 def matches(selector: objects.LabelSelector, labels: Mapping[str, str]) -> bool:
-    """Return whether labels match all of a selector's requirements; an empty one matches all."""
+    """Return whether labels match all requirements of a selector; an empty selector matches all."""
     return (selector.match_labels or {}).items() <= labels.items() and all(
         holds(requirement, labels) for requirement in selector.match_expressions or ()
     )
 
 
 def selector_query(selector: objects.LabelSelector) -> str:
-    """Return a selector as the query parameter `labelSelector` of a list or watch has it."""
+    """Return a selector in the form of the query parameter `labelSelector` of a list or watch."""
     parts = [f"{key}={value}" for key, value in sorted((selector.match_labels or {}).items())]
     for requirement in selector.match_expressions or ():
         values = ",".join(requirement.values or ())
@@ -38,7 +38,7 @@ def selector_query(selector: objects.LabelSelector) -> str:
 def selects_node(spec: objects.PodSpec, *, name: str, labels: Mapping[str, str]) -> bool:
     """Return whether a pod's node selector and required affinity accept a node.
 
-    A term without any requirement selects nothing.
+    A term without requirements selects nothing.
     """
     if not (spec.node_selector or {}).items() <= labels.items():
         return False
@@ -65,7 +65,7 @@ def node_label_keys(spec: objects.PodSpec) -> frozenset[str]:
 
 
 def holds(requirement: objects.Requirement, labels: Mapping[str, str]) -> bool:
-    """Return whether one requirement matches; one with an unknown operator never does."""
+    """Return whether one requirement matches; a requirement with an unknown operator never does."""
     value, values = labels.get(requirement.key), requirement.values or ()
     results = {
         "In": value in values,
@@ -79,7 +79,7 @@ def holds(requirement: objects.Requirement, labels: Mapping[str, str]) -> bool:
 
 
 def _difference(value: str | None, values: tuple[str, ...]) -> int:
-    """Compare two whole numbers; others count as equal, so neither Gt nor Lt matches."""
+    """Compare two whole numbers; other values count as equal, so that neither Gt nor Lt matches."""
     try:
         return int(value or "") - int(values[0])
     except (ValueError, IndexError):
@@ -119,7 +119,7 @@ class SliceDevice(objects.Object, frozen=True):
 
 
 class ResourceSliceSpec(objects.Object, frozen=True):
-    """Which devices a driver offers, on one node or on all."""
+    """The devices that a driver offers, on one node or on all nodes."""
 
     driver: str = ""
     node_name: str = ""
@@ -167,7 +167,7 @@ def parse_quantity(text: str | int) -> Fraction | None:
 
 
 def whole_quantity(text: str | int) -> int | None:
-    """Return a quantity without its fraction (`2500m` is 2); None if the text is not one."""
+    """Return a quantity without its fraction (`2500m` is 2); None if the text is not a quantity."""
     value = parse_quantity(text)
     return None if value is None else int(value)
 

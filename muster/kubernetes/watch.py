@@ -1,7 +1,7 @@
 """Adapter: the Kubernetes API: lists all objects of one kind, then watches them for changes.
 
-A watch that ends is resumed at its resource version; only if that has expired (410) everything is
-listed again. An object that cannot be read is counted and left out.
+A watch that ends is resumed at its resource version; everything is listed again only if that
+version has expired (410). An object that cannot be read is counted and left out.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _WATCH_S: Final = 24.0
 (apiserver cacher, bookmarkFrequency), and one more comes 2 s before the end. Going on costs one
 request, and no list."""
 _IDLE_S: Final = 27.0
-"""A watch that has not ended by then hangs."""
+"""A watch that has not ended after this time hangs."""
 _STEADY_S: Final = 5.0
-"""A watch that lasted for this long is followed by the next one at once."""
+"""After a watch that lasted at least this long, the next watch begins at once."""
 _BACKOFF: Final = pacing.Backoff(first_s=0.2, max_s=5.0, jitter=0.5)
 _FORBIDDEN: Final = pacing.Backoff(first_s=1.0, max_s=60.0)
-"""An API server that has just started refuses everybody until it has read the roles."""
+"""An API server that has just started refuses all requests until it has read the roles."""
 _WATCH_JITTER: Final = (0.75, 1.0)
 
 _UNREADABLE: Final = prometheus_client.Counter(
@@ -62,14 +62,15 @@ class _Common(msgspec.Struct, frozen=True):
 
 
 class _Expired(Exception):
-    """Our resource version has expired: everything must be listed again."""
+    """The resource version has expired: everything must be listed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sink(Generic[Shape, Kept]):
-    """Receives all objects at once, then each that is new or changed, and each that is deleted.
+    """Receives all objects at once, then each new, changed or deleted object.
 
-    `keep` reduces one object to what is kept of it, so that memory never holds all of them whole.
+    `keep` reduces an object to the part that is kept, so that never all whole objects are in
+    memory.
     """
 
     keep: Callable[[Shape], Kept]
@@ -91,11 +92,11 @@ class Reflector(Generic[Shape, Kept]):
         query: Mapping[str, str] | None = None,
     ) -> None:
         self.problem = ""
-        """Why this is not up to date; empty if it is."""
+        """Why the sink is not up to date; empty if it is."""
         self.listed = asyncio.Event()
-        """Set once there was a complete list."""
+        """Set after the first complete list."""
         self.tried = asyncio.Event()
-        """Set once there was a complete list or an error."""
+        """Set after the first complete list or error."""
         self._api = api
         self._path = path
         self._kind = path.rpartition("/")[2]
@@ -105,7 +106,7 @@ class Reflector(Generic[Shape, Kept]):
         self._version = ""
         self._retry = runtime.Retry(_BACKOFF)
         self._refusals = 0
-        """How often in a row we lacked the permission."""
+        """How often in a row the permission was missing."""
 
     async def run(self) -> None:
         """List, watch, and start over, until cancelled."""
@@ -131,7 +132,7 @@ class Reflector(Generic[Shape, Kept]):
                 )
 
     def list_again(self) -> None:
-        """List everything again when the present watch ends."""
+        """List everything again when the current watch ends."""
         self._version = ""
 
     async def _list(self) -> None:
@@ -155,7 +156,8 @@ class Reflector(Generic[Shape, Kept]):
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            # servers end watches after about that time anyway; with jitter, not all at once
+            # servers end watches after about this time anyway; jitter keeps them from ending all at
+            # once
             "timeoutSeconds": str(int(_WATCH_S * random.uniform(*_WATCH_JITTER))),  # noqa: S311
         }
         clock = asyncio.get_running_loop().time
@@ -211,7 +213,7 @@ class Reflector(Generic[Shape, Kept]):
             logs.logger().info("kubernetes_api_available", path=self._path)
 
     async def _wait(self, answer: api.Answer) -> None:
-        """Log a problem once and wait, longest if we lack the permission for long."""
+        """Log a problem once and wait, longest if the permission is missing repeatedly."""
         if not self.problem:
             error = answer.problem
             logs.logger().warning("kubernetes_api_unavailable", path=self._path, error=error)

@@ -16,12 +16,12 @@ import orjson
 from aiohttp import web
 
 SHUTDOWN_S = 1.0
-"""How long open requests may take after SIGTERM; a stand-in has two seconds in all."""
+"""How long open requests may take after SIGTERM; a stand-in has two seconds in total."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """A host and a port to listen on; port 0 is any free one."""
+    """A host and a port to listen on; port 0 is any free port."""
 
     host: str
     port: int
@@ -65,7 +65,7 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
     runner = web.AppRunner(
         application,
         access_log=None,
-        # a body that cannot be decompressed would end in 500; the real servers decompress none
+        # a body that cannot be decompressed would cause 500; the real servers do not decompress
         auto_decompress=False,
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_S,
@@ -88,7 +88,7 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
 def stop_on_signals() -> asyncio.Event:
     """Return an event that SIGTERM and SIGINT set, from now on.
 
-    Call this before the program prints that it listens: the reader may then send a signal.
+    Call this before the program prints that it listens, because the reader may then send a signal.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

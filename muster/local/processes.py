@@ -1,7 +1,7 @@
 """Adapter: processes: starts Python programs that log JSON lines, and stops them completely.
 
-A program is up when it prints its `listening` line. It is killed when this process ends, however
-that happens (Linux: PR_SET_PDEATHSIG).
+A program is up when it prints its `listening` line. It is killed when this process ends in any way
+(Linux: PR_SET_PDEATHSIG).
 """
 
 import asyncio
@@ -25,11 +25,11 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ProgramFailed(Exception):
-    """A program ended before it was ready, or was late; the text has its last line of output."""
+    """A program was not ready in time, or ended before; the text has its last line of output."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return the function that ties a child's life to ours; None where the system cannot."""
+    """Return the function that makes a child end with this process; None if the system has none."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
@@ -46,8 +46,8 @@ def die_with_parent() -> Callable[[], None] | None:
 def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     """Send a signal; nothing happens if the process has ended.
 
-    `send_signal` would reap a process that has just ended before asyncio does, which then returns
-    255 as its exit code (CPython 3.11, subprocess.Popen.send_signal).
+    `send_signal` could reap a process that has just ended before asyncio does; asyncio would then
+    return 255 as its exit code (CPython 3.11, subprocess.Popen.send_signal).
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -104,7 +104,7 @@ class Process:
 
     async def start(self) -> None:
         """Start, and return when the program is up. Raises ProgramFailed."""
-        # others have its former address
+        # other programs use its former address
         http = self.addresses.get("http")
         program = self.program.at(http) if http else self.program
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -118,7 +118,7 @@ class Process:
             stderr=asyncio.subprocess.PIPE,
             env={**environment, **program.environment},
             limit=_LINE_BYTES_MAX,
-            # a Ctrl-C is for us; we then end everything orderly
+            # Ctrl-C is for this process, which then ends all others in order
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )

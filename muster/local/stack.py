@@ -1,11 +1,12 @@
-"""Adapter: processes: starts all of muster on this machine, and removes it completely.
+"""Adapter: processes: starts all of muster on this machine and removes it completely.
 
-NATS, a Kubernetes API, a webhook receiver, three simulated nodes with a kubelet and a plugin each,
-and the three central services; all real processes. One node offers this machine's own `/dev/fuse`
-besides simulated GPUs; the others GPUs only. The sockets, settings and logs are in one directory.
+It runs NATS, a Kubernetes API, a webhook receiver, three simulated nodes with a kubelet and a
+plugin each, and the three central services, all as real processes. One node offers this machine's
+own `/dev/fuse` besides simulated GPUs; the others GPUs only. The sockets, settings and logs are in
+one directory.
 
-Heartbeats come every second and `group_wait` is half a second, so that a fault is reported in
-seconds; the defaults, for a cluster, are slower.
+Heartbeats are sent every second and `group_wait` is half a second, so that a fault is reported
+within seconds; the defaults, for a cluster, are slower.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ Settings = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One simulated node and what its plugin offers."""
+    """One simulated node and the devices that its plugin offers."""
 
     name: str
     gpus: int
@@ -90,7 +91,7 @@ def plugin_settings(
 
 
 def health_settings(*, nats: str, kubeconfig: str) -> Settings:
-    """Return the settings of health; `patience_s` is 0, as silence is always a fault here."""
+    """Return the settings of health; `patience_s` is 0, because silence is always a fault here."""
     return {
         "bus": {"url": nats},
         "detection": {"patience_s": 0},
@@ -123,7 +124,7 @@ class Stack:
     """Everything that `muster up` runs; an async context manager.
 
     `show` gets one line for each thing that happens. NATS listens on `nats_port` if that is free; a
-    server at `nats_url` is used instead of one of our own. With `restart`, a program that ends by
+    server at `nats_url` is used instead of a new server. With `restart`, a program that ends by
     itself is started again with a growing delay, as Kubernetes would.
     """
 
@@ -146,7 +147,7 @@ class Stack:
         self._restarters: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Start everything. On ProgramFailed or NatsUnavailable, end what ran and raise it."""
+        """Start everything. On ProgramFailed or NatsUnavailable, stop everything and raise it."""
         # short, because a socket's path may have 107 bytes
         self.directory = Path(tempfile.mkdtemp(prefix="muster-"))
         try:
@@ -293,7 +294,7 @@ class Stack:
             self._restarters.append(asyncio.create_task(self._keep_running(name, process)))
 
     async def _end(self) -> None:
-        """Stop the plugins first, so that they can announce it, and NATS last."""
+        """Stop the plugins first, so that they can announce their stop, and NATS last."""
         for task in self._restarters:
             task.cancel()
         await asyncio.gather(*self._restarters, return_exceptions=True)

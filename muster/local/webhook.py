@@ -1,6 +1,6 @@
-"""Adapter: HTTP: a webhook receiver that keeps its requests, and fails when asked to.
+"""Adapter: HTTP: a webhook receiver that keeps its requests, and fails on request.
 
-A POST to any path is kept; GET /received returns those kept; POST /behave makes the next answers
+Every POST is kept; GET /received returns the kept requests; POST /behave makes the next answers
 slow or bad.
 """
 
@@ -29,7 +29,7 @@ WAIT_S_MAX = 60.0
 class Received(msgspec.Struct, frozen=True, kw_only=True):
     """One POST: `index` counts from 0, `status` was the answer, header names are lower case.
 
-    `body` is the text as received; bytes that are no UTF-8 are replaced.
+    `body` is the received text; bytes that are not UTF-8 are replaced.
     """
 
     index: int
@@ -110,7 +110,7 @@ class WebhookReceiver:
         self._behaviour = behaviour
 
     def received(self, since: int = 0) -> list[Received]:
-        """Return the POSTs that are kept, from index `since` on."""
+        """Return the kept POSTs from index `since` on."""
         return [received for received in self._kept if received.index >= since]
 
     async def wait_for(
@@ -163,7 +163,7 @@ class WebhookReceiver:
 
 
 def _as_json(received: Received) -> dict[str, object]:
-    """Return the JSON of a POST: its body as JSON where it is JSON, else as text."""
+    """Return a POST as JSON: its body as JSON if it is JSON, else as text."""
     fields: dict[str, object] = msgspec.to_builtins(received)
     with contextlib.suppress(orjson.JSONDecodeError):
         fields["body"] = received.json()

@@ -1,6 +1,6 @@
 """Adapter: NATS: publishes events, sends and receives heartbeats, sends requests and replies.
 
-Heartbeats are skipped while disconnected: nats-py would keep them and send one stale burst later.
+Heartbeats are skipped while disconnected: nats-py would keep them and later send a stale burst.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from muster.nats import connection, jetstream
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
-"""Events kept during an outage; then the oldest go, counted. A snapshot follows every reconnect."""
+"""Events kept in an outage; older events are dropped and counted. A reconnect sends a snapshot."""
 
 _SWEEP_S: Final = 15.0
 _CANCEL_AGAIN_S: Final = 0.1
@@ -29,7 +29,7 @@ _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting fo
 
 
 class NobodyAnswered(Exception):
-    """A request was not answered; `subscribed` says whether anybody may have received it."""
+    """A request was not answered; `subscribed` says whether a subscriber may have received it."""
 
     def __init__(self, subject: str, *, subscribed: bool) -> None:
         super().__init__(f"{subject}: {'no answer in time' if subscribed else 'no subscriber'}")
@@ -40,8 +40,8 @@ class Bus:
     """A process's connection to the bus; entering the context never waits for the server.
 
     `producer` names the process in every event's source, such as `plugins/device-plugin`. An
-    `owner` creates missing streams and buckets with so many `replicas`, and removes abandoned
-    consumers; all others have no right to and only wait.
+    `owner` creates missing streams and buckets with this number of `replicas`, and removes
+    abandoned consumers; all other processes may not do that and only wait.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Bus:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close; events that are still queued are lost, see `flush`."""
+        """Close; events that are still queued are lost (see `flush`)."""
         assert self._tasks, "left without being entered"
         pending = set(self._tasks)
         while pending:
@@ -102,7 +102,7 @@ class Bus:
         self._queued.set()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until every queued event is in its stream; return False if it is not in time."""
+        """Wait until every queued event is in its stream; return False if that takes too long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -117,9 +117,9 @@ class Bus:
     ) -> bool:
         """Publish an event and wait, without a time limit, until its stream has stored it.
 
-        Give `event_id` where the fact has an identity of its own, so that a restarted producer
-        repeats it under the same one. `is_leader` is called before every attempt; once it returns
-        False, nothing more is attempted and this returns False.
+        Give `event_id` if the fact has an identity of its own, so that a restarted producer repeats
+        it with the same id. `is_leader` is called before every attempt; once it returns False,
+        publishing stops and returns False.
         """
         return await self._publish(event, next(self._sequence), event_id, is_leader)
 
@@ -162,7 +162,7 @@ class Bus:
     async def subscribe(
         self, subject: str, handler: Callable[[str, bytes], Awaitable[None]]
     ) -> None:
-        """Call `handler` with subject and payload of others' messages, from now on."""
+        """Call `handler` with subject and payload of all messages from now on."""
 
         async def receive(message: connection.Message) -> None:
             await handler(message.subject, message.data)
@@ -184,7 +184,7 @@ class Bus:
         return answer.data
 
     async def is_reachable(self, *, timeout_s: float) -> bool:
-        """Return whether the server answers now; if not, the silence of a peer proves nothing.
+        """Return whether the server answers now; otherwise a peer's silence proves nothing.
 
         A request instead of a ping: nats-py's read loop fails on the pong of a ping that was
         abandoned (2.16, `_process_pong`).
@@ -195,7 +195,7 @@ class Bus:
         try:
             await client.request("$JS.API.INFO", timeout=timeout_s)
         except nats.errors.NoRespondersError:
-            return True  # by a server without JetStream
+            return True  # a server without JetStream answered
         except connection.LOST:
             return False
         return True
@@ -206,7 +206,7 @@ class Bus:
             while self._queue:
                 head = self._queue[0]
                 await self._publish(*head)
-                # a full queue may have dropped its oldest event meanwhile
+                # meanwhile a full queue may have dropped its oldest event
                 if self._queue and self._queue[0] is head:
                     self._queue.popleft()
                 _QUEUED.set(len(self._queue))
@@ -236,7 +236,7 @@ class Bus:
         event_id: str | None = None,
         is_leader: Callable[[], bool] | None = None,
     ) -> bool:
-        # another publisher of the stream could use an id that it can guess before us
+        # another publisher of the stream could use a predictable id first
         key = event_id or uuid.uuid4().hex
         try:
             subject = event.subject
@@ -249,7 +249,8 @@ class Bus:
                 boot=self._boot,
             )
         except (ValueError, OverflowError) as error:
-            # a name that no subject can hold, half a surrogate pair, 65 bits
+            # such as a name that cannot be in a subject, half a surrogate pair, or a number of 65
+            # bits
             connection.PUBLISHED.labels("invalid").inc()
             self._log.error("event_invalid", type=event.TYPE, error=str(error))
             return True

@@ -20,13 +20,13 @@ KNOWN: Final = "2.16"
 LOST: Final = (OSError, TimeoutError, nats.errors.Error)
 """What nats-py raises when a server is away, slow or unwilling."""
 READ_BYTES: Final = DEFAULT_BUFFER_SIZE
-"""How much nats-py reads at once: after that much there may be more."""
+"""How much nats-py reads at once; after a read of this size there may be more data."""
 
 _CLOSE_TIMEOUT_S: Final = 2
 
 
 class Parser(parser.Parser):
-    """Takes the place of a client's parser, which nats-py offers no way to replace."""
+    """Replaces a client's parser, although nats-py does not offer a way to do so."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -66,11 +66,11 @@ async def connect(client: Client, servers: list[str], **options: Any) -> None:
     except LOST:
         raise
     except Exception as error:
-        # for lines that are no NATS, nats-py raises whatever its parser does
+        # for input that is not NATS, nats-py raises any error of its parser
         raise nats.errors.Error(f"{type(error).__name__}: {error}") from error
     if not client.is_connected:
-        # nats-py takes any line for an answer, such as a server's PING that came before it has
-        # decided on us, and would neither connect nor try again (_process_connect_init)
+        # nats-py takes any line for an answer, such as a PING that the server sent before it
+        # accepted this client, and would then neither connect nor try again (_process_connect_init)
         raise TimeoutError("NATS has not accepted the connection")
 
 
@@ -78,8 +78,8 @@ async def close(client: Client) -> None:
     """Close a client completely, whatever goes wrong on the way."""
     client._error_cb = ignore_error  # noqa: SLF001
     if not await _try_to_close(client):
-        # nats-py calls itself closed and stops half-way where what was left to send cannot be sent
-        # any more; then nothing is left (_close)
+        # if the remaining data cannot be sent, nats-py marks the client as closed and stops
+        # half-way; a second call then finds no data (_close)
         client._status = client.DISCONNECTED  # noqa: SLF001
         await _try_to_close(client)
     for subscription in client._subs.values():  # noqa: SLF001
@@ -89,14 +89,14 @@ async def close(client: Client) -> None:
 
 
 def abort(client: Client) -> None:
-    """Abort the socket, as closing it could wait for the other side without limit."""
+    """Abort the socket, because closing it could wait for the other side without limit."""
     writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001
     if writer is not None:
         writer.transport.abort()
 
 
 async def ignore_error(_: Exception) -> None:
-    """Do nothing: for a client whose errors concern nobody."""
+    """Do nothing: for a client whose errors do not matter."""
 
 
 async def _try_to_close(client: Client) -> bool:
@@ -105,7 +105,7 @@ async def _try_to_close(client: Client) -> bool:
         async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             await client.close()
     except asyncio.CancelledError:
-        # either nats-py's wait for a socket was cancelled, or we were
+        # either nats-py's wait for a socket was cancelled, or this task was
         runtime.end_if_cancelled()
     except (AssertionError, TimeoutError):
         # nats-py asserts that a client has dialled, which one with a bad address never did; and for

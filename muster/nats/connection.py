@@ -1,6 +1,6 @@
 """Adapter: NATS: one connection that recovers from every outage.
 
-A lost server is dialled again with jitter; a client that nats-py closed for good (it does so on
+A lost server is dialled again with jitter; a client that nats-py closed for good (as it does after
 most `-ERR`) is replaced; subscriptions are restored. Errors are counted by kind; an outage is
 logged once when it begins and once when it ends; refusals and dropped messages are always logged.
 """
@@ -30,7 +30,7 @@ Make = Callable[[], nats.aio.client.Client]
 LOST: Final = compat.LOST
 """What nats-py raises when a server is away, slow or unwilling."""
 BACKOFF: Final = pacing.Backoff(first_s=0.05, max_s=5.0, jitter=0.5)
-"""How long to wait before NATS is asked again."""
+"""How long to wait before the next request to NATS."""
 
 _REDIAL_WAIT_S: Final = (0.1, 0.5)
 _CLIENT_TIMEOUT_S: Final = 2
@@ -76,7 +76,7 @@ class Connection:
         make: Make = nats.aio.client.Client,
     ) -> None:
         self.epoch = 0
-        """How often we have connected; 0 is never."""
+        """How often the connection was made; 0 means never."""
         self.unread: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         """The readers whose stream cannot be read at present, each with the reason."""
         self._url = url
@@ -91,7 +91,7 @@ class Connection:
         self._changed = asyncio.Condition()
         self._subscriptions: list[tuple[str, Handler]] = []
         self._subscribed = 0
-        """How many of these our present client has."""
+        """How many of these subscriptions the current client has."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -111,7 +111,7 @@ class Connection:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server was there when we last looked."""
+        """Whether the server was connected at the last check."""
         return self._connected and self._client.is_connected
 
     def problem(self) -> str | None:
@@ -133,8 +133,8 @@ class Connection:
     async def changes(self) -> AsyncIterator[bool]:
         """Yield the present state, then every change: True connected, False lost.
 
-        A loss and reconnect between two calls are one True: each True stands for a connection that
-        was not yielded before.
+        A loss and a reconnect between two calls become a single True: each True stands for a new
+        connection.
         """
         last: tuple[bool, int] | None = None
         while True:
@@ -191,7 +191,7 @@ class Connection:
             await retry.wait()
 
     async def _until_given_up(self, closed: asyncio.Event) -> None:
-        """Wait until our client is closed, or disconnected for so long that we must reconnect.
+        """Wait until the client is closed, or disconnected for so long that it must be replaced.
 
         On an error that it does not expect, nats-py's reconnection task ends and no callback is
         called (client.py, _attempt_reconnect, _close; 2.16).
@@ -210,8 +210,8 @@ class Connection:
             closed.set()
 
         async def on_error(error: Exception) -> None:
-            # nats-py would go on for ever with the certificates that it began with; while it dials
-            # for the first time, only raising ends that (client.py, connect; 2.16)
+            # nats-py would keep using the certificates that it began with; while it dials for the
+            # first time, only an exception ends that (client.py, connect; 2.16)
             is_tls = type(error).__module__ == "ssl"
             if is_tls and not has_dialled:
                 raise error
@@ -219,7 +219,7 @@ class Connection:
             if is_tls:
                 closed.set()
 
-        # a client that was replaced may still be closing: it no longer concerns us
+        # a replaced client may still be closing: it no longer matters
         async def on_disconnected() -> None:
             if client is self._client:
                 await self._set_connected(state=False)
@@ -251,7 +251,7 @@ class Connection:
         await self._use(client)
 
     async def _subscribe_missing(self) -> None:
-        """Subscribe whatever our client has not subscribed yet, such as after an outage."""
+        """Add the subscriptions that the current client lacks, such as after an outage."""
         while self._subscribed < len(self._subscriptions):
             subject, handler = self._subscriptions[self._subscribed]
             self._subscribed += 1
@@ -302,7 +302,7 @@ class Connection:
         text = str(error) or kind
         is_dropped = isinstance(error, nats.errors.SlowConsumerError)
         is_refused = "permissions violation" in text.lower()
-        # anything else that is not LOST is a handler of ours that failed
+        # any other error that is not LOST comes from a handler that failed
         if is_dropped or is_refused or not isinstance(error, LOST):
             self._log.error("bus_error", kind=kind, error=text)
         elif not self.is_connected:
@@ -316,14 +316,14 @@ async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> 
         url.split(","),
         **credentials.options(url),
         connect_timeout=_CLIENT_TIMEOUT_S,
-        # a publisher whose buffer is full must not wait for ever for a client that was replaced
+        # a publisher whose buffer is full must not wait for ever for a replaced client
         flush_timeout=_CLIENT_TIMEOUT_S,
         **options,
     )
 
 
 def _record_certificate(client: nats.aio.client.Client) -> None:
-    """Record when the server's certificate expires, after which nobody could connect."""
+    """Record when the server's certificate expires; after that clients cannot connect."""
     end = compat.certificate_end(client)
     if end is None:
         _CERTIFICATE_ENDS.set(0)

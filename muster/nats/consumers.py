@@ -3,14 +3,14 @@
 Events come across every outage. Malformed messages are counted; a durable consumer moves them to
 the dead letters with a reason.
 
-Heartbeats come over a connection of their own, so that no answer to a request queues behind ten
-thousand of them. A reader that cannot keep up leaves them with nats-server, which in the end
-disconnects us: then we know that heartbeats are missing, instead of dropping some and taking their
-senders for silent.
+Heartbeats arrive over a connection of their own, so that answers to requests do not queue behind
+ten thousand heartbeats. A reader that cannot keep up leaves them with nats-server, which in the end
+closes the connection. It is then known that heartbeats are missing; if some were dropped, their
+senders would look silent.
 
-A heartbeat that comes alone is handled at once. When more come, we read every 100 ms what has
-arrived since, and when very many do, every 250 ms: 2,000 heartbeats a second cost 17 % of a core
-one at a time through nats-py, and this way 4 % (CPython 3.11, nats-py 2.16).
+A single heartbeat is handled at once. When more arrive, they are read every 100 ms, and when very
+many arrive, every 250 ms: 2,000 heartbeats a second take 17 % of a core one by one through nats-py,
+but 4 % in batches (CPython 3.11, nats-py 2.16).
 """
 
 import asyncio
@@ -44,7 +44,7 @@ async def consume(
     """Yield every event from the position of this durable consumer, until closed.
 
     A malformed message is moved to the dead letters and not yielded. An event that is not
-    acknowledged within `ack_wait_s` comes again.
+    acknowledged within `ack_wait_s` is delivered again.
     """
     config = api.ConsumerConfig(
         name=durable,
@@ -82,9 +82,9 @@ async def follow(
 ) -> AsyncIterator[codec.CloudEvent]:
     """Yield every event from `since` (None: from now on), without gaps across reconnects.
 
-    With `after` they begin behind that position of the stream; a position that the stream has not
-    reached is of another stream, and this one is yielded from its start. Leaves nothing behind on
-    the server. Malformed messages are counted and skipped.
+    With `after` the events begin after that position of the stream. A position that the stream has
+    not reached belongs to an earlier stream; then this stream is yielded from its start. Nothing
+    remains on the server afterwards. Malformed messages are counted and skipped.
     """
     config = api.ConsumerConfig(
         filter_subjects=list(filters),
@@ -106,7 +106,7 @@ async def follow(
             elif since is None and position < 0:
                 position = info.state.last_seq
             elif created is not None and info.created != created:
-                # a stream that was lost and created again counts from 1
+                # after a loss a new stream counts from 1
                 position = 0
             created = info.created
             if position >= 0:
@@ -175,9 +175,9 @@ HeartbeatHandler = Callable[[Sequence[vocabulary.Heartbeat]], Awaitable[None]]
 _BATCH_S: Final = 0.1
 _MANY: Final = 100
 _LONG_BATCH_S: Final = 0.25
-"""Each wake-up costs a millisecond, since caches are cold by then. No suspicion depends on it."""
+"""Each wake-up costs a millisecond because caches are cold. No suspicion depends on it."""
 _BATCH_MAX: Final = 1_000
-"""More would keep the event loop from other tasks."""
+"""Larger batches would keep the event loop from other tasks."""
 _WORDS_MIN: Final = 3
 
 
@@ -235,7 +235,7 @@ class _BatchParser(compat.Parser):
         self._on_batch = on_batch
         self._read_at = 0.0
         self._received = 0
-        """How many messages since then."""
+        """How many messages have arrived since then."""
 
     def reset(self) -> None:
         """Start over for another connection."""
@@ -297,4 +297,4 @@ def split_messages(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[bytes],
 
 
 async def _ignore(_: connection.Message) -> None:
-    """Ignore a message; never called, as our parser takes all messages."""
+    """Ignore a message; never called, because the batch parser takes all messages."""

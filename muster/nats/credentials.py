@@ -1,9 +1,9 @@
-"""Adapter: the environment: credentials for NATS, and the certificates that we trust.
+"""Adapter: the environment: credentials for NATS, and the trusted certificates.
 
 A user and password are part of the address. `NATS_CREDS` is a .creds file, `NATS_TOKEN_FILE` a file
-with a token: both are read again for each connection, so that a renewed one is used. `NATS_CA` has
-the trusted certificates. Replies come to inboxes of our own, named after the user in the address,
-the .creds file or the token, or at `NATS_INBOX_PREFIX`.
+with a token: both are read again for each connection, so that renewed credentials are used.
+`NATS_CA` has the trusted certificates. Replies arrive in inboxes of this process, named after the
+user in the address, the .creds file or the token, or below `NATS_INBOX_PREFIX`.
 """
 
 import base64
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Unusable(OSError):
-    """A file exists and is invalid; the text names it, and repeats nothing of its content."""
+    """A file exists but is invalid; the text names the file without any of its content."""
 
 
 class Options(TypedDict, total=False):
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
 
 
 def options(url: str) -> Options:
-    """Return our credentials. Raises OSError for a file that cannot be read or used."""
+    """Return the credentials. Raises OSError for a file that cannot be read or used."""
     user_in_url = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
     user = urllib.parse.unquote(user_in_url[1]) if user_in_url else ""
     chosen = Options()
@@ -61,7 +61,7 @@ def options(url: str) -> Options:
 
 
 def _credentials(file: str) -> "nkeys.Credentials":
-    # as above; and the extra `auth` may not be installed
+    # as above; also, the extra `auth` may not be installed
     try:
         from muster.nats.auth import nkeys  # noqa: PLC0415
     except ImportError as error:
@@ -97,7 +97,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _user(token: str) -> str:
-    """Return the user that the gate derives from a token; needed only to name our inboxes."""
+    """Return the user that the gate derives from a token; needed only to name the inboxes."""
     try:
         claims = base64.urlsafe_b64decode(token.split(".")[1] + "==")
         bound = msgspec.json.decode(claims, type=_Claims).bound

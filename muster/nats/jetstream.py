@@ -1,6 +1,6 @@
 """Adapter: JetStream: creates streams and buckets, stores, pulls and acknowledges messages.
 
-A message is published until its stream has it, however long that takes, always under the same
+A message is published until its stream has stored it, however long that takes, always with the same
 `Nats-Msg-Id`, so that the server drops repeats.
 """
 
@@ -22,16 +22,17 @@ from muster.nats import connection, streams
 from muster.service import logs, runtime
 
 _OTHER_CONFIGURATION: Final = 10058
-"""nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
+"""nats-server's JSStreamNameExistErr: the stream exists with another configuration."""
 _DUPLICATES_S: Final = 120.0
 _EPHEMERAL_S: Final = 600.0
-"""How long an ephemeral consumer may outlive its user; ours last 30 s."""
+"""How long an ephemeral consumer may exist without a reader; muster's end after 30 s."""
 
 
 async def create_streams(client: Client, *, replicas: int = 1) -> None:
-    """Create what is missing and update what differs; several processes may do so at once.
+    """Create missing streams and buckets, update others; several processes may do so at once.
 
-    The number of replicas is never reduced: a process with another setting would undo ours.
+    The number of replicas is never reduced, so that processes with different settings do not undo
+    each other's.
     """
     jetstream = client.jetstream()
     for stream in streams.STREAMS:
@@ -73,9 +74,9 @@ async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: in
     """Create a bucket as nats-py does (client.py, create_key_value; 2.16), with a first revision.
 
     The revisions of a lock must not restart with the bucket: a process that remembers a revision of
-    a lost bucket would take every later holder for an earlier one. So they start at the time in ms,
-    which grows faster than any claims; only setting the clock back by more than the lost bucket's
-    age breaks this.
+    a lost bucket would take every later holder for an earlier one. So revisions start at the time
+    in ms, which grows faster than claims do; this fails only if the clock is set back by more than
+    the lost bucket's age.
     """
     config = api.StreamConfig(
         name=f"KV_{bucket.name}",
@@ -101,10 +102,9 @@ async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: in
 
 
 async def sweep_consumers(client: Client) -> int:
-    """Remove ephemeral consumers that would outlive their users by long; return how many.
+    """Remove ephemeral consumers that would long outlive their readers; return how many.
 
-    nats-server allows 1,000 for each stream, whoever created them (2.15). Raises what nats-py
-    raises.
+    nats-server allows 1,000 consumers for each stream in total (2.15). Raises nats-py's errors.
     """
     removed = 0
     for stream in (streams.EVENTS, streams.ALERTS):
@@ -133,12 +133,12 @@ async def _abandoned(client: Client, stream: str) -> list[str]:
 
 
 ABANDONED_S: Final = 30.0
-"""How long the server keeps an ephemeral consumer that nobody reads any more."""
+"""How long the server keeps an ephemeral consumer without a reader."""
 
 _STORE_TIMEOUT_S: Final = 2.0
 _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 100
-"""Of a MiB each at most: nats-py drops what comes while 128 MiB wait in a subscription."""
+"""Of at most a MiB each: nats-py drops messages while 128 MiB wait in a subscription."""
 _FAILURES_LOGGED: Final = 5
 """Log after this many consecutive failures."""
 _FINAL_REFUSALS: Final = (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError)
@@ -153,7 +153,7 @@ _REFUSALS: Final = prometheus_client.Counter(
 
 
 class ConsumerLost(Exception):
-    """The server no longer knows our consumer."""
+    """The server no longer knows the consumer."""
 
 
 class Stored(enum.StrEnum):
@@ -168,9 +168,10 @@ class Stored(enum.StrEnum):
 
 
 class ReadRetry:
-    """Waits between attempts to read a stream; reports when they keep failing, and when one works.
+    """Waits between attempts to read a stream; logs when they keep failing, and when one succeeds.
 
-    Nothing else would: NATS is connected, and events that cannot be read look like silence.
+    Without this the failure would be invisible: NATS is connected, and unreadable events look like
+    silence.
     """
 
     def __init__(self, link: connection.Connection, stream: str) -> None:
@@ -209,10 +210,9 @@ async def pull(
 ) -> AsyncGenerator[connection.Message, None]:
     """Yield a consumer's messages as they arrive; with `until_empty`, only those stored now.
 
-    Our own loop over pull requests: nats-py's `fetch` collects a batch before it returns the first.
-    `served` is called with every answer of the server, also when there is no message. Raises
-    ConsumerLost when the server forgot the consumer, or messages were lost on the way, and what
-    nats-py raises.
+    It does not use nats-py's `fetch`, which collects a batch before it returns the first message.
+    `served` is called with every answer of the server, even without a message. Raises ConsumerLost
+    if the server has forgotten the consumer or messages were lost on the way, and nats-py's errors.
     """
     info = await client.jetstream().add_consumer(stream, config)
     runtime.end_if_cancelled()
@@ -243,7 +243,7 @@ async def pull(
 
 
 async def ack(message: connection.Message) -> None:
-    """Acknowledge a message; without the server it is redelivered with the same id."""
+    """Acknowledge a message; if the server is away, the message is redelivered with the same id."""
     with contextlib.suppress(*connection.LOST):
         await message.ack()
 
@@ -259,11 +259,11 @@ async def store(
 ) -> Stored:
     """Publish a message, without a time limit, until the stream has stored it.
 
-    `is_leader` is called before every attempt; once it returns False, nothing more is attempted.
-    With `is_queue` a refusal is temporary (a work queue that is full has space later), and a
-    message that the stream already has under the same `Nats-Msg-Id` is ours.
+    `is_leader` is called before every attempt; once it returns False, attempts end. With `is_queue`
+    a refusal is temporary (a full work queue has space later), and a message that the stream
+    already has with the same `Nats-Msg-Id` is this one.
 
-    Failures that last while the server is there are logged when they begin and when they end.
+    Failures that last while the server is connected are logged when they begin and when they end.
     """
     retry = runtime.Retry(connection.BACKOFF)
     while True:
@@ -278,7 +278,7 @@ async def store(
         except connection.LOST as error:
             if not is_queue and isinstance(error, _FINAL_REFUSALS):
                 connection.PUBLISHED.labels("refused").inc()
-                logs.logger().error("message_refused", subject=subject, error=str(error))
+                logs.logger().error("message_refused_by_nats", subject=subject, error=str(error))
                 return Stored.REFUSED
             connection.PUBLISHED.labels("retried").inc()
             if retry.failures + 1 == _FAILURES_LOGGED:
@@ -317,10 +317,10 @@ def newest_of_each(subject: str) -> api.ConsumerConfig:
 async def newest(
     link: connection.Connection, stream: str, subject: str
 ) -> list[connection.Message]:
-    """Return the newest message of each subject that matches, oldest first, however long it takes.
+    """Return the newest message of each matching subject, oldest first, however long it takes.
 
-    Everything that was stored before this was called is included: an ephemeral consumer may be on
-    a replica that is behind, so the stream's leader is asked for its last message.
+    Every message that was stored before this call is included: an ephemeral consumer may be on a
+    replica that is behind, so the stream's leader is asked for its last message.
     """
     config = newest_of_each(subject)
     retry = ReadRetry(link, stream)
@@ -341,7 +341,7 @@ async def newest(
 
 
 async def last(client: Client, stream: str, subject: str) -> api.RawStreamMsg | None:
-    """Return the stream leader's newest message that matches. Raises what nats-py raises."""
+    """Return the stream leader's newest matching message. Raises nats-py's errors."""
     try:
         return await client.jetstream().get_last_msg(stream, subject)
     except nats.js.errors.NotFoundError as error:
@@ -353,7 +353,7 @@ async def last(client: Client, stream: str, subject: str) -> api.RawStreamMsg | 
 
 
 async def subjects(client: Client, stream: str, subject: str) -> list[str]:
-    """Return the subjects that have a message. Raises what nats-py raises."""
+    """Return the subjects that have a message. Raises nats-py's errors."""
     info = await client.jetstream().stream_info(stream, subjects_filter=subject)
     runtime.end_if_cancelled()
     return sorted(info.state.subjects or {})
@@ -362,7 +362,7 @@ async def subjects(client: Client, stream: str, subject: str) -> list[str]:
 async def _is_on_subject(client: Client, ack: api.PubAck, subject: str) -> bool:
     """Return whether the message stored under the same id is on this subject, or unknown.
 
-    All publishers of a stream share one space of ids: another may have used one of ours.
+    All publishers of a stream share one space of ids: another publisher may have used the same id.
     """
     try:
         stored = await client.jetstream().get_msg(ack.stream, ack.seq)
@@ -374,7 +374,7 @@ async def _is_on_subject(client: Client, ack: api.PubAck, subject: str) -> bool:
 
 
 async def _must_have_more(client: Client, stream: str, consumer: str) -> None:
-    """Raise ConsumerLost if the server has sent everything, as nothing more will arrive."""
+    """Raise ConsumerLost if the server has sent everything: no more messages will arrive."""
     info = await client.jetstream().consumer_info(stream, consumer)
     runtime.end_if_cancelled()
     if not info.num_pending:

@@ -1,9 +1,9 @@
 """Adapter: a lock in NATS that elects one of several processes and limits how long it may act.
 
 The lock is a key that expires unless it is renewed, and only the process that wrote it last can
-renew it. Time is counted from before the request that renewed it, so that we stop acting before the
-server gives the lock to another process; a process that was suspended meanwhile notices when it
-next calls `term`.
+renew it. Time is counted from before the request that renewed the lock, so that the holder stops
+acting before the server gives the lock to another process; a process that was suspended notices
+when it next calls `term`.
 
 Emptying or removing the bucket takes the lock from its holder, which notices at its next renewal:
 until then the next holder may act too, in a later term.
@@ -24,7 +24,7 @@ from muster.nats import connection, storage, streams
 from muster.service import logs
 
 RETRY_S: Final = 0.25
-"""How often a process without the lock asks for it; a takeover takes this much longer."""
+"""How often a process without the lock tries to get it; a takeover takes this much longer."""
 
 _RELEASE_S: Final = 0.5
 _HOLDER_CHARS_MAX: Final = 500
@@ -34,11 +34,11 @@ _LIFE: Final = uuid.uuid4().hex
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that claims a lock, described so that a successor can see that it is gone.
+    """A process that claims a lock, described so that a successor can tell whether it has ended.
 
-    `name` is of this process and no other, so that a claim whose answer was lost is recognized as
-    ours. `space` is the PID namespace in which `pid` means something; empty if unknown. `life`
-    distinguishes this process from a later one with the same `pid`.
+    `name` is unique to this process, so that it recognizes its own claim if the answer was lost.
+    `space` is the PID namespace of `pid`; empty if unknown. `life` distinguishes this process from
+    a later one with the same `pid`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
             return True
         except (OSError, OverflowError):
             return False
-        # an earlier process had our number
+        # an earlier process had the same process id
         return self.pid == us.pid and self.life != us.life
 
 
@@ -95,7 +95,7 @@ class Key:
     async def claim(
         self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
     ) -> streams.Claimed:
-        """Claim the key if nobody has written it since `revision`; see `buckets.claim`."""
+        """Claim the key if it has not been written since `revision` (see `storage.claim`)."""
         return await storage.claim(
             self.link,
             self.bucket,
@@ -107,7 +107,7 @@ class Key:
         )
 
     async def release(self, *, revision: int, timeout_s: float) -> None:
-        """Remove the claim written at `revision`; see `buckets.release`."""
+        """Remove the claim written at `revision` (see `storage.release`)."""
         await storage.release(
             self.link, self.bucket, self.name, revision=revision, timeout_s=timeout_s
         )
@@ -115,7 +115,7 @@ class Key:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a claim lasts, how often it is renewed, and how early before its end we stop."""
+    """How long a claim lasts, how often it is renewed, and how long before its end to stop."""
 
     ttl_s: int
     renew_s: float
@@ -123,7 +123,7 @@ class Timing:
 
 
 class Lock(leadership.Election):
-    """One process that holds the lock or waits for it.
+    """A process that holds the lock or waits for it.
 
     Its term is the revision at which the key was claimed.
     """
@@ -136,10 +136,10 @@ class Lock(leadership.Election):
         self._us = msgspec.json.encode(us)
         self._timing = timing
         self._revision = 0
-        """What the key's revision must be for our next claim to succeed."""
+        """The revision that the key must have for the next claim to succeed."""
         self._answered_at = leadership.now()
         self._error = ""
-        """Why the last request was not answered; empty if it was."""
+        """Why the last request was not answered; empty if it was answered."""
         self._is_unanswered = False
         """Whether the last request may have succeeded without an answer."""
 
@@ -159,7 +159,7 @@ class Lock(leadership.Election):
 
     async def _resign(self) -> None:
         if self._is_unanswered:
-            # a renewal that succeeded unnoticed has a newer revision than the one we would remove
+            # a renewal that succeeded unnoticed has a newer revision than the known one
             last = asyncio.wait_for(self._try(), _RELEASE_S)
             await asyncio.gather(last, return_exceptions=True)
         if self.term() is not None:
@@ -167,7 +167,7 @@ class Lock(leadership.Election):
             await self._key.release(revision=self._revision, timeout_s=_RELEASE_S)
 
     async def _try(self) -> float:
-        """Claim or renew once; return when to do so again."""
+        """Claim or renew the lock once; return when to do so again."""
         asked_at = leadership.now()
         timing = self._timing
         left_s = timing.renew_s if self.term() is None else self._until - asked_at
@@ -196,7 +196,7 @@ class Lock(leadership.Election):
     def _on_claimed(self, claimed: streams.Claimed, asked_at: float) -> float:
         self._revision = claimed.revision
         if not claimed.written:
-            # an earlier claim succeeded, nobody knows when: renew it now
+            # an earlier claim succeeded at an unknown time: renew it now
             return 0.0
         self._term = self.term() or claimed.revision
         self._until = asked_at + self._timing.ttl_s - self._timing.margin_s

@@ -1,9 +1,9 @@
-"""Adapter: NATS: NATS storage of the services: values in buckets, and messages in work queues.
+"""Adapter: NATS: the services' storage: values in buckets, and messages in work queues.
 
 Values in a key-value bucket are stored, claimed for a time, and watched. A message in a work queue
-stays until the work it asks for is done: it is put under a subject of its own, and a newer one on
-the same subject replaces it. A consumer holds each until it reports it done; the next consumer gets
-what a dead one held.
+stays until its work is done. It has a subject of its own, and a newer message on the same subject
+replaces it. A consumer holds each message until it reports it done; messages held by a dead
+consumer go to the next.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ async def put(
     *,
     is_leader: Callable[[], bool] | None = None,
 ) -> bool:
-    """Write a value, without a time limit; an empty one deletes the key.
+    """Write a value, without a time limit; an empty value deletes the key.
 
-    Returns False if `is_leader` returned False before that; see `Bus.publish`.
+    Returns False if `is_leader` returned False before it was written (see `Bus.publish`).
     """
     headers = {} if value else {"KV-Operation": "DEL"}
     subject = _subject(bucket, key)
@@ -55,7 +55,8 @@ async def follow(
 ) -> AsyncIterator[tuple[str, bytes] | None]:
     """Yield every key and value of a bucket, then each change; the value of a deleted key is empty.
 
-    None marks the end of what was there at first. After an outage everything is yielded again.
+    None marks the end of the values that existed at first. After an outage everything is yielded
+    again.
     """
     stream, every = _stream(bucket), _subject(bucket, ">")
     config = jetstream.newest_of_each(every)
@@ -89,11 +90,11 @@ async def claim(
     revision: int,
     timeout_s: float,
 ) -> streams.Claimed:
-    """Write a value that lasts `ttl_s` if nobody wrote since `revision`; return what is stored.
+    """Write a value for `ttl_s` if the key is unchanged since `revision`; return what is stored.
 
-    A stored value without an end was never claimed, and is overwritten: JetStream sends its answers
-    to any subject that a request names, with nobody's rights. Raises TimeoutError when no answer
-    came in time: the value may be stored or not.
+    A stored value that never expires was not claimed, and is overwritten: JetStream sends its
+    answers to any subject that a request names, without checking rights. Raises TimeoutError if no
+    answer arrived in time: the value may be stored or not.
     """
 
     async def write(client: Client, over: int) -> tuple[streams.Claimed, bool]:
@@ -108,7 +109,7 @@ async def claim(
         except connection.LOST as error:
             runtime.end_if_cancelled()
             if isinstance(error, nats.js.errors.NoStreamResponseError):
-                # the bucket is lost, though the server is connected
+                # the bucket is lost although the server is connected
                 with contextlib.suppress(*connection.LOST):
                     await link.prepare(client)
             raise TimeoutError(str(error) or type(error).__name__) from error
@@ -124,7 +125,7 @@ async def release(
     revision: int,
     timeout_s: float,
 ) -> None:
-    """Remove what was written at `revision` and nothing newer, if NATS is connected."""
+    """Remove the value written at `revision`, but not a newer one, if NATS is connected."""
     client = link.live_client()
     with contextlib.suppress(*connection.LOST):
         async with asyncio.timeout(timeout_s):
@@ -143,9 +144,9 @@ async def _claim(
     ttl_s: int,
     revision: int,
 ) -> tuple[streams.Claimed, bool]:
-    """Return what is stored now, and whether it is a claim or nothing.
+    """Return the stored value, and whether it is a claim or absent.
 
-    Raises what nats-py raises: then the value may be stored or not.
+    Raises nats-py's errors: the value may then be stored or not.
     """
     js = client.jetstream()
     stream, subject = _stream(bucket), _subject(bucket, key)
@@ -185,8 +186,8 @@ _ACK_WAIT_S: Final = 60.0
 class Job:
     """One message; `number` is its sequence in the stream.
 
-    `done` removes it, and returns when the server has confirmed that or is away. `hold` reports
-    that it is still being worked on: call it every `HOLD_S`.
+    `done` removes the message, and returns when the server has confirmed that or is away. `hold`
+    reports that it is still being processed: call it every `HOLD_S`.
     """
 
     number: int
@@ -210,7 +211,7 @@ async def enqueue(
 ) -> bool:
     """Store a message, however long that takes; the server drops repeats under the same `key`.
 
-    A full queue accepts it once it has space. Returns whether it was new.
+    A full queue accepts the message once it has space. Returns whether the message was new.
     """
     headers = {"Nats-Msg-Id": key, **(headers or {})}
     stored = await jetstream.store(link, subject, body, headers, is_queue=True)
@@ -220,7 +221,7 @@ async def enqueue(
 async def jobs(
     link: connection.Connection, stream: streams.Stream, *, durable: str, subject: str
 ) -> AsyncIterator[Job]:
-    """Yield every message of one subject filter, first those that a consumer before us held.
+    """Yield every message of one subject filter, first those that a dead consumer held.
 
     No other process may take from this consumer at the same time.
     """
@@ -259,7 +260,7 @@ async def jobs(
 async def waiting_messages(
     link: connection.Connection, stream: streams.Stream, subject: str
 ) -> list[tuple[str, bytes, Mapping[str, str], int]]:
-    """Return subject, body, headers and sequence of every message, however long that takes."""
+    """Return subject, body, headers and sequence of every message, however long it takes."""
     # a work queue delivers to its workers only, so each message is read by itself
     retry = jetstream.ReadRetry(link, stream.name)
     while True:
@@ -323,7 +324,7 @@ async def remove_waiting(
 
 
 async def _forget(client: Client, stream: str, durable: str) -> None:
-    """Remove a consumer, so that what its last user held is delivered again at once."""
+    """Remove a consumer, so that the messages it held are delivered again at once."""
     with contextlib.suppress(nats.js.errors.NotFoundError):
         await client.jetstream().delete_consumer(stream, durable)
     runtime.end_if_cancelled()

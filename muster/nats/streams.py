@@ -1,7 +1,8 @@
 """Pure: the JetStream streams and buckets of muster, with all their limits.
 
-Plugins report to EVENTS and may not write to ALERTS, which has what the central services conclude
-and do. DEAD_LETTERS has what could not be read or delivered, OUTBOX the notifications to deliver.
+Plugins report to EVENTS and may not write to ALERTS, which has the conclusions and actions of the
+central services. DEAD_LETTERS has unreadable events and undelivered notifications, OUTBOX the
+notifications to deliver.
 """
 
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ class Stream:
     per_subject_max: int
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
-    """As long as a publisher may repeat a message after an outage."""
+    """At least as long as a publisher may repeat a message after an outage."""
     rolls_up: bool = False
     """Whether a message may replace others (Nats-Rollup): any publisher can empty the stream."""
     is_queue: bool = False
-    """Whether a message stays until it is acknowledged, and a full stream refuses new ones."""
+    """Whether messages stay until they are acknowledged, and a full stream refuses new messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Bucket:
     value_bytes_max: int = 1_000_000
     age_max_s: float = 0.0
     is_lock: bool = False
-    """Whether its revisions must go on growing when the bucket is lost and created again."""
+    """Whether its revisions must keep growing if the bucket is lost and created again."""
 
 
 EVENTS: Final = Stream(
@@ -55,7 +56,7 @@ ALERTS: Final = Stream(
         "muster.alert.>",
         "muster.label.>",
         "muster.notification.>",
-        # the watchdog takes the same way as alerts, so that its arrival proves that they arrive
+        # the watchdog takes the same path as alerts, so that its arrival proves that alerts arrive
         "muster.sys.>",
     ),
     age_max_s=90 * _DAY_S,
@@ -75,7 +76,7 @@ OUTBOX: Final = Stream(
     subjects=("muster.outbox.>",),
     age_max_s=30 * _DAY_S,
     bytes_max=512 * _MIB,
-    # a newer notification of a group replaces the one that still waits
+    # a newer notification of a group replaces the waiting one
     per_subject_max=1,
     is_queue=True,
 )
@@ -84,7 +85,7 @@ STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS, OUTBOX)
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
 LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
-"""The leading health service, while its claim lasts. No limit markers: those would not expire."""
+"""The leading health service, while its claim lasts. No limit markers: these would not expire."""
 TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
 """The leading notifier; a bucket of its own, so that neither service can take the other's lock."""
 SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)

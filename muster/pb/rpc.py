@@ -1,8 +1,8 @@
-"""Adapter: gRPC: which path, request and answer each method of the kubelet's services has.
+"""Adapter: gRPC: path, request and answer of each method of the kubelet's services.
 
-The generated half stops at the messages. A `_pb2_grpc.py` would refuse every grpcio older than
-its generator, so the methods are here, once, for servers and clients: a `*_handler` function
-wraps a servicer for `server.add_generic_rpc_handlers`, a `*Client` holds one multicallable per
+Only the messages are generated. A `_pb2_grpc.py` would refuse every grpcio older than its
+generator, so the methods are defined here, once for servers and clients: a `*_handler` function
+wraps a servicer for `server.add_generic_rpc_handlers`, a `*Client` has one multicallable per
 method. Paths and shapes are those of the .proto files in `proto/muster/pb`.
 """
 
@@ -122,7 +122,7 @@ class DevicePluginServicer(Protocol):
     async def get_device_plugin_options(
         self, request: dp.Empty, context: Context[dp.Empty, dp.DevicePluginOptions]
     ) -> dp.DevicePluginOptions:
-        """Return which of the optional calls are wanted."""
+        """Return which optional calls the plugin serves."""
 
     def list_and_watch(
         self, request: dp.Empty, context: Context[dp.Empty, dp.ListAndWatchResponse]
@@ -134,7 +134,7 @@ class DevicePluginServicer(Protocol):
         request: dp.PreferredAllocationRequest,
         context: Context[dp.PreferredAllocationRequest, dp.PreferredAllocationResponse],
     ) -> dp.PreferredAllocationResponse:
-        """Return which of the available devices to prefer."""
+        """Return the preferred devices among the available ones."""
 
     async def allocate(
         self, request: dp.AllocateRequest, context: Context[dp.AllocateRequest, dp.AllocateResponse]

@@ -1,7 +1,7 @@
 """Adapter: the command line of a service: reads its settings, serves, returns the exit code.
 
-Exit codes: 0 ended in order, 1 a bug or a broken invariant (with traceback), 2 invalid settings or
-arguments (one line for each problem on stderr).
+Exit codes: 0 for an orderly end, 1 for a bug or a broken invariant (with traceback), 2 for invalid
+settings or arguments (one line for each problem on stderr).
 """
 
 import argparse
@@ -29,7 +29,7 @@ CannotStart = runtime.CannotStart
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[Settings]):
-    """Where the settings come from; `read` reads them again, and raises BadSettings."""
+    """The source of the settings; `read` reads them again and may raise BadSettings."""
 
     file: Path | None
     read: Callable[[], Settings]
@@ -57,9 +57,9 @@ def run(
     resolve: Callable[[Settings], object] | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run a service like `main`, but one that reloads its settings or reads other `formats`.
+    """Run a service like `main` that also reloads its settings or reads other `formats`.
 
-    `resolve` returns what `--check` prints, where that depends on more than the settings; it may
+    `resolve` returns the output of `--check` if that depends on more than the settings; it may
     raise CannotStart.
     """
     prefix = f"MUSTER_{service.upper()}"
@@ -95,7 +95,7 @@ def _print(service: str, text: bytes) -> int:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # what is still buffered would be written, and fail, once more at the end
+        # otherwise the buffered rest would be written, and fail, again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0
@@ -107,7 +107,7 @@ def _print(service: str, text: bytes) -> int:
 def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"muster-{service}",
-        # without a width it imports shutil, and every compression with it
+        # without a width argparse imports shutil, and with it every compression module
         formatter_class=functools.partial(argparse.HelpFormatter, width=_HELP_WIDTH),
         epilog=f"Every setting can also come from the environment: bus.url is {prefix}__BUS__URL.",
     )
@@ -118,12 +118,12 @@ def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.Arg
             "--config-format",
             choices=["muster", *formats],
             default="muster",
-            help="whose file it is; with another's, the rest is set in the environment",
+            help="format of the file; if another plugin's, set everything else in the environment",
         )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="print the settings in force here, or why it would not start",
+        help="print the effective settings, or why the service would not start",
     )
     parser.add_argument("--version", action="version", version=f"muster {muster.__version__}")
     return parser

@@ -23,7 +23,7 @@ class _Stdout:
         self._descriptor = sys.stdout.fileno()
 
     def msg(self, line: bytes) -> None:
-        """Write a line; if the reader is gone, lose the line and go on."""
+        """Write a line; if the reader is gone, drop the line and continue."""
         rest = line + b"\n"
         try:
             while rest:
@@ -49,7 +49,7 @@ def configure(service: str, *, level: str = "info", **facts: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, **facts)
-    # nats-py logs too; its errors reach us as exceptions and callbacks
+    # nats-py logs too; its errors also arrive as exceptions and callbacks
     logging.getLogger("nats").setLevel(logging.CRITICAL)
 
 
@@ -61,7 +61,7 @@ def lines_lost() -> int:
 def logger() -> structlog.typing.FilteringBoundLogger:
     """Return the logger of this process.
 
-    A program that never called `configure` only uses our SDK: it gets warnings, through `logging`.
+    A program that never called `configure` only uses the SDK: it gets warnings, through `logging`.
     """
     if structlog.is_configured():
         return structlog.get_logger()  # type: ignore[no-any-return]  # as `configure` made it
@@ -76,5 +76,5 @@ def _serialized(line: object, *, default: Callable[[object], object]) -> bytes:
     try:
         return orjson.dumps(line, default=default)
     except TypeError:
-        # orjson refuses what a device's own strings may hold: half a surrogate pair, 65 bits
+        # orjson refuses values that a device may report: half a surrogate pair, numbers of 65 bits
         return json.dumps(line, default=default).encode()

@@ -21,7 +21,7 @@ _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: 
 
 
 class _LostLines(registry.Collector):
-    """Exports the number of lost log lines, as `logs` must not import the metrics library."""
+    """Exports the number of lost log lines, because `logs` must not import the metrics library."""
 
     def collect(self) -> Iterator[core.Metric]:
         """Collect the number of lost log lines."""
@@ -62,7 +62,7 @@ async def serve(
     registry: prometheus_client.CollectorRegistry = prometheus_client.REGISTRY,
     more: Mapping[str, Route] | None = None,
 ) -> AsyncIterator[str]:
-    """Serve until the block ends; yield the address, `http://host:port`. Port 0 is a free port.
+    """Serve until the block ends; yield the address, `http://host:port`. Port 0 means a free port.
 
     `ready` and `healthy` return a problem, or None. `more` adds routes, such as `/state`. Raises
     CannotStart when the port is not available.
@@ -93,7 +93,7 @@ async def serve(
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            pass  # a client that goes away or sends no HTTP loses its connection
+            pass  # a client that goes away or does not send HTTP loses its connection
         finally:
             clients.pop(task, None)
             _abort(writer)
@@ -101,7 +101,7 @@ async def serve(
     try:
         server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
     except OSError as error:
-        # asyncio words an error of the system in its own way, which differs between versions
+        # asyncio rewords system errors, differently in each version
         number = error.errno or 0
         reason = os.strerror(number) if number > 0 else error.strerror or str(error)
         raise runtime.CannotStart(f"http: {host}:{port}: {reason}") from None
@@ -118,7 +118,7 @@ async def serve(
 
 def _abort(writer: asyncio.StreamWriter) -> None:
     """End a connection at once."""
-    # a transport that ended while it was being closed has no loop any more, which abort ignores
+    # a transport that ended while it was being closed no longer has a loop, which abort ignores
     # (CPython 3.11, asyncio/selector_events.py, _force_close after _write_ready)
     with contextlib.suppress(AttributeError):
         writer.transport.abort()

@@ -34,8 +34,8 @@ class Delivery(Generic[In]):
 def end_if_cancelled() -> None:
     """Raise CancelledError if this task was cancelled and the exception was lost.
 
-    asyncio.wait_for, under which nats-py and grpc.aio wait, drops until Python 3.12 a cancellation
-    that comes together with what it waited for: the task would go on for ever. Call this after each
+    Before Python 3.12 asyncio.wait_for, which nats-py and grpc.aio use, drops a cancellation that
+    arrives together with the awaited result: the task would go on for ever. Call this after each
     such wait.
     """
     task = asyncio.current_task()
@@ -68,9 +68,9 @@ async def drive(
 ) -> None:
     """Give a machine its inputs, wake it at its deadlines, and execute its actions.
 
-    An overdue deadline goes before the inbox, so that a busy inbox cannot starve a timer. An input
-    is acknowledged after the actions it led to, so that a crash in between repeats it. Whatever an
-    action waits for, cancelling this ends it. Other tasks can run after each tick.
+    An overdue deadline is handled before the inbox, so that a busy inbox cannot starve a timer. An
+    input is acknowledged after its actions, so that it is repeated after a crash in between.
+    Cancelling this also ends an action that waits. Other tasks can run after each tick.
     """
 
     async def act_on(outs: Sequence[Out]) -> None:
@@ -100,8 +100,8 @@ async def run(*tasks: Coroutine[object, object, None], stop: asyncio.Event | Non
     """Run tasks until one ends, fails, or SIGTERM or SIGINT arrives; then end them all.
 
     `stop` is set by the signal, so that a task can distinguish a planned end from the failure of
-    another. After every task has ended a failure is raised: one that ended the others goes before
-    one that came of ending them. Tasks clean up on cancellation.
+    another. After every task has ended a failure is raised: rather the failure that ended the other
+    tasks than a failure while they ended. Tasks clean up on cancellation.
     """
     stopping = stop or asyncio.Event()
     loop = asyncio.get_running_loop()

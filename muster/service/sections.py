@@ -29,7 +29,7 @@ Pause = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where NATS is: `nats://host:port`, several separated by commas."""
+    """The address of NATS: `nats://host:port`, or several separated by commas."""
 
     url: str = "nats://127.0.0.1:4222"
 
@@ -42,14 +42,14 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
 class Streams(msgspec.Struct, frozen=True, kw_only=True):
     """How many NATS servers store each stream: 1, or 3 or 5 servers of a cluster.
 
-    A stream that has more replicas keeps them.
+    A stream that already has more replicas keeps them.
     """
 
     replicas: Literal[1, 3, 5] = 1
 
 
 class Http(msgspec.Struct, frozen=True, kw_only=True):
-    """Where probes and metrics are served; port 0 is a free port, which is logged."""
+    """Where probes and metrics are served; port 0 means a free port, which is logged."""
 
     host: vocabulary.Name = "127.0.0.1"
     port: Port = 0

@@ -28,7 +28,7 @@ _UNREADABLE = (
     yaml.YAMLError,
     ValueError,
     RecursionError,
-    # what PyYAML's constructors raise as well: `!!int ''`, `!!bool x`, `!!timestamp x`
+    # other errors of PyYAML's constructors: `!!int ''`, `!!bool x`, `!!timestamp x`
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -37,7 +37,7 @@ _UNREADABLE = (
 
 
 class BadSettings(ValueError):
-    """Settings that cannot be used; `problems` holds one line for each."""
+    """The settings cannot be used; `problems` has one line for each problem."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -45,7 +45,7 @@ class BadSettings(ValueError):
 
 
 Foreign = Callable[[bytes, str], dict[str, Any]]
-"""Converts the text of another program's file, with its name, to our tree."""
+"""Converts the text of another program's file, with the file's name, to muster's tree."""
 
 
 def load(
@@ -117,7 +117,7 @@ def only(documents: list[Any], shape: type[Settings], *, source: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases and duplicate keys."""
+    """YAML that refuses aliases and duplicate keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -148,7 +148,7 @@ def _parse(text: str) -> Any:
 def _bytes(file: Path) -> bytes:
     """Return the content of a file, at most one byte more than is allowed. Raises BadSettings.
 
-    Never waits for a writer, except of a pipe that we were started with (`<(...)`).
+    It never waits for a writer, except for a pipe that was passed at startup (`<(...)`).
     """
     is_inherited = str(file).startswith(_INHERITED)
     try:
@@ -159,7 +159,7 @@ def _bytes(file: Path) -> bytes:
 
 @functools.cache
 def _read_pipe(file: Path) -> bytes:
-    """Return the content of a pipe; cached, since it comes only once and settings are reloaded."""
+    """Return the content of a pipe; cached, because a pipe can be read only once."""
     with file.open("rb") as opened:
         return opened.read(_FILE_BYTES_MAX + 1)
 

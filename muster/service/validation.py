@@ -1,11 +1,11 @@
 """Pure: validation: turns a tree of plain values into a frozen object, or reports every problem.
 
-A shape is a msgspec Struct. Conditions across its fields are its `demands`; where some fields are
-invalid, every demand that needs none of them is still checked. In a list of sections an invalid one
-is None for them (`whole` leaves it out).
+A shape is a msgspec Struct. Conditions across its fields are its `demands`; if some fields are
+invalid, every demand that does not need them is still checked. An invalid section in a list is None
+for demands (`whole` leaves it out).
 
-A problem begins with the path of its key, and says what is expected and what was found, in the
-words of YAML.
+A problem begins with the path of its key, and says in YAML's terms what was expected and what was
+read.
 """
 
 import difflib
@@ -23,7 +23,7 @@ import msgspec
 Item = TypeVar("Item")
 
 MSGSPEC_KNOWN: Final = "0.22"
-"""The msgspec whose error texts are translated here; see tests/pure/test_bounds.py."""
+"""The msgspec version whose error texts are translated here; see tests/pure/test_bounds.py."""
 
 _WORDS: Final = {
     "array": "a list",
@@ -245,7 +245,7 @@ def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
 
 
 def _translated(kind: Any, value: Any, path: str, error: str) -> Problem:
-    """Translate an error of msgspec into our words."""
+    """Translate an error of msgspec into muster's words."""
     place = _AT.search(error)
     error = error[: place.start()] if place else error
     for index, name in _STEP.findall(place["at"]) if place else ():
@@ -258,7 +258,7 @@ def _translated(kind: Any, value: Any, path: str, error: str) -> Problem:
 
 
 def _shown(value: Any, path: str) -> Any:
-    """Return a value safe to show, as people write secrets where a reference belongs."""
+    """Return a value that is safe to show: people write secrets where a reference belongs."""
     if isinstance(value, str) and _SECRET.search(path.rpartition(".")[2]):
         return "(not shown)"
     if isinstance(value, str) and "://" in value:
@@ -322,14 +322,14 @@ def _described(kind: Any) -> Iterator[str]:
 
 _QUOTED_MAX: Final = 60
 _ITEMS_MAX: Final = _QUOTED_MAX // 3
-"""More than fit into what is shown."""
+"""More characters than are shown."""
 _DEPTH_MAX: Final = 4
 _BITS_MAX: Final = 4096
 _NEAR: Final = 0.5
 
 
 def quoted(value: object) -> str:
-    """Return what the user wrote as YAML, short enough for a line."""
+    """Return the user's value as YAML, short enough for a line."""
     text = _quoted(value)
     return text if len(text) <= _QUOTED_MAX else text[: _QUOTED_MAX - 3] + "..."
 
@@ -356,10 +356,10 @@ def _quoted(value: object, depth: int = 0) -> str:
         case bytes():
             return "binary data"
         case int() if value.bit_length() > _BITS_MAX:
-            # Python writes no number of any length, and `0xfff...` reads past its limit
+            # Python does not write very long numbers, but `0xfff...` can be read beyond that limit
             return "a number too large to show"
         case _:
-            # numbers, and what YAML makes of dates
+            # numbers, and the dates that YAML creates
             return str(value)
 
 

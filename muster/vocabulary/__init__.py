@@ -1,10 +1,10 @@
 """All events on the bus and their subjects; `EVENTS` is the complete set.
 
-`facts` has what all share (names, subjects, node and time), `plugin` what a plugin publishes,
-`conclusions` what the central services publish. Plugins publish on `muster.heartbeat` and
-`muster.event` and answer on `muster.rpc`; the central services on
-`muster.verdict`, `muster.alert`, `muster.label` and `muster.notification`; `muster.sys` is about
-muster itself. Import this package, not its modules: `from muster import vocabulary`.
+`facts` has the common parts (names, subjects, node and time), `plugin` the events of plugins,
+`conclusions` the events of the central services. Plugins publish on `muster.heartbeat` and
+`muster.event` and answer on `muster.rpc`; the central services on `muster.verdict`, `muster.alert`,
+`muster.label` and `muster.notification`; `muster.sys` is about muster itself. Import this package,
+not its modules: `from muster import vocabulary`.
 """
 
 import fnmatch
@@ -112,8 +112,8 @@ BY_TYPE: Final[Mapping[str, type[Event]]] = {event.TYPE: event for event in EVEN
 def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ...]:
     """Return the NATS filters for the event types and nodes that two shell patterns name.
 
-    A node pattern with wildcards inside (`gpu-*`) cannot be said in a filter and becomes `*`: the
-    reader compares the node as well. Raises ValueError when no event type matches, or no node can.
+    A node pattern with wildcards inside (`gpu-*`) cannot be expressed in a filter and becomes `*`;
+    the reader compares the node as well. Raises ValueError if no event type or no node can match.
     """
     types = [e for e in EVENTS if fnmatch.fnmatchcase(e.TYPE, type_pattern)]
     if not types:

@@ -1,4 +1,4 @@
-"""Pure: what the central services publish: labels, verdicts, alerts, watchdog, notifications."""
+"""Pure: the central services' events: labels, verdicts, alerts, watchdog, notifications."""
 
 import enum
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Verdict(enum.StrEnum):
     MISSING = "MISSING"
     MAINTENANCE = "MAINTENANCE"
     FLAPPING = "FLAPPING"
-    """Nothing is wrong at present, but processes replace one another again and again."""
+    """Nothing is wrong at present, but the plugin's process is replaced again and again."""
     SPLIT_BRAIN = "SPLIT_BRAIN"
 
 
@@ -83,7 +83,8 @@ class AlertState(enum.StrEnum):
 class NotificationReason(enum.StrEnum):
     """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
 
-    ACKNOWLEDGED is ours: an alert that people were notified of still fires, and is now silenced.
+    ACKNOWLEDGED is muster's own: an alert of which people were notified still fires, but is now
+    silenced.
     """
 
     FIRST = "first"
@@ -117,18 +118,18 @@ class LabelsApplied(LabelEvent, frozen=True, kw_only=True):
 
 
 class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
-    """These labels were requested and not written; `reason` says why."""
+    """These labels were requested but not written; `reason` says why."""
 
     TYPE = "labels.refused"
     SUBJECT = "muster.label.{node}.labels.refused"
 
 
 class VerdictChanged(facts.Event, frozen=True, kw_only=True):
-    """Health concluded something new about a plugin. `rule` names what decided.
+    """Health's verdict on a plugin changed. `rule` names the rule that decided.
 
-    `flapping` stands beside the verdict: the plugin fails again and again.
-    `leader` is the fencing token of the health service that publishes it: one that is lower than
-    an earlier one is of a former leader.
+    `flapping` means that the plugin fails again and again, whatever the verdict is. `leader` is the
+    fencing token of the health service that published the verdict: a token lower than an earlier
+    one belongs to a former leader.
     """
 
     TYPE = "verdict.changed"
@@ -144,7 +145,7 @@ class VerdictChanged(facts.Event, frozen=True, kw_only=True):
 
 
 class RemediationDecided(facts.Event, frozen=True, kw_only=True):
-    """Health restarted a plugin's pod, or says why it did not. `leader` as in VerdictChanged."""
+    """Health restarted a plugin's pod, or decided not to. `leader` is as in VerdictChanged."""
 
     TYPE = "remediation.decided"
     SUBJECT = "muster.verdict.{node}.{plugin}.remediation.decided"
@@ -157,12 +158,13 @@ class RemediationDecided(facts.Event, frozen=True, kw_only=True):
 
 
 class AlertChanged(facts.Event, frozen=True, kw_only=True):
-    """An alert fires, changes, or is resolved. Its fingerprint stays the same from first to last.
+    """An alert fires, changes or is resolved. Its fingerprint never changes.
 
-    A firing alert may change what it is about (a plugin that is down is then on a node that is):
-    the newest by fingerprint holds. `change` counts from 0 while it fires. `devices` and `pods`
-    name the first ones, of `devices_total` and `pods_total`. `advice` says what to do first.
-    `flapping`: the plugin fails again and again, whatever is wrong with it at present.
+    The subject of a firing alert may change, for example from a plugin that is down to a node that
+    is down: the newest event with the fingerprint is valid. `change` counts from 0 while the alert
+    fires. `devices` and `pods` have the first of `devices_total` and `pods_total`. `advice` says
+    what to do first. `flapping` means that the plugin fails again and again, whatever its present
+    problem is.
     """
 
     TYPE = "alert.changed"
@@ -196,7 +198,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
 
 
 class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
-    """The leading health service works. When these stop, nobody detects failures: notify people.
+    """The leading health service works. Without these events failures go undetected: notify people.
 
     `leader` is its fencing token, `holder` its name; the next is due in `interval_s`.
     """
@@ -227,9 +229,9 @@ class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
 
 
 class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):
-    """The receiver refused it, or was unavailable for too long; it is kept among the dead letters.
+    """The receiver refused the notification or was away for too long; it is now a dead letter.
 
-    `outcome` is the result of the last attempt, in a word: `not_found`, `timed_out`.
+    `outcome` is the result of the last attempt in one word: `not_found`, `timed_out`.
     """
 
     TYPE = "notification.failed"

@@ -14,7 +14,7 @@ import msgspec
 
 SCHEMA_VERSION: Final = 1
 FLEET: Final = "_fleet"
-"""The node of a fact that concerns no single node; cannot collide: names start with [a-z0-9]."""
+"""Stands for the node of a fact that is not about one node; node names start with [a-z0-9]."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -37,9 +37,9 @@ _TOKEN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,127}")
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Base of all messages. Unknown fields are ignored, as a newer sender may add some.
+    """Base of all messages. Unknown fields are ignored, because a newer sender may add some.
 
-    None can be part of a cycle, so that the garbage collector need not look at thousands of them.
+    Messages cannot be part of a reference cycle, so the garbage collector need not check them.
     """
 
 
@@ -60,7 +60,7 @@ class Event(Struct, frozen=True, kw_only=True):
     at: datetime
 
     def __post_init__(self) -> None:
-        """Refuse a node or an `at` that could not cross the bus."""
+        """Refuse a node or an `at` that cannot be sent over the bus."""
         node_token(self.node)
         check_time("at", self.at)
 
@@ -73,7 +73,7 @@ class Event(Struct, frozen=True, kw_only=True):
 def node_token(node: str) -> str:
     """Return the node name as one subject token: `a.b` becomes `a_b`.
 
-    Raises ValueError for anything that is no node name.
+    Raises ValueError for anything that is not a node name.
     """
     if not _NODE.fullmatch(node):
         raise ValueError(f"node: {node!r} is not a Kubernetes node name")
@@ -94,12 +94,12 @@ def plugin_token(plugin: str) -> str:
 
 
 def rpc_subject(node: str, plugin: str, verb: str) -> str:
-    """Return the subject a plugin answers requests of this verb on, such as `probe`."""
+    """Return the subject on which a plugin answers requests of this verb, such as `probe`."""
     return f"muster.rpc.{node_token(node)}.{plugin}.{verb}"
 
 
 def check_time(name: str, time: datetime) -> None:
-    """Raise ValueError for a time that could not cross the bus."""
+    """Raise ValueError for a time that cannot be sent over the bus."""
     if time.tzinfo is None:
         raise ValueError(f"{name}: a time without a time zone; use UTC")
     if not _YEARS[0] <= time.year < _YEARS[1]:

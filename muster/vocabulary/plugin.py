@@ -1,4 +1,4 @@
-"""Pure: what a plugin publishes: its devices and GPUs, what happens to them, its heartbeats."""
+"""Pure: a plugin's messages: its devices and GPUs, their changes, and its heartbeats."""
 
 import enum
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class StopReason(enum.StrEnum):
 class MigDevice(facts.Struct, frozen=True, kw_only=True):
     """One MIG device of a GPU: a compute instance `ci` within a GPU instance `gi`.
 
-    `index` is NVML's within the GPU, where numbers may be missing. The slices and engines are those
+    `index` is NVML's index within the GPU; indices may have gaps. The slices and engines are those
     of NVML's device attributes.
     """
 
@@ -71,12 +71,12 @@ class MigDevice(facts.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(facts.Struct, frozen=True, kw_only=True):
-    """What is known about a GPU; `None` is unknown, never zero.
+    """The properties of a GPU; `None` means unknown, never zero.
 
-    `index` is NVML's and may change between boots; `minor` is the number of /dev/nvidia<minor>.
-    `pci_class` is as sysfs writes it (0x030200). `mig_enabled` is None where MIG cannot be.
-    `clique` is `<cluster uuid>.<clique id>` of its NVLink fabric, empty if it is in none. `vgpu`
-    says whether this is a virtual GPU in a guest (NVML's virtualization mode VGPU).
+    `index` is NVML's index and may change between boots; `minor` is the number of
+    /dev/nvidia<minor>. `pci_class` is as sysfs writes it (0x030200). `mig_enabled` is None if MIG
+    is not supported. `clique` is `<cluster uuid>.<clique id>` of its NVLink fabric, empty without a
+    fabric. `vgpu` says whether this is a virtual GPU in a guest (NVML's virtualization mode VGPU).
     """
 
     uuid: facts.Name
@@ -96,9 +96,9 @@ class Gpu(facts.Struct, frozen=True, kw_only=True):
 
 
 class GpuResource(facts.Struct, frozen=True, kw_only=True):
-    """How the GPUs of one resource are handed out: `replicas` of each, 1 if not shared.
+    """How the GPUs of one resource are shared: `replicas` of each GPU, 1 if not shared.
 
-    `was` is the name it would have without sharing. `profile` is empty for whole GPUs.
+    `was` is the resource's name without sharing. `profile` is empty for whole GPUs.
     """
 
     name: facts.Name
@@ -108,9 +108,9 @@ class GpuResource(facts.Struct, frozen=True, kw_only=True):
 
 
 class GpuNode(facts.Struct, frozen=True, kw_only=True):
-    """Everything about a node's GPUs that the kubelet has no device for.
+    """The GPUs of a node, with details that the kubelet does not have.
 
-    `problem` says why there are none, or which could not be read; empty if all is well.
+    `problem` says why there are no GPUs, or which could not be read; empty if all is well.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -124,11 +124,10 @@ class GpuNode(facts.Struct, frozen=True, kw_only=True):
 
 
 class Device(facts.Struct, frozen=True, kw_only=True):
-    """One schedulable unit as the kubelet sees it. `reason` says why it is not Healthy.
+    """A schedulable unit as the kubelet sees it. `reason` says why it is not Healthy.
 
     `physical` is the uuid of the GPU or MIG device behind it, the same for all its replicas; empty
-    for anything else. It stands for `count` units that are alike but for their ids, of which `id`
-    is the first.
+    for anything else. It stands for `count` units that differ only in their ids; `id` is the first.
     """
 
     id: facts.DeviceId
@@ -148,7 +147,7 @@ class PluginEvent(facts.Event, frozen=True, kw_only=True):
 
 
 class PluginStarted(PluginEvent, frozen=True, kw_only=True):
-    """A plugin process serves; published at start and after every (re)connect to the bus."""
+    """A plugin process is serving; published at start and after every (re)connect to the bus."""
 
     TYPE = "plugin.started"
     SUBJECT = "muster.event.{node}.{plugin}.plugin.started"
@@ -189,7 +188,7 @@ class PluginStopping(PluginEvent, frozen=True, kw_only=True):
 
 
 class InventoryReported(PluginEvent, frozen=True, kw_only=True):
-    """The whole snapshot: at start, after every (re)connect, periodically and on request."""
+    """All devices of a node: at start, after every (re)connect, periodically and on request."""
 
     TYPE = "inventory.reported"
     SUBJECT = "muster.event.{node}.{plugin}.inventory.reported"
@@ -209,7 +208,7 @@ class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
 class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
     """A device was removed for good; `physical` is set once its last replica is gone.
 
-    So do `count` replicas of one GPU or MIG device together, of which `device_id` is the first.
+    The event holds for `count` replicas of one GPU or MIG device; `device_id` is the first.
     """
 
     TYPE = "device.removed"
@@ -222,10 +221,10 @@ class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
 
 
 class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
-    """A device turned Healthy or Unhealthy. `code` names the rule, such as `xid-79`.
+    """A device became Healthy or Unhealthy. `code` names the rule, such as `xid-79`.
 
     For a GPU or MIG device `device_id` is its uuid, and the event holds for all its replicas in
-    the resource. `policy` says which rule of which policy decided, and where that comes from.
+    the resource. `policy` says which rule of which policy decided, with its source.
     """
 
     TYPE = "device.health_changed"
@@ -238,7 +237,7 @@ class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
     policy: facts.Text = ""
     evidence: tuple[facts.Evidence, ...] = ()
     pods: tuple[facts.Text, ...] = ()
-    """`namespace/name` of those that hold the device, where podresources reports it."""
+    """`namespace/name` of the pods that hold the device, if podresources reports them."""
 
 
 class DeviceConditionChanged(PluginEvent, frozen=True, kw_only=True):
@@ -258,7 +257,7 @@ class DeviceConditionChanged(PluginEvent, frozen=True, kw_only=True):
 
 
 class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
-    """The kubelet was given devices for a container; `pod` where podresources reports it."""
+    """Devices were allocated to a container; with its `pod` if podresources reports it."""
 
     TYPE = "allocation.observed"
     SUBJECT = "muster.event.{node}.{plugin}.allocation.observed"
@@ -268,7 +267,7 @@ class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
 
 
 class ExpectationChanged(PluginEvent, frozen=True, kw_only=True):
-    """A resource has fewer devices than configured as expected, or again enough (`short` empty)."""
+    """A resource has fewer devices than expected, or has enough again (`short` is empty)."""
 
     TYPE = "expectation.changed"
     SUBJECT = "muster.event.{node}.{plugin}.expectation.changed"
@@ -277,9 +276,9 @@ class ExpectationChanged(PluginEvent, frozen=True, kw_only=True):
 
 
 class ConfigurationApplied(PluginEvent, frozen=True, kw_only=True):
-    """A changed configuration is in force; resources that are not named were left alone.
+    """A changed configuration is in force; resources that are not named did not change.
 
-    `restart` names the settings that changed and wait for the next start.
+    `restart` names the changed settings that take effect only at the next start.
     """
 
     TYPE = "configuration.applied"
@@ -318,7 +317,7 @@ class Phase(enum.StrEnum):
 
 
 class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One resource in a heartbeat. Ages are the sender's monotonic seconds; -1 is never."""
+    """One resource in a heartbeat. Ages are the sender's monotonic seconds; -1 means never."""
 
     name: facts.Name = msgspec.field(name="r")
     registered_age_s: float = msgspec.field(name="reg", default=-1.0)
@@ -334,9 +333,9 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     problem: facts.Text = msgspec.field(name="bad", default="")
     """Why this resource is not registered with the kubelet; empty if it is."""
     short: facts.Text = msgspec.field(name="few", default="")
-    """How many devices fewer than expected there are, in words; empty if none."""
+    """The shortage of devices in words; empty if there is none."""
     mismatch: facts.Text = msgspec.field(name="odd", default="")
-    """How the kubelet's list differs from ours, and for how long; empty if it does not."""
+    """How the kubelet's list differs from the plugin's, and for how long; empty if it does not."""
     degraded: facts.Count = msgspec.field(name="deg", default=0)
     unmonitored: facts.Count = msgspec.field(name="unm", default=0)
     """How many devices are Healthy, but degraded; and how many cannot be monitored."""
@@ -347,8 +346,9 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A heartbeat: the status that only the plugin itself knows; also the answer to a probe.
 
-    Crosses core NATS as compact JSON: not stored, not acknowledged, its loss is the information.
-    Order is (`instance`, `seq`); `wall` is shown and never compared.
+    It is sent over core NATS as compact JSON, neither stored nor acknowledged: a missing heartbeat
+    is the signal. Heartbeats are ordered by (`instance`, `seq`); `wall` is shown but never
+    compared.
     """
 
     SUBJECT: ClassVar[str] = "muster.heartbeat.{node}.{plugin}"
@@ -370,13 +370,13 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """`<inode>.<ctime>` of kubelet.sock at the last registration; empty before it."""
     resources: tuple[ResourceBeat, ...] = msgspec.field(name="res", default=())
     checkers: Mapping[str, float] = msgspec.field(name="chk", default_factory=dict)
-    """Seconds since each health checker last succeeded."""
+    """Seconds since each kind of check last succeeded."""
     loop_lag_ms: float = msgspec.field(name="lag", default=0.0)
     reconnects: facts.Count = msgspec.field(name="rc", default=0)
     problems: tuple[facts.Text, ...] = msgspec.field(name="prb", default=())
-    """The first problems that concern no single resource."""
+    """The first problems that do not concern a single resource."""
 
     @property
     def subject(self) -> str:
-        """The NATS subject it is published on. Raises ValueError for names without one."""
+        """The NATS subject of the heartbeat. Raises ValueError for names without a subject."""
         return f"muster.heartbeat.{facts.node_token(self.node)}.{facts.plugin_token(self.plugin)}"

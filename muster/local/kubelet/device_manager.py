@@ -1,15 +1,16 @@
-"""Pure: the kubelet's device manager, with all its surprising behaviour.
+"""Pure: the kubelet's device manager, including its surprising behaviour.
 
 It has three maps: the clients of each resource name (its registrations), the endpoint that is
-called, and the lists (what was advertised). The kubelet keeps them separate, with effects that
-users meet: a list counts whichever stream it came over, and whoever is called for it.
+called, and the advertised lists. The kubelet keeps them separate, with effects that users notice: a
+list counts whichever stream it came over, even if another plugin is called for its devices.
 
-Up to 1.36 a name has one client, the newest, and the end of any stream disconnects that one
+Up to 1.36 a name has one client, the newest, and the end of any stream disconnects that client
 (k/k#121994). Since 1.37 a name has a client for each socket (`per_socket`, k/k#135437): the end of
-a stream disconnects its own, and one of those left is called from then on, with the list as it is.
-A socket that registers while it is connected is refused, and forgotten: its end goes unnoticed.
+a stream disconnects its own client, and one of the others is called from then on, with the list
+unchanged. A socket that registers while it is connected is refused and forgotten, so that its end
+goes unnoticed.
 
-Without NUMA alignment: the kubelet's default topology policy is `none`.
+There is no NUMA alignment: the kubelet's default topology policy is `none`.
 Source: pkg/kubelet/cm/devicemanager/manager.go and plugin/v1beta1/{server,handler,client}.go.
 """
 
@@ -65,7 +66,7 @@ class Lists(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One container wants `count` devices of a resource; `pod` is the pod's uid."""
+    """A container's request for `count` devices of a resource; `pod` is the pod's uid."""
 
     pod: str
     container: str
@@ -74,7 +75,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The ids that can serve a request: those of the pod's init containers, and free ones."""
+    """The ids that can serve a request: ids of the pod's init containers, and free ids."""
 
     request: Request
     reused: frozenset[str]
@@ -170,7 +171,7 @@ class DeviceManager:
         return client
 
     def forget(self, client: Client) -> Client | None:
-        """Forget whom the kubelet takes for a client: one that cannot be reached, or has ended."""
+        """Forget the client that the kubelet mistakes for this unreachable or ended client."""
         known = self._clients.pop(client.resource, ())
         kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
         if kept:
@@ -192,7 +193,7 @@ class DeviceManager:
         self._endpoints[client.resource] = endpoint
 
     def listed(self, resource: str, message: Collection[Device]) -> None:
-        """Replace the lists of a resource, whichever of its streams the message came over."""
+        """Replace the lists of a resource, whichever of its streams the message arrived on."""
         self._gone.discard(resource)
         self._lists[resource] = Lists(
             healthy=frozenset(d.id for d in message if d.health == HEALTHY),
@@ -201,10 +202,10 @@ class DeviceManager:
         )
 
     def stream_ended(self, client: Client, now: float) -> Client | None:
-        """Disconnect whom the kubelet takes for the client; return it: its connection is closed.
+        """Disconnect the client that the kubelet mistakes for this one; return it, to be closed.
 
-        Up to 1.36 that is the newest of the name. None: nobody is known, and nothing changes,
-        whatever the lists say.
+        Up to 1.36 that is the newest client of the name. Returns None, and changes nothing, if no
+        client is known, whatever the lists say.
         """
         disconnected = self.forget(client)
         if disconnected is None:
@@ -243,11 +244,11 @@ class DeviceManager:
         return Status(capacity=capacity, allocatable=allocatable, removed=removed)
 
     def capacity(self) -> dict[str, int]:
-        """Devices by resource, unhealthy ones included; 0 for a resource that is gone."""
+        """Devices by resource, including unhealthy devices; 0 for a resource that is gone."""
         return dict.fromkeys(self._gone, 0) | {n: _capacity(of) for n, of in self._lists.items()}
 
     def allocatable(self) -> dict[str, int]:
-        """Healthy devices by resource, allocated ones included; 0 for one that is gone."""
+        """Healthy devices by resource, allocated or not; 0 for a resource that is gone."""
         return dict.fromkeys(self._gone, 0) | {n: len(of.healthy) for n, of in self._lists.items()}
 
     def lists(self) -> Mapping[str, Lists]:
@@ -263,12 +264,12 @@ class DeviceManager:
         return next(reversed(self._clients.get(resource, ())), None)
 
     def knows(self, resource: str) -> bool:
-        """Return whether it is a plugin's resource, as far as the device manager remembers."""
+        """Return whether the device manager remembers this as the resource of a plugin."""
         held = any(grant.resource == resource for grant in self._grants.values())
         return held or resource in self._lists
 
     def grants(self) -> Collection[Grant]:
-        """Return all grants, also of ids that are in no list any more."""
+        """Return all grants, including grants of ids that are no longer listed."""
         return self._grants.values()
 
     # Allocation: offer, take, then grant or abandon; one request at a time
@@ -322,7 +323,7 @@ class DeviceManager:
         return True
 
     def take(self, offer: Offer, preferred: Collection[str] = ()) -> frozenset[str]:
-        """Choose and reserve the ids: the preferred ones that are on offer, then any."""
+        """Choose and reserve the ids: preferred ids that are offered, then any ids."""
         wanted = offer.available & frozenset(preferred)
         ranked = [*sorted(wanted), *sorted(offer.available - wanted)]
         chosen = offer.reused | frozenset(ranked[: offer.needed])

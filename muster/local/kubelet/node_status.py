@@ -15,7 +15,7 @@ from muster.local import httpd
 from muster.local.kubelet import device_manager, rules
 
 MERGE_PATCH = "application/merge-patch+json"
-# Lists such as a node's conditions are merged by their key: others write there too.
+# Lists such as a node's conditions are merged by their key, because others write them too.
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _REQUEST_TIMEOUT_S = 10.0
 _WATCH_TIMEOUT_S = 60
@@ -24,7 +24,7 @@ LEASE_DURATION_S = 40
 Json = dict[str, object]
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_PERIOD_S = 10.0
-# The first node status after a start comes this late; a plugin registered by then never shows 0.
+# The first node status is this late after a start; a plugin registered by then never shows 0.
 _FIRST_STATUS_S = 0.1
 NOT_FOUND = 404
 _CONFLICT = 409
@@ -67,7 +67,7 @@ class Api:
         params: Mapping[str, str] | None = None,
         kind: str = "application/json",
     ) -> tuple[int, object]:
-        """Send a request: HTTP status and body; `kind` is the content type of what is sent."""
+        """Send a request; return status and body. `kind` is the content type of the request."""
         data = None if body is None else orjson.dumps(body)
         headers = {"Accept": "application/json"} | ({"Content-Type": kind} if data else {})
         try:
@@ -106,7 +106,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_object(name: str, usage: Usage) -> Json:
-    """Return the Node that a kubelet creates where there is none."""
+    """Return the Node that a kubelet creates if there is none."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -154,7 +154,7 @@ def node_status(
 
 
 def extended_resources(node: object) -> frozenset[str]:
-    """Return the device resources of a Node object, which an earlier kubelet wrote."""
+    """Return the device resources in a Node object that an earlier kubelet wrote."""
     capacity = msgspec.convert(node, _Node).status.capacity
     return frozenset(name for name in capacity if rules.is_extended_resource(name))
 
@@ -200,7 +200,7 @@ class Node:
     async def report(self, status: device_manager.Status) -> None:
         """Write the node status; create the Node if there is none.
 
-        A removed resource is written as 0 until one write has succeeded.
+        A removed resource is written as 0 until a write has succeeded.
         """
         self._zero = (self._zero | status.removed) - status.capacity.keys()
         if not self._is_registered:
@@ -245,7 +245,7 @@ class Node:
 
 
 class Report:
-    """The status loop: not after every change of a device, but on its period, as in the kubelet.
+    """The status loop: it reports periodically, as in the kubelet, not after every change.
 
     Computing a status also forgets the devices of a plugin that stopped long ago, so the loop runs
     without a node too.

@@ -1,8 +1,8 @@
-"""Adapter: device plugins: registers them, follows their lists, calls them for allocations.
+"""Adapter: device plugins: registers them, follows their lists, and calls them for allocations.
 
 They register through the kubelet's socket, or the plugin watcher finds their sockets. Each
-registration has one connection and one ListAndWatch stream, which is never dialled again.
-`device_manager` decides what the end of a stream means; here the connection it names is closed.
+registration has one connection and one ListAndWatch stream, which is never dialled again. When a
+stream ends, `device_manager` decides which connection this module closes.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _INFO_TIMEOUT_S = 1.0
 _NOTIFY_TIMEOUT_S = 5.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 122.0
-# Differs for a socket that was made later under the same name.
+# Differs for a socket that was created later with the same name.
 _Stamp = tuple[int, int]
 
 
@@ -65,15 +65,15 @@ class Plugins:
         self._streams: dict[int, asyncio.Task[None]] = {}
 
     async def connect(self, resource: str, path: str) -> None:
-        """Dial the plugin and ask for its options; then follow its list. NotConnected if it fails.
+        """Dial the plugin, ask for its options, and follow its list. Raises NotConnected.
 
-        A failure forgets the client of the name, as the kubelet does; streams go on all the same.
+        After a failure the client of the name is forgotten, as in the kubelet; its streams go on.
         """
         client = self._manager.connecting(resource, path)
         channel = grpc.aio.insecure_channel(
             f"unix:{path}",
             options=[
-                # Without it a dial to a path whose socket is gone shares an open connection.
+                # Otherwise a dial to a path whose socket is gone would share an open connection.
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.default_authority", "localhost"),
             ],
@@ -104,7 +104,7 @@ class Plugins:
         return True
 
     async def close(self) -> None:
-        """Drop every connection without notice, as a kubelet that is killed does."""
+        """Drop every connection without notice, like a kubelet that is killed."""
         streams = [*self._streams.values()]
         for stream in streams:
             stream.cancel()
@@ -118,10 +118,11 @@ class Plugins:
     ) -> device_manager.Grant | None:
         """Allocate devices for a container. Raises AllocationError.
 
-        None: it has them, or nobody has ever registered the resource. Only the scheduler looks at
-        those, and a pod that comes past it runs without.
+        Returns None if the container has its devices already, or if the resource was never
+        registered. Only the scheduler checks unregistered resources; a pod that bypasses it runs
+        without devices.
 
-        Without time limit, as in the kubelet: a plugin that hangs, hangs every pod of the node.
+        There is no time limit, as in the kubelet: a plugin that hangs blocks every pod of the node.
         """
         if not self._manager.knows(request.resource):
             return None
@@ -160,21 +161,23 @@ class Plugins:
         try:
             await _called(self._listen(client, channel))
         except _RpcFailed:
-            pass  # Any end is the same to the kubelet; it only logs the reason.
+            pass  # The kubelet treats every end the same; it only logs the reason.
         finally:
             self.streams_open[resource] -= 1
         if client.number in self._channels:
-            # Else we closed it ourselves. The kubelet's lookup then finds nobody, microseconds
-            # later; ours would come so late that it might find the plugin's next registration.
+            # Otherwise this process closed it. The kubelet's lookup, microseconds later, would find
+            # no client; a lookup here would be so late that it might find the plugin's next
+            # registration.
             await self._disconnect(client)
-        # The kubelet leaks the connection of an overtaken stream (k/k#124716); we need not.
+        # The kubelet leaks the connection of a replaced stream (k/k#124716); that is not copied
+        # here.
         self._channels.pop(client.number, None)
         await channel.close()
 
     async def _listen(self, client: device_manager.Client, channel: grpc.aio.Channel) -> None:
         async for message in rpc.DevicePluginClient(channel).list_and_watch(dp.Empty()):
             if client.number not in self._channels:
-                return  # We are closing the connection; its last message comes too late.
+                return  # The connection is being closed; its last message comes too late.
             self._manager.listed(client.resource, [_device(device) for device in message.devices])
             self._changed()
 
@@ -320,7 +323,7 @@ class Watcher:
             delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
 
     async def _introduce(self, path: str, channel: grpc.aio.Channel) -> bool:
-        """Get the plugin's info, register it, send it the result; return whether it succeeded."""
+        """Get the plugin's info, register it, send it the result; return whether that succeeded."""
         async with asyncio.timeout(DIAL_TIMEOUT_S):
             await channel.channel_ready()
         stub = rpc.PluginWatcherClient(channel)
@@ -363,7 +366,7 @@ async def _called(call: Awaitable[Answer]) -> Answer:
     except grpc.aio.AioRpcError as error:
         raise _RpcFailed(rules.rpc_error(error.code().name, error.details() or "")) from None
     except asyncio.CancelledError:
-        # grpc.aio cancels whoever waits on a channel that somebody else closes.
+        # grpc.aio cancels tasks that wait on a channel which another task closes.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise

@@ -1,4 +1,4 @@
-"""Adapter: the pods of a node: reads them from the Kubernetes API, admits and frees them."""
+"""Adapter: the pods of a node: reads them from the Kubernetes API, admits and releases them."""
 
 import asyncio
 import enum
@@ -21,13 +21,13 @@ _PODS = "/api/v1/pods"
 class Role(enum.StrEnum):
     """What happens to a container's devices after their allocation."""
 
-    INIT = "init"  # ends, and leaves its devices to the next
+    INIT = "init"  # ends, and leaves its devices to the next container
     SIDECAR = "sidecar"  # a restartable init container, keeps them
     APP = "app"
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """A container and the extended resources it is limited to."""
+    """A container and its limits of extended resources."""
 
     name: str
     limits: dict[str, int]
@@ -36,7 +36,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod as far as device allocation goes; init containers first."""
+    """The part of a pod that matters for device allocation; init containers first."""
 
     uid: str
     namespace: str
@@ -101,7 +101,7 @@ def read_pod(raw: object) -> Pod:
 
 
 def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
-    """Return a pod of one container that is in no API; its uid has its name, for a restart."""
+    """Return a pod of one container that no API knows; its uid contains its name, for a restart."""
     return Pod(
         uid=f"{namespace}{_LOCAL_SEPARATOR}{name}",
         namespace=namespace,
@@ -112,7 +112,7 @@ def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
 
 
 def is_local(uid: str) -> bool:
-    """Return whether the pod is of `local_pod`; the API's uids have no slash."""
+    """Return whether `local_pod` created the pod; the API's uids contain no slash."""
     return _LOCAL_SEPARATOR in uid
 
 
@@ -232,7 +232,7 @@ class _List(msgspec.Struct):
     items: list[dict[str, object]] = []
 
 
-_Json = dict[str, object]  # not within a class that has a field `object`: it would hide the type
+_Json = dict[str, object]  # not in a class that has a field `object`, which would hide the type
 
 
 class _Event(msgspec.Struct):
@@ -243,8 +243,9 @@ class _Event(msgspec.Struct):
 class PodLoop:
     """Follows the pods bound to a node.
 
-    `admit` gets a pod its devices (or raises AllocationError), `adopt` keeps one that runs already,
-    `release` frees the devices of a pod that has ended; `current_pods` returns all by uid.
+    `admit` allocates a pod's devices (or raises AllocationError), `adopt` keeps a pod that is
+    already running, `release` frees the devices of a pod that has ended; `current_pods` returns all
+    pods by uid.
     """
 
     def __init__(
@@ -342,7 +343,7 @@ class PodLoop:
         code, answer = await self._api.send(
             "PATCH", f"{_path(pod)}/status", status, kind=node_status.MERGE_PATCH
         )
-        # A pod that is gone by now is freed by its DELETED event.
+        # A pod that is already gone is freed by its DELETED event.
         if code != node_status.NOT_FOUND:
             node_status.expect_success(code, answer, f"patch {_path(pod)}/status")
 

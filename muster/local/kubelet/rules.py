@@ -1,12 +1,12 @@
 """Pure: the kubelet's stateless rules: names, quantities, and the texts of its errors.
 
-Read in kubernetes v1.36.2 and v1.37.2; each function names its file.
+Sources: kubernetes v1.36.2 and v1.37.2; each function names its file.
 """
 
 import re
 
 VERSIONS = ("1.34", "1.37")
-"""The kubelets that the stand-in can be; those between are as the older one."""
+"""The kubelet versions that the stand-in can be; versions in between behave like the older."""
 VERSION = "v1beta1"
 PLUGIN_TYPE = "DevicePlugin"
 
@@ -20,7 +20,7 @@ _SUFFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def is_per_socket(version: str) -> bool:
-    """Return whether a kubelet knows each registration by its socket, too (k/k#135437)."""
+    """Return whether a kubelet also identifies each registration by its socket (k/k#135437)."""
     return version != VERSIONS[0]
 
 
@@ -59,7 +59,7 @@ def watcher_refusal(resource_name: str, versions: list[str]) -> str | None:
 def is_extended_resource(name: str) -> bool:
     """Return whether a plugin may register this name.
 
-    The name must also fit behind the prefix of a quota, which costs the domain 9 of its 253
+    The name must also fit after the prefix of a quota, which takes 9 of the domain's 253
     characters. Source: pkg/apis/core/v1/helper/helpers.go, IsExtendedResourceName.
     """
     if "/" not in name or "kubernetes.io/" in name or name.startswith(_QUOTA_PREFIX):
@@ -74,7 +74,7 @@ def is_extended_resource(name: str) -> bool:
 
 
 def quantity(count: int) -> str:
-    """Write a count as the API does: 5000 is `5k`, 1500 stays `1500`.
+    """Write a count like the API: 5000 is `5k`, 1500 stays `1500`.
 
     Source: apimachinery/pkg/api/resource/quantity.go, CanonicalizeBytes for DecimalSI.
     """
@@ -86,7 +86,7 @@ def quantity(count: int) -> str:
 
 
 def count(text: str) -> int:
-    """Parse a text that `quantity` wrote. Raises ValueError for others and for fractions."""
+    """Parse a text that `quantity` wrote. Raises ValueError for fractions and other texts."""
     suffix = text[-1:] if text[-1:] in _SUFFIXES[1:] else ""
     digits = text.removesuffix(suffix)
     if not (digits.isascii() and digits.isdigit()):

@@ -1,7 +1,7 @@
 """Adapter: device plugins, podresources clients, the Kubernetes API: a kubelet without containers.
 
-What it decides is in `device_manager`; here are its lives (a restart ends one and starts the next)
-and its pods. `python -m muster.local.kubelet --help` runs it as a process.
+`device_manager` has its decisions; this module has its runs (a restart ends one and starts the
+next) and its pods. `python -m muster.local.kubelet --help` runs it as a process.
 """
 
 import asyncio
@@ -72,7 +72,8 @@ def _no_log(event: str, **facts: object) -> None:
 class Kubelet:
     """The kubelet of `node`, with its directories under `directory`; `async with` runs it.
 
-    With `api` it keeps the Node, its Lease and its pods there; without, pods come by `allocate`.
+    With `api` the Node, its Lease and its pods are in that API; without it, pods are created by
+    `allocate`.
     """
 
     def __init__(  # noqa: PLR0913  # each has a default but for where it is
@@ -130,11 +131,11 @@ class Kubelet:
         trace: TracebackType | None,
     ) -> None:
         await self._life.aclose()
-        # A task of ours that failed has cancelled the block; any other error is the block's own.
+        # A failed task of the kubelet has cancelled the block; any other error is the block's own.
         is_ours = isinstance(error, asyncio.CancelledError)
         await self._tasks.__aexit__(*((kind, error, trace) if is_ours else (None, None, None)))
 
-    # What tests, the control surface and the pod loop do to it
+    # Called by tests, the control surface and the pod loop
 
     def state(self) -> State:
         """Return the state of the kubelet now."""
@@ -163,7 +164,7 @@ class Kubelet:
         self._accepts = accepts
 
     def miscount(self, resource: str, by: int) -> None:
-        """Report so many more devices of a resource than exist, like a kubelet with a bug."""
+        """Report `by` more devices of a resource than exist, like a kubelet with a bug."""
         self._miscounts[resource] = by
 
     async def drop_stream(self, resource: str) -> bool:
@@ -181,7 +182,7 @@ class Kubelet:
     async def allocate(
         self, *, name: str, namespace: str = "default", resources: Mapping[str, int]
     ) -> tuple[Allocated, ...]:
-        """Admit a pod of one container that no API knows. AllocationError as the kubelet's."""
+        """Admit a pod of one container that no API knows. Raises the kubelet's AllocationError."""
         return await self._admit(pods.local_pod(namespace, name, resources))
 
     def release(self, *, name: str, namespace: str = "default") -> bool:
@@ -191,7 +192,7 @@ class Kubelet:
             self._release(uid)
         return bool(uids)
 
-    # A life
+    # One run
 
     async def _begin(self) -> None:
         async with contextlib.AsyncExitStack() as life:

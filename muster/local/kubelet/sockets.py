@@ -1,6 +1,6 @@
-"""Adapter: the kubelet's own sockets: prepares and serves them, answers podresources clients.
+"""Adapter: the kubelet's own sockets: prepares and serves them, and answers podresources clients.
 
-Its checkpoint file is beside them.
+The checkpoint file is in the same directory.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ _PATH_BYTES_MAX = 107
 def prepare(directory: pathlib.Path, *, own_socket: str) -> None:
     """Make the directory. Raises UsageError if `own_socket` cannot be served in it.
 
-    A live server there is another kubelet. The real one would replace its socket without asking; a
-    stand-in that was started with the wrong directory must not.
+    A live server there is another kubelet. The real kubelet would replace its socket without
+    asking; a stand-in that was started with the wrong directory must not do that.
     """
     path = directory / own_socket
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
@@ -47,7 +47,7 @@ def prepare(directory: pathlib.Path, *, own_socket: str) -> None:
 
 
 def wipe(directory: pathlib.Path) -> None:
-    """Remove every socket in the directory, and nothing else (CleanupPluginDirectory, 1.36)."""
+    """Remove every socket in the directory, but nothing else (CleanupPluginDirectory, 1.36)."""
     for path in directory.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISSOCK(path.lstat().st_mode):
@@ -71,14 +71,14 @@ async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncI
 
 
 class _File(msgspec.Struct, frozen=True, rename="pascal"):
-    """The checkpoint file; the real one's checksum is a hash of Go's memory, here it is 0."""
+    """The checkpoint file; the real checksum is a hash of Go's memory, here it is 0."""
 
     data: device_manager.Checkpoint
     checksum: int = 0
 
 
 def write_checkpoint(directory: pathlib.Path, checkpoint: device_manager.Checkpoint) -> None:
-    """Replace the checkpoint as a whole, so that a kill leaves the old or the new one."""
+    """Replace the checkpoint as a whole, so that a kill leaves either the old or the new file."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{CHECKPOINT}.", delete=False) as new:
         new.write(msgspec.json.encode(_File(data=checkpoint)))
     pathlib.Path(new.name).replace(directory / CHECKPOINT)

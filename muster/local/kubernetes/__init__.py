@@ -1,7 +1,8 @@
 """A stand-in for the Kubernetes API that its real clients and kubectl can use.
 
-`server` and `requests` are its HTTP; `objects` is the store, `writes` and `ownership` decide what
-an object becomes, `resources` what is served; `selectors`, `trees` and `refusals` are shared.
+`server` and `requests` handle HTTP; `objects` is the store; `writes` and `ownership` decide the
+result of a write, `resources` which resources are served; `selectors`, `trees` and `refusals` are
+shared.
 """
 
 from muster.local.kubernetes.server import KubernetesApi

@@ -1,9 +1,10 @@
 """Pure: the store behind the API stand-in: objects, one version counter, and the log of changes.
 
-Every write that changes something takes the next version and one entry of the log, so that a
-watch from a version, a list at a version and `410 Expired` are all one lookup. Objects are never
-changed in place. Not here: finalizers, graceful deletion, garbage collection (a namespace takes
-its objects along), admission, RBAC; a list ignores `resourceVersion` and is always the newest.
+Every write that changes something takes the next version and one entry of the log, so that a watch
+from a version, a list at a version and `410 Expired` are all one lookup. Objects are never changed
+in place. There are no finalizers, no graceful deletion, no garbage collection (but deleting a
+namespace deletes its objects), no admission and no RBAC; a list ignores `resourceVersion` and
+always shows the newest state.
 """
 
 import base64
@@ -31,7 +32,7 @@ class Limits:
     object_bytes_max: int = 1_572_864
     """etcd's own limit for one value."""
     events_max: int = 2_000
-    """Beyond it the oldest is removed: stands for the hour that a real cluster keeps them."""
+    """Older changes are removed; a real cluster keeps them for an hour."""
     log_max: int = 5_000
     log_drop: int = 1_000
 
@@ -95,10 +96,10 @@ class Store:
         return place.resource.view(self._existing(place))
 
     def page(self, selection: Selection, *, limit: int = 0, token: str = "") -> trees.Tree:
-        """Return a list: everything, or up to `limit` objects and a token for the next page.
+        """Return a list: all objects, or up to `limit` objects and a token for the next page.
 
-        All pages show the objects as they were when the first was made; 410 when the log does not
-        reach back that far.
+        All pages show the objects as they were at the time of the first page; 410 if the log does
+        not reach back that far.
         """
         version, after = _read_token(token) if token else (self.version, ("", ""))
         bucket = self._bucket_at(selection.place.resource.bucket, version)
@@ -113,12 +114,12 @@ class Store:
             "kind": f"{resource.kind}List",
             "apiVersion": resource.api_version,
             "metadata": metadata,
-            # like the real one, items of a list do not repeat their kind
+            # as in the real API, items of a list do not repeat their kind
             "items": [trees.without(resource.view(bucket[k]), "kind", "apiVersion") for k in keys],
         }
 
     def create(self, body: trees.Json, write: writes.Write) -> trees.Tree:
-        """Store a new object; 409 AlreadyExists if there is one of the name."""
+        """Store a new object; 409 AlreadyExists if the name is taken."""
         new = writes.created(body, write)
         self._refuse_missing_namespace(write.place)
         place = dataclasses.replace(write.place, name=trees.string_at(new, "metadata", "name"))
@@ -193,7 +194,7 @@ class Store:
             stays = change.new is not None and selection.accepts(change.new)
             shown, kind = change.new, "MODIFIED" if was else "ADDED"
             if was and not stays:
-                # the last state that was selected, at the version that changed it
+                # the last selected state, at the version that changed it
                 shown, kind = _versioned(change.old or {}, change.version), "DELETED"
             if (was or stays) and shown is not None:
                 events.append(_event(kind, selection.place.resource, shown))

@@ -42,8 +42,8 @@ class Entry:
 def applied(live: trees.Tree, wanted: trees.Tree, writer: Writer, *, force: bool) -> trees.Tree:
     """Return `live` with `wanted` applied to it.
 
-    Fields that the writer applied before and does not name any more are removed, unless somebody
-    else owns them too. Raises 409 Conflict naming the other managers, unless forced.
+    Fields that the writer applied before and no longer names are removed, unless another manager
+    owns them too. Raises 409 Conflict with the names of the other managers, unless forced.
     """
     entries = _entries_before(live, writer, at="")
     named = leaves(wanted)
@@ -65,10 +65,10 @@ def recorded(
 ) -> trees.Tree:
     """Return `new` with `metadata.managedFields` brought up to date.
 
-    An update owns what it changed; an apply owns what it `named`. Nobody owns what is gone. A
-    writer's time is when it last changed something, be it only a value of what it owned already
-    (apimachinery util/managedfields/internal/managedfieldsupdater.go, 1.36). An object without
-    owners gets its first with an apply (internal/skipnonapplied.go).
+    An update owns the fields it changed; an apply owns the fields it `named`. Removed fields have
+    no owner. A writer's time is when it last changed anything, even if only the value of a field
+    that it already owned (apimachinery util/managedfields/internal/managedfieldsupdater.go, 1.36).
+    An object without owners gets its first owner with an apply (internal/skipnonapplied.go).
     """
     before, after = leaves(old), leaves(new)
     changed = _of_writer(
@@ -94,7 +94,7 @@ def recorded(
 
 
 def _entries_before(old: trees.Tree, writer: Writer, *, at: str) -> list[Entry]:
-    """Return the owners of an object; an apply finds one where nobody is known."""
+    """Return the owners of an object; for an apply to an object without owners, add one."""
     entries = read(old)
     if entries or not writer.applies:
         return entries
@@ -104,7 +104,7 @@ def _entries_before(old: trees.Tree, writer: Writer, *, at: str) -> list[Entry]:
 
 
 def _of_writer(writer: Writer, fields: Iterable[Path]) -> Fields:
-    """Return what a writer can own: the main resource no status, a subresource no spec."""
+    """Return the fields that a writer can own: on the main resource no status, else no spec."""
     others = "f:spec" if writer.subresource else "f:status"
     return frozenset(path for path in fields if path[0] != others)
 
@@ -118,7 +118,7 @@ def read(tree: trees.Tree) -> list[Entry]:
 
 
 def leaves(tree: trees.Tree) -> dict[Path, trees.Json]:
-    """Return every field of an object that somebody can own, with its value."""
+    """Return every field of an object that can have an owner, with its value."""
     owned = trees.without(tree, "kind", "apiVersion", "metadata")
     metadata = trees.without(trees.object_at(tree, "metadata"), "managedFields", *_SYSTEM)
     return dict(_walk((), {**owned, "metadata": metadata}))
@@ -143,7 +143,7 @@ def _walk(path: Path, tree: trees.Tree) -> Iterator[tuple[Path, trees.Json]]:
 
 
 def _merge_key(name: str, value: trees.Json) -> str:
-    """Return the merge key of a list, if there is one and every item has it, else nothing."""
+    """Return the merge key of a list if there is one and every item has it, else an empty text."""
     key = trees.MERGE_KEYS.get(name, "")
     if not isinstance(value, list) or not key:
         return ""
@@ -213,12 +213,12 @@ def _dotted(path: Path) -> str:
 
 
 def _pruned(merged: trees.Tree, *, before: Fields, managed: Fields) -> trees.Tree:
-    """Return `merged` without what its writer owned `before` and nobody has `managed` since.
+    """Return `merged` without the writer's fields of `before` that are not `managed` now.
 
     As in structured-merge-diff, merge/update.go (prune, addBackOwnedItems, addBackDanglingItems):
-    everything below the fields above what was owned is taken away, what has an owner is put back,
-    and then what was not owned `before`. What has no owner comes back only where something beside
-    it has one: a node's status is gone where only we owned a part of it.
+    first the parents of the previously owned fields are emptied, then fields with an owner are put
+    back, then fields that were not owned `before`. A field without an owner comes back only if a
+    field beside it has an owner: a node's status disappears if only this writer owned a part of it.
     """
     everything = _members(_fields(merged))
     managed |= {("f:metadata",), ("f:metadata", "f:name")}
@@ -231,7 +231,7 @@ def _pruned(merged: trees.Tree, *, before: Fields, managed: Fields) -> trees.Tre
 
 
 def _members(fields: Fields) -> Fields:
-    """Return the fields, and the named ones above them; no items of lists above them."""
+    """Return the fields and their named parents, but not list items among the parents."""
     paths = {path[:-1] if path[-1] == "." else path for path in fields}
     above = {path[:end] for path in paths for end in range(1, len(path))}
     return frozenset(paths | {path for path in above if path[-1].startswith("f:")})
@@ -259,7 +259,7 @@ def _all(path: Path, tree: trees.Tree) -> Iterator[Path]:
 
 
 def _without(tree: trees.Tree, gone: Fields) -> trees.Tree:
-    """Return `tree` without these fields; an object or list that becomes empty is null."""
+    """Return `tree` without these fields; an object or list that becomes empty turns into null."""
     touched = frozenset(path[:end] for path in gone for end in range(1, len(path)))
     return _left((), tree, gone, touched)
 

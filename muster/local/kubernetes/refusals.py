@@ -9,12 +9,12 @@ from typing import Self
 
 
 class Reason(enum.StrEnum):
-    """The word in `Status.reason`, on which clients branch, and the HTTP status for it."""
+    """The word in `Status.reason`, which clients check, and its HTTP status."""
 
     code: int
 
     def __new__(cls, word: str, code: int) -> Self:
-        """Make a word with a status."""
+        """Create a word with a status."""
         reason = str.__new__(cls, word)
         reason._value_ = word
         reason.code = code
@@ -98,5 +98,5 @@ def invalid(kind: str, name: str, *causes: Cause) -> RequestError:
 
 
 def no_such_path() -> RequestError:
-    """Return the refusal of a path that leads nowhere; the text is the API server's."""
+    """Return the refusal of an unknown path, in the API server's words."""
     return RequestError(Reason.NOT_FOUND, "the server could not find the requested resource")

@@ -1,7 +1,7 @@
-"""Adapter: HTTP: what a request to the API stand-in asks for, and whether its user may do that.
+"""Adapter: HTTP: what a request to the API stand-in asks for, and whether its user is allowed to.
 
-A user is a bearer token; no token is the administrator. All may do everything except what was
-denied. The texts are those of the real API server (apiserver
+A bearer token identifies a user; a request without a token comes from the administrator. Users may
+do everything that was not denied. The texts are those of the real API server (apiserver
 `pkg/endpoints/handlers/responsewriters/errors.go`, `pkg/authorization`).
 """
 
@@ -18,7 +18,7 @@ from muster.local import httpd
 from muster.local.kubernetes import objects, refusals, resources, selectors, trees, writes
 
 YAML_BYTES_MAX = 256 * 1024
-"""The YAML reader takes seconds for a megabyte, and blocks all other requests."""
+"""The YAML reader takes seconds for a megabyte and blocks all other requests."""
 
 _MANAGER_LENGTH_MAX = 128
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -47,7 +47,7 @@ class Users:
         self._denied.setdefault(token, set()).add((verb, plural))
 
     def grant(self, token: str, verb: str, plural: str) -> None:
-        """Grant what was denied with the same arguments."""
+        """Undo a denial with the same arguments."""
         self._denied[token].discard((verb, plural))
 
     def refuse_unknown(self, token: str) -> None:
@@ -182,7 +182,7 @@ def write(request: web.Request, place: resources.Place) -> writes.Write:
 
 
 def selection(request: web.Request, place: resources.Place) -> objects.Selection:
-    """Return which objects a list or a watch asks for."""
+    """Return the objects that a list or a watch asks for."""
     fields = selectors.fields(request.query.get("fieldSelector", ""))
     place.resource.refuse_unknown_fields(fields.keys())
     labels = selectors.labels(request.query.get("labelSelector", ""))
@@ -195,7 +195,7 @@ def flag(request: web.Request, name: str) -> bool:
 
 
 def dry_run(request: web.Request) -> bool:
-    """Return whether nothing must be stored."""
+    """Return whether the request is a dry run, which stores nothing."""
     value = request.query.get("dryRun", "")
     if value not in {"", "All"}:
         raise refusals.bad_request(f"dryRun: {value!r} is not All")
@@ -214,7 +214,7 @@ def refuse_nameless(request: web.Request) -> None:
 
 
 def number(request: web.Request, name: str) -> int | None:
-    """Return a parameter that must be a whole number, or None where it is absent."""
+    """Return a parameter that must be a whole number; None if it is absent."""
     value = request.query.get(name, "")
     if not value:
         return None

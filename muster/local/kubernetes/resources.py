@@ -1,4 +1,4 @@
-"""Pure: what the API stand-in serves: its resources, its discovery documents, its paths.
+"""Pure: the resources, discovery documents and paths of the API stand-in.
 
 Which fields can be selected, which resources a PUT may create and which insist on a
 resourceVersion is taken from kubernetes `pkg/registry/<group>/<resource>/strategy.go` (v1.36).
@@ -25,7 +25,7 @@ class Resource:
     namespaced: bool = True
     has_status: bool = False
     first_status: trees.Tree | None = None
-    """The status of a new object, whatever its creator wrote; None keeps what was written."""
+    """The status of a new object, whatever its creator wrote; None keeps the written status."""
     creates_on_update: bool = False
     updates_unconditionally: bool = True
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -271,8 +271,8 @@ def _written(value: trees.Json, default: str) -> str:
 def documents() -> dict[str, trees.Tree]:
     """Return every discovery document by its path.
 
-    `/openapi/v3` announces only that writes take `fieldValidation`: kubectl asks for that before
-    it sends an object, and would validate against a schema of its own making otherwise.
+    `/openapi/v3` announces only that writes accept `fieldValidation`: kubectl checks that before it
+    sends an object, and would otherwise validate against a schema that it builds itself.
     """
     versions: trees.Tree = {"kind": "APIVersions", "versions": ["v1"]}
     by_path: dict[str, trees.Tree] = {"/api": versions}
@@ -310,7 +310,7 @@ def _resource_list(here: list[Resource]) -> trees.Tree:
         if resource.short_names:
             entry["shortNames"] = list(resource.short_names)
         if resource.first_status is not None and resource.namespaced:
-            # what `kubectl get all` shows
+            # the resources that `kubectl get all` shows
             entry["categories"] = ["all"]
         listed.append(entry)
         if resource.has_status:

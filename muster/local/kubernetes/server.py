@@ -1,14 +1,14 @@
 """Adapter: HTTP: a stand-in for the Kubernetes API that its real clients and kubectl can use.
 
-What it does is decided in `objects`, `writes` and `resources`. Answers are JSON whatever the client
-prefers (kubectl asks for tables and accepts what it gets), and bodies are JSON or YAML: `kubectl
-create -f` works, `kubectl create namespace` sends protobuf and is refused. No TLS. Rights can be
-withdrawn from a user with a token (`requests`), and paths with some prefix can be refused, as by an
-overloaded server; `fieldValidation` is ignored.
+`objects`, `writes` and `resources` decide what it does. Answers are always JSON (kubectl asks for
+tables, but accepts JSON), and request bodies are JSON or YAML: `kubectl create -f` works, `kubectl
+create namespace` sends protobuf and is refused. There is no TLS. Rights can be withdrawn from a
+user with a token (`requests`), and paths with a prefix can be refused, as by an overloaded server;
+`fieldValidation` is ignored.
 
 Watches are long-running answers with each change, bookmarks, and `410 Expired`. A watch has a
-version, not a queue: it reads the store's log from there on. One that falls behind by more than the
-log gets 410 and must list again, as with the real API server.
+version, not a queue: it reads the store's log from that version on. A watch that falls behind by
+more than the log gets 410 and must list again, as with the real API server.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from muster.local import httpd
 from muster.local.kubernetes import objects, refusals, requests, resources, trees, writes
 
 DEFAULT_TIMEOUT_S = 1800
-"""The lower end of what the API server picks where the client names none."""
+"""The shortest timeout that the API server chooses if the client gives none."""
 
 WATCHES_MAX = 1000
 _ENDED = "k8s.io/initial-events-end"
@@ -75,7 +75,7 @@ class Watches:
         self._ends = 0
 
     def wake(self) -> None:
-        """Have every watch read the log."""
+        """Make every watch read the log."""
         self._written.set()
         self._written = asyncio.Event()
 
@@ -150,9 +150,10 @@ class _Watch:
         self._version = store.version
 
     def begin(self, version: int, *, wants_initial: bool) -> list[trees.Tree]:
-        """Return the first events: what exists, or what happened after `version`.
+        """Return the first events: the existing objects, or the changes after `version`.
 
-        `wants_initial` is the streaming list of client-go: what exists, then a marked bookmark.
+        `wants_initial` is the streaming list of client-go: the existing objects, then a marked
+        bookmark.
         """
         if wants_initial:
             marked = trees.with_value(self.bookmark(), {_ENDED: "true"}, *_ANNOTATIONS)
@@ -163,7 +164,7 @@ class _Watch:
         return self.changes()
 
     def changes(self) -> list[trees.Tree]:
-        """Return what happened since the last call; an ERROR if the log has lost a part of it."""
+        """Return the changes since the last call; an ERROR if the log no longer has all of them."""
         try:
             events = self._store.since(self._selection, self._version)
         except refusals.RequestError as error:
@@ -327,7 +328,7 @@ class KubernetesApi:
         else:
             gone = self._store.delete_all(requests.selection(request, place), dry_run=dry_run)
         self._watches.wake()
-        # pods and collections are returned, of other objects only that they are gone
+        # pods and collections are returned; for other objects only a Status
         if not place.name or place.resource == resources.PODS:
             return httpd.json_response(gone)
         details = {"name": place.name, "kind": place.resource.plural}

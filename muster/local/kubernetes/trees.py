@@ -14,7 +14,7 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 Tree: TypeAlias = dict[str, Json]
 
 DEPTH_MAX = 100
-"""Deeper trees are refused: everything that walks a tree recurses."""
+"""Deeper trees are refused, because functions that walk a tree are recursive."""
 
 MERGE_KEYS = {
     "conditions": "type",
@@ -57,7 +57,7 @@ def from_json(body: bytes) -> Json:
 
 
 def refuse_depth(value: Json) -> None:
-    """Refuse a tree that is nested too deep to be walked recursively."""
+    """Refuse a tree that is nested too deeply to be walked recursively."""
     level: list[Json] = [value]
     for _ in range(DEPTH_MAX):
         level = [child for node in level for child in _children(node)]
@@ -97,7 +97,7 @@ def value_at(tree: Tree, *path: str) -> Json:
 
 
 def with_value(tree: Tree, value: Json, *path: str) -> Tree:
-    """Return a copy of `tree` with `value` at `path`; objects on the way are made."""
+    """Return a copy of `tree` with `value` at `path`; missing parents are created."""
     head, *rest = path
     if not rest:
         return {**tree, head: value}
@@ -170,8 +170,9 @@ def merge(target: Json, patch: Json) -> Json:
 def strategic(target: Tree, patch: Tree) -> Tree:
     """Return `target` after a strategic merge patch.
 
-    Knows `$patch: replace` and `delete`, `$retainKeys`, `$deleteFromPrimitiveList/<list>`; accepts
-    and ignores `$setElementOrder/<list>`: merged lists keep their order, new items come last.
+    It supports `$patch: replace` and `delete`, `$retainKeys`, `$deleteFromPrimitiveList/<list>`;
+    accepts and ignores `$setElementOrder/<list>`: merged lists keep their order, new items come
+    last.
     """
     match patch.get("$patch"):
         case None | "merge":
@@ -199,7 +200,7 @@ def strategic(target: Tree, patch: Tree) -> Tree:
 def json_patch(target: Json, operations: Json) -> Json:
     """Return `target` after a JSON patch (RFC 6902): add, replace, remove, test, move.
 
-    `copy` is left out: a few of them double an object into gigabytes.
+    `copy` is not supported: a few copies would double an object into gigabytes.
     """
     if not isinstance(operations, list) or len(operations) > OPERATIONS_MAX:
         raise refusals.bad_request(f"a JSON patch is a list of up to {OPERATIONS_MAX} operations")
@@ -361,7 +362,7 @@ def _resolved(target: Json, path: list[str]) -> Json:
 
 
 def _index(step: str, length: int) -> int:
-    # RFC 6901: digits only, no leading zero, so that "01" and "-1" are no indexes
+    # RFC 6901: digits only and no leading zero, so "01" and "-1" are not indexes
     if step.isascii() and step.isdigit() and str(int(step[:9])) == step and int(step) < length:
         return int(step)
     raise _failed(f"Unable to access invalid index: {step}")

@@ -1,10 +1,10 @@
 """Pure: writes `permissions` for a nats-server that trusts keys instead of passwords.
 
-An operator signs the accounts, an account names the keys that may sign its users. Each role has a
-signing key of its own with a scope: its holder can create users of that role and no others, and the
-account, not the user, says what the role may do (nats-io/jwt v2, scoped signing keys).
+An operator signs the accounts; an account names the keys that may sign its users. Each role has a
+signing key of its own with a scope: its holder can create users of that role only, and the account,
+not the user, defines the role's rights (nats-io/jwt v2, scoped signing keys).
 
-A client with a token instead of credentials lands in the account AUTH, which asks the gate.
+A client with a token instead of credentials is assigned to the account AUTH, which asks the gate.
 """
 
 import enum
@@ -17,7 +17,7 @@ from muster.nats.auth import nkeys, permissions
 Claims: TypeAlias = dict[str, object]
 
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
-"""Where nats-server asks about clients it does not know (server/auth_callout.go; 2.15)."""
+"""The subject on which nats-server asks about unknown clients (server/auth_callout.go; 2.15)."""
 NODE_TAG: Final = "node"
 _CALLOUT_S: Final = 4
 """How long nats-server waits for the gate; clients wait for 2 s and try again."""
@@ -41,7 +41,7 @@ class Role(enum.StrEnum):
 
 
 CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.ADMIN)
-"""The roles that exist once."""
+"""The roles with a single user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +56,16 @@ class Keys:
     gate: str
     """The only user of the account AUTH."""
     answers: Sequence[str]
-    """Keys the gate may sign its answers with."""
+    """Keys with which the gate may sign its answers."""
     roles: Mapping[Role, Sequence[str]]
-    """Keys that may sign users, by role: several while they are rotated."""
+    """Keys that may sign users, by role; several during a rotation."""
 
 
 def user(role: Role, public: str, *, name: str, account: str, until: float | None = None) -> Claims:
     """Return the claims of a user of `name`, for a key of its role to sign.
 
-    A user of a role that exists once has the name of the role. A user with a scope must not name
-    rights itself.
+    If a role has a single user, the user has the name of the role. A user with a scope must not
+    have rights of its own.
     """
     nats: Claims = {"type": "user", "version": _VERSION, "issuer_account": account}
     claims: Claims = {"sub": public, "name": name, "nats": nats}
@@ -87,8 +87,8 @@ def gate_user(public: str) -> Claims:
 def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
     """Return accounts.conf for nats-server; it contains no secrets.
 
-    `sentinel` is the public key of a user without rights: a client with a token and no credentials
-    is taken for it until the gate has answered.
+    `sentinel` is the public key of a user without rights: a client with a token but no credentials
+    is treated as that user until the gate has answered.
     """
     accounts = (
         (keys.system, _system()),
@@ -124,7 +124,7 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
 
 
 def _system() -> Claims:
-    # the accounts say who imports this, and only the operator can write them
+    # the accounts say which accounts import this, and only the operator can write them
     subjects = [f"$SYS.ACCOUNT.*.{what}" for what in _OF_CLIENTS]
     subjects += [f"$SYS.SERVER.*.{what}" for what in _OF_SERVERS]
     exports = [_stream(subject) for subject in subjects]
@@ -203,7 +203,7 @@ def _template(role: Role) -> Claims:
     if grant.answers:
         claims["resp"] = {"max": 1, "ttl": permissions.ANSWER_S * 10**9}
     if role in {Role.NODE, Role.READER}:
-        # for .creds files; what the gate admits has only the limits of the server (auth_callout.go)
+        # only for .creds files; the gate's clients have the server's limits (auth_callout.go)
         claims |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
     return claims
 

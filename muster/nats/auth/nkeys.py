@@ -1,8 +1,8 @@
 """Pure: NATS keys (nkeys), the tokens they sign (JWTs) and the .creds files that hold both.
 
-Keys are ed25519 pairs whose text says what each is for (nats-io/nkeys); tokens are NATS' own JSON
-Web Tokens (nats-io/jwt v2): one algorithm, one encoding, and a bound on the size. Randomness comes
-from outside. Nothing in the text of an error comes from a key or a file: it may be a secret.
+Keys are ed25519 pairs whose text shows the purpose of each (nats-io/nkeys); tokens are NATS' own
+JSON Web Tokens (nats-io/jwt v2): one algorithm, one encoding, and a limited size. Randomness is an
+argument. The text of an error never contains any part of a key or file, which may be secret.
 
 `cryptography` is in the extra `auth`; a process without credentials does not load it.
 """
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
 
 
 def split_token(text: str) -> Parts:
-    """Return the parts of a token, of which nothing is verified here. Raises ValueError."""
+    """Return the parts of a token without verifying them. Raises ValueError."""
     parts = text.split(".")
     if len(parts) != 3:  # noqa: PLR2004  # header, claims, signature
         raise ValueError("not three parts")
@@ -72,7 +72,7 @@ class Kind(enum.IntEnum):
 
 
 class BadKey(ValueError):
-    """The text is not a key of the required kind; it is not shown, as it may be secret."""
+    """The text is not a key of the required kind; it is not shown, because it may be secret."""
 
 
 class Key:
@@ -143,7 +143,7 @@ def _bytes(text: str) -> bytes:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except (binascii.Error, ValueError):
         raise BadKey("not a key: not base32") from None
-    # spare bits and lower case would allow two texts for one key
+    # otherwise spare bits and lower case would allow two texts for one key
     if len(raw) <= 2 or _text(raw[:-2]) != text:  # noqa: PLR2004  # the checksum
         raise BadKey("not a key: its checksum is wrong")
     return raw[:-2]

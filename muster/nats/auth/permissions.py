@@ -1,7 +1,7 @@
 """Pure: permissions on the bus: which subjects each role may publish and subscribe to.
 
-A plugin publishes for its own node only, and makes no JetStream requests: it only adds to a stream.
-Only the service that concludes something may publish it. Each user has inboxes of its own.
+A plugin publishes only for its own node, and makes no JetStream requests: it only adds to a stream.
+Only the service that draws a conclusion may publish it. Each user has its own inboxes.
 
 `accounts_conf` writes them as nats-server's configuration for users with passwords; the module
 `accounts` writes the same rights as signed tokens.
@@ -37,7 +37,7 @@ class Grant:
     subscribe_denied: tuple[str, ...] = ()
     account: str = ACCOUNT
     answers: bool = False
-    """Whether a request may be answered once, to any reply subject, within ANSWER_S."""
+    """Whether the user may answer a request once, on any reply subject, within ANSWER_S."""
 
 
 def inbox(user: str) -> str:
@@ -48,7 +48,7 @@ def inbox(user: str) -> str:
 def plugin(node: str) -> Grant:
     """Return the rights of the plugins on one node, by its token (`vocabulary.node_token`).
 
-    Raises ValueError for anything that is no token of a node.
+    Raises ValueError for anything that is not the token of a node.
     """
     if not _NODE.fullmatch(node):
         raise ValueError(f"{node!r} is not the token of a node")
@@ -61,7 +61,7 @@ def plugin_user(node: str) -> str:
 
 
 def any_plugin() -> Grant:
-    """Return the rights of all plugins together, where they share one user."""
+    """Return the rights of all plugins together, for an installation where they share one user."""
     return _plugin("plugin", "*")
 
 
@@ -141,7 +141,7 @@ def notifier() -> Grant:
 
 
 def reader(name: str) -> Grant:
-    """Return the rights of an outside tool: to receive every event and heartbeat, nothing more."""
+    """Return the rights of an outside tool: to receive events and heartbeats, nothing else."""
     return _grant(
         f"reader_{name}" if name else "reader",
         publish=tuple(
@@ -157,14 +157,14 @@ def reader(name: str) -> Grant:
 def admin() -> Grant:
     """Return the rights of an administrator: everything in muster's account, with one exception.
 
-    A subscriber to a plugin's requests would be taken for the plugin: a dead plugin would be called
-    slow, because NATS no longer reported that there is no responder.
+    An administrator may not subscribe to a plugin's requests: NATS would then not report that there
+    is no responder, and health would call a dead plugin slow.
     """
     return Grant(user="admin", publish=(">",), subscribe=(">",), subscribe_denied=("muster.rpc.>",))
 
 
 def central() -> tuple[Grant, ...]:
-    """Return the rights of the services and tools that exist once."""
+    """Return the rights of the services and tools with a single user."""
     return (health(), labeler(), notifier(), reader(""), admin())
 
 
@@ -263,7 +263,7 @@ EXPORTS: Final = """\
       {stream: "$SYS.SERVER.*.SHUTDOWN", accounts: [MUSTER]}
     ]
 """
-"""What the system account exports; about clients, to each account about its own."""
+"""The exports of the system account; each account gets only events about its own clients."""
 IMPORTS: Final = """\
     imports: [
       {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.CONNECT"}, to: muster.nats.connect}
@@ -273,7 +273,7 @@ IMPORTS: Final = """\
       {stream: {account: SYS, subject: "$SYS.SERVER.*.SHUTDOWN"}, to: muster.nats.shutdown.*}
     ]
 """
-"""The subjects on which muster receives it."""
+"""The subjects on which muster receives these exports."""
 _PLUGINS_SHARES: Final = """\
     exports: [
       {stream: "muster.heartbeat.>", accounts: [MUSTER]}

@@ -48,7 +48,7 @@ class Fleet:
         self._nodes: dict[str, model.Node] = {}
         self._decided: dict[str, decisions.Decision] = {}
         self._pending: dict[str, tuple[decisions.Action, str, str]] = {}
-        """Why each node waits (WAIT: a retry, HOLD: until all nodes can be labelled, REFUSE: for
+        """Why each node waits (WAIT: to retry, HOLD: until all nodes can be labelled, REFUSE: for
         a permission), the cause of its decision, and the reason."""
         self._all_or_nothing = decisions.AllOrNothing()
         self.inventory_version = 0
