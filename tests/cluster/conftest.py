@@ -11,13 +11,3 @@ from tests.worlds import real_cluster
 def cluster(request: pytest.FixtureRequest) -> Iterator[real_cluster.Cluster]:
     """Give an empty cluster, and leave it empty."""
     yield from real_cluster.chosen(request)
-
-
-@pytest.fixture(scope="module")
-def minimal(
-    cluster: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[real_cluster.Cluster]:
-    """Give the cluster with the minimal overlay installed and ready."""
-    cluster.install(tmp_path_factory.mktemp("minimal"))
-    yield cluster
-    cluster.rest()
