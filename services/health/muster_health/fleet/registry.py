@@ -33,7 +33,7 @@ class Registry:
         """Return a plugin if it is tracked."""
         there = self.nodes.get(node)
         if there is not None:
-            # a node has few plugins, mostly one
+            # a node has few plugins, usually only one
             for tracked in there.plugins:
                 if tracked.plugin == plugin:
                     return tracked

@@ -167,7 +167,7 @@ class TrackedPlugin(parts.Parts):
         )
 
     def touch(self, now: float) -> None:
-        """Check at the time `now` whether anything must be published."""
+        """Schedule a check at the time `now` of whether anything must be published."""
         self.alerting.touch(now)
 
     def reset_published(self) -> None:

@@ -26,7 +26,7 @@ class VerdictMachine(verdict_state.VerdictState):
     __slots__ = ()
 
     def replaced(self, former: str, now: float) -> bool:
-        """Count a replaced instance that announced no stop; return whether there were too many."""
+        """Count an instance replaced without announced stop; return whether there are too many."""
         if self.settled is not State.HEALTHY or former == self.planned.instance:
             return False
         return self.standing.replaced(now)

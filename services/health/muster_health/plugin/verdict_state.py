@@ -103,7 +103,7 @@ class StandingVerdict:
         )
 
     def replaced(self, now: float) -> bool:
-        """Count a replaced instance that announced no stop; return whether there were too many."""
+        """Count an instance replaced without announced stop; return whether there are too many."""
         self.damping.failed(now)
         return self.damping.is_flapping(now)
 
