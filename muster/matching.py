@@ -165,7 +165,7 @@ class MalformedSilence(ValueError):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """A silence: while it is active, nobody is notified of alerts that meet every matcher."""
+    """A silence: while it is active, alerts that match every matcher are not notified."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
     matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]

@@ -98,7 +98,7 @@ def init(directory: Path) -> int:
 
 @app.command
 def accounts(*, keys: _Keys = _KEYS) -> int:
-    """Make accounts.conf and the services' credentials anew from the keys, as after an upgrade."""
+    """Create accounts.conf and the services' credentials again, as after an upgrade."""
 
     def make() -> list[str]:
         files = keyfiles.derive(keys, at=time.time())
@@ -140,7 +140,7 @@ def reader(
     Parameters
     ----------
     name
-        Whose they are: letters, digits, `-` and `_`.
+        The name of the tool: letters, digits, `-` and `_`.
     url
         Address of NATS, for the program.
 
@@ -166,7 +166,7 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
     key
         `answer`, `node`, `reader`, `health`, `labeler`, `notifier` or `admin`.
     drop
-        End what the old key signed, once everybody has credentials of the new one.
+        Refuse credentials that the old key signed; use it once all have credentials of the new key.
 
     """
 
@@ -210,7 +210,7 @@ def local_ca(
     valid
         For how long the certificate is valid; the authority is for 20 years.
     renew
-        Make a new certificate by the authority that is there; clients need no change.
+        Create a new certificate from the existing authority; clients need no change.
 
     """
 
@@ -292,7 +292,7 @@ def _dropped(directory: str) -> list[str]:
 
 
 def _tls(directory: str) -> list[str]:
-    """Return the commands that bring an authority, a certificate and its key into the cluster.
+    """Return the commands that copy an authority, a certificate and its key to the cluster.
 
     The key is in a Secret that only NATS refers to: a node may read whatever its pods refer to.
     """

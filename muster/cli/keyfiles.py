@@ -219,7 +219,7 @@ def renew_certificate(
         authority = serialization.load_pem_private_key(file.read_bytes(), None)
         root = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
     except ValueError as error:
-        raise BadDirectory(f"{directory}: no authority of ours: {error}") from None
+        raise BadDirectory(f"{directory}: no authority of muster's: {error}") from None
     if (
         not isinstance(authority, ec.EllipticCurvePrivateKey)
         or authority.public_key() != root.public_key()

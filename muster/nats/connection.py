@@ -54,7 +54,7 @@ _ERRORS = prometheus_client.Counter(
 _CONNECTED = prometheus_client.Gauge("muster_bus_connected", "1 while connected to NATS.")
 _CERTIFICATE_ENDS: Final = prometheus_client.Gauge(
     "muster_bus_certificate_ends_timestamp_seconds",
-    "When the certificate of the NATS server we are connected to expires; 0 without TLS.",
+    "When the certificate of the connected NATS server expires; 0 without TLS.",
 )
 
 

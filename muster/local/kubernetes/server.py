@@ -341,7 +341,7 @@ class KubernetesApi:
 async def _statuses(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer every refusal, ours and aiohttp's, with a Status object."""
+    """Answer every refusal, also aiohttp's own, with a Status object."""
     try:
         return await handler(request)
     except refusals.RequestError as error:

@@ -1,4 +1,4 @@
-"""Adapter: reads device configuration files, ours or another plugin's.
+"""Adapter: reads device configuration files, muster's or another plugin's.
 
 A file may also be the Kubernetes manifest that holds the configuration. Unusable content raises
 settings.BadSettings with every problem, and no other exception.
@@ -25,7 +25,7 @@ _KEYS: Final = {
 def read(
     text: bytes, *, source: str, written_for: config_settings.Format, domain: str | None = None
 ) -> config_settings.Settings:
-    """Return the settings of a file, ours or another plugin's. Raises settings.BadSettings."""
+    """Return the settings of muster's or another plugin's file. Raises settings.BadSettings."""
     if written_for is not config_settings.Format.MUSTER:
         configuration = import_peer(text, source=source, peer=written_for, domain=domain).rules
         tree = msgspec.to_builtins(configuration)
@@ -42,7 +42,7 @@ def read(
 def import_peer(
     text: bytes, *, source: str, peer: config_settings.Format, domain: str | None = None
 ) -> peer_file.ImportedConfiguration:
-    """Return another plugin's configuration, converted to ours. Raises settings.BadSettings.
+    """Return another plugin's configuration, converted to muster's. Raises settings.BadSettings.
 
     `domain` replaces the domain in generic-device-plugin's file or flags. Each difference is logged
     once.

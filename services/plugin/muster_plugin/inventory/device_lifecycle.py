@@ -273,7 +273,7 @@ class DeviceLifecycle:
         return removed
 
     def _reconfigured(self, configured: dict[str, advertised.Unit]) -> Iterator[Fact]:
-        """Remove present units that are no longer configured; missing ones expire as before."""
+        """Remove present units that are no longer configured; missing units expire as before."""
         for name, tracked in [*self._tracked.items()]:
             is_configured = name in configured and tracked.unit.is_same(configured[name])
             if tracked.lost_at is None and not is_configured:

@@ -36,7 +36,7 @@ once.
 
 The kubelet opens one stream per registration and never dials again, so a closed stream is a loss.
 It is reported after a short delay: if the kubelet restarts, its new kubelet.sock is the better
-reason. There is no delay just after a handover, whose end closes the newer stream too (up to 1.36).
+reason. There is no delay just after a handover: its end closes the newer stream too (up to 1.36).
 
 An open stream does not prove that the resource is listed: the newest registration of a name wins.
 The kubelet then lists another plugin's devices; when that plugin ends, it lists none (up to 1.36)

@@ -32,7 +32,7 @@ class ImportRejected(ValueError):
 
 
 class ImportedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """Another plugin's configuration, converted to ours."""
+    """Another plugin's configuration, converted to muster's."""
 
     rules: settings.Document
     differences: tuple[str, ...]
