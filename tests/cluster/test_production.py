@@ -1,0 +1,92 @@
+"""docs/install.md followed word for word: production, with keys, gate, TLS and three servers."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.worlds import real_cluster
+from tests.worlds.real_cluster import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+CONNECTS = """
+import asyncio, ssl, sys, nats
+async def main():
+    tls = ssl.create_default_context(cafile="/etc/nats-tls/ca.crt")
+    try:
+        await nats.connect("tls://muster-nats:4222", token=sys.argv[1], tls=tls,
+                           allow_reconnect=False, error_cb=ignored)
+    except Exception as error:
+        print(error)
+    else:
+        print("connected")
+async def ignored(error): pass
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(
+    cluster: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[real_cluster.Cluster]:
+    folder = tmp_path_factory.mktemp("production")
+    soft = yaml.safe_load(real_cluster.block("install.md", "podAntiAffinity"))
+    cluster.prepare(folder, overlay="production", more=soft)
+    printed = cluster.shell(real_cluster.block("install.md", "muster auth init"), folder)
+    cluster.shell(real_cluster.printed_commands(printed), folder)
+    last = cluster.shell(real_cluster.block("install.md", "apply -k my-muster"), folder)
+    assert last.splitlines()[-1].split() == [cluster.node, "20"]
+    yield cluster
+    cluster.rest()
+
+
+def test_three_servers_are_one_cluster(installed: real_cluster.Cluster) -> None:
+    servers = installed.pods("muster-nats")
+    assert len(servers) == 3
+    for server in servers:
+        answer = json.loads(installed.fetch(server, "/jsz?streams=1&accounts=1&config=1", 8222))
+        assert answer["meta_cluster"]["cluster_size"] == 3
+    streams = [s for a in answer["account_details"] for s in a.get("stream_detail", [])]
+    assert streams
+    assert {stream["config"]["num_replicas"] for stream in streams} == {3}
+
+
+def test_the_plugin_came_in_by_its_projected_token(installed: real_cluster.Cluster) -> None:
+    gates = [installed.fetch(pod, "/metrics") for pod in installed.pods("muster-gate")]
+    assert len(gates) == 2
+    admitted = [
+        line for text in gates for line in text.splitlines() if 'outcome="admitted"' in line
+    ]
+    assert sum(float(line.split()[-1]) for line in admitted) >= 1
+    health = installed.pods("muster-health")[0]
+
+    def verdicts() -> list[str]:
+        address = f"http://{health['status']['podIP']}:8080"
+        status = json.loads(installed.muster("status", "--all", "--json", "--health", address))
+        return [plugin["verdict"] for plugin in status["plugins"]]
+
+    until(lambda: verdicts() == ["HEALTHY"], "health hears the plugin")
+
+
+@pytest.mark.parametrize(
+    ("account", "audience"),
+    [
+        ("muster-plugin", "muster-nats"),  # bound to no pod, so to no node
+        ("muster-plugin", ""),
+        ("muster-health", "muster-nats"),
+    ],
+)
+def test_no_other_token_gets_in(
+    installed: real_cluster.Cluster, account: str, audience: str
+) -> None:
+    options = [f"--audience={audience}"] if audience else []
+    token = installed.good("-n", "muster", "create", "token", account, *options).strip()
+    where = ["-n", "muster", "exec", "-i", "deployment/muster-health", "--"]
+    done = subprocess.run(
+        [installed.kubectl, *where, "/opt/venv/bin/python", "-", token],
+        input=CONNECTS, env=installed.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Authorization Violation" in done.stdout, (done.stdout, done.stderr)
