@@ -517,7 +517,12 @@ STEPS = st.lists(
 )
 
 
+RESTORED = [("part", "a"), ("run", 1.0), ("freeze", "a"), ("crash_after", 2), ("run", 6.0)]
+"""What another replica stored replaces a state in which the plugin is suspected."""
+
+
 @hypothesis.given(STEPS, st.sampled_from([1, 2]))
+@hypothesis.example(RESTORED, 2)
 @hypothesis.settings(max_examples=100, deadline=None)
 def test_whatever_happens_all_is_resolved_once_healthy(
     steps: list[tuple[object, ...]], services: int

@@ -231,6 +231,8 @@ class VerdictState:
 
         The verdict has lasted for `waited_s`, measured with the clocks of two machines.
         """
+        # a suspicion belongs to the state that is replaced; kept, it would stay due for ever
+        self.investigation.suspicion = None
         self.state = before.state
         self.planned.instance, self.planned.return_s = before.leaving, before.return_s
         self.standing.restore(before, now, waited_s=waited_s)
