@@ -76,7 +76,7 @@ def event(reason: str, message: str, about: str = "p") -> dict[str, Any]:
 
 
 def autoscaler(
-    *arguments: str, image: str = "registry.k8s.io/autoscaling/cluster-autoscaler:v1"
+    *arguments: str, image: str = "registry.example.com/autoscaling/cluster-autoscaler:v1"
 ) -> dict[str, Any]:
     container = {"name": "ca", "image": image, "command": ["./cluster-autoscaler", *arguments]}
     return {
