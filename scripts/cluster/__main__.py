@@ -48,7 +48,7 @@ def up(*, version: Literal["1.37", "1.34"] = "1.37") -> None:
     try:
         _start(version, folders, archives, say)
     except layout.Refused:
-        _show_logs()
+        print(f"logs: {layout.LOGS}", file=sys.stderr)
         raise
     say(f"Kubernetes {tools.version_of(version)} is ready, "
         f"{time.monotonic() - started:.0f} s after its start")  # fmt: skip
@@ -77,8 +77,7 @@ def kubelet(
     status_period: str = components.STATUS_PERIOD,
 ) -> None:
     """Start, stop, kill or restart the kubelet alone."""
-    if node.first() is None:
-        raise layout.Refused("no cluster runs: make cluster")
+    _first()
     if action != "start":
         node.end("kubelet", signal.SIGKILL if action == "kill" else signal.SIGTERM)
     if action in {"start", "restart"} and not node.processes("kubelet"):
@@ -88,8 +87,7 @@ def kubelet(
 @app.command
 def env() -> None:
     """Print the environment in which tests find the cluster."""
-    if node.first() is None:
-        raise layout.Refused("no cluster runs: make cluster")
+    _first()
     variables = {
         "KUBECONFIG": layout.KUBECONFIG,
         "MUSTER_KUBELET_DIR": layout.KUBELET,
@@ -103,11 +101,16 @@ def env() -> None:
 @app.command
 def run(*command: str) -> None:
     """Run a command inside the node's namespaces."""
+    pid = _first()
+    os.environ["PATH"] = f"{layout.STATE}/bin:{os.environ['PATH']}"
+    os.execvp("nsenter", [*node.entering(pid), *command])
+
+
+def _first() -> int:
     pid = node.first()
     if pid is None:
         raise layout.Refused("no cluster runs: make cluster")
-    os.environ["PATH"] = f"{layout.STATE}/bin:{os.environ['PATH']}"
-    os.execvp("nsenter", [*node.entering(pid), *command])
+    return pid
 
 
 def _running() -> str | None:
@@ -164,8 +167,7 @@ def _import(archives: Sequence[Path], say: Callable[[str], None]) -> None:
     """Import into containerd the images that it does not have yet in this form."""
     ctr = [f"{layout.STATE}/bin/ctr", "--address", str(layout.CONTAINERD), "--namespace", "k8s.io"]
     _until("containerd", lambda: _succeeds(*ctr, "version"))
-    pid = node.first()
-    assert pid is not None
+    pid = _first()
     for archive in archives:
         mark = layout.STATE / "imported" / archive.name
         if mark.exists():
@@ -254,10 +256,6 @@ def _until(component: str, holds: Callable[[], bool]) -> None:
 def _log_end(component: str) -> str:
     log = layout.LOGS / f"{component}.log"
     return log.read_text(errors="replace").strip()[-600:] if log.exists() else "it has no log"
-
-
-def _show_logs() -> None:
-    print(f"logs: {layout.LOGS}", file=sys.stderr)
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,8 +52,6 @@ ip route add default via {layout.HOST_IP}
 echo 1 > /proc/sys/net/ipv4/ip_forward
 """
 _END_S: Final = 20.0
-
-
 _TRIAL: Final = """
 mount -t tmpfs tmpfs /mnt && umount /mnt
 mount -t proc proc /proc
@@ -122,7 +121,8 @@ def create() -> None:
     )
     with (layout.LOGS / "node.log").open("wb") as log:
         outer = subprocess.Popen(
-            ["unshare", *kinds, "python3", "-S", "-c", _FIRST],
+            # not python3 by name: a shell script in its place would make files in the node's /dev
+            ["unshare", *kinds, sys.executable, "-S", "-c", _FIRST],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     pid = _only_child(outer.pid)
@@ -254,7 +254,8 @@ def _only_child(pid: int) -> int:
         for other in _processes():
             with contextlib.suppress(OSError, ValueError):
                 parent = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
-                if parent == pid and _FIRST.encode() in Path(f"/proc/{other}/cmdline").read_bytes():
+                # before that it is still a copy of unshare, whose mounts are not made
+                if parent == pid and _link(other, "exe") == str(Path(sys.executable).resolve()):
                     return other
         time.sleep(0.02)
     raise layout.Refused(f"no namespaces: {(layout.LOGS / 'node.log').read_text().strip()}")

@@ -63,6 +63,8 @@ class BusReporter:
         """Connect and report until the resources are handed over to a successor."""
         node = self._node
         self._is_draining = False
+        # after a handover that failed, the last heartbeat may be long ago
+        self._heartbeat_at = time.monotonic()
         async with bus.Bus(
             self._settings.bus.url,
             producer=f"plugins/{node.plugin}",
