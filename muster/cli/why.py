@@ -39,6 +39,12 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return sorted((p for p in of_fleet if p.node == self.node), key=lambda p: p.plugin)
 
     @property
+    def alerts(self) -> list[status.Alert]:
+        """Return the alerts about the node itself, not about a plugin."""
+        of_fleet = self.state.fleet.alerts if self.state else ()
+        return [alert for alert in of_fleet if alert.node == self.node]
+
+    @property
     def changes(self) -> list[codec.CloudEvent]:
         """Return the last changes, the newest last."""
         changes = [event for event in self.events or () if not isinstance(event.data, _PERIODIC)]
@@ -66,7 +72,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 def unknown_node(view: NodeView) -> str:
     """Return why this is not a node of the fleet; empty if it is, or if a source did not answer."""
-    if view.state is None or view.events is None or view.plugins or view.changes:
+    if view.state is None or view.events is None or view.plugins or view.alerts or view.changes:
         return ""
     names = sorted({plugin.node for plugin in view.state.plugins})
     near = validation.near(view.node, names)
@@ -80,6 +86,7 @@ def report(view: NodeView) -> dict[str, object]:
         "node": view.node,
         "health": view.source,
         "caveats": status.caveats(view.state) if view.state else None,
+        "alerts": view.alerts if view.state else None,
         "plugins": view.plugins if view.state else None,
         "pods": [{"pod": pod, "told": reason} for pod, reason in view.pods],
         "changes": None
@@ -97,6 +104,8 @@ def lines(view: NodeView) -> list[str]:
         text += [f"  note    {note}" for note in status.caveats(view.state)]
         if not view.plugins:
             text += ["", f"{texts.plain(view.node)}: health has no plugin of this node now"]
+        for alert in view.alerts:
+            text += ["", *_alert(alert, ())]
         for plugin in view.plugins:
             text += ["", *_plugin(plugin, view.now)]
     if view.pods:
@@ -130,14 +139,15 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
         fault = f"{device.resource} {device.device}: {device.kind}: {device.why}"
         yield f"  faulty     {texts.plain(fault)}"
     for alert in plugin.alerts:
-        yield from _alert(alert, plugin)
+        yield from _alert(alert, plugin.evidence)
 
 
-def _alert(alert: status.Alert, plugin: status.Plugin) -> Iterable[str]:
+def _alert(alert: status.Alert, shown: Sequence[status.Evidence]) -> Iterable[str]:
+    """Return an alert; its evidence is left out if that is shown already."""
     since = status.at(alert.starts_at)
     text = f"{alert.severity} {alert.kind} since {since}: {alert.summary}"
     yield f"  alert      {texts.plain(text)}"
-    for evidence in alert.evidence if alert.evidence != plugin.evidence else ():
+    for evidence in alert.evidence if alert.evidence != shown else ():
         yield f"    evidence   {texts.plain(f'{evidence.source}: {evidence.observed}')}"
     if alert.pods_total > len(alert.pods):
         yield f"    pods       {alert.pods_total}; the first {len(alert.pods)} are named below"

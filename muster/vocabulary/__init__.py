@@ -20,6 +20,7 @@ from muster.vocabulary.conclusions import (
     LabelsApplied as LabelsApplied,
     LabelsRefused as LabelsRefused,
     LabelsSuggested as LabelsSuggested,
+    NodeLimited as NodeLimited,
     NotificationDelivered as NotificationDelivered,
     NotificationEvent as NotificationEvent,
     NotificationFailed as NotificationFailed,
@@ -101,6 +102,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     RemediationDecided,
     AlertChanged,
     WatchdogTicked,
+    NodeLimited,
     NotificationDelivered,
     NotificationFailed,
 )

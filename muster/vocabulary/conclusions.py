@@ -50,6 +50,7 @@ class AlertKind(enum.StrEnum):
     DEVICE_UNMONITORED = "device_unmonitored"
     DEVICES_SHORT = "devices_short"
     CLOCK_SKEW = "clock_skew"
+    NOISY_NODE = "noisy_node"
     STORM = "storm"
     MORE_ALERTS = "more_alerts"
     HEALTH_SILENT = "health_silent"
@@ -208,6 +209,21 @@ class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
     leader: facts.Count
     holder: facts.Name
     interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
+class NodeLimited(facts.Event, frozen=True, kw_only=True):
+    """The gate closed a node's connections, because the node sent more than it may.
+
+    It sent so many messages and bytes within `seconds`; for `refused_s` it is not let in again.
+    """
+
+    TYPE = "node.limited"
+    SUBJECT = "muster.sys.{node}.node.limited"
+    messages: facts.Count
+    bytes: facts.Count
+    seconds: facts.Seconds
+    refused_s: facts.Seconds
+    reason: facts.Text
 
 
 class NotificationEvent(facts.Event, frozen=True, kw_only=True):

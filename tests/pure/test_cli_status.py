@@ -210,6 +210,31 @@ def test_an_unknown_node_is_named_with_the_nearest_name() -> None:
     assert why.unknown_node(view) == "no plugin and no event of node nod-a; did you mean node-a?"
 
 
+def test_an_alert_about_a_whole_node_is_shown_with_the_node() -> None:
+    body = {
+        "plugins": [],
+        "fleet": {
+            "alerts": [
+                {"node": "a", "kind": "noisy_node", "severity": "warning", "summary": "too much"},
+                {"node": "b", "kind": "noisy_node", "severity": "warning", "summary": "other"},
+            ]
+        },
+        "service": {},
+    }
+    view = why.NodeView(
+        node="a",
+        source="s",
+        state=status.decode(msgspec.json.encode(body)),
+        events=[],
+        since="1h",
+    )
+    assert why.unknown_node(view) == ""
+    assert [line for line in why.lines(view) if "alert " in line] == [
+        "  alert      warning noisy_node since -: too much"
+    ]
+    assert why.report(view)["alerts"] == view.alerts
+
+
 def test_a_removed_node_still_has_its_last_changes() -> None:
     view = why.NodeView(node="a", source="x", state=state(), events=past_events(1), since="1d")
     assert why.unknown_node(view) == ""

@@ -131,6 +131,9 @@ INPUTS = st.one_of(
             NODES, st.builds(signals.Expected, age_s=NUMBERS, causes=st.just(("zone=1",)))
         ),
     ),
+    st.builds(
+        signals.NodeNoisy, node=NODES, messages=COUNTS, bytes=COUNTS, senders=st.tuples(NAMES)
+    ),
     st.builds(signals.Remediated, node=NODES, plugin=PLUGINS, pod=NAMES, error=TEXTS),
 )
 

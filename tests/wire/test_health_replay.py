@@ -283,6 +283,9 @@ INPUTS: list[recording.Entry] = [
     signals.NodeOffers(node="a", offers=None),
     signals.Leadership(revision=7),
     signals.ClockStalled(seconds=1.5),
+    signals.NodeNoisy(
+        node="a", channel=signals.Channel.EVENTS, messages=9, seconds=1.0, senders=("p",)
+    ),
     signals.Remediated(node="a", plugin="p", pod="m/p", error="gone"),
 ]
 

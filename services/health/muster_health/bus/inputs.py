@@ -24,6 +24,9 @@ _REPORTS: Final = tuple(
 )
 
 
+_LIMITED: Final = vocabulary.NodeLimited.SUBJECT.replace("{node}", "*")
+
+
 class Inputs:
     """Fills one detector's inbox."""
 
@@ -52,6 +55,7 @@ class Inputs:
             position = await self._restore()
             tasks.create_task(self._follow_leadership())
             await self._heartbeats.follow(self._put_heartbeats)
+            await self._link.subscribe(_LIMITED, self._put_limited)
             if not position:
                 # without saved state, the newest report of each subject is enough
                 position = await self._catch_up()
@@ -114,6 +118,24 @@ class Inputs:
         )
         await processed.wait()
         metrics.HEARTBEATS.labels("accepted").inc(len(heartbeats))
+
+    async def _put_limited(self, message: connection.Message) -> None:
+        """Put it into the inbox that the gate has closed a node's connections."""
+        try:
+            event = codec.decode(message.subject, message.data).data
+        except codec.MalformedEvent as error:
+            connection.RECEIVED.labels(f"malformed_{error.reason}").inc()
+            return
+        assert isinstance(event, vocabulary.NodeLimited), "the subject determines the type"
+        noisy = signals.NodeNoisy(
+            node=event.node,
+            channel=signals.Channel.CONNECTION,
+            messages=event.messages,
+            bytes=event.bytes,
+            seconds=event.seconds,
+            senders=(event.reason,),
+        )
+        await self.put(noisy)
 
     async def _watch_connections(self) -> None:
         """Report whenever one of our connections to NATS goes down or both are up."""

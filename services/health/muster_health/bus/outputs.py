@@ -97,7 +97,10 @@ class Outputs:
         action = functools.partial(self._execute_as_leader, output, is_leader)
         match output:
             case signals.Publish():
-                node = output.event.node
+                event = output.event
+                # the state of an alert about a noisy node is saved with the fleet's
+                is_noisy = getattr(event, "kind", None) is vocabulary.AlertKind.NOISY_NODE
+                node = vocabulary.FLEET if is_noisy else event.node
             case signals.Store():
                 node = vocabulary.node_of(output.key.partition(".")[0])
             case signals.Remediate():

@@ -132,6 +132,8 @@ class Detector(effects.Fleet):
                 outs = self._lead(revision, now)
             case signals.ClockStalled(seconds=seconds):
                 outs = self._clock_stalled(seconds, now)
+            case signals.NodeNoisy():
+                self._noisy(event, now)
             case signals.Remediated():
                 outs = self._remediated(event, now)
             case _:
@@ -147,6 +149,10 @@ class Detector(effects.Fleet):
         returned = plugin.receive(heartbeat, now)
         # nearly always there are none: the deadline is later now, and its old entry stays queued
         return self._act(plugin, returned, now) if returned else []
+
+    def _noisy(self, event: signals.NodeNoisy, now: float) -> None:
+        if self._fleet.noisy.report(event, now):
+            self._timers.set(effects.FLEET_DUE, now)
 
     def _find(self, node: str, name: str) -> tracked_plugin.TrackedPlugin | None:
         # the same as `Registry.find`, but without another call for each heartbeat

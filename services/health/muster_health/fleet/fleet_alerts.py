@@ -1,4 +1,8 @@
-"""Pure: alerts of the whole fleet: mass failures, our own clock, alerts over the rate limit."""
+"""Pure: alerts of the whole fleet: mass failures, our own clock, alerts over the rate limit.
+
+Alerts about noisy nodes are among them, although each names a node: a node can be noisy without any
+tracked plugin.
+"""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -7,7 +11,7 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import AlertKind
 from muster_health.alerting import alert_lifecycle, evidence
-from muster_health.fleet import mass_failure
+from muster_health.fleet import mass_failure, noisy_nodes
 from muster_health.model import alerts, config, signals, snapshot
 from muster_health.plugin import liveness
 
@@ -32,6 +36,7 @@ class FleetAlerts:
         self.held: dict[str, tuple[int, str]] = {}
         self.clock_skew = ""
         """How the clocks of most nodes differ from ours, as evidence."""
+        self.noisy = noisy_nodes.NoisyNodes()
         self._servers: dict[str, tuple[str, float]] = {}
         self._ended: tuple[vocabulary.Evidence, ...] = ()
         self._stored = 0
@@ -78,9 +83,10 @@ class FleetAlerts:
         self, failures: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
     ) -> tuple[list[signals.Output], float | None]:
         """Return the outputs for all changes, in order, and when to evaluate again."""
+        quiet_at = self.noisy.expire(now)
         leader = self._context.leader
         if leader is None:
-            return [], None
+            return [], quiet_at
         wanted = {alert.key: alert for alert in self.lifecycle.published.values()}
         if now >= self._keep_until:
             wanted.clear()
@@ -88,11 +94,14 @@ class FleetAlerts:
             *self._mass_failure(failures, plugins, now, at),
             *self._more(at),
             *self._clock(at),
+            *self.noisy.alerts(at),
         ]
         wanted |= {alert.key: alert for alert in now_wanted}
         due, _ = self.lifecycle.follow(
             wanted.values(), now=now, at=at, may_open=lambda _: True, why_ended=self._why_ended
         )
+        dues = [each for each in (due, quiet_at) if each is not None]
+        due = min(dues, default=None)
         events: list[signals.Publish] = []
         for alert in self.lifecycle.pending:
             event = self._event(alert)
@@ -189,4 +198,6 @@ class FleetAlerts:
             return self._ended
         if key[0] == AlertKind.CLOCK_SKEW:
             return (evidence.of("heartbeat", "the clocks of most nodes agree with health's"),)
+        if key[0] == AlertKind.NOISY_NODE:
+            return noisy_nodes.why_ended()
         return (evidence.of("health", "no alert is held back, and there is no mass failure"),)

@@ -30,8 +30,8 @@ OF_DEVICES: Final = frozenset(
     }
 )
 """The kinds of alerts that are about devices, not about their plugin."""
-OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS})
-"""The kinds of alerts that are about the fleet, not about a single plugin."""
+OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS, AlertKind.NOISY_NODE})
+"""The kinds of alerts that are about the fleet or a whole node, not about a single plugin."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,6 +148,7 @@ def severity_of(kind: AlertKind) -> Severity:
             | AlertKind.DEVICE_UNMONITORED
             | AlertKind.DEVICES_SHORT
             | AlertKind.MORE_ALERTS
+            | AlertKind.NOISY_NODE
         ):
             return Severity.WARNING
         case AlertKind.DEGRADED | AlertKind.DEVICE_DEGRADED | AlertKind.CLOCK_SKEW:
@@ -174,7 +175,13 @@ def fingerprint(
 def changed(
     alert: Alert, *, node: str, plugin: str, runbook_url: str, leader: int
 ) -> vocabulary.AlertChanged:
-    """Return the event for an alert that fires, changes or is resolved."""
+    """Return the event for an alert that fires, changes or is resolved.
+
+    Among the alerts of the fleet, one about a noisy node has the node's name as its `resource`.
+    """
+    resource = alert.resource
+    if alert.kind is AlertKind.NOISY_NODE:
+        node, resource = resource, ""
     return vocabulary.AlertChanged(
         node=node,
         at=alert.told_at,
@@ -182,13 +189,11 @@ def changed(
         kind=alert.kind,
         severity=alert.severity,
         state=(vocabulary.AlertState.RESOLVED if alert.ends_at else vocabulary.AlertState.FIRING),
-        fingerprint=fingerprint(
-            node, plugin, alert.kind, resource=alert.resource, grave=alert.grave
-        ),
+        fingerprint=fingerprint(node, plugin, alert.kind, resource=resource, grave=alert.grave),
         summary=alert.summary,
         starts_at=alert.starts_at,
         ends_at=alert.ends_at,
-        resource=alert.resource,
+        resource=resource,
         devices=alert.devices,
         devices_total=alert.devices_total,
         pods=alert.pods,
@@ -210,7 +215,7 @@ def of_event(event: vocabulary.AlertChanged) -> Alert:
         evidence=event.evidence,
         starts_at=event.starts_at,
         told_at=event.at,
-        resource=event.resource,
+        resource=event.node if event.kind is AlertKind.NOISY_NODE else event.resource,
         devices=event.devices,
         devices_total=event.devices_total,
         pods=event.pods,
@@ -277,6 +282,7 @@ _ADVICE: Final = {
     AlertKind.DEVICE_UNMONITORED: "a fault would go unnoticed: find out why it cannot be monitored",
     AlertKind.DEVICES_SHORT: "look for the missing devices: lspci, dmesg, cables",
     AlertKind.CLOCK_SKEW: "check time synchronization on the node, and on health's own node",
+    AlertKind.NOISY_NODE: "find out what sends on the node; cordon it if nothing explains that",
     AlertKind.STORM: "look for the common cause first; verdicts on single plugins follow",
     AlertKind.MORE_ALERTS: "see them all with `muster status`",
 }

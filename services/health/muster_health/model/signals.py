@@ -267,6 +267,31 @@ class ClockStalled:
     seconds: float
 
 
+class Channel(enum.StrEnum):
+    """Where a node sends more than it may."""
+
+    HEARTBEATS = "heartbeats"
+    EVENTS = "events"
+    CONNECTION = "connection"
+    """The gate has closed the node's connections to NATS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNoisy:
+    """A node sends more than it may; most of that is not read. Repeated while it lasts.
+
+    `messages` and `bytes` (0 if unknown) were received within `seconds`, mostly from `senders`:
+    plugin names, or what closed the connections and why.
+    """
+
+    node: str
+    channel: Channel
+    messages: int
+    seconds: float
+    bytes: int = 0
+    senders: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remediated(_OfPlugin):
     """The result of `Remediate`; `error` is empty if the pod was deleted (or could be: dry run)."""
@@ -293,6 +318,7 @@ Input = (
     | NodeOffers
     | Leadership
     | ClockStalled
+    | NodeNoisy
     | Remediated
 )
 

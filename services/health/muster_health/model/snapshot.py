@@ -108,7 +108,9 @@ def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
     plugins: dict[tuple[str, str], list[alerts.Alert]] = {}
     for event in newest.values():
         if event.state is vocabulary.AlertState.FIRING:
-            plugins.setdefault((event.node, event.plugin), []).append(alerts.of_event(event))
+            is_noisy = event.kind is vocabulary.AlertKind.NOISY_NODE
+            owner = vocabulary.FLEET if is_noisy else event.node
+            plugins.setdefault((owner, event.plugin), []).append(alerts.of_event(event))
     return [
         Snapshot(
             node=node,

@@ -82,6 +82,7 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "NodeOffers": signals.NodeOffers,
     "Leadership": signals.Leadership,
     "ClockStalled": signals.ClockStalled,
+    "NodeNoisy": signals.NodeNoisy,
     "Remediated": signals.Remediated,
 }
 """The names in a recording, independent of class names."""

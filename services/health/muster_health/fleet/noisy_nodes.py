@@ -1,0 +1,89 @@
+"""Pure: noisy nodes: which nodes send more than they may, and their alerts.
+
+A node stays noisy until it has been within its limits for a while. What it sends beyond them is not
+read, so that the others are judged as usual.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind
+from muster_health.alerting import evidence
+from muster_health.model import alerts, signals
+
+NODES_MAX: Final = 16
+"""How many noisy nodes are named at once; the fleet's other alerts need room, too."""
+_QUIET_S: Final = 30.0
+_SENDERS_MAX: Final = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Noise:
+    last_at: float
+    reports: dict[signals.Channel, signals.NodeNoisy] = field(default_factory=dict)
+
+
+class NoisyNodes:
+    """The nodes that send more than they may."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Noise] = {}
+
+    def report(self, noisy: signals.NodeNoisy, now: float) -> bool:
+        """Record a report; return whether the node is named now, and was not before."""
+        noise = self._nodes.get(noisy.node)
+        is_new = noise is None
+        if noise is None:
+            self.expire(now)
+            if len(self._nodes) >= NODES_MAX:
+                return False
+            noise = self._nodes[noisy.node] = _Noise(now)
+        noise.last_at = now
+        is_new |= noisy.channel not in noise.reports
+        noise.reports[noisy.channel] = noisy
+        return is_new
+
+    def expire(self, now: float) -> float | None:
+        """Drop the nodes that are quiet again; return when to look again."""
+        for node, noise in list(self._nodes.items()):
+            if now - noise.last_at >= _QUIET_S:
+                del self._nodes[node]
+        return min((noise.last_at + _QUIET_S for noise in self._nodes.values()), default=None)
+
+    def alerts(self, at: datetime) -> Iterable[alerts.Alert]:
+        """Yield one alert for each noisy node."""
+        for node, noise in self._nodes.items():
+            channels = ", ".join(sorted(noise.reports))
+            yield alerts.Alert(
+                kind=AlertKind.NOISY_NODE,
+                summary=f"{node} sends more than it may: {channels}; the rest is not read",
+                evidence=tuple(map(_observed, noise.reports.values())),
+                starts_at=at,
+                told_at=at,
+                resource=node,
+            )
+
+
+def why_ended() -> tuple[vocabulary.Evidence, ...]:
+    """Return why an alert about a noisy node ended."""
+    return (evidence.of("bus", f"the node has been within its limits for {_QUIET_S:.0f} s"),)
+
+
+def _observed(noisy: signals.NodeNoisy) -> vocabulary.Evidence:
+    size = f" ({noisy.bytes / 1e6:,.1f} MB)" if noisy.bytes else ""
+    senders = ", ".join(noisy.senders[:_SENDERS_MAX])
+    more = len(noisy.senders) - _SENDERS_MAX
+    whom = f"; from {senders}{f' and {more} more' if more > 0 else ''}" if senders else ""
+    what = _WORDS[noisy.channel]
+    text = f"at least {noisy.messages:,} {what}{size} within {noisy.seconds:.1f} s{whom}"
+    return evidence.of("bus", text)
+
+
+_WORDS: Final = {
+    signals.Channel.HEARTBEATS: "heartbeats",
+    signals.Channel.EVENTS: "events",
+    signals.Channel.CONNECTION: "messages over its connections, which the gate has closed",
+}
