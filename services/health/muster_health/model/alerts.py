@@ -181,7 +181,7 @@ def changed(
     """
     resource = alert.resource
     if alert.kind is AlertKind.NOISY_NODE:
-        node, resource = resource, ""
+        node, resource = resource or node, ""
     return vocabulary.AlertChanged(
         node=node,
         at=alert.told_at,
