@@ -1,22 +1,20 @@
 """Adapter: sends requests to a receiver's URL, protected against request forgery (SSRF).
 
-Link-local (including cloud metadata), multicast, reserved and unspecified addresses are never
-allowed. Private networks and this machine are allowed only if the settings allow them.
+Every address of its host is checked (`addresses`), and redirects are not followed.
 """
 
 import contextvars
 import dataclasses
 import functools
-import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import muster
 from muster import http
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import message, results
+from muster_notifier.receivers import addresses, message, results
 from muster_notifier.routing import notifications
 
 _REFUSAL_CHARS_MAX: Final = 300
@@ -41,7 +39,7 @@ class Endpoint:
             url,
             timeout_s=timeout_s,
             user_agent=f"muster-notifier/{muster.__version__}",
-            check=functools.partial(address_refusal, reach=reach),
+            check=functools.partial(addresses.refusal, reach=reach),
             tls=tls,
         )
         self._timeout_s = timeout_s
@@ -149,50 +147,3 @@ def unanswered(
         case _:
             outcome, detail = results.Outcome.NONSENSE, f"the answer is not {protocol}"
     return results.Result(outcome, f"{where}: {detail}", is_unknown=is_sent)
-
-
-_METADATA: Final = frozenset(
-    # metadata services outside link-local addresses: AWS by IPv6, Alibaba, Oracle and Azure
-    map(
-        ipaddress.ip_address,
-        ("fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"),
-    )
-)
-_SHARED: Final = ipaddress.ip_network("100.64.0.0/10")
-_TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
-
-
-def address_refusal(addresses: Sequence[str], reach: receiver_settings.Reach) -> str | None:
-    """Return why a host must not be connected to; None if all its addresses are allowed."""
-    for text in addresses:
-        problem = _address_refusal(text, reach)
-        if problem is not None:
-            return f"{text} is {problem}"
-    return None
-
-
-def _address_refusal(text: str, reach: receiver_settings.Reach) -> str | None:
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and address in _TRANSLATED:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            address = inner
-    if address.is_link_local or address in _METADATA:
-        return "link-local, where clouds serve metadata and secrets: never allowed"
-    if address.is_loopback:
-        return (
-            None
-            if reach is receiver_settings.Reach.LOOPBACK
-            else _unless("loopback", "this machine")
-        )
-    if address.is_multicast or address.is_unspecified:
-        return "not the address of one machine: never allowed"
-    if address.is_private or address in _SHARED:
-        return _unless("private", "private") if reach is receiver_settings.Reach.PUBLIC else None
-    return "reserved: never allowed" if address.is_reserved else None
-
-
-def _unless(reach: str, what: str) -> str:
-    return f"{what}: set `reach: {reach}` if this is intended"
