@@ -108,19 +108,29 @@ def accounts(*, keys: _Keys = _KEYS) -> int:
 
 
 @app.command
-def node(node: str, *, valid: _Valid = None, out: _Out = None, keys: _Keys = _KEYS) -> int:
+def node(
+    node: str,
+    *,
+    plugin: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    valid: _Valid = None,
+    out: _Out = None,
+    keys: _Keys = _KEYS,
+) -> int:
     """Print credentials for the plugins of one node, where nodes have no tokens.
 
     Parameters
     ----------
     node
         Its name.
+    plugin
+        Another name of a plugin, besides `device-plugin`; 8 in all.
 
     """
 
     def make() -> list[str]:
-        name = permissions.plugin(vocabulary.node_token(node)).user
-        text = _credentials(keys, bus_accounts.Role.NODE, name, valid)
+        names = {permissions.PLUGIN, *plugin}
+        name = permissions.plugin(vocabulary.node_token(node), names).user
+        text = _credentials(keys, bus_accounts.Role.NODE, name, valid, plugin)
         return _kept_secret(text, out)
 
     return _run("node", make)
@@ -244,10 +254,16 @@ def _run(command: str, make: Callable[[], Sequence[str]]) -> int:
     return 0
 
 
-def _credentials(keys: Path, role: bus_accounts.Role, name: str, valid: str | None) -> str:
+def _credentials(
+    keys: Path,
+    role: bus_accounts.Role,
+    name: str,
+    valid: str | None,
+    plugins: Collection[str] = (),
+) -> str:
     at = time.time()
     until = None if valid is None else at + _lasts(valid).total_seconds()
-    return keyfiles.user(keys, role, name=name, at=at, until=until)
+    return keyfiles.user(keys, role, name=name, at=at, until=until, plugins=plugins)
 
 
 def _kept_secret(text: str, out: Path | None) -> list[str]:

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -106,13 +106,21 @@ def derive(directory: Path, *, at: float) -> list[str]:
 
 
 def user(
-    directory: Path, role: accounts.Role, *, name: str, at: float, until: float | None = None
+    directory: Path,
+    role: accounts.Role,
+    *,
+    name: str,
+    at: float,
+    until: float | None = None,
+    plugins: Collection[str] = (),
 ) -> str:
     """Return the credentials of a new user. Raises BadDirectory."""
     key = _new(nkeys.Kind.USER)
     owner = "plugins" if role is accounts.Role.NODE else "muster"
     account = _newest(directory, owner).public
-    claims = accounts.user(role, key.public, name=name, account=account, until=until)
+    claims = accounts.user(
+        role, key.public, name=name, account=account, until=until, plugins=plugins
+    )
     return nkeys.write_creds(nkeys.encode_jwt(claims, _newest(directory, role), at=at), key)
 
 

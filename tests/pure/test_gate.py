@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster import vocabulary
 from muster.nats.auth import accounts, nkeys, permissions
 from muster_gate import callout, config, tokens
 from muster_gate.tokens import Reason, Refused
@@ -400,14 +401,40 @@ def test_a_bad_signing_file_is_reported_without_its_secret() -> None:
 
 
 def test_the_scope_of_nodes_is_what_permissions_say_of_one() -> None:
-    template, of_node = permissions.each_plugin(), permissions.plugin("node-a")
+    template = permissions.each_plugin()
+    of_node = permissions.plugin("node-a", ["device-plugin", "other"])
     for of, its in ((template.publish, of_node.publish), (template.subscribe, of_node.subscribe)):
         filled = [
-            s.replace("{{tag(node)}}", "node-a").replace("{{name()}}", of_node.user) for s in of
+            s.replace("{{tag(node)}}", "node-a")
+            .replace("{{tag(plugin)}}", "other")
+            .replace("{{name()}}", of_node.user)
+            for s in of
         ]
         assert filled == list(its)
-    claims = accounts.user(accounts.Role.NODE, "U", name=of_node.user, account="A")
-    assert claims["nats"]["tags"] == ["node:node-a"]  # type: ignore[index]
+    claims = accounts.user(
+        accounts.Role.NODE, "U", name=of_node.user, account="A", plugins=["other", "device-plugin"]
+    )
+    assert claims["nats"]["tags"] == ["node:node-a", "plugin:other"]  # type: ignore[index]
+
+
+def test_plugins_may_publish_every_event_of_theirs_and_use_eight_names() -> None:
+    types = [
+        event.TYPE
+        for event in vocabulary.EVENTS
+        if issubclass(event, vocabulary.PluginEvent) and event.SUBJECT.startswith("muster.event.")
+    ]
+    assert sorted(permissions.PLUGIN_EVENTS) == sorted(types)
+    names = [f"p{number}" for number in range(9)]
+    assert permissions.check_names(names[:8]) == tuple(names[:8])
+    for wrong, text in (
+        (names, "9 names of plugins; there may be 1 to 8"),
+        ([], "0 names"),
+        (["a.b"], "'a.b' is not the name of a plugin"),
+        (["*"], "is not the name"),
+        (["a" * 64], "is not the name"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            permissions.check_names(wrong)
 
 
 def test_the_page_names_every_reason() -> None:

@@ -78,8 +78,8 @@ def test_streams_get_the_configured_replicas_keep_them_and_outlive_a_server(
         while True:
             with contextlib.suppress(OSError, TimeoutError, errors.Error):
                 async with bus_subjects.client(address, token=token, tls=trusted) as plugin:
-                    await plugin.raw.publish("muster.event.node-a.p.x", b"")
-                    await plugin.raw.publish("muster.event.node-b.p.x", b"")
+                    await plugin.raw.publish("muster.event.node-a.device-plugin.device.added", b"")
+                    await plugin.raw.publish("muster.event.node-b.device-plugin.device.added", b"")
                     await plugin.flush()
                     await bus_subjects.until(lambda: len(plugin.refused) == 1)
                     return

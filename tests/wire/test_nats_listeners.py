@@ -22,7 +22,7 @@ def test_an_admin_that_subscribes_to_everything_hides_no_dead_plugin(tmp_path: P
                 await health.request("muster.rpc.node-a.p.probe", timeout_s=2.0)
             assert error.value.subscribed is False
             async with shipped_nats.client(server, "plugin_node-a") as plugin:
-                await plugin.raw.publish("muster.heartbeat.node-a.p", b"beat")
+                await plugin.raw.publish("muster.heartbeat.node-a.device-plugin", b"beat")
                 while (await subscription.next_msg(timeout=30.0)).data != b"beat":
                     pass
 

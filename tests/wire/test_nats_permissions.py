@@ -129,12 +129,12 @@ HEADERS = (
     {"KV-Operation": "PURGE", "Nats-Rollup": "all"},
 )
 SAYS = {
-    "plugin_node-a": "muster.event.node-a.p.x",
+    "plugin_node-a": "muster.event.node-a.device-plugin.device.added",
     "labeler": "muster.label.node-a.x",
     "notifier": "muster.notification.node-a.x",
 }
 KEPT = {
-    "MUSTER_EVENTS": ("plugin_node-b", "muster.event.node-b.p.x"),
+    "MUSTER_EVENTS": ("plugin_node-b", "muster.event.node-b.device-plugin.device.added"),
     "MUSTER_ALERTS": ("health", "muster.alert.node-b.critical.x"),
     "KV_muster_leader": ("health", "$KV.muster_leader.health"),
 }
@@ -177,13 +177,17 @@ def test_no_plugin_makes_an_event_of_another_a_repeat(tmp_path: Path) -> None:
         ):
             await plugin.publish(event("node-b"))
             reply = await evil.request(
-                "muster.event.node-a.p.x", b"", headers={"Nats-Expected-Last-Msg-Id": "q"}
+                "muster.event.node-a.device-plugin.device.added",
+                b"",
+                headers={"Nats-Expected-Last-Msg-Id": "q"},
             )
             (newest,) = re.findall(r"wrong last msg ID: (\w+)", reply.data.decode())
             for number in range(20):
                 for guess in (f"{newest}:{number}", f"{plugin.instance}:{number}"):
                     await evil.raw.publish(
-                        "muster.event.node-a.p.x", b"", headers={"Nats-Msg-Id": guess}
+                        "muster.event.node-a.device-plugin.device.added",
+                        b"",
+                        headers={"Nats-Msg-Id": guess},
                     )
             await evil.flush()
             for _ in range(5):
@@ -325,14 +329,7 @@ def test_a_wrong_password_and_no_password_are_refused(tmp_path: Path) -> None:
 
 def test_the_resources_of_a_client_are_limited(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with shipped_nats.client(server, "plugin_node-a") as caller:
-            assert caller.raw.max_payload == 1_048_576
-            with pytest.raises(nats.errors.MaxPayloadError):
-                await caller.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
-            for number in range(250):
-                await caller.raw.subscribe(f"muster.rpc.node-a.p.{number}")
-            await bus_subjects.until(lambda: caller.raw.is_closed)
-            assert "maximum subscriptions" in str(caller.raw.last_error).lower()
+        await bus_subjects.check_limits(lambda: shipped_nats.client(server, "plugin_node-a"))
 
     shipped_nats.run(tmp_path, story)
 

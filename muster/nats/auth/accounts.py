@@ -19,6 +19,7 @@ Claims: TypeAlias = dict[str, object]
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
 """The subject on which nats-server asks about unknown clients (server/auth_callout.go; 2.15)."""
 NODE_TAG: Final = "node"
+PLUGIN_TAG: Final = "plugin"
 _CALLOUT_S: Final = 4
 """How long nats-server waits for the gate; clients wait for 2 s and try again."""
 _NO_LIMIT: Final = -1
@@ -61,16 +62,27 @@ class Keys:
     """Keys that may sign users, by role; several during a rotation."""
 
 
-def user(role: Role, public: str, *, name: str, account: str, until: float | None = None) -> Claims:
+def user(
+    role: Role,
+    public: str,
+    *,
+    name: str,
+    account: str,
+    until: float | None = None,
+    plugins: Collection[str] = (),
+) -> Claims:
     """Return the claims of a user of `name`, for a key of its role to sign.
 
     If a role has a single user, the user has the name of the role. A user with a scope must not
-    have rights of its own.
+    have rights of its own; `plugins` are names that a node's plugins may use besides
+    `permissions.PLUGIN`.
     """
     nats: Claims = {"type": "user", "version": _VERSION, "issuer_account": account}
     claims: Claims = {"sub": public, "name": name, "nats": nats}
     if role is Role.NODE:
-        nats["tags"] = [f"{NODE_TAG}:{name.removeprefix(permissions.plugin_user(''))}"]
+        node = name.removeprefix(permissions.plugin_user(""))
+        names = sorted(set(plugins) - {permissions.PLUGIN})
+        nats["tags"] = [f"{NODE_TAG}:{node}", *(f"{PLUGIN_TAG}:{plugin}" for plugin in names)]
     return claims if until is None else claims | {"exp": round(until)}
 
 
@@ -138,8 +150,13 @@ def _auth(keys: Keys) -> Claims:
 
 
 def _plugins(keys: Keys) -> Claims:
+    # those of a user are ignored if the gate answered for it (server/auth_callout.go; 2.15)
+    each = {
+        "payload": permissions.PLUGIN_PAYLOAD_MAX,
+        "subs": permissions.PLUGIN_SUBSCRIPTIONS_MAX,
+    }
     held = {
-        "limits": _limits(),
+        "limits": _limits() | each,
         "exports": [_stream("muster.heartbeat.>"), _service("muster.rpc.>")],
         "imports": [_from(keys.muster, _service("muster.event.>"))],
         "signing_keys": _signers(keys, [Role.NODE]),
@@ -202,8 +219,7 @@ def _template(role: Role) -> Claims:
     }
     if grant.answers:
         claims["resp"] = {"max": 1, "ttl": permissions.ANSWER_S * 10**9}
-    if role in {Role.NODE, Role.READER}:
-        # only for .creds files; the gate's clients have the server's limits (auth_callout.go)
+    if role is Role.READER:
         claims |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
     return claims
 

@@ -1,6 +1,7 @@
 """Pure: permissions on the bus: which subjects each role may publish and subscribe to.
 
-A plugin publishes only for its own node, and makes no JetStream requests: it only adds to a stream.
+A plugin publishes only for its own node, under listed names, on subjects that are enumerated, so
+that their number is bounded; it makes no JetStream requests: it only adds to a stream.
 Only the service that draws a conclusion may publish it. Each user has its own inboxes.
 
 `accounts_conf` writes them as nats-server's configuration for users with passwords; the module
@@ -10,7 +11,7 @@ Only the service that draws a conclusion may publish it. Each user has its own i
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from muster.nats import streams
@@ -22,8 +23,33 @@ message names, without checking rights: within one account a plugin could write 
 DURABLES: Final = ("notifier",)
 OWN_INBOX: Final = "_INBOX.{{name()}}.>"
 ANSWER_S: Final = 10
+PLUGIN: Final = "device-plugin"
+"""The name that the plugins of every node may use."""
+PLUGIN_NAMES_MAX: Final = 8
+"""How many names the plugins of one node may use."""
+PLUGIN_PAYLOAD_MAX: Final = 65_536
+PLUGIN_SUBSCRIPTIONS_MAX: Final = 16
+"""Limits of each connection of a plugin; nats-server enforces them by the account."""
+PLUGIN_EVENTS: Final = (
+    "plugin.started",
+    "plugin.registered",
+    "plugin.deregistered",
+    "plugin.stopping",
+    "inventory.reported",
+    "device.added",
+    "device.removed",
+    "device.health_changed",
+    "device.condition_changed",
+    "allocation.observed",
+    "expectation.changed",
+    "configuration.applied",
+    "configuration.refused",
+    "problem.changed",
+)
+"""The types of the events that plugins publish, as in `vocabulary`."""
 _USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
+_PLUGIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +71,14 @@ def inbox(user: str) -> str:
     return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', user)}" if user else "_INBOX"
 
 
-def plugin(node: str) -> Grant:
+def plugin(node: str, names: Collection[str] = (PLUGIN,)) -> Grant:
     """Return the rights of the plugins on one node, by its token (`vocabulary.node_token`).
 
-    Raises ValueError for anything that is not the token of a node.
+    Raises ValueError for anything that is not the token of a node, or not a name of a plugin.
     """
     if not _NODE.fullmatch(node):
         raise ValueError(f"{node!r} is not the token of a node")
-    return _plugin(plugin_user(node), node)
+    return _plugin(plugin_user(node), node, check_names(names))
 
 
 def plugin_user(node: str) -> str:
@@ -60,19 +86,31 @@ def plugin_user(node: str) -> str:
     return f"plugin_{node}"
 
 
+def check_names(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names that the plugins of a node may use. Raises ValueError."""
+    if not 0 < len(names) <= PLUGIN_NAMES_MAX:
+        raise ValueError(f"{len(names)} names of plugins; there may be 1 to {PLUGIN_NAMES_MAX}")
+    for name in names:
+        if not _PLUGIN.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a plugin: [a-z0-9-], 1 to 63 characters")
+    return tuple(names)
+
+
 def any_plugin() -> Grant:
     """Return the rights of all plugins together, for an installation where they share one user."""
-    return _plugin("plugin", "*")
+    return _plugin("plugin", "*", (PLUGIN,))
 
 
 def each_plugin() -> Grant:
     """Return the rights of the plugins on the node that a user's tag `node` names.
 
-    nats-server fills in `{{name()}}` and `{{tag(x)}}`, which have to be whole tokens
+    The tags `plugin` are more names for them. nats-server fills in `{{name()}}` and `{{tag(x)}}`,
+    which have to be whole tokens, and drops what a missing tag makes invalid
     (server/auth.go, processUserPermissionsTemplate; 2.15).
     """
     return dataclasses.replace(
-        _plugin("plugin", "{{tag(node)}}"), subscribe=("muster.rpc.{{tag(node)}}.>", OWN_INBOX)
+        _plugin("plugin", "{{tag(node)}}", (PLUGIN, "{{tag(plugin)}}")),
+        subscribe=("muster.rpc.{{tag(node)}}.>", OWN_INBOX),
     )
 
 
@@ -168,11 +206,13 @@ def central() -> tuple[Grant, ...]:
     return (health(), labeler(), notifier(), reader(""), admin())
 
 
-def _plugin(user: str, node: str) -> Grant:
+def _plugin(user: str, node: str, names: Sequence[str]) -> Grant:
+    heartbeats = [f"muster.heartbeat.{node}.{name}" for name in names]
+    events = [f"muster.event.{node}.{name}.{type_}" for name in names for type_ in PLUGIN_EVENTS]
     return _grant(
         user,
         account=PLUGINS,
-        publish=(f"muster.heartbeat.{node}.>", f"muster.event.{node}.>"),
+        publish=(*heartbeats, *events),
         subscribe=(f"muster.rpc.{node}.>",),
         answers=True,
     )
@@ -274,6 +314,10 @@ IMPORTS: Final = """\
     ]
 """
 """The subjects on which muster receives these exports."""
+_PLUGINS_LIMITS: Final = f"""\
+    # of each connection
+    limits: {{max_payload: {PLUGIN_PAYLOAD_MAX}, max_subscriptions: {PLUGIN_SUBSCRIPTIONS_MAX}}}
+"""
 _PLUGINS_SHARES: Final = """\
     exports: [
       {stream: "muster.heartbeat.>", accounts: [MUSTER]}
@@ -304,7 +348,7 @@ def accounts_conf(grants: Iterable[Grant]) -> str:
         "# made by scripts/manifests.py from muster/nats/auth/permissions.py\n"
         "system_account: SYS\naccounts {\n  SYS {\n"
         f"{_longer(EXPORTS, _MORE_EXPORTS)}  }}\n"
-        f"  {PLUGINS} {{\n{_users(PLUGINS, held)}{_PLUGINS_SHARES}  }}\n"
+        f"  {PLUGINS} {{\n{_PLUGINS_LIMITS}{_users(PLUGINS, held)}{_PLUGINS_SHARES}  }}\n"
         f"  {ACCOUNT} {{\n    jetstream: enabled\n{_users(ACCOUNT, held)}"
         f"{_TO_PLUGINS}{_longer(IMPORTS, _MORE_IMPORTS)}  }}\n}}\n"
     )

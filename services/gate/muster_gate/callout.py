@@ -4,6 +4,7 @@ The server signs requests, and we sign answers. The user in an answer is signed 
 scope has the permissions of a plugin. The user's name is its inbox prefix, its tag the node.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,6 +89,7 @@ class Authorizer:
         self.signing = signing
         self._tokens = settings.tokens
         self._keys = settings.keys
+        self._plugins = frozenset((permissions.PLUGIN, *settings.plugins))
         self._connects: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
             per_s=settings.pace.per_minute / 60, burst=settings.pace.burst, keys_max=_NODES_MAX
         )
@@ -111,14 +113,14 @@ class Authorizer:
                 subject=refusal.subject,
             )
         return Admitted(
-            answer=allow(request, bearer, self.signing, at=at),
+            answer=allow(request, bearer, self.signing, at=at, plugins=self._plugins),
             node=bearer.node,
             pod=bearer.pod,
             lifetime_s=bearer.lifetime_s,
         )
 
     def _check(self, request: AuthRequest, bearer: tokens.Bearer, now: float) -> None:
-        if not is_named_for(request.connect_opts.name, bearer.node):
+        if not is_named_for(request.connect_opts.name, bearer.node, self._plugins):
             raise Refused(Reason.NAME, subject=bearer.node)
         if not self._connects.try_take(bearer.node, now):
             raise Refused(Reason.TOO_OFTEN, subject=bearer.node)
@@ -157,19 +159,26 @@ def read_request(payload: bytes) -> AuthRequest:
     return claims.nats
 
 
-def is_named_for(name: str, node: str) -> bool:
-    """Return whether the node in a connection's name, `<plugin> <node>`, is this node.
+def is_named_for(name: str, node: str, plugins: Collection[str]) -> bool:
+    """Return whether a connection's name, `<plugin> <node>`, is of this node and of a plugin there.
 
     Health identifies a closed connection by this name.
     """
-    _, _, named = name.partition(" ")
+    plugin, _, named = name.partition(" ")
     try:
-        return vocabulary.node_token(named) == node
+        return vocabulary.node_token(named) == node and plugin in plugins
     except ValueError:
         return True
 
 
-def allow(request: AuthRequest, bearer: tokens.Bearer, keys: Signing, *, at: float) -> bytes:
+def allow(
+    request: AuthRequest,
+    bearer: tokens.Bearer,
+    keys: Signing,
+    *,
+    at: float,
+    plugins: Collection[str],
+) -> bytes:
     """Return the answer that allows a connection, for one node and a limited time."""
     user = accounts.user(
         accounts.Role.NODE,
@@ -177,6 +186,7 @@ def allow(request: AuthRequest, bearer: tokens.Bearer, keys: Signing, *, at: flo
         name=permissions.plugin_user(bearer.node),
         account=keys.plugins,
         until=at + bearer.lifetime_s,
+        plugins=plugins,
     )
     return _answer(request, {"jwt": nkeys.encode_jwt(user, keys.node, at=at)}, keys, at=at)
 

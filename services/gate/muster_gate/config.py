@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from muster.nats.auth import permissions
 from muster.service import sections
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
@@ -57,12 +58,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that sign answers, as `muster auth init` writes them; read again periodically."""
     bus: sections.Bus = sections.Bus()
     tokens: Tokens = Tokens()
+    plugins: tuple[str, ...] = (permissions.PLUGIN,)
+    """The names that the plugins of a node may use; `device-plugin` always is among them."""
     keys: Keys = Keys()
     pace: Pace = Pace()
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
 
     def __post_init__(self) -> None:
-        """Reject a file of keys without a set issuer, because the file contains no issuer."""
+        """Reject a file of keys without a set issuer, and what is not the name of a plugin."""
         if self.keys.file is not None and not self.tokens.issuer:
             raise ValueError("tokens.issuer: must be set with keys.file")
+        try:
+            permissions.check_names({permissions.PLUGIN, *self.plugins})
+        except ValueError as error:
+            raise ValueError(f"plugins: {error}") from None
