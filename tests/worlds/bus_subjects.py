@@ -123,9 +123,9 @@ async def check_limits(
 ) -> None:
     """Have two plugins on node-a reach each limit and exceed it: nats-server closes both."""
     async with connect() as plugin:
-        await plugin.raw.publish(OWN[1], b"x" * 65_536)
+        await plugin.raw.publish(OWN[0], b"x" * 65_536)
         await plugin.flush()
-        await plugin.raw.publish(OWN[1], b"x" * 65_537)
+        await plugin.raw.publish(OWN[0], b"x" * 65_537)
         await until(lambda: plugin.raw.is_closed)
         assert "maximum payload" in str(plugin.raw.last_error).lower()
     async with connect() as plugin:
