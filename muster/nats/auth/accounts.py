@@ -157,8 +157,8 @@ def _plugins(keys: Keys) -> Claims:
     }
     held = {
         "limits": _limits() | each,
-        "exports": [_stream("muster.heartbeat.>"), _service("muster.rpc.>")],
-        "imports": [_from(keys.muster, _service("muster.event.>"))],
+        "exports": [_service("muster.rpc.>")],
+        "imports": [_from(keys.muster, _service(subject)) for subject in permissions.REPORTS],
         "signing_keys": _signers(keys, [Role.NODE]),
     }
     return {"name": permissions.PLUGINS, "nats": _kind("account") | held}
@@ -175,13 +175,10 @@ def _muster(keys: Keys) -> Claims:
         _from(keys.system, _stream(f"$SYS.SERVER.*.{what}"), to=f"{what.lower()}.$1")
         for what in _OF_SERVERS
     ]
-    imports += [
-        _from(keys.plugins, _stream("muster.heartbeat.>")),
-        _from(keys.plugins, _service("muster.rpc.>")),
-    ]
+    imports.append(_from(keys.plugins, _service("muster.rpc.>")))
     held = {
         "limits": _limits() | stored,
-        "exports": [_service("muster.event.>")],
+        "exports": [_service(subject) for subject in permissions.REPORTS],
         "imports": imports,
         "signing_keys": _signers(keys, [role for role in Role if role is not Role.NODE]),
     }

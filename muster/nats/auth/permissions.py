@@ -134,7 +134,7 @@ def health() -> Grant:
             *_keeps_streams(),
         ),
         publish_denied=_of_others(streams.EVENTS, ""),
-        subscribe=("muster.heartbeat.>", "muster.nats.>"),
+        subscribe=("muster.heartbeat.>", "muster.nats.>", "muster.sys.*.node.limited"),
     )
 
 
@@ -318,15 +318,24 @@ _PLUGINS_LIMITS: Final = f"""\
     # of each connection
     limits: {{max_payload: {PLUGIN_PAYLOAD_MAX}, max_subscriptions: {PLUGIN_SUBSCRIPTIONS_MAX}}}
 """
+REPORTS: Final = ("muster.heartbeat.>", "muster.event.>")
+"""What plugins publish to muster's account. Heartbeats are a service, too, although nobody answers:
+for an imported stream, nats-server does not count what it delivers, and would ignore the number
+after which a subscription ends (server/client.go, addShadowSub; 2.15)."""
 _PLUGINS_SHARES: Final = """\
     exports: [
-      {stream: "muster.heartbeat.>", accounts: [MUSTER]}
       {service: "muster.rpc.>", accounts: [MUSTER]}
     ]
-    imports: [{service: {account: MUSTER, subject: "muster.event.>"}}]
+    imports: [
+      {service: {account: MUSTER, subject: "muster.heartbeat.>"}}
+      {service: {account: MUSTER, subject: "muster.event.>"}}
+    ]
 """
 _TO_PLUGINS: Final = """\
-    exports: [{service: "muster.event.>", accounts: [PLUGINS]}]
+    exports: [
+      {service: "muster.heartbeat.>", accounts: [PLUGINS]}
+      {service: "muster.event.>", accounts: [PLUGINS]}
+    ]
 """
 _MORE_EXPORTS: Final = """\
       {stream: "$SYS.ACCOUNT.PLUGINS.CONNECT", accounts: [MUSTER]}
@@ -336,7 +345,6 @@ _MORE_IMPORTS: Final = """\
       {stream: {account: SYS, subject: "$SYS.ACCOUNT.PLUGINS.CONNECT"}, to: muster.nats.connect}
       {stream: {account: SYS, subject: "$SYS.ACCOUNT.PLUGINS.DISCONNECT"}
        to: muster.nats.disconnect}
-      {stream: {account: PLUGINS, subject: "muster.heartbeat.>"}}
       {service: {account: PLUGINS, subject: "muster.rpc.>"}}
 """
 
