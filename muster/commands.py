@@ -3,10 +3,13 @@
 import getpass
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from pathlib import Path
 from typing import Final
+
+from muster import escaping
 
 _NEEDS: Final = {
     "auth": ("cryptography",),
@@ -60,6 +63,7 @@ def missing(*extras: str) -> str | None:
 
 def _run(command: str, extra: str, module: str) -> int:
     _open_missing_streams()
+    _escape_stderr()
     problem = missing(extra)
     if problem:
         sys.stderr.write(f"{command}: {problem}\n")
@@ -78,6 +82,20 @@ def _open_missing_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # until the end
+
+
+class _Escaped(io.TextIOWrapper):
+    """Standard error, without characters that control a terminal: tracebacks quote any text."""
+
+    def write(self, text: str) -> int:
+        """Write a text, escaped."""
+        super().write(escaping.plain(text, keep="\n\t"))
+        return len(text)
+
+
+def _escape_stderr() -> None:
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = _Escaped(sys.stderr.buffer, "utf-8", "backslashreplace", write_through=True)
 
 
 def _is_there(module: str) -> bool:

@@ -250,7 +250,7 @@ def _run(command: str, make: Callable[[], Sequence[str]]) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return output.fail(name, f"{where}{error.strerror or error}")
-    print("\n".join(lines))
+    output.show(*"\n".join(lines).split("\n"))
     return 0
 
 

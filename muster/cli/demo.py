@@ -71,7 +71,7 @@ def run(play: "Callable[[Story], Coroutine[object, object, None]]", *, as_json: 
         output.print_json(report, indent=2)
     else:
         outcome = f"failed at: {', '.join(failed)}" if failed else "every step succeeded"
-        print(f"\n{outcome}; {report.seconds} s")
+        output.show("", f"{outcome}; {report.seconds} s")
     return 0 if report.ok else 1
 
 
@@ -86,7 +86,7 @@ class Story:
     def print(self, line: str) -> None:
         """Print a line, unless only the report is requested."""
         if not self._is_quiet:
-            print(line, flush=True)
+            output.show(*line.split("\n"))
 
     def append(self, step: Step) -> None:
         """Store a step, and print it with the time since the start of the story."""

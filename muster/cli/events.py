@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Annotated, Final, TypeVar
 
 import cyclopts
+import msgspec
 import structlog
 from cyclopts import Parameter
 
@@ -207,5 +208,7 @@ def _reason(error: str) -> str:
 
 async def _print(events: AsyncIterator[codec.CloudEvent], *, as_json: bool) -> None:
     async for event in events:
-        text = codec.dump(event).decode() if as_json else event_line(event)
-        print(text, flush=True)
+        if as_json:
+            output.print_json(msgspec.Raw(codec.dump(event)))
+        else:
+            output.show(event_line(event))

@@ -65,7 +65,7 @@ def show_status(
     if json:
         output.print_json(status.summary(state, source=source, everything=all))
     else:
-        print("\n".join(status.lines(state, source=source, everything=all)))
+        output.show(*status.lines(state, source=source, everything=all))
     return 0
 
 
@@ -122,7 +122,7 @@ def show_node(
     if json:
         output.print_json(why.report(view))
     else:
-        print("\n".join(why.lines(view)))
+        output.show(*why.lines(view))
     return 1 if problems else 0
 
 

@@ -14,7 +14,7 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 
-from muster import commands, matching
+from muster import commands, escaping, matching
 from muster.cli import events, output, texts
 from muster.nats import bus, storage, streams
 
@@ -116,7 +116,7 @@ async def _add(silence: matching.Silence, url: str | None) -> int:
         for key, old in (await _read_silences(connected)).items():
             if old.ends_at < silence.starts_at - _KEPT:
                 await storage.put(connected.link, streams.SILENCES, key, b"")
-    print(silence.id)
+    output.show(silence.id)
     return 0
 
 
@@ -139,7 +139,7 @@ async def _list_silences(url: str | None, *, everything: bool, as_json: bool) ->
     )
     if as_json:
         for silence in shown:
-            print(matching.encode_silence(silence).decode())
+            output.print_json(msgspec.Raw(matching.encode_silence(silence)))
         return 0
     rows = [
         (
@@ -173,7 +173,7 @@ async def _read_silences(connected: bus.Bus) -> dict[str, matching.Silence]:
             try:
                 by_id[key] = matching.decode_silence(value)
             except matching.MalformedSilence as error:
-                output.warn("silence", texts.plain(f"silence {key} cannot be read: {error}"))
+                output.warn("silence", f"silence {key} cannot be read: {error}")
     return by_id
 
 
@@ -223,16 +223,25 @@ def list_dead_letters(*, json: output.Json = False, url: events.Url = None) -> i
 
 
 @dead_letters_app.command
-def show(letter_id: _Id, /, *, json: output.Json = False, url: events.Url = None) -> int:
+def show(
+    letter_id: _Id,
+    /,
+    *,
+    json: output.Json = False,
+    raw: output.Flag = False,
+    url: events.Url = None,
+) -> int:
     """Print one dead letter in full.
 
     Parameters
     ----------
     letter_id
         Its id.
+    raw
+        Print the bytes of its body as they are, to a file or a pipe.
 
     """
-    return events.run_within("dlq", _show(letter_id, url, as_json=json))
+    return events.run_within("dlq", _show(letter_id, url, as_json=json, as_raw=raw))
 
 
 @dead_letters_app.command
@@ -276,19 +285,20 @@ async def _list_dead_letters(url: str | None, *, as_json: bool) -> int:
     return 0
 
 
-async def _show(letter_id: str, url: str | None, *, as_json: bool) -> int:
+async def _show(letter_id: str, url: str | None, *, as_json: bool, as_raw: bool) -> int:
     async with events.connect("dlq", url) as connected:
         letters = [
             letter for letter in await _read_dead_letters(connected) if letter.id == letter_id
         ]
     for letter in letters:
-        body = letter.body.decode("utf-8", "replace")
-        if as_json:
-            output.print_json({**letter.summary(), "body": body})
-            continue
-        for name, value in letter.headers.items():
-            print(f"{name}: {value}")
-        print(body)
+        if as_raw:
+            if not output.print_raw(letter.body):
+                return output.fail("dlq", "--raw: standard output is a terminal; redirect it")
+        elif as_json:
+            output.print_json({**letter.summary(), "body": letter.body.decode("utf-8", "replace")})
+        else:
+            output.show(*(f"{name}: {value}" for name, value in letter.headers.items()))
+            output.show(*escaping.json_text(letter.body).splitlines())
     return 0 if letters else output.fail("dlq", f"there is no dead letter {letter_id}")
 
 
@@ -315,7 +325,7 @@ async def _replay(letter_id: str, url: str | None) -> int:
                 connected.link, streams.DEAD_LETTERS, letter.subject, up_to=letter.number
             )
             where = f"back in the outbox of {letter.receiver}"
-            print(f"{letter.id}: {where if is_new else f'{where} already'}")
+            output.show(f"{letter.id}: {where if is_new else f'{where} already'}")
     if not letters and letter_id == "all":
         return output.fail("dlq", "there are no undelivered notifications")
     if not letters:

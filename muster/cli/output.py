@@ -1,4 +1,7 @@
-"""Adapter: standard output and standard error: how every command prints."""
+"""Adapter: standard output and standard error: how every command prints.
+
+Nothing else prints, so that all texts pass `escaping`.
+"""
 
 import contextlib
 import errno
@@ -7,12 +10,16 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-import msgspec
 from cyclopts import Parameter
 
+from muster import escaping
 from muster.cli import texts
+
+if TYPE_CHECKING:
+    import rich.console
+    import rich.text
 
 Json = Annotated[
     bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON.")
@@ -51,7 +58,7 @@ def guarded() -> Iterator[None]:
     guard = io.TextIOWrapper(
         io.BufferedWriter(_Guard(stdout.fileno(), "w", closefd=False)),
         encoding=stdout.encoding,
-        errors=stdout.errors,
+        errors="backslashreplace",
         line_buffering=stdout.isatty(),
     )
     sys.stdout = guard
@@ -86,19 +93,38 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, nothing: str) 
     """Print a table: drawn on a terminal, aligned text in a pipe; without rows, say `nothing`."""
     cells = [[texts.plain(cell) for cell in row] for row in rows]
     if not cells:
-        print(nothing)
+        show(nothing)
     elif sys.stdout.isatty():
         _draw(names, cells)
     else:
-        print("\n".join(texts.aligned([[name.upper() for name in names], *cells])))
+        show(*texts.aligned([[name.upper() for name in names], *cells]))
+
+
+def show(*lines: str) -> None:
+    """Print lines; a line feed inside of a line does not begin another one."""
+    for line in lines:
+        sys.stdout.write(escaping.plain(line, keep="\t") + "\n")
+    sys.stdout.flush()
 
 
 def print_json(value: object, *, indent: int = 0) -> None:
     """Print a value as JSON: on one line, or indented."""
-    text = msgspec.json.encode(value)
-    if indent:
-        text = msgspec.json.format(text, indent=indent)
-    print(text.decode())
+    sys.stdout.write(escaping.json_of(value, indent=indent) + "\n")
+    sys.stdout.flush()
+
+
+def print_yaml(tree: object) -> None:
+    """Print a tree as YAML."""
+    sys.stdout.write(escaping.yaml_of(tree))
+
+
+def print_raw(content: bytes) -> bool:
+    """Print bytes as they are; return False, and print nothing, if that is a terminal."""
+    if sys.stdout.isatty():
+        return False
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
+    return True
 
 
 def warn(command: str, text: str) -> None:
@@ -109,6 +135,19 @@ def warn(command: str, text: str) -> None:
             sys.stderr.write(f"{name}: {texts.plain(line)}\n")
 
 
+def ask(question: str) -> None:
+    """Print a question to standard error, and stay on its line."""
+    sys.stderr.write(f"{texts.plain(question)} ")
+    sys.stderr.flush()
+
+
+def progress(text: str) -> None:
+    """Replace the last line on standard error; an empty text removes it."""
+    if sys.stderr.isatty():
+        sys.stderr.flush()
+        os.write(sys.stderr.fileno(), f"\r\x1b[K{texts.plain(text)}".encode())
+
+
 def fail(command: str, problem: str, *, code: int = 2) -> int:
     """Print a problem to standard error; return the exit code: 2 for a usage error."""
     warn(command, problem)
@@ -116,11 +155,23 @@ def fail(command: str, problem: str, *, code: int = 2) -> int:
 
 
 def _draw(names: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
-    import rich.console  # noqa: PLC0415  # 40 ms, and only on a terminal
-    import rich.table  # noqa: PLC0415  # the same
-    from rich.text import Text  # noqa: PLC0415  # the same
+    import rich.table  # noqa: PLC0415  # 40 ms, and only on a terminal
 
     drawn = rich.table.Table(*names)
     for row in cells:
-        drawn.add_row(*map(Text, row))
-    rich.console.Console().print(drawn)
+        drawn.add_row(*map(styled, row))
+    console().print(drawn)
+
+
+def console() -> "rich.console.Console":
+    """Return standard output for what is drawn; all texts of others are `styled`."""
+    import rich.console  # noqa: PLC0415  # as above
+
+    return rich.console.Console()
+
+
+def styled(text: str, style: str = "") -> "rich.text.Text":
+    """Return a text to draw, without markup of its own."""
+    import rich.text  # noqa: PLC0415  # as above
+
+    return rich.text.Text(escaping.plain(text, keep="\n"), style=style)

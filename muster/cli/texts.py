@@ -5,6 +5,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from muster import escaping
+
+plain = escaping.plain
+
 _GAP: Final = "  "
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 _YEAR: Final = timedelta(days=366)
@@ -40,8 +44,3 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
         _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-
-
-def plain(text: str) -> str:
-    """Return an untrusted text without characters that would control a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -14,8 +14,6 @@ import rich.console
 import rich.live
 import rich.table
 from rich.console import Group
-from rich.markup import escape
-from rich.text import Text
 
 from muster import codec, vocabulary
 from muster.cli import events, output
@@ -47,7 +45,7 @@ def up(*, plain: output.Flag = False) -> int:
         asyncio.run(runtime.run(_up(plain=plain)))
     except (nats.NatsUnavailable, processes.ProgramFailed) as error:
         return output.fail("up", str(error), code=1)
-    print("everything has stopped")
+    output.show("everything has stopped")
     return 0
 
 
@@ -118,12 +116,8 @@ class Fleet:
 
 
 async def _up(*, plain: bool) -> None:
-    console = rich.console.Console()
-    console.print("starting muster on this machine; Ctrl-C stops it")
-
-    def show(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True)
-
+    output.show("starting muster on this machine; Ctrl-C stops it")
+    console, show = output.console(), output.show
     started = datetime.now(UTC)
     running = stack.Stack(show=show, restart=True, nats_url=os.environ.get("NATS_URL"))
     try:
@@ -133,7 +127,7 @@ async def _up(*, plain: bool) -> None:
             if console.is_terminal and not plain:
                 await _draw(console, running.nats_url, started)
             else:
-                await _print_events(console, running.nats_url, started)
+                await _print_events(running.nats_url, started)
     finally:
         show("stopping everything")
 
@@ -149,15 +143,14 @@ async def _draw(console: rich.console.Console, url: str, since: datetime) -> Non
                 await asyncio.sleep(_REDRAW_S)
 
 
-async def _print_events(console: rich.console.Console, url: str, since: datetime) -> None:
+async def _print_events(url: str, since: datetime) -> None:
     """Print one line for each event, for a pipe or a log."""
     messages: asyncio.Queue[events.Message] = asyncio.Queue()
     async with events.subscribe_all(url, messages.put, since=since):
         while True:
             message = await messages.get()
             if isinstance(message, codec.CloudEvent):
-                line = events.event_line(message)
-                console.print(line, highlight=False, soft_wrap=True, markup=False)
+                output.show(events.event_line(message))
 
 
 def view(fleet: Fleet, *, is_connected: bool, height: int) -> Group:
@@ -169,22 +162,25 @@ def view(fleet: Fleet, *, is_connected: bool, height: int) -> Group:
     for row in fleet.rows():
         colour = "green" if row.verdict in _HEALTHY and row.healthy == row.devices else "red"
         nodes.add_row(
-            row.node,
-            row.resource,
-            Text(f"{row.healthy}/{row.devices}", style=colour),
+            output.styled(row.node),
+            output.styled(row.resource),
+            output.styled(f"{row.healthy}/{row.devices}", colour),
             str(row.allocated),
-            Text(row.verdict or "-", style="green" if row.verdict in _HEALTHY else "red"),
-            escape(row.problem),
+            output.styled(row.verdict or "-", "green" if row.verdict in _HEALTHY else "red"),
+            output.styled(row.problem),
         )
     alerts = rich.table.Table("firing since", "severity", "summary", title_justify="left")
     for alert in fleet.firing():
         alerts.add_row(
-            f"{alert.starts_at.astimezone():%H:%M:%S}", alert.severity, escape(alert.summary)
+            f"{alert.starts_at.astimezone():%H:%M:%S}",
+            alert.severity,
+            output.styled(alert.summary),
         )
     if not fleet.alerts:
         alerts.add_row("-", "-", "none")
-    banner = Text("" if is_connected else "disconnected from NATS: out of date", style="red")
+    banner = output.styled("" if is_connected else "disconnected from NATS: out of date", "red")
     left = max(_EVENTS_MIN, height - nodes.row_count - alerts.row_count - _FRAME_LINES)
     newest = "\n".join(events.event_line(event) for event in list(fleet.recent)[-left:])
-    recent = Text(newest, style="dim", no_wrap=True, overflow="ellipsis")
+    recent = output.styled(newest, "dim")
+    recent.no_wrap, recent.overflow = True, "ellipsis"
     return Group(banner, nodes, alerts, recent)

@@ -15,6 +15,8 @@ import msgspec
 import orjson
 from aiohttp import web
 
+from muster import escaping
+
 SHUTDOWN_S = 1.0
 """How long open requests may take after SIGTERM; a stand-in has two seconds in total."""
 
@@ -99,7 +101,8 @@ def stop_on_signals() -> asyncio.Event:
 
 def log(event: str, **facts: object) -> None:
     """Print a log line, as JSON."""
-    sys.stdout.buffer.write(orjson.dumps({"event": event, **facts}, default=str) + b"\n")
+    line = escaping.json_text(orjson.dumps({"event": event, **facts}, default=str))
+    sys.stdout.buffer.write(line.encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -108,7 +111,7 @@ def run(program: str, work: Coroutine[object, object, None]) -> int:
     try:
         asyncio.run(work)
     except UsageError as error:
-        sys.stderr.write(f"{program}: {error}\n")
+        sys.stderr.write(escaping.plain(f"{program}: {error}") + "\n")
         return 2
     return 0
 

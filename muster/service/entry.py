@@ -17,6 +17,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 import muster
+from muster import escaping
 from muster.service import logs, runtime, settings
 
 _HELP_WIDTH: Final = 80
@@ -77,29 +78,33 @@ def run(
             logs.configure(service)
         current = read()
         if chosen.check:
-            return _print(service, msgspec.yaml.encode(resolve(current) if resolve else current))
+            return _print(service, escaping.yaml_of(resolve(current) if resolve else current))
         asyncio.run(serve(current, Source(chosen.config, read)))
     except settings.BadSettings as error:
         for problem in error.problems:
-            sys.stderr.write(f"muster-{service}: {problem}\n")
+            _complain(service, problem)
         return 2
     except CannotStart as error:
-        sys.stderr.write(f"muster-{service}: {error}\n")
+        _complain(service, str(error))
         return 2
     return 0
 
 
-def _print(service: str, text: bytes) -> int:
+def _complain(service: str, problem: str) -> None:
+    sys.stderr.write(escaping.plain(f"muster-{service}: {problem}") + "\n")
+
+
+def _print(service: str, text: str) -> int:
     """Print to standard output; return the exit code. A closed pipe is not an error."""
     try:
-        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()
     except OSError as error:
         # otherwise the buffered rest would be written, and fail, again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0
-        sys.stderr.write(f"muster-{service}: standard output: {error.strerror}\n")
+        _complain(service, f"standard output: {error.strerror}")
         return 1
     return 0
 

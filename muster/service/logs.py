@@ -13,6 +13,8 @@ from collections.abc import Callable
 import orjson
 import structlog
 
+from muster import escaping
+
 
 class _Stdout:
     """Unbuffered standard output, so that lines cannot pile up behind a slow reader."""
@@ -74,7 +76,8 @@ def logger() -> structlog.typing.FilteringBoundLogger:
 
 def _serialized(line: object, *, default: Callable[[object], object]) -> bytes:
     try:
-        return orjson.dumps(line, default=default)
+        encoded = orjson.dumps(line, default=default)
     except TypeError:
         # orjson refuses values that a device may report: half a surrogate pair, numbers of 65 bits
         return json.dumps(line, default=default).encode()
+    return escaping.json_text(encoded).encode()

@@ -201,7 +201,12 @@ def test_what_an_alert_would_meet_is_explained(tmp_path: pathlib.Path) -> None:
     asyncio.run(story())
 
 
+HOSTILE = '{"a":"\x9b2J\u202e\x7f"}'.encode()
+
+
 def test_dead_letters_are_listed_shown_and_replayed(tmp_path: pathlib.Path) -> None:
+    show = ("dlq", "show", "4567")
+
     async def story() -> None:
         async with server(tmp_path) as url:
             assert (await muster(url, "dlq", "list"))[1] == "no dead letters\n"
@@ -209,15 +214,19 @@ def test_dead_letters_are_listed_shown_and_replayed(tmp_path: pathlib.Path) -> N
                 client = await connected.link.client()
                 await client.jetstream().publish(
                     "muster.dlq.notification.ops.0123.4567",
-                    b'{"a":1}',
+                    HOSTILE,
                     headers={"Muster-Receiver": "ops", "Muster-Error": "HTTP 400"},
                 )
                 code, out, _ = await muster(url, "dlq", "list", "--json")
                 (letter,) = [orjson.loads(line) for line in out.splitlines()]
                 assert (letter["id"], letter["Muster-Error"]) == ("4567", "HTTP 400")
-                assert '{"a":1}' in (await muster(url, "dlq", "show", "4567"))[1]
-                code, out, _ = await muster(url, "dlq", "show", "4567", "--json")
-                assert orjson.loads(out) == {**letter, "body": '{"a":1}'}
+                assert '{"a":"\\u009b2J\\u202e\\u007f"}\n' in (await muster(url, *show))[1]
+                code, out, _ = await muster(url, *show, "--json")
+                assert orjson.loads(out) == {**letter, "body": HOSTILE.decode()}
+                assert all(line.isprintable() for line in out.splitlines())
+                raw = (sys.executable, "-m", "muster.cli", *show, "--raw", "--url", url)
+                done = await asyncio.to_thread(subprocess.run, raw, check=True, capture_output=True)
+                assert done.stdout == HOSTILE
                 code, out, _ = await muster(url, "dlq", "replay", "4567")
                 assert (code, out) == (0, "4567: back in the outbox of ops\n")
                 assert (await muster(url, "dlq", "list"))[1] == "no dead letters\n"

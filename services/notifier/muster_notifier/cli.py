@@ -107,7 +107,7 @@ def run_explain(
     if json:
         output.print_json(explanation)
     else:
-        print("\n".join(explanation.lines()))
+        output.show(*explanation.lines())
     return 0
 
 
@@ -128,7 +128,7 @@ def run_import(file: Path, /) -> int:
         return output.fail(_NAME, f"{file}: {error.strerror}")
     except settings.BadSettings as error:
         return output.fail(_NAME, "\n".join(error.problems))
-    print(msgspec.yaml.encode(tree).decode(), end="")
+    output.print_yaml(tree)
     for line in left_out:
         output.warn(_NAME, line)
     return 0
@@ -150,7 +150,8 @@ class _Attempt(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         retry = f"; retry after {self.retry_after_s:g} s" if self.retry_after_s else ""
         outcome = "" if self.kind is results.Kind.TAKEN else f" ({self.outcome})"
-        return ["sent:", *self.requests, f"answered: {self.kind}{outcome}: {self.detail}{retry}"]
+        requests = [line for request in self.requests for line in request.splitlines()]
+        return ["sent:", *requests, f"answered: {self.kind}{outcome}: {self.detail}{retry}"]
 
 
 async def _test(configured: schema.Settings, name: str, *, as_json: bool) -> int:
@@ -184,7 +185,7 @@ async def _test(configured: schema.Settings, name: str, *, as_json: bool) -> int
     if as_json:
         output.print_json(attempts)
     else:
-        print("\n".join(line for attempt in attempts for line in attempt.lines()))
+        output.show(*(line for attempt in attempts for line in attempt.lines()))
     return 0 if attempts[0].kind is results.Kind.TAKEN else 1
 
 

@@ -73,8 +73,7 @@ def replay(
     if json:
         output.print_json(report, indent=2)
     else:
-        for line in _text(report):
-            print(output.plain(line))
+        output.show(*_text(report))
     return 0
 
 

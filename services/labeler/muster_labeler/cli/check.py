@@ -5,13 +5,10 @@ The report is printed as text, as JSON, or as JUnit XML for CI.
 
 import asyncio
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from xml.sax import saxutils
-
-import msgspec
 
 from muster.cli import output as printing
 from muster.kubernetes import api as kubernetes_api
@@ -61,16 +58,16 @@ def run(
             view = findings.ClusterView(now=datetime.now(UTC), unread=[unread])
             name = cluster.context or cluster.kubeconfig or "cluster"
             result = _evaluate(view, [], findings.Commands(), cluster=name)
-            sys.stdout.write(_rendered(result, output))
+            _print(result, output)
         return findings.Exit.UNREACHABLE
-    sys.stdout.write(_rendered(result, output))
+    _print(result, output)
     return findings.exit_code(result, strict=strict)
 
 
 async def _report(
     topics: list[str], cluster: options.ClusterOptions, aliases: dict[str, str], node: str | None
 ) -> Report:
-    progress = options.progress_printer()
+    progress = printing.progress
     async with await options.connect(cluster) as api:
         reader = cluster_reader.ClusterReader(api, timeout_s=cluster.timeout, progress=progress)
         await reader.check_access(_permissions(topics))
@@ -204,11 +201,11 @@ def _deduplicated(results: Iterable[Finding]) -> list[Finding]:
     return list(kept.values())
 
 
-def _rendered(report: Report, output: str) -> str:
+def _print(report: Report, output: str) -> None:
     if output == "json":
-        return msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
-    lines = _junit(report) if output == "junit" else _text(report)
-    return "\n".join(lines) + "\n"
+        printing.print_json(report, indent=2)
+    else:
+        printing.show(*(_junit(report) if output == "junit" else _text(report)))
 
 
 def _text(report: Report) -> Iterable[str]:
@@ -217,21 +214,20 @@ def _text(report: Report) -> Iterable[str]:
     for finding in report.findings:
         shown[finding.id] += 1
         if shown[finding.id] <= _LINES_MAX:
-            yield printing.plain(
-                f"{finding.severity.upper():<8} {finding.id:<8} {finding.object}: {finding.message}"
-            )
+            where = f"{finding.id:<8} {finding.object}"
+            yield f"{finding.severity.upper():<8} {where}: {finding.message}"
         elif shown[finding.id] == totals[finding.id]:
             more = totals[finding.id] - _LINES_MAX
             yield f"{'':<8} {finding.id:<8} and {more} more; --json shows all"
     for note in report.notes:
-        yield printing.plain(f"{'NOTE':<8} {note}")
+        yield f"{'NOTE':<8} {note}"
     commands = _commands(report.findings)
     if commands:
         yield ""
         yield "To fix:"
         for command, ids in commands.items():
             yield f"  # {', '.join(ids)}"
-            yield printing.plain(f"  {command}")
+            yield f"  {command}"
     summary = _counts(report.summary)
     checked = _counts(report.checked, with_zero=True)
     if report.findings:

@@ -201,7 +201,7 @@ def _gpu_name(
     """
     if product is not None and rest:
         quoted = shlex.quote(" ".join((product, *rest)))
-        return printing.fail("gpu-name", f"quote the product: {printing.plain(quoted)}")
+        return printing.fail("gpu-name", f"quote the product: {quoted}")
     if memory_mib is not None and memory_mib <= 0:
         return printing.fail("gpu-name", "--memory-mib: more than 0")
     if tsv == (product is not None):
@@ -223,7 +223,7 @@ def _guarded(command: str, run: Callable[[], int]) -> int:
     except printing.Unwritable:
         raise
     except Exception as error:  # noqa: BLE001  # exit code 5 is promised for our own faults
-        traceback.print_exc()
+        printing.warn(command, traceback.format_exc())
         return printing.fail(command, f"internal error: {error!r}", code=_INTERNAL)
 
 
@@ -243,7 +243,7 @@ def _run_gpu_name(
         cells = [answer.value or "-", answer.reason]
         if product is None:
             cells.append(answer.product)
-        sys.stdout.write("\t".join(map(printing.plain, cells)) + "\n")
+        printing.show("\t".join(map(printing.plain, cells)))
     return 0
 
 

@@ -76,7 +76,7 @@ async def carry_out(request: Request, aliases: dict[str, str]) -> int:
     command = request.command
     async with await options.connect(request.cluster) as api:
         reader = cluster_reader.ClusterReader(
-            api, timeout_s=request.cluster.timeout, progress=options.progress_printer()
+            api, timeout_s=request.cluster.timeout, progress=output.progress
         )
         await reader.check_access(_WRITING if request.is_writing else _READING)
         forbidden = [entry.why for entry in reader.unread if entry.is_forbidden]
@@ -96,7 +96,7 @@ async def carry_out(request: Request, aliases: dict[str, str]) -> int:
         else:
             evidence, simulated = await _evidence(request, aliases, reader)
             rows, objection = _planned(request, request.label, nodes, evidence, simulated)
-        options.progress_printer()("")
+        output.progress("")
         if request.features:
             objection = _unread(request, reader.unread) or objection
             return _write_features(request, rows, evidence, objection=objection)
@@ -210,10 +210,9 @@ async def _write_all(
 def _print_table(request: Request, rows: Sequence[Row]) -> None:
     if not rows:
         is_removal = request.label is None
-        sys.stdout.write(f"{_NOTHING_TO_REMOVE if is_removal else _NO_GPU_NODES}\n")
+        output.show(_NOTHING_TO_REMOVE if is_removal else _NO_GPU_NODES)
         return
-    lines = [*output.aligned(label_plan.table(rows)), *label_plan.summary(rows)]
-    sys.stdout.write("\n".join(lines) + "\n")
+    output.show(*output.aligned(label_plan.table(rows)), *label_plan.summary(rows))
 
 
 def _print_result(
@@ -224,13 +223,13 @@ def _print_result(
         nodes = [{column: getattr(row, column) for column in _COLUMNS} for row in rows]
         output.print_json({"nodes": nodes, "written": written, "failed": failed}, indent=2)
     elif work or (request.has_objects and request.is_writing):
-        sys.stdout.write(f"{written} of {len(work)} nodes written and read back\n")
+        output.show(f"{written} of {len(work)} nodes written and read back")
 
 
 async def is_confirmed(command: str, api: kubernetes_api.Api, action: str) -> bool:
     """Ask for confirmation on the terminal; without a terminal the answer is no."""
     cluster = f"{api.server} (context {api.context})" if api.context else api.server
-    question = output.plain(f"{action} {cluster}?")
+    question = f"{action} {cluster}?"
     if not sys.stdin.isatty():
         output.warn(command, f"{question} stdin is not a terminal; use --yes")
         return False
@@ -242,8 +241,7 @@ async def _ask(question: str) -> bool:
 
     The event loop reads it, not a thread, so that Ctrl-C ends the command at once.
     """
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
+    output.ask(f"{question} [y/N]")
     loop, file = asyncio.get_running_loop(), sys.stdin.fileno()
     answer: asyncio.Future[str] = loop.create_future()
 
@@ -264,7 +262,7 @@ async def _write(
     """Write all nodes, several at a time within the rate limit; return the failures."""
     queue = list(reversed(work))
     failures: dict[str, cluster_api.Failure] = {}
-    progress = options.progress_printer()
+    progress = output.progress
     actor = f"{commands.user_name()} with muster {request.command}"
 
     async def write() -> None:
@@ -322,7 +320,7 @@ def _write_features(
         labels = node_labels.wanted_labels(_FEATURES, row.new, kinds=kinds, gpus=None)
     text = node_labels.feature_file(labels)
     if request.features == "-":
-        sys.stdout.write(text)
+        output.show(*text.splitlines())
     else:
         _replace(Path(request.features), text)
     if refusal is not None:

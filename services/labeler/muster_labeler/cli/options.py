@@ -2,8 +2,7 @@
 
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -145,15 +144,3 @@ def aliases(file: Path | None) -> dict[str, str]:
         if not (isinstance(product, str) and isinstance(name, str) and accelerators.is_name(name)):
             raise UsageError(f"{file}: {product!r}: {name!r} is not an accelerator name")
     return names
-
-
-def progress_printer() -> Callable[[str], None]:
-    """Return a function that shows progress on one line, or does nothing without a terminal."""
-    if not sys.stderr.isatty():
-        return lambda _: None
-
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}" if text else "\r\x1b[K")
-        sys.stderr.flush()
-
-    return show

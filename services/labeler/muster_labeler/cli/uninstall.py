@@ -126,9 +126,9 @@ async def _run(request: Request) -> int:
         cluster = _Cluster(api, namespace, timeout_s=request.cluster.timeout)
         installation = await cluster.look(_WRITING if request.is_writing else _READING)
         if installation is None:
-            sys.stdout.write("nothing of muster is there\n")
+            output.show("nothing of muster is there")
             return Exit.FINE
-        sys.stdout.write("\n".join(_described(installation, namespace)) + "\n")
+        output.show(*_described(installation, namespace))
         if not request.is_writing:
             return Exit.FINE
         if not request.yes and not await label_gpus.is_confirmed(
@@ -139,8 +139,8 @@ async def _run(request: Request) -> int:
         code = await label_gpus.carry_out(_of_nodes(request), {})
         await cluster.remove(installation.outside)
     for volume in installation.kept_volumes:
-        sys.stdout.write(f"remains: volume {volume}: kubectl delete persistentvolume {volume}\n")
-    sys.stdout.write(f"{_NODES_KEEP}\n")
+        output.show(f"remains: volume {volume}: kubectl delete persistentvolume {volume}")
+    output.show(_NODES_KEEP)
     return code
 
 
@@ -174,7 +174,7 @@ class _Cluster:
 
     async def look(self, permissions: Sequence[Permission]) -> _Installation | None:
         """Return the parts of muster; None if there are none. Raises _Refused."""
-        progress = options.progress_printer()
+        progress = output.progress
         reader = cluster_reader.ClusterReader(
             self._api, timeout_s=self._timeout_s, progress=progress
         )
@@ -205,7 +205,7 @@ class _Cluster:
     async def remove_namespace(self) -> None:
         """Delete the namespace and wait until it is gone. Raises _Refused."""
         await self._delete(self._path)
-        progress = options.progress_printer()
+        progress = output.progress
         clock = asyncio.get_running_loop().time
         began = clock()
         while (namespace := await self._namespace_object()) is not None:
@@ -224,7 +224,7 @@ class _Cluster:
         """Delete objects outside the namespace."""
         for path in paths:
             await self._delete(path)
-        sys.stdout.write(f"{len(paths)} objects outside the namespace removed\n")
+        output.show(f"{len(paths)} objects outside the namespace removed")
 
     async def _delete(self, path: str) -> None:
         answer = await self._api.request("DELETE", path, timeout_s=self._timeout_s)

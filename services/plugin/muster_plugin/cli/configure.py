@@ -112,7 +112,7 @@ def validate(file: _File, /, options: Options = _DEFAULTS) -> None:
         summary += " on every node; more on some: --node and --label show which"
     elif options.node:
         summary += f" on {options.node}"
-    print(f"{file}: can be used; {summary}")
+    output.show(f"{file}: can be used; {summary}")
 
 
 @app.command
@@ -133,7 +133,7 @@ def show(
     configuration = _read(file, options)
     on_node = _on_node(file, options, configuration)
     if on_node == config_settings.NodeConfiguration():
-        print("# nothing on this node")
+        output.show("# nothing on this node")
     elif matches:
         _show_matches(on_node, configuration.simulated_gpus, options.node or configuration.node)
     else:
@@ -263,7 +263,7 @@ def _text(file: str) -> bytes:
 
 
 def _print_yaml(configuration: config_settings.Document) -> None:
-    print(msgspec.yaml.encode(configuration).decode(), end="")
+    output.print_yaml(configuration)
 
 
 def _show_matches(
@@ -282,7 +282,7 @@ def _show_matches(
     rows = [("RESOURCE", "DEVICE", "GIVES")]
     for planned in plan.resources:
         rows += [*_rows(planned, present)] or [(planned.name, "-", "nothing is there")]
-    print("\n".join(output.aligned(rows)))
+    output.show(*output.aligned(rows))
     for problem in plan.problems:
         output.warn("config", problem)
 
