@@ -79,12 +79,14 @@ async def follow(
     filters: Sequence[str],
     since: datetime | None = None,
     after: int | None = None,
+    wants: Callable[[str, int], bool] | None = None,
 ) -> AsyncIterator[codec.CloudEvent]:
     """Yield every event from `since` (None: from now on), without gaps across reconnects.
 
     With `after` the events begin after that position of the stream. A position that the stream has
     not reached belongs to an earlier stream; then this stream is yielded from its start. Nothing
-    remains on the server afterwards. Malformed messages are counted and skipped.
+    remains on the server afterwards. Malformed messages are counted and skipped. A message is
+    not decoded if `wants` rejects its subject; it also gets how many messages are behind it.
     """
     config = api.ConsumerConfig(
         filter_subjects=list(filters),
@@ -118,6 +120,9 @@ async def follow(
             ) as messages:
                 async for message in messages:
                     position = message.metadata.sequence.stream
+                    left = message.metadata.num_pending
+                    if wants is not None and not wants(message.subject, left):
+                        continue
                     event = _decoded(message)
                     if isinstance(event, codec.CloudEvent):
                         yield event

@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import orjson
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster.local import kubernetes, nats, processes
 from muster.nats import bus
 from muster_labeler import model
 from muster_labeler.kubernetes import projection
 from muster_labeler.naming.sources import Product
-from muster_labeler.service import decisions
+from muster_labeler.service import decisions, limits
 from tests.worlds import labeler_cluster as clusters
 
 KEY = decisions.KEY
@@ -126,6 +126,21 @@ class World:
             (item["involvedObject"]["name"], item["reason"], item["message"])
             for item in events["items"]
         ]
+
+    async def ask(self, labeler: processes.Process, path: str) -> tuple[int, str]:
+        """Ask a labeler's own server."""
+        async with (
+            aiohttp.ClientSession(labeler.addresses["http"]) as http,
+            http.get(path) as response,
+        ):
+            return response.status, await response.text()
+
+    async def refused(self, reason: str) -> int:
+        """Return how many inventories the newest labeler refused for a reason."""
+        _, metrics = await self.ask(self.labelers[-1], "/metrics")
+        name = f'muster_labeler_refused_total{{reason="{reason}"}} '
+        counts = [line.removeprefix(name) for line in metrics.splitlines() if name in line]
+        return int(float(counts[0])) if counts else 0
 
     def log(self, number: int = 0) -> list[str]:
         """Return the events that a labeler logged, in order."""
@@ -417,5 +432,64 @@ def test_an_expired_watch_lists_again(tmp_path: pathlib.Path) -> None:
         made.api.compact()
         await made.merge("node-a", {KEY: None})
         await made.labelled(**{"node-a": "l4"})
+
+    play(story, tmp_path)
+
+
+def test_a_plugin_that_reports_before_its_node_is_known_counts_when_the_node_appears(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        await made.reports("node-a", "NVIDIA L4")
+        await made.start()
+        await made.labelled(**{"node-a": "l4"})
+        await made.reports("node-b", "Tesla T4")
+        await made.until(lambda: made.refused("unknown_node"), wanted=1)
+        await made.make("node-b")
+        await made.labelled(**{"node-b": "t4"})
+
+    play(story, tmp_path)
+
+
+def test_a_node_that_reports_thousands_of_plugins_delays_nobody_not_even_after_a_restart(
+    tmp_path: pathlib.Path,
+) -> None:
+    names = 3_000
+
+    async def flood(made: World) -> None:
+        at = dt.datetime.now(dt.UTC)
+        client = await made.bus.link.client()
+        for number in range(names):
+            event = vocabulary.InventoryReported(
+                node="node-a", plugin=f"p{number}", at=at, devices=(), gpus=vocabulary.GpuNode()
+            )
+            envelope = {"event_id": f"{number}", "producer": "plugins/p", "instance": "i"}
+            data = codec.encode(event, **envelope, sequence=number, boot="")
+            await client.publish(event.subject, data)
+        await client.flush()
+
+    async def story(made: World) -> None:
+        for name in ("node-a", "node-b"):
+            await made.make(name)
+        first = await made.start()
+        await made.reports("node-a", "NVIDIA L4")
+        await made.reports("node-b", "NVIDIA L4")
+        await made.labelled(**{"node-a": "l4", "node-b": "l4"})
+        await flood(made)
+        await made.reports("node-b", "Tesla T4")
+        await made.labelled(**{"node-a": "l4", "node-b": "t4"})
+        counted = limits.PLUGINS_MAX - 1
+        await made.until(lambda: made.refused("too_many_plugins"), wanted=names - counted)
+        await first.kill()
+        # the stream keeps them all
+        second = await made.start(lease={"lasts_s": 1})
+        while (await made.ask(second, "/readyz"))[0] != 200:
+            began = asyncio.get_running_loop().time()
+            assert (await made.ask(second, "/healthz"))[0] == 200
+            assert asyncio.get_running_loop().time() - began < 1
+        await made.reports("node-b", "NVIDIA A10")
+        await made.labelled(**{"node-a": "l4", "node-b": "a10"})
+        assert made.log(0).count("refused") == 1
 
     play(story, tmp_path)

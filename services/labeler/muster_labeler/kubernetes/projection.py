@@ -189,7 +189,7 @@ def encode_inventory(
     A node that reports too much is left out, and so are nodes that do not fit, so that one node
     cannot prevent the others from being written.
     """
-    bounded = {name: kinds for name, kinds in nodes.items() if _is_bounded(kinds)}
+    bounded = {name: kinds for name, kinds in nodes.items() if is_bounded(kinds)}
     text = _encoded(bounded, simulated)
     while len(text.encode()) > INVENTORY_BYTES_MAX:
         bounded = dict(sorted(bounded.items())[: len(bounded) * 9 // 10])
@@ -208,6 +208,11 @@ def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str
     except (*codec.UNREADABLE, IndexError, ValueError) as error:
         raise UnreadableInventory(str(error)) from None
     return nodes, frozenset(decoded.simulated)
+
+
+def is_bounded(kinds: sources.Kinds) -> bool:
+    """Return whether a node has so few kinds of GPU that they can be stored for the commands."""
+    return len(kinds) <= _KINDS_MAX and all(len(kind.name) <= _NAME_MAX for kind in kinds)
 
 
 # most of ten thousand nodes have equal values, and share one mapping
@@ -315,10 +320,6 @@ def _product(device: scheduling.SliceDevice) -> tuple[str, int | None, bool] | N
 
 def _without_domain(values: Mapping[str, Value]) -> dict[str, Value]:
     return {key.rpartition("/")[2]: value for key, value in values.items()}
-
-
-def _is_bounded(kinds: sources.Kinds) -> bool:
-    return len(kinds) <= _KINDS_MAX and all(len(kind.name) <= _NAME_MAX for kind in kinds)
 
 
 def _encoded(nodes: Mapping[str, sources.Kinds], simulated: frozenset[str]) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from muster import codec, vocabulary
 from muster_labeler import config, model
 from muster_labeler.naming import node_labels, sources
-from muster_labeler.service import decisions
+from muster_labeler.service import decisions, limits
 
 _SHARED_MAX: Final = 4096
 _WAITING: Final = frozenset({decisions.Action.WAIT, decisions.Action.HOLD})
@@ -46,6 +46,8 @@ class Fleet:
         self._events: dict[str, dict[str, codec.CloudEvent]] = {}
         self._reports: dict[str, dict[str, decisions.Report]] = {}
         self._nodes: dict[str, model.Node] = {}
+        self._unread: dict[str, None] = {}
+        """Nodes that are new, and whose plugins may have reported before they were known."""
         self._decided: dict[str, decisions.Decision] = {}
         self._pending: dict[str, tuple[decisions.Action, str, str]] = {}
         """Why each node waits (WAIT: to retry, HOLD: until all nodes can be labelled, REFUSE: for
@@ -54,10 +56,27 @@ class Fleet:
         self.inventory_version = 0
         """Rises whenever the result of `reported` may have changed."""
 
+    def refusal(self, node: str, plugin: str) -> limits.Refusal | None:
+        """Return why inventories of this plugin do not count; None if they do."""
+        if not self.are_nodes_unknown and node not in self._nodes:
+            return limits.Refusal.UNKNOWN_NODE
+        plugins = self._events.get(node)
+        if plugins is None:
+            is_full = len(self._events) >= limits.NODES_MAX and node not in self._nodes
+            return limits.Refusal.TOO_MANY_NODES if is_full else None
+        if plugin not in plugins and len(plugins) >= limits.PLUGINS_MAX:
+            return limits.Refusal.TOO_MANY_PLUGINS
+        return None
+
     def observe_inventory(self, event: codec.CloudEvent) -> bool:
-        """Store a plugin's inventory; return False if it is not newer than the stored inventory."""
+        """Store a plugin's inventory; return False if it is not newer than the stored inventory.
+
+        It takes the same time however many plugins and nodes there are.
+        """
         inventory = event.data
         assert isinstance(inventory, vocabulary.InventoryReported), f"{event.type}: no inventory"
+        if self.refusal(inventory.node, inventory.plugin) is not None:
+            return False
         events = self._events.setdefault(inventory.node, {})
         newest = events.get(inventory.plugin)
         if newest is not None and not newest.precedes(event):
@@ -67,14 +86,14 @@ class Fleet:
             return False
         self.inventory_version += 1
         events[inventory.plugin] = _ordering(event)
+        self._unread.pop(inventory.node, None)
         gpus = inventory.gpus
-        if gpus is not None and gpus.problem and not gpus.gpus:
+        kinds = decisions.kinds_of(gpus)
+        if limits.is_too_large(inventory, kinds) or (gpus and gpus.problem and not gpus.gpus):
             # GPUs could not be read, which does not mean that there are none
             return True
         if gpus is not None:
-            report = _shared_report(
-                tuple(decisions.kinds_of(gpus).items()), gpus.simulated and bool(gpus.gpus)
-            )
+            report = _shared_report(tuple(kinds.items()), gpus.simulated and bool(gpus.gpus))
             if self._keeps_gpus:
                 report = dataclasses.replace(report, gpus=gpus)
             self._reports.setdefault(inventory.node, {})[inventory.plugin] = report
@@ -95,6 +114,8 @@ class Fleet:
             before = None
         self._nodes[node.name] = node
         self._forget_earlier(node)
+        if before is None and not self._events.get(node.name):
+            self._unread[node.name] = None
         if before is not None and _is_alike(before, node):
             return False
         self._update_all_or_nothing(node.name)
@@ -108,13 +129,20 @@ class Fleet:
     def replace(self, nodes: Iterable[model.Node]) -> list[str]:
         """Store all nodes that exist; return the names of those that changed."""
         present = {node.name: node for node in nodes}
-        gone = [name for name in self._nodes if name not in present]
+        gone = [name for name in self._nodes.keys() | self._events.keys() if name not in present]
         for name in gone:
             self.drop(name)
         return [name for name, node in present.items() if self.put(node)]
 
+    def take_unread(self) -> list[str]:
+        """Return the new nodes of which no plugin has reported since the last call."""
+        unread = list(self._unread)
+        self._unread.clear()
+        return unread
+
     def drop(self, name: str) -> None:
         """Forget a node and its GPUs; a later node of the same name is a different one."""
+        self._unread.pop(name, None)
         self._nodes.pop(name, None)
         self._decided.pop(name, None)
         self._pending.pop(name, None)
@@ -186,6 +214,10 @@ class Fleet:
             decision.drop,
         )
         return decision.action in _WRITES or before != decision
+
+    def is_news(self, node: str, decision: decisions.Decision) -> bool:
+        """Return whether a decision differs from the last one about this node."""
+        return self._decided.get(node) != decision
 
     def pending(self, action: decisions.Action) -> dict[str, str]:
         """Return the nodes with this pending decision, each with its cause.

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -20,14 +20,14 @@ import msgspec
 import prometheus_client
 
 import muster
-from muster import codec, leadership, vocabulary
+from muster import codec, leadership, pacing, vocabulary
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import watch
 from muster.service import logs
 from muster_labeler import config, model
 from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.naming import node_labels
-from muster_labeler.service import decision_publisher, decisions, fleet
+from muster_labeler.service import decision_publisher, decisions, fleet, limits, stream_reader
 
 _WORKERS: Final = 8
 _DENIED_ROUNDS: Final = 6
@@ -40,8 +40,11 @@ _DECISIONS = prometheus_client.Counter(
 _WAITING = prometheus_client.Gauge(
     "muster_labeler_waiting_nodes", "Nodes that are to be labelled but cannot be labelled yet."
 )
+_AFFECTED_PER_S: Final = 0.1
+_AFFECTED_BURST: Final = 5
 _WRITES_MAX: Final = 10
 _WRITES_PERIOD_S: Final = 60.0
+_CHANGES_OFTEN: Final = "what its plugins report keeps changing"
 _CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: another writer keeps changing it"
 
 
@@ -57,24 +60,17 @@ class Cluster:
     elect: Callable[[leadership.OnChange], leadership.Election] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bus:
-    """The bus: yields the newest event of each subject, then every new event; and publishes."""
-
-    newest: Callable[[], AsyncIterator[codec.CloudEvent]]
-    follow: Sequence[Callable[[], AsyncIterator[codec.CloudEvent]]]
-    publish: decision_publisher.Publish
-
-
 class Reconciler:
     """Keeps the labels of all nodes correct while `run` runs."""
 
-    def __init__(self, settings: config.Settings, bus: Bus, cluster: Cluster | None) -> None:
-        self.is_restored = False
+    def __init__(
+        self, settings: config.Settings, bus: stream_reader.Bus, cluster: Cluster | None
+    ) -> None:
         self._settings = settings
-        self._bus = bus
         self._cluster = cluster
+        self._clock = asyncio.get_running_loop().time
         self._fleet = fleet.Fleet(settings, are_nodes_unknown=True)
+        self._reader = stream_reader.StreamReader(bus, self._fleet, self._observe)
         self._label_writer = LabelWriter(
             self._fleet, settings, cluster.node_api if cluster else None, may_write=self._may_write
         )
@@ -82,6 +78,13 @@ class Reconciler:
         self._causes: dict[str, str] = {}
         self._is_held = False
         self._covering_scheme: str | None = None
+        self._affected = pacing.TokenBucket(
+            per_s=_AFFECTED_PER_S, burst=_AFFECTED_BURST, now=self._clock()
+        )
+        self._affected_later: asyncio.TimerHandle | None = None
+        self._news: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
+            per_s=_WRITES_MAX / _WRITES_PERIOD_S, burst=_WRITES_MAX, keys_max=limits.NODES_MAX
+        )
         records = cluster.records if cluster else None
         self._publisher = decision_publisher.DecisionPublisher(bus.publish, records)
         self._conditions = decision_publisher.NodeConditionWriter(
@@ -102,10 +105,14 @@ class Reconciler:
         """Return every node, as `/state` shows it."""
         return self._fleet.view()
 
+    def problem(self) -> str | None:
+        """Return why this replica could not act on what is reported now; None if it can."""
+        is_off = self._settings.mode is config.Mode.OFF
+        return None if is_off else self._reader.problem()
+
     async def run(self) -> None:
         """Evaluate all nodes, then each node that changes, until cancelled."""
         if self._settings.mode is config.Mode.OFF:
-            self.is_restored = True
             await asyncio.Event().wait()
         async with self._election or contextlib.nullcontext(), asyncio.TaskGroup() as tasks:
             if self._election is not None:
@@ -117,14 +124,11 @@ class Reconciler:
                     "kubernetes_api_not_configured",
                     consequence="suggestions from inventories alone",
                 )
-            async for event in self._bus.newest():
-                self._observe(event)
             await self._wait_for_nodes()
-            self.is_restored = True
+            await self._reader.restore()
             for queue in self._queues:
                 tasks.create_task(self._work(queue))
-            for follow in self._bus.follow:
-                tasks.create_task(self._follow(follow))
+            tasks.create_task(self._reader.run())
             tasks.create_task(self._publisher.run())
             if self._cluster is not None:
                 tasks.create_task(self._cluster.log_missing_permissions())
@@ -141,10 +145,6 @@ class Reconciler:
                 await self._reflector.tried.wait()
         except TimeoutError:
             return
-
-    async def _follow(self, follow: Callable[[], AsyncIterator[codec.CloudEvent]]) -> None:
-        async for event in follow():
-            self._observe(event)
 
     def _observe(self, event: codec.CloudEvent) -> None:
         match event.data:
@@ -165,8 +165,19 @@ class Reconciler:
         self._enqueue_affected()
 
     def _enqueue_affected(self) -> None:
-        """Queue other nodes whose decision depends on the node that has just changed."""
+        """Queue other nodes whose decision depends on the node that has just changed.
+
+        A node that keeps changing must not have all the others evaluated each time.
+        """
         held, covering = self._fleet.objection(), self._fleet.covering_scheme()
+        if (held is not None, covering) == (self._is_held, self._covering_scheme):
+            return
+        if not self._affected.try_take(self._clock()):
+            if self._affected_later is None:
+                self._affected_later = asyncio.get_running_loop().call_at(
+                    self._affected.ready_at(self._clock()), self._enqueue_affected_later
+                )
+            return
         if (held is not None) != self._is_held:
             self._is_held = held is not None
             if self._settings.mode is config.Mode.APPLY:
@@ -179,6 +190,10 @@ class Reconciler:
             self._covering_scheme = covering
             for name in self._fleet.names():
                 self._enqueue(name, f"covering:{name}:{covering}")
+
+    def _enqueue_affected_later(self) -> None:
+        self._affected_later = None
+        self._enqueue_affected()
 
     def _replaced(self, nodes: list[model.Node]) -> None:
         self._fleet.are_nodes_unknown = False
@@ -193,6 +208,7 @@ class Reconciler:
 
     def _dropped(self, node: model.Node) -> None:
         self._fleet.drop(node.name)
+        self._reader.forget(node.name)
         self._conditions.drop(node.name)
         self._label_writer.drop(node.name)
         self._enqueue_affected()
@@ -230,6 +246,12 @@ class Reconciler:
         if not self._may_suggest():
             return
         decision, is_retriable = await self._label_writer.reconcile(node)
+        if (
+            decision.action not in {decisions.Action.APPLY, decisions.Action.WITHDRAW}
+            and self._fleet.is_news(node, decision)
+            and not self._news.try_take(node, self._clock())
+        ):
+            decision = _waiting_decision(decision, _CHANGES_OFTEN)
         is_new = self._fleet.record_decision(node, decision, cause=cause, is_retriable=is_retriable)
         _DECISIONS.labels(decision.action).inc()
         if not is_new or decision.source == "":

@@ -1,0 +1,63 @@
+"""Pure: decides which inventories are read, by their subject, before any of them is decoded.
+
+Of each node only so many plugins and so many messages count. What exceeds the rate is not kept
+here: the stream keeps the newest of each subject, from which the node is read again a little later.
+So is a node that the API shows only after its plugin reported.
+"""
+
+from typing import Final
+
+from muster import pacing, vocabulary
+from muster_labeler.service import fleet, limits
+
+_BURST: Final = 256
+"""More than a plugin sends at a reconnect."""
+_PER_S: Final = 16.0
+_AGAIN_S: Final = 10.0
+_NODE, _PLUGIN = 2, 3
+"""Tokens of the subject of an inventory."""
+
+
+class Intake:
+    """Which messages about nodes are read, and which nodes have to be read again."""
+
+    def __init__(self, nodes: fleet.Fleet) -> None:
+        self._fleet = nodes
+        self._messages: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
+            per_s=_PER_S, burst=_BURST, keys_max=limits.NODES_MAX
+        )
+        self._again: dict[str, float] = {}
+        """When to read a node again; what comes of it before that time is not read."""
+
+    def refusal(self, subject: str, now: float) -> limits.Refusal | None:
+        """Return why a message is not read; None if it is."""
+        node = self.node_of(subject)
+        refusal = self._fleet.refusal(node, subject.split(".")[_PLUGIN])
+        if refusal is not None:
+            return refusal
+        if node in self._again:
+            return limits.Refusal.TOO_OFTEN
+        if not self._messages.try_take(node, now):
+            self._again[node] = now + _AGAIN_S
+            return limits.Refusal.TOO_OFTEN
+        return None
+
+    @staticmethod
+    def node_of(subject: str) -> str:
+        """Return the node that a message is about."""
+        return vocabulary.node_of(subject.split(".")[_NODE])
+
+    def read_again(self, node: str, now: float) -> None:
+        """Read what the stream has of a node soon, because the API shows it only now."""
+        self._again.setdefault(node, now)
+
+    def take_due(self, now: float) -> list[str]:
+        """Return the nodes to read again now; from now on their messages are read as usual."""
+        due = [node for node, at in self._again.items() if at <= now]
+        for node in due:
+            del self._again[node]
+        return due
+
+    def forget(self, node: str) -> None:
+        """Forget a node that is gone."""
+        self._again.pop(node, None)

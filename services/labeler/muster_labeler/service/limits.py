@@ -1,0 +1,37 @@
+"""Pure: limits on what plugins may report: a node's credential can send anything under its name."""
+
+import enum
+from typing import Final
+
+from muster import vocabulary
+from muster_labeler.kubernetes import projection
+from muster_labeler.naming import sources
+
+NODES_MAX: Final = 20_000
+"""Only while the nodes of the cluster are unknown; later only these count."""
+PLUGINS_MAX: Final = 8
+"""Plugins of one node."""
+GPUS_MAX: Final = 1_024
+"""GPUs of one plugin."""
+DEVICES_MAX: Final = 10_000
+"""Devices of one plugin."""
+
+
+class Refusal(enum.StrEnum):
+    """Why an inventory is not used."""
+
+    UNKNOWN_NODE = "unknown_node"
+    TOO_MANY_NODES = "too_many_nodes"
+    TOO_MANY_PLUGINS = "too_many_plugins"
+    TOO_OFTEN = "too_often"
+    TOO_LARGE = "too_large"
+
+
+def is_too_large(inventory: vocabulary.InventoryReported, kinds: sources.Kinds) -> bool:
+    """Return whether a plugin reports more than a node can have."""
+    gpus = inventory.gpus.gpus if inventory.gpus else ()
+    return (
+        len(inventory.devices) > DEVICES_MAX
+        or len(gpus) > GPUS_MAX
+        or not projection.is_bounded(kinds)
+    )

@@ -1,0 +1,120 @@
+"""Adapter: the bus: reads what plugins and health report, within limits, and says how late.
+
+A message that counts for nothing costs only the look at its subject, so that a node that floods the
+stream delays the others as little as possible.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import prometheus_client
+
+from muster import codec, vocabulary
+from muster.nats import backlog
+from muster.service import refusals
+from muster_labeler.service import decision_publisher, fleet, intake
+
+Wants = Callable[[str, int], bool]
+"""Whether to read a message, by its subject and how many messages are stored behind it."""
+
+_REFUSED: Final = prometheus_client.Counter(
+    "muster_labeler_refused_total", "Inventories that were not read, by the limit.", ["reason"]
+)
+_BACKLOG_S: Final = 10.0
+_AGAIN_S: Final = 0.2
+_AGAIN_GAP_S: Final = 0.02
+"""NATS allows a limited number of readers, and removes each a moment after it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bus:
+    """The bus: yields the newest event of each subject, then every new event; and publishes.
+
+    `newest` yields those of one node, or of all with an empty name. Both skip what `wants` rejects.
+    """
+
+    newest: Callable[[Wants, str], AsyncIterator[codec.CloudEvent]]
+    follow: Sequence[Callable[[Wants], AsyncIterator[codec.CloudEvent]]]
+    publish: decision_publisher.Publish
+
+
+class StreamReader:
+    """Passes the events of the bus to `observe`, as far as the limits allow."""
+
+    def __init__(
+        self, bus: Bus, nodes: fleet.Fleet, observe: Callable[[codec.CloudEvent], None]
+    ) -> None:
+        self._bus = bus
+        self._fleet = nodes
+        self._observe = observe
+        self._intake = intake.Intake(nodes)
+        self._refusals = refusals.Refusals(_REFUSED)
+        self._backlogs: list[backlog.Backlog] = []
+        self._is_restored = False
+        self._clock = asyncio.get_running_loop().time
+
+    def problem(self) -> str | None:
+        """Return why what is reported now would not be handled soon; None if it would."""
+        if not self._is_restored:
+            return "inventories are still being read"
+        late_s = max((late.age_s(self._clock()) for late in self._backlogs), default=0.0)
+        if late_s <= _BACKLOG_S:
+            return None
+        return f"events have been waiting for more than {late_s:.0f} s"
+
+    async def restore(self) -> None:
+        """Read the newest event of each subject."""
+        # the nodes that are known by now are read with all the others
+        self._fleet.take_unread()
+        async for event in self._bus.newest(self._wants, ""):
+            self._observe(event)
+        self._is_restored = True
+
+    async def run(self) -> None:
+        """Read new events until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for follow in self._bus.follow:
+                tasks.create_task(self._follow(follow))
+            tasks.create_task(self._read_again())
+
+    def forget(self, node: str) -> None:
+        """Forget a node that is gone."""
+        self._intake.forget(node)
+
+    async def _follow(self, follow: Callable[[Wants], AsyncIterator[codec.CloudEvent]]) -> None:
+        late = backlog.Backlog()
+        self._backlogs.append(late)
+
+        def wants(subject: str, left: int) -> bool:
+            late.note(left, self._clock())
+            return self._wants(subject, left)
+
+        async for event in follow(wants):
+            self._observe(event)
+
+    def _wants(self, subject: str, _left: int) -> bool:
+        """Return whether to read a message; verdicts come from health, which has its own limits."""
+        if not subject.endswith(vocabulary.InventoryReported.TYPE):
+            return True
+        refusal = self._intake.refusal(subject, self._clock())
+        if refusal is not None:
+            node = self._intake.node_of(subject)
+            self._refusals.note(refusal, self._clock(), node=node)
+        return refusal is None
+
+    async def _read_again(self) -> NoReturn:
+        """Read from the stream the nodes that are new, or that sent too much a while ago."""
+        while True:
+            await asyncio.sleep(_AGAIN_S)
+            for node in self._fleet.take_unread():
+                self._intake.read_again(node, self._clock())
+            for node in self._intake.take_due(self._clock()):
+                async for event in self._bus.newest(_all, node):
+                    self._observe(event)
+                await asyncio.sleep(_AGAIN_GAP_S)
+
+
+def _all(_subject: str, _left: int) -> bool:
+    return True

@@ -1,0 +1,167 @@
+"""What a node's plugins may report, and what is left out beyond it."""
+
+import datetime as dt
+from collections.abc import Iterable
+
+import pytest
+
+from muster import codec, vocabulary
+from muster.nats import backlog
+from muster_labeler import config, model
+from muster_labeler.naming.sources import Product
+from muster_labeler.service import decision_publisher, fleet, intake, limits
+from muster_labeler.service.limits import Refusal
+
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+L4 = Product("NVIDIA L4", 23034)
+
+
+def known(*names: str) -> fleet.Fleet:
+    nodes = fleet.Fleet(config.Settings(), are_nodes_unknown=not names)
+    nodes.replace([model.Node(name=name) for name in names])
+    return nodes
+
+
+def inventory(
+    node: str, plugin: str, products: Iterable[str] = ("NVIDIA L4",), *, sequence: int = 1
+) -> codec.CloudEvent:
+    gpus = tuple(
+        vocabulary.Gpu(uuid=f"GPU-{number}", product=product, memory_mib=23034)
+        for number, product in enumerate(products)
+    )
+    data = vocabulary.InventoryReported(
+        node=node, plugin=plugin, at=T0, devices=(), gpus=vocabulary.GpuNode(gpus=gpus)
+    )
+    return codec.CloudEvent(
+        id=f"{plugin}:{sequence}",
+        source=f"/nodes/{node}/plugins/{plugin}",
+        type=data.TYPE,
+        time=T0,
+        instance="i",
+        sequence=sequence,
+        boot="",
+        data=data,
+        position=sequence,
+    )
+
+
+def subject(node: str, plugin: str) -> str:
+    return inventory(node, plugin).data.subject
+
+
+def test_the_first_plugins_of_a_node_count_and_stay_current() -> None:
+    nodes = known("a", "b")
+    stored = [nodes.observe_inventory(inventory("a", f"p{number}")) for number in range(20)]
+    assert stored == [True] * limits.PLUGINS_MAX + [False] * (20 - limits.PLUGINS_MAX)
+    assert nodes.report("a").kinds == {L4: limits.PLUGINS_MAX}
+    assert nodes.refusal("a", "p19") is Refusal.TOO_MANY_PLUGINS
+    assert nodes.observe_inventory(inventory("a", "p0", ("NVIDIA L4",) * 3, sequence=2))
+    assert nodes.report("a").kinds == {L4: limits.PLUGINS_MAX + 2}
+    assert nodes.observe_inventory(inventory("b", "p19"))
+
+
+def test_a_node_counts_once_the_api_shows_it_and_is_then_read_again() -> None:
+    nodes = known("a")
+    assert nodes.refusal("b", "p") is Refusal.UNKNOWN_NODE
+    assert not nodes.observe_inventory(inventory("b", "p"))
+    assert nodes.take_unread() == ["a"]
+    nodes.put(model.Node(name="b"))
+    assert (nodes.take_unread(), nodes.take_unread()) == (["b"], [])
+    assert nodes.observe_inventory(inventory("b", "p"))
+    assert nodes.report("b").kinds == {L4: 1}
+
+
+def test_without_the_api_every_node_counts_until_it_shows_which_exist() -> None:
+    nodes = known()
+    for name in ("a", "invented"):
+        assert nodes.observe_inventory(inventory(name, "p"))
+    nodes.are_nodes_unknown = False
+    nodes.replace([model.Node(name="a")])
+    assert (nodes.names(), nodes.report("invented").kinds) == (["a"], {})
+
+
+def test_without_the_api_the_number_of_nodes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "NODES_MAX", 3)
+    nodes = known()
+    stored = [nodes.observe_inventory(inventory(name, "p")) for name in "abcdea"]
+    assert stored == [True, True, True, False, False, False]
+    assert nodes.refusal("e", "p") is Refusal.TOO_MANY_NODES
+    assert nodes.observe_inventory(inventory("a", "q"))
+
+
+@pytest.mark.parametrize(
+    "products",
+    [
+        ["NVIDIA L4"] * (limits.GPUS_MAX + 1),
+        [f"NVIDIA L{number}" for number in range(33)],
+        ["x" * 301],
+    ],
+)
+def test_gpus_that_no_node_can_have_do_not_replace_what_was_reported(products: list[str]) -> None:
+    nodes = known("a")
+    nodes.observe_inventory(inventory("a", "p"))
+    assert nodes.observe_inventory(inventory("a", "p", products, sequence=2))
+    assert nodes.report("a").kinds == {L4: 1}
+
+
+def test_verdicts_count_for_as_many_plugins() -> None:
+    conditions = decision_publisher.NodeConditionWriter(None)
+    stored = [
+        conditions.observe_verdict(
+            vocabulary.VerdictChanged(
+                node="a",
+                plugin=f"p{number}",
+                at=T0,
+                verdict=vocabulary.Verdict.HEALTHY,
+                rule="test",
+            )
+        )
+        for number in range(10)
+    ]
+    assert stored == [True] * limits.PLUGINS_MAX + [False] * 2
+
+
+def test_a_node_that_sends_too_much_is_read_again_later_and_the_others_at_once() -> None:
+    door = intake.Intake(known("a", "b.c"))
+    sent = [door.refusal(subject("a", "p"), 0.0) for _ in range(300)]
+    assert sent == [None] * 256 + [Refusal.TOO_OFTEN] * 44
+    assert door.refusal(subject("b.c", "p"), 0.0) is None
+    # its tokens are back before that, but what it sent in between was missed
+    assert door.refusal(subject("a", "p"), 9.0) is Refusal.TOO_OFTEN
+    assert (door.take_due(9.9), door.take_due(10.0), door.take_due(10.0)) == ([], ["a"], [])
+    sent = [door.refusal(subject("a", "p"), 10.0) for _ in range(300)]
+    assert sent.count(None) == 160
+
+
+def test_a_node_without_a_right_to_count_does_not_use_up_anybodys_rate() -> None:
+    nodes = known("a")
+    door = intake.Intake(nodes)
+    assert {door.refusal(subject("b", "p"), 0.0) for _ in range(500)} == {Refusal.UNKNOWN_NODE}
+    nodes.put(model.Node(name="b"))
+    door.read_again("b", 1.0)
+    assert door.refusal(subject("b", "p"), 1.0) is Refusal.TOO_OFTEN
+    assert door.take_due(1.0) == ["b"]
+    assert door.refusal(subject("b", "p"), 1.0) is None
+    door.read_again("b", 2.0)
+    door.forget("b")
+    assert door.take_due(3.0) == []
+
+
+def test_a_reader_is_as_late_as_what_it_has_not_read() -> None:
+    late = backlog.Backlog()
+    assert late.age_s(5.0) == 0.0
+    late.note(0, 10.0)
+    assert late.age_s(99.0) == 0.0
+    late.note(3, 100.0)
+    assert late.age_s(101.0) == 1.0
+    # more arrive than are read: what waited at 100 s is read at 106 s, the rest has waited since
+    late.note(4, 102.0)
+    late.note(5, 104.0)
+    assert late.age_s(105.0) == 5.0
+    late.note(6, 106.0)
+    assert late.age_s(107.0) == 1.0
+    # replaced messages are never read
+    late.note(1, 108.0)
+    assert late.age_s(109.0) == 3.0
+    late.note(0, 110.0)
+    assert late.age_s(111.0) == 0.0
