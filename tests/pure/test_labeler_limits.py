@@ -3,10 +3,10 @@
 import datetime as dt
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from muster import codec, vocabulary
-from muster.nats import backlog
 from muster_labeler import config, model
 from muster_labeler.naming.sources import Product
 from muster_labeler.service import decision_publisher, fleet, intake, limits
@@ -90,18 +90,29 @@ def test_without_the_api_the_number_of_nodes_is_limited(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "products",
+    ("products", "is_too_large"),
     [
-        ["NVIDIA L4"] * (limits.GPUS_MAX + 1),
-        [f"NVIDIA L{number}" for number in range(33)],
-        ["x" * 301],
+        (["NVIDIA L4"] * limits.GPUS_MAX, False),
+        (["NVIDIA L4"] * (limits.GPUS_MAX + 1), True),
+        ([f"NVIDIA L{number}" for number in range(32)], False),
+        ([f"NVIDIA L{number}" for number in range(33)], True),
+        (["x" * 300], False),
+        (["x" * 301], True),
     ],
 )
-def test_gpus_that_no_node_can_have_do_not_replace_what_was_reported(products: list[str]) -> None:
-    nodes = known("a")
-    nodes.observe_inventory(inventory("a", "p"))
-    assert nodes.observe_inventory(inventory("a", "p", products, sequence=2))
-    assert nodes.report("a").kinds == {L4: 1}
+def test_a_node_has_only_so_many_gpus(products: list[str], *, is_too_large: bool) -> None:
+    data = inventory("a", "p", products).data
+    assert isinstance(data, vocabulary.InventoryReported)
+    assert limits.is_too_large(data) is is_too_large
+
+
+def test_a_plugin_has_only_so_many_devices() -> None:
+    devices = tuple(
+        vocabulary.Device(id=f"{number}", resource="a/b") for number in range(limits.DEVICES_MAX)
+    )
+    whole = vocabulary.InventoryReported(node="a", plugin="p", at=T0, devices=devices)
+    assert not limits.is_too_large(whole)
+    assert limits.is_too_large(msgspec.structs.replace(whole, devices=(*devices, devices[0])))
 
 
 def test_verdicts_count_for_as_many_plugins() -> None:
@@ -148,7 +159,7 @@ def test_a_node_without_a_right_to_count_does_not_use_up_anybodys_rate() -> None
 
 
 def test_a_reader_is_as_late_as_what_it_has_not_read() -> None:
-    late = backlog.Backlog()
+    late = intake.Backlog()
     assert late.age_s(5.0) == 0.0
     late.note(0, 10.0)
     assert late.age_s(99.0) == 0.0

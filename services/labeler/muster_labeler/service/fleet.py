@@ -88,12 +88,13 @@ class Fleet:
         events[inventory.plugin] = _ordering(event)
         self._unread.pop(inventory.node, None)
         gpus = inventory.gpus
-        kinds = decisions.kinds_of(gpus)
-        if limits.is_too_large(inventory, kinds) or (gpus and gpus.problem and not gpus.gpus):
+        if gpus is not None and gpus.problem and not gpus.gpus:
             # GPUs could not be read, which does not mean that there are none
             return True
         if gpus is not None:
-            report = _shared_report(tuple(kinds.items()), gpus.simulated and bool(gpus.gpus))
+            report = _shared_report(
+                tuple(decisions.kinds_of(gpus).items()), gpus.simulated and bool(gpus.gpus)
+            )
             if self._keeps_gpus:
                 report = dataclasses.replace(report, gpus=gpus)
             self._reports.setdefault(inventory.node, {})[inventory.plugin] = report
@@ -198,13 +199,7 @@ class Fleet:
         if is_waiting:
             return False
         before = self._decided.get(node)
-        if (
-            decision.action is decisions.Action.NOTHING
-            and before is not None
-            and before.action in _WRITES
-            and before.labels == decision.labels
-        ):
-            # the written labels are already on the node
+        if self._is_read_back(node, decision):
             return False
         self._decided[node] = _shared_decision(
             decision.action,
@@ -216,8 +211,9 @@ class Fleet:
         return decision.action in _WRITES or before != decision
 
     def is_news(self, node: str, decision: decisions.Decision) -> bool:
-        """Return whether a decision differs from the last one about this node."""
-        return self._decided.get(node) != decision
+        """Return whether a decision that writes nothing differs from the last one about a node."""
+        is_quiet = decision.action in _WAITING | _WRITES or self._is_read_back(node, decision)
+        return not is_quiet and self._decided.get(node) != decision
 
     def pending(self, action: decisions.Action) -> dict[str, str]:
         """Return the nodes with this pending decision, each with its cause.
@@ -256,6 +252,16 @@ class Fleet:
                 is_waiting=node in waiting,
             )
         return views
+
+    def _is_read_back(self, node: str, decision: decisions.Decision) -> bool:
+        """Return whether nothing is to be done because the written labels are on the node."""
+        before = self._decided.get(node)
+        return (
+            decision.action is decisions.Action.NOTHING
+            and before is not None
+            and before.action in _WRITES
+            and before.labels == decision.labels
+        )
 
     def _update_all_or_nothing(self, name: str) -> None:
         status = self.status(name)

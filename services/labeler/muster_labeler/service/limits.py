@@ -5,7 +5,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster_labeler.kubernetes import projection
-from muster_labeler.naming import sources
+from muster_labeler.service import decisions
 
 NODES_MAX: Final = 20_000
 """Only while the nodes of the cluster are unknown; later only these count."""
@@ -21,17 +21,20 @@ class Refusal(enum.StrEnum):
     """Why an inventory is not used."""
 
     UNKNOWN_NODE = "unknown_node"
+    """It is read again as soon as the API shows the node."""
     TOO_MANY_NODES = "too_many_nodes"
     TOO_MANY_PLUGINS = "too_many_plugins"
     TOO_OFTEN = "too_often"
+    """It is read again a little later."""
     TOO_LARGE = "too_large"
+    """More than a node can have; what was reported before that still counts."""
 
 
-def is_too_large(inventory: vocabulary.InventoryReported, kinds: sources.Kinds) -> bool:
+def is_too_large(inventory: vocabulary.InventoryReported) -> bool:
     """Return whether a plugin reports more than a node can have."""
     gpus = inventory.gpus.gpus if inventory.gpus else ()
     return (
         len(inventory.devices) > DEVICES_MAX
         or len(gpus) > GPUS_MAX
-        or not projection.is_bounded(kinds)
+        or not projection.is_bounded(decisions.kinds_of(inventory.gpus))
     )

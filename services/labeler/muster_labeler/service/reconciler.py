@@ -246,11 +246,8 @@ class Reconciler:
         if not self._may_suggest():
             return
         decision, is_retriable = await self._label_writer.reconcile(node)
-        if (
-            decision.action not in {decisions.Action.APPLY, decisions.Action.WITHDRAW}
-            and self._fleet.is_news(node, decision)
-            and not self._news.try_take(node, self._clock())
-        ):
+        is_news = self._fleet.is_news(node, decision)
+        if is_news and not self._news.try_take(node, self._clock()):
             decision = _waiting_decision(decision, _CHANGES_OFTEN)
         is_new = self._fleet.record_decision(node, decision, cause=cause, is_retriable=is_retriable)
         _DECISIONS.labels(decision.action).inc()

@@ -11,10 +11,9 @@ from typing import Final, NoReturn
 
 import prometheus_client
 
-from muster import codec, vocabulary
-from muster.nats import backlog
-from muster.service import refusals
-from muster_labeler.service import decision_publisher, fleet, intake
+from muster import codec, pacing, vocabulary
+from muster.service import logs
+from muster_labeler.service import decision_publisher, fleet, intake, limits
 
 Wants = Callable[[str, int], bool]
 """Whether to read a message, by its subject and how many messages are stored behind it."""
@@ -23,6 +22,7 @@ _REFUSED: Final = prometheus_client.Counter(
     "muster_labeler_refused_total", "Inventories that were not read, by the limit.", ["reason"]
 )
 _BACKLOG_S: Final = 10.0
+_LOGGED_EVERY_S: Final = 60.0
 _AGAIN_S: Final = 0.2
 _AGAIN_GAP_S: Final = 0.02
 """NATS allows a limited number of readers, and removes each a moment after it ends."""
@@ -50,8 +50,10 @@ class StreamReader:
         self._fleet = nodes
         self._observe = observe
         self._intake = intake.Intake(nodes)
-        self._refusals = refusals.Refusals(_REFUSED)
-        self._backlogs: list[backlog.Backlog] = []
+        self._lines: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
+            per_s=1 / _LOGGED_EVERY_S, burst=1, keys_max=len(limits.Refusal)
+        )
+        self._backlogs: list[intake.Backlog] = []
         self._is_restored = False
         self._clock = asyncio.get_running_loop().time
 
@@ -69,7 +71,7 @@ class StreamReader:
         # the nodes that are known by now are read with all the others
         self._fleet.take_unread()
         async for event in self._bus.newest(self._wants, ""):
-            self._observe(event)
+            self._pass_on(event)
         self._is_restored = True
 
     async def run(self) -> None:
@@ -84,7 +86,7 @@ class StreamReader:
         self._intake.forget(node)
 
     async def _follow(self, follow: Callable[[Wants], AsyncIterator[codec.CloudEvent]]) -> None:
-        late = backlog.Backlog()
+        late = intake.Backlog()
         self._backlogs.append(late)
 
         def wants(subject: str, left: int) -> bool:
@@ -92,7 +94,7 @@ class StreamReader:
             return self._wants(subject, left)
 
         async for event in follow(wants):
-            self._observe(event)
+            self._pass_on(event)
 
     def _wants(self, subject: str, _left: int) -> bool:
         """Return whether to read a message; verdicts come from health, which has its own limits."""
@@ -100,9 +102,20 @@ class StreamReader:
             return True
         refusal = self._intake.refusal(subject, self._clock())
         if refusal is not None:
-            node = self._intake.node_of(subject)
-            self._refusals.note(refusal, self._clock(), node=node)
+            self._note_refusal(refusal, self._intake.node_of(subject))
         return refusal is None
+
+    def _pass_on(self, event: codec.CloudEvent) -> None:
+        inventory = event.data
+        if isinstance(inventory, vocabulary.InventoryReported) and limits.is_too_large(inventory):
+            self._note_refusal(limits.Refusal.TOO_LARGE, event.node)
+        else:
+            self._observe(event)
+
+    def _note_refusal(self, refusal: limits.Refusal, node: str) -> None:
+        _REFUSED.labels(refusal).inc()
+        if self._lines.try_take(refusal, self._clock()):
+            logs.logger().warning("refused", reason=refusal, node=node)
 
     async def _read_again(self) -> NoReturn:
         """Read from the stream the nodes that are new, or that sent too much a while ago."""
@@ -112,7 +125,7 @@ class StreamReader:
                 self._intake.read_again(node, self._clock())
             for node in self._intake.take_due(self._clock()):
                 async for event in self._bus.newest(_all, node):
-                    self._observe(event)
+                    self._pass_on(event)
                 await asyncio.sleep(_AGAIN_GAP_S)
 
 
