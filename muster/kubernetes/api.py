@@ -35,6 +35,7 @@ PASSING: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 _BACKOFF: Final = pacing.Backoff(first_s=0.1, max_s=5.0)
 _WAIT_MAX_S: Final = 60.0
 _CREDENTIALS_S: Final = 30.0
+_ACCEPT_S: Final = 10.0
 _TEXT_MAX: Final = 300
 _MESSAGE_MAX: Final = 1000
 """The API's message names each owner of each conflicting field."""
@@ -252,10 +253,12 @@ class Api:
         """Yield the lines of a watch until it ends. Raises Refused and the exceptions in `LOST`.
 
         The first is empty: the server accepted the watch, and may have nothing to say for long.
-        A watch that sends no line for `idle_s`, not even a bookmark, is lost: TimeoutError.
+        A watch that is not accepted within 10 s (at most `idle_s`), or then sends no line for
+        `idle_s`, not even a bookmark, is lost: TimeoutError.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=idle_s, sock_read=idle_s)
-        response = await self._send("GET", path, query, None, JSON, timeout)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=idle_s)
+        async with asyncio.timeout(min(_ACCEPT_S, idle_s)):
+            response = await self._send("GET", path, query, None, JSON, timeout)
         try:
             if response.status != HTTPStatus.OK:
                 body = await response.content.read(64 * 1024)

@@ -23,6 +23,8 @@ Shape = TypeVar("Shape")
 Kept = TypeVar("Kept")
 
 _LIST_S: Final = 60.0
+_PAGE_S: Final = 10.0
+"""A list of which no page comes for this time hangs."""
 _WATCH_S: Final = 24.0
 """A watch ends after this, which shows that it lives: the API server's bookmarks are a minute apart
 (apiserver cacher, bookmarkFrequency), and one more comes 2 s before the end. Going on costs one
@@ -139,10 +141,12 @@ class Reflector(Generic[Shape, Kept]):
         items: list[Kept] = []
         version = ""
         pages = self._api.pages(self._path, query=self._query, timeout_s=_LIST_S)
-        async with contextlib.aclosing(pages):
+        clock = asyncio.get_running_loop().time
+        async with contextlib.aclosing(pages), asyncio.timeout(_PAGE_S) as limit:
             async for page in pages:
                 items.extend(filter(None, map(self._read, page.items)))
                 version = page.version
+                limit.reschedule(clock() + _PAGE_S)
         _LISTS.labels(self._kind).inc()
         self._version = version
         self._sink.replace(items)

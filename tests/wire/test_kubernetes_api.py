@@ -124,6 +124,20 @@ def http(body: bytes, *more: bytes, status: bytes = b"200 OK") -> bytes:
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
+def test_a_watch_that_the_server_never_accepts_is_lost_and_not_waited_for() -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            await reader.read()
+
+    async def story() -> None:
+        async with serving(hang) as api:
+            lines = api.watch("/x", {}, idle_s=0.2)
+            with pytest.raises(TimeoutError):
+                await anext(lines)
+
+    asyncio.run(asyncio.wait_for(story(), 5.0))
+
+
 DEEP = b'{"items":' + b"[" * 200_000
 UNREADABLE = [b"\xff\xfe{}", DEEP, b"<html>", b"", b"[]", b"null", b"{}", b'{"items":[{}]}']
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -146,6 +146,20 @@ class Muster:
         """Return what any health says that it cannot read in Kubernetes."""
         return {what for state in self.states() for what in state["service"]["cluster"]}
 
+    def until_unread(self, what: Collection[str], *, within_s: float) -> None:
+        """Wait until health says that it cannot read these; nothing: that it can read all."""
+        last: set[str] = set()
+
+        def is_so() -> bool:
+            last.clear()
+            last.update(self.unread())
+            return last >= set(what) if what else not last
+
+        try:
+            until(is_so, f"health cannot read {sorted(what)}", within_s=within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it cannot read {sorted(last)}") from None
+
     def until_plugin(
         self, holds: Callable[[dict[str, Any]], bool], what: str, *, within_s: float
     ) -> dict[str, Any]:
@@ -262,6 +276,9 @@ def without_nats(cluster: real_cluster.Cluster) -> Iterator[None]:
     """Take NATS away for a while; after it, NATS is ready again."""
     scale = ("-n", "muster", "scale", "statefulset/muster-nats")
     cluster.good(*scale, "--replicas=0")
+    # its controller may be slow: after an API that hung it is for half a minute
+    pods = ("pod", "-l", "app.kubernetes.io/name=muster-nats")
+    cluster.good("-n", "muster", "wait", "--for=delete", *pods, "--timeout=120s")
     try:
         yield
     finally:
