@@ -1,10 +1,7 @@
 """A rollout of the plugin: the node offers its devices all the time, and nobody is alarmed."""
 
 import json
-import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -25,28 +22,9 @@ def muster(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield installed
 
 
-@contextmanager
-def offered(cluster: Cluster) -> Iterator[list[str]]:
-    """Record what the node offers, at each change of the node, until the block ends."""
-    path = r"{.status.allocatable.smarter-devices/fuse}{'\n'}"
-    command = [*cluster.command, "get", "node", cluster.node, "--watch", "-o", f"jsonpath={path}"]
-    seen: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
-        assert watch.stdout is not None
-        lines = watch.stdout
-        reader = threading.Thread(target=lambda: seen.extend(map(str.strip, lines)))
-        reader.start()
-        try:
-            until(lambda: seen, "the watch has begun")
-            yield seen
-        finally:
-            watch.terminate()
-            reader.join()
-
-
 def test_a_rollout_leaves_no_gap_and_raises_no_alert(muster: Muster) -> None:
     (before,) = muster.cluster.get("pods", "", *PLUGINS)["items"]
-    with offered(muster.cluster) as seen:
+    with muster.cluster.offered(FUSE) as offered:
         muster.cluster.good("-n", "muster", "rollout", "restart", "daemonset/muster-plugin")
         muster.cluster.good(
             "-n", "muster", "rollout", "status", "daemonset/muster-plugin", "--timeout=90s"
@@ -54,9 +32,9 @@ def test_a_rollout_leaves_no_gap_and_raises_no_alert(muster: Muster) -> None:
         gone = before["metadata"]["name"]
         muster.cluster.good("-n", "muster", "wait", "--for=delete", f"pod/{gone}", "--timeout=60s")
         # the node's status of the time after it
-        written = len(seen)
-        until(lambda: len(seen) > written + 2, "the kubelet has written the node's status")
-    assert set(seen) == {"20"}
+        written = len(offered.seen)
+        until(lambda: len(offered.seen) > written + 2, "the kubelet has written the node's status")
+    assert offered.amounts == {"20"}
     (after,) = muster.cluster.get("pods", "", *PLUGINS)["items"]
     assert after["metadata"]["name"] != gone
     log = muster.cluster.good("-n", "muster", "logs", after["metadata"]["name"])
@@ -74,7 +52,7 @@ def test_a_pod_that_cannot_start_leaves_the_old_one_in_place(muster: Muster) -> 
     broken = [
         {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--nonsense"}
     ]
-    with offered(muster.cluster) as seen:
+    with muster.cluster.offered(FUSE) as offered:
         muster.cluster.good(
             "-n",
             "muster",
@@ -96,7 +74,7 @@ def test_a_pod_that_cannot_start_leaves_the_old_one_in_place(muster: Muster) -> 
         muster.cluster.good(
             "-n", "muster", "rollout", "status", "daemonset/muster-plugin", "--timeout=90s"
         )
-    assert set(seen) == {"20"}
+    assert offered.amounts == {"20"}
     until(
         lambda: len(muster.cluster.get("pods", "", *PLUGINS)["items"]) == 1,
         "the broken pod is gone",

@@ -4,8 +4,6 @@ import base64
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,38 +22,6 @@ FUSE: Final = "smarter-devices/fuse"
 NEXT: Final = "localhost/muster:next"
 AWAY_MAX_S: Final = 2.0
 """As a rule it is 0: the new pod takes over before the old one ends."""
-
-
-class Watch:
-    """What the node offers of the device from now on, and when that changed."""
-
-    def __init__(self, cluster: real_cluster.Cluster) -> None:
-        path = f"jsonpath={{.status.allocatable.{FUSE}}}{{'\\n'}}"
-        self.changes: list[tuple[float, str]] = []
-        self._process = subprocess.Popen(
-            [cluster.kubectl, "get", "node", cluster.node, "--watch", "-o", path],
-            env=cluster.environment, text=True, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def end(self) -> float:
-        """Return for how many seconds the node has offered nothing."""
-        self._process.kill()
-        self._process.wait()
-        self._thread.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        assert self.changes
-        ends = [at for at, _ in self.changes[1:]] + [time.monotonic()]
-        return sum(
-            end - at for (at, value), end in zip(self.changes, ends, strict=True) if value == "0"
-        )
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.changes.append((time.monotonic(), line.strip()))
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +65,11 @@ def _alerts(cluster: real_cluster.Cluster, since: datetime) -> tuple[list[str], 
 def _carry_out(cluster: real_cluster.Cluster, folder: Path, phrase: str) -> float:
     """Carry out the commands of the page; return for how long the node offered nothing."""
     began = datetime.now(UTC)
-    watch = Watch(cluster)
-    try:
+    with cluster.offered(FUSE) as offered:
         commands = real_cluster.block("upgrade.md", phrase).replace("-k DIR", "-k my-muster")
         cluster.shell(commands, folder)
         until(lambda: cluster.allocatable(FUSE) not in {"", "0"}, "the devices are back")
-    finally:
-        away_s = watch.end()
+        away_s = offered.away_s()
     alerts, events = _alerts(cluster, began)
     assert (alerts, events > 0) == ([], True)
     return away_s

@@ -10,9 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -38,6 +40,24 @@ _ENDED: Final = {"Succeeded", "Failed"}
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 
 T = TypeVar("T")
+
+
+@dataclass
+class Offered:
+    """What a node offers of a resource, with the monotonic time of each status of the node."""
+
+    seen: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def amounts(self) -> set[str]:
+        """Return every amount that was offered, as Kubernetes writes it."""
+        return {amount for _, amount in self.seen}
+
+    def away_s(self) -> float:
+        """Return for how many seconds the node has offered 0."""
+        ends = [at for at, _ in self.seen[1:]] + [time.monotonic()]
+        pairs = zip(self.seen, ends, strict=True)
+        return sum(end - at for (at, amount), end in pairs if amount == "0")
 
 
 class Cluster:
@@ -229,6 +249,28 @@ class Cluster:
             yield
         finally:
             self.good("annotate", "storageclass", *classes, f"{_DEFAULT_CLASS}=true")
+
+    @contextlib.contextmanager
+    def offered(self, resource: str) -> Iterator[Offered]:
+        """Record what the node offers of a resource until the block ends."""
+        path = f"jsonpath={{.status.allocatable.{resource}}}{{'\\n'}}"
+        command = [*self.command, "get", "node", self.node, "--watch", "-o", path]
+        offered = Offered()
+
+        def read(lines: Iterable[str]) -> None:
+            for line in lines:
+                offered.seen.append((time.monotonic(), line.strip()))
+
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+            assert watch.stdout is not None
+            reader = threading.Thread(target=read, args=(watch.stdout,))
+            reader.start()
+            try:
+                until(lambda: offered.seen, "the watch has begun")
+                yield offered
+            finally:
+                watch.terminate()
+                reader.join()
 
     def rest(self) -> None:
         """Remove whatever of muster is there, and wait until it is gone."""
