@@ -25,13 +25,10 @@ round takes about three minutes.
 import argparse
 import asyncio
 import contextlib
-import itertools
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +45,6 @@ _STAND_IN_S: Final = {"crash": (2.0, 2.8), "stop": (13.3, 15.7)}
 """Median and longest with stand-ins for kubelet and API, as docs/health.md has them."""
 _SLOWER: Final = 1.5
 _RESOURCE: Final = "smarter-devices/fuse"
-_OFFERED: Final = r"{.status.allocatable.smarter-devices/fuse}{'\n'}"
 _VERDICTS: Final = {"crash": "PLUGIN_DOWN", "stop": "STUCK", "dead": "DEREGISTERED"}
 _CGROUPS: Final = (
     Path("/sys/fs/cgroup/memory") / layout.CGROUP,
@@ -73,37 +69,10 @@ class Samples:
     memory_mib: dict[str, float] = field(default_factory=dict)
 
 
-class Offers:
-    """When the node offered how many devices, from a watch."""
-
-    def __init__(self, cluster: real_cluster.Cluster) -> None:
-        words = ("get", "nodes", "--watch", "-o", f"jsonpath={_OFFERED}")
-        command = [cluster.kubectl, "--kubeconfig", cluster.kubeconfig, *words]
-        self._watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # kubectl
-        self._seen: list[tuple[float, bool]] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._watch.stdout is not None
-        for line in self._watch.stdout:
-            self._seen.append((time.monotonic(), line.strip() not in {"", "0"}))
-
-    def end(self) -> None:
-        """Stop watching."""
-        self._watch.terminate()
-        self._watch.wait()
-
-    def without_s(self, since: float) -> float:
-        """Return for how many seconds since then the node offered none."""
-        seen = [*((at, some) for at, some in self._seen if at >= since), (time.monotonic(), True)]
-        pairs = itertools.pairwise(seen)
-        return sum(later - at for (at, some), (later, _) in pairs if not some)
-
-
 class Rounds:
     """Makes the faults, one after the other."""
 
-    def __init__(self, muster: cluster_faults.Muster, offers: Offers) -> None:
+    def __init__(self, muster: cluster_faults.Muster, offers: real_cluster.Offered) -> None:
         self.samples = Samples()
         self._muster, self._offers = muster, offers
         self._crashes = 0
@@ -179,7 +148,7 @@ class Rounds:
     def _quiet(self, fault: str, began: float, is_over: Callable[[], bool]) -> None:
         until(is_over, f"{fault} is over", within_s=90.0)
         self._muster.until_healthy()
-        _add(self.samples.without, fault, self._offers.without_s(began))
+        _add(self.samples.without, fault, self._offers.away_s(began))
         false = [each for each in self._muster.webhook.taken if each.at >= began]
         self.samples.false[fault] = self.samples.false.get(fault, 0) + len(false)
 
@@ -215,16 +184,13 @@ def _cgroup_bytes(uid: str) -> int:
 def _measured(faults: Sequence[str], times: int) -> Samples:
     cluster = real_cluster.Cluster(str(layout.KUBECONFIG))
     with tempfile.TemporaryDirectory() as folder, _muster(cluster, Path(folder)) as muster:
-        offers = Offers(cluster)
-        try:
+        with cluster.offered(_RESOURCE) as offers:
             rounds = Rounds(muster, offers)
             for fault in faults:
                 for _ in range(times):
                     rounds.make(fault)
             rounds.samples.memory_mib = _memory_mib(cluster)
             return rounds.samples
-        finally:
-            offers.end()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ Run `pytest -m cluster` and nothing less: a KUBECONFIG that merely lies about ma
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -53,11 +54,11 @@ class Offered:
         """Return every amount that was offered, as Kubernetes writes it."""
         return {amount for _, amount in self.seen}
 
-    def away_s(self) -> float:
-        """Return for how many seconds the node has offered 0."""
-        ends = [at for at, _ in self.seen[1:]] + [time.monotonic()]
-        pairs = zip(self.seen, ends, strict=True)
-        return sum(end - at for (at, amount), end in pairs if amount == "0")
+    def away_s(self, since: float = 0.0) -> float:
+        """Return for how many seconds since then the node has offered none."""
+        seen = [*(each for each in self.seen if each[0] >= since), (time.monotonic(), "")]
+        pairs = itertools.pairwise(seen)
+        return sum(later - at for (at, amount), (later, _) in pairs if amount in {"", "0"})
 
 
 class Cluster:
