@@ -183,14 +183,17 @@ def _cgroup_bytes(uid: str) -> int:
 
 def _measured(faults: Sequence[str], times: int) -> Samples:
     cluster = real_cluster.Cluster(str(layout.KUBECONFIG))
-    with tempfile.TemporaryDirectory() as folder, _muster(cluster, Path(folder)) as muster:
-        with cluster.offered(_RESOURCE) as offers:
-            rounds = Rounds(muster, offers)
-            for fault in faults:
-                for _ in range(times):
-                    rounds.make(fault)
-            rounds.samples.memory_mib = _memory_mib(cluster)
-            return rounds.samples
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _muster(cluster, Path(folder)) as muster,
+        cluster.offered(_RESOURCE) as offers,
+    ):
+        rounds = Rounds(muster, offers)
+        for fault in faults:
+            for _ in range(times):
+                rounds.make(fault)
+        rounds.samples.memory_mib = _memory_mib(cluster)
+        return rounds.samples
 
 
 @contextlib.contextmanager
