@@ -20,7 +20,7 @@ import msgspec
 import prometheus_client
 
 import muster
-from muster import http, leadership, pacing, vocabulary
+from muster import escaping, http, leadership, pacing, vocabulary
 from muster.service import logs
 from muster_health.model import config, signals
 
@@ -200,7 +200,7 @@ class AlarmSender:
                 "involvedObject": {"apiVersion": "v1", "namespace": namespace, **about},
                 "type": "Warning" if alarm.firing else "Normal",
                 "reason": "HealthImpaired" if alarm.firing else "HealthRecovered",
-                "message": alarm.summary[:1024],
+                "message": escaping.plain(alarm.summary[:1024]),
                 "source": {"component": "muster-health"},
                 "reportingComponent": "muster-health",
                 "firstTimestamp": at,

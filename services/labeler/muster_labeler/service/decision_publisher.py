@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import msgspec
 import prometheus_client
 
-from muster import vocabulary
+from muster import escaping, vocabulary
 from muster.kubernetes import api
 from muster.service import logs
 from muster.vocabulary import Verdict
@@ -95,7 +95,7 @@ class ClusterRecords:
             },
             "type": kind,
             "reason": reason,
-            "message": f"{labels or 'no label'}: {decision.reason}"[:_MESSAGE_MAX],
+            "message": escaping.plain(f"{labels or 'no label'}: {decision.reason}"[:_MESSAGE_MAX]),
             "source": {"component": _COMPONENT},
             "reportingComponent": _COMPONENT,
             "firstTimestamp": at,

@@ -5,6 +5,8 @@ webhook instead of a bot token, every change is a separate message. Slack's limi
 characters for a header and 3,000 for a section (docs.slack.dev, Block Kit). Teams gets an adaptive
 card of up to 28 KB (learn.microsoft.com, format of connector cards and cards).
 
+Teams and many services of Apprise read Markdown, so the texts of others are made `inert`.
+
 Apprise reports failures without their cause: every failure counts as temporary, messages may be
 repeated, and back-off is imprecise. It blocks and sleeps, so it runs in a separate thread.
 """
@@ -54,6 +56,8 @@ _GONE: Final = frozenset(
 
 Json = dict[str, object]
 _OK: Final = 200
+_NO_PREVIEWS: Final[Json] = {"unfurl_links": False, "unfurl_media": False}
+"""Slack would fetch an address in a text, and show the picture that is there."""
 
 
 class SlackReply(msgspec.Struct, frozen=True):
@@ -81,6 +85,7 @@ def slack_content(notification: notifications.Notification, words: message.Messa
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
     return {
         "text": _escaped(words.title),
+        **_NO_PREVIEWS,
         "attachments": [{"color": colour(notification), "blocks": blocks}],
     }
 
@@ -181,6 +186,7 @@ class SlackChannel:
                 "channel": where["channel"],
                 "thread_ts": where["ts"],
                 "text": change_line(notification, text),
+                **_NO_PREVIEWS,
             },
         )
         answer = (
@@ -280,13 +286,18 @@ class Apprise:
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
         """Send one message."""
-        text = message.compose(notification, self._templates)
+        text = message.compose(message.inert(notification), self._templates)
         kind = "failure" if notification.firing_ids else "success"
         try:
             async with asyncio.timeout(self._timeout_s):
                 is_taken = await self._blocking.run(
                     functools.partial(
-                        self._apprise.notify, body=text.text, title=text.title, notify_type=kind
+                        self._apprise.notify,
+                        body=text.text,
+                        title=text.title,
+                        notify_type=kind,
+                        # Apprise then escapes it for a service that shows HTML
+                        body_format="text",
                     )
                 )
         except TimeoutError:

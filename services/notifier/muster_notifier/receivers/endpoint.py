@@ -96,22 +96,30 @@ class Endpoint:
 
 
 class JsonReceiver:
-    """A receiver that gets one JSON body, written by `encode`, for each notification."""
+    """A receiver that gets one JSON body, written by `encode`, for each notification.
+
+    `prepare` changes the texts of others for this receiver.
+    """
 
     def __init__(
         self,
         to: Endpoint,
         templates: receiver_settings.Templates,
         encode: Callable[[notifications.Notification, message.Message], bytes],
+        *,
+        prepare: Callable[[notifications.Notification], notifications.Notification] | None = None,
     ) -> None:
         self._endpoint = to
         self._templates = templates
         self._encode = encode
+        self._prepare = prepare
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
         """Post the body."""
+        if self._prepare is not None:
+            notification = self._prepare(notification)
         text = message.compose(notification, self._templates)
         return await self._endpoint.post_json(self._encode(notification, text))
 

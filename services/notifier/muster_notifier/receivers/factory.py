@@ -113,7 +113,9 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
             password = reader.read(way.password_from) if way.password_from else ""
             return email.Email(way, password=password, templates=templates).send, _EMAIL_PER_S
         case receiver_settings.Receiver(teams=receiver_settings.Teams() as way):
-            workflow = endpoint.JsonReceiver(_endpoint(way, reader), templates, chat.teams_card)
+            workflow = endpoint.JsonReceiver(
+                _endpoint(way, reader), templates, chat.teams_card, prepare=message.inert
+            )
             return workflow.send, _TEAMS_PER_S
         case receiver_settings.Receiver(alertmanager=receiver_settings.Alertmanager() as way):
             bearer = reader.read(way.bearer_from) if way.bearer_from else ""

@@ -6,11 +6,14 @@ removed, and left-out parts are counted. The operator's templates replace these 
 template is ignored, and the message says so.
 """
 
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
+
+import msgspec
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
@@ -20,6 +23,10 @@ LINE_MAX: Final = 400
 TEXT_MAX: Final = 20_000
 TEST: Final = "TEST, nothing is wrong: "
 
+_MARKUP: Final = re.compile(
+    # links, images, references and HTML of Markdown; `{{DATE(...)}}` of cards; mentions
+    r"(?<=\])(?=[(\[:])|(?<=!)(?=\[)|(?<=<)(?=[^\s=<])|(?<=\{)(?=\{)|(?<=@)(?=\w)"
+)
 _LINE_ALERTS_MAX: Final = 20
 _LINE_PODS_MAX: Final = 10
 _NOTHING: Final = receiver_settings.Templates()
@@ -62,6 +69,21 @@ def compose(
     return Message(title=head, text=cut(body, TEXT_MAX))
 
 
+def inert(notification: notifications.Notification) -> notifications.Notification:
+    """Return a notification with spaces in its texts, so that Markdown has no links or mentions.
+
+    Not every client reads backslashes, and the operator's templates may contain links.
+    """
+    return msgspec.structs.replace(
+        notification,
+        group=_inert(notification.group),
+        labels={name: _inert(value) for name, value in notification.labels.items()},
+        why=_inert(notification.why),
+        firing=tuple(map(_inert_alert, notification.firing)),
+        resolved=tuple(map(_inert_alert, notification.resolved)),
+    )
+
+
 def title(notification: notifications.Notification) -> str:
     """Return one line that says what is wrong or resolved."""
     count, ended = len(notification.firing_ids), notification.notified_total
@@ -87,6 +109,26 @@ def line(text: str, longest: int = LINE_MAX) -> str:
         "".join(character if character.isprintable() else " " for character in text).split()
     )
     return cut(shown, longest)
+
+
+def _inert_alert(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
+    return msgspec.structs.replace(
+        alert,
+        summary=_inert(alert.summary),
+        resource=_inert(alert.resource),
+        devices=tuple(map(_inert, alert.devices)),
+        pods=tuple(map(_inert, alert.pods)),
+        evidence=tuple(
+            vocabulary.Evidence(source=_inert(item.source), observed=_inert(item.observed))
+            for item in alert.evidence
+        ),
+        advice=_inert(alert.advice),
+        runbook=_inert(alert.runbook),
+    )
+
+
+def _inert(text: str) -> str:
+    return _MARKUP.sub(" ", line(text, len(text)))
 
 
 def cut(text: str, longest: int) -> str:

@@ -138,12 +138,16 @@ def alert_of(
     }
     return AlertmanagerAlert(
         status=str(alert.state),
-        labels=routes.labels_of(alert),
+        labels=_shown(routes.labels_of(alert)),
         annotations={name: message.line(text, 2048) for name, text in annotations.items() if text},
         starts_at=_time(alert.starts_at),
         ends_at=_time(alert.ends_at) if alert.ends_at else _NEVER,
         fingerprint=alert.fingerprint,
     )
+
+
+def _shown(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: message.line(value, 2048) for name, value in labels.items()}
 
 
 def _cloud_event(
@@ -181,7 +185,7 @@ def _version4(
         truncated_alerts=notification.notified_total - len(shown),
         status=str(notification.state),
         receiver=notification.receiver,
-        group_labels=notification.labels,
+        group_labels=_shown(notification.labels),
         common_labels=_common([alert.labels for alert in alerts]),
         common_annotations=_common([alert.annotations for alert in alerts]),
         alerts=alerts,
@@ -331,7 +335,7 @@ def encode_pagerduty(
         shown = alerts[:count]
         details: Json = {
             "text": message.cut(text.text, 10_000),
-            "group": notification.labels,
+            "group": _shown(notification.labels),
             "alerts": [msgspec.to_builtins(alert_of(notification, alert)) for alert in shown],
             "truncated_alerts": notification.notified_total - len(shown),
         }
@@ -342,7 +346,8 @@ def encode_pagerduty(
 
 def dedup_key(group: str) -> str:
     """Return a group's `dedup_key`."""
-    return group if len(group) <= _KEY_MAX else notifications.token(group)
+    is_fit = len(group) <= _KEY_MAX and group.isprintable()
+    return group if is_fit else notifications.token(group)
 
 
 def _pagerduty_event(
