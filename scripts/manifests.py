@@ -5,6 +5,7 @@ python scripts/manifests.py --check   write nothing; exit 1 and name what is sta
 """
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import yaml
 from muster import vocabulary
 from muster.local import stack
 from muster.nats.auth import permissions
+from muster_labeler.naming import label_forms
 from scripts import dashboard
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -53,6 +55,9 @@ _POD: Final = re.compile(
 )
 
 
+_MADE: Final = re.compile(r"(    # made by .*\n)(?:.*\n)*(    # the end of what is made\n)")
+
+
 def documents() -> dict[Path, bytes]:
     """Return every generated file by its path below the root."""
     # kustomize reads no file above its own folder
@@ -62,10 +67,32 @@ def documents() -> dict[Path, bytes]:
         Path("k8s/components/monitoring/muster.json"): dashboard.text().encode(),
     }
     accounts = _accounts()
-    return accounts | _compose() | again | _chart(accounts[Path("k8s/base/nats/accounts.conf")])
+    admission = _admission()
+    return (
+        accounts
+        | {Path("k8s/base/admission.yaml"): admission.encode()}
+        | _compose()
+        | again
+        | _chart(accounts[Path("k8s/base/nats/accounts.conf")], admission)
+    )
 
 
-def _chart(accounts: bytes) -> dict[Path, bytes]:
+def _admission() -> str:
+    """Return the admission policy with the labels that the labeler may write."""
+    forms = ",\n".join(
+        f"        {json.dumps(key)}: {json.dumps(f'^({form})$')}"
+        for key, form in label_forms.FORMS.items()
+    )
+    made = (
+        f"    - name: forms\n      expression: >-\n        {{\n{forms}\n        }}\n"
+        f"    - name: profileKey\n      expression: '\"^{label_forms.PROFILE_KEY}$\"'\n"
+        f"    - name: profileLabel\n      expression: '\"^{label_forms.PROFILE_LABEL}$\"'\n"
+    )
+    text = (ROOT / "k8s/base/admission.yaml").read_text("utf-8")
+    return _MADE.sub(lambda match: f"{match[1]}{made}{match[2]}", text)
+
+
+def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
     """Return the part of the Helm chart that says what the base says."""
     base, chart = ROOT / "k8s/base", Path("k8s/chart/muster")
     files = {
@@ -79,7 +106,8 @@ def _chart(accounts: bytes) -> dict[Path, bytes]:
     others = _of_production()
     for file in sorted(base.glob("*.yaml")):
         if file.name not in {"kustomization.yaml", "namespace.yaml"}:
-            parts = file.read_text("utf-8").rstrip().split("\n---\n")
+            source = admission if file.name == "admission.yaml" else file.read_text("utf-8")
+            parts = source.rstrip().split("\n---\n")
             text = "\n---\n".join(
                 f"{{{{- if not .Values.production.enabled }}}}\n{part}\n{{{{- end }}}}"
                 if _key(yaml.safe_load(part)) in others

@@ -146,10 +146,17 @@ def test_the_admission_policy_lets_the_labeler_do_its_work(nodes: Nodes, tmp_pat
     labeler = Nodes(nodes.account("muster-labeler", *rights, folder=tmp_path))
     nodes.cluster.good("apply", "-f", str(POLICY))
 
-    def status(patch: object, below: str = "", content: str = kubernetes_api.MERGE) -> int:
+    def status(
+        patch: object,
+        below: str = "",
+        content: str = kubernetes_api.MERGE,
+        *,
+        manager: str = model.FIELD_MANAGER,
+        **query: str,
+    ) -> int:
         path = f"/api/v1/nodes/{a}{below}"
         return labeler.api.ask(
-            "PATCH", path, patch, content, fieldManager=model.FIELD_MANAGER
+            "PATCH", path, patch, content, fieldManager=manager, **query
         ).status
 
     def policy_holds() -> bool:
@@ -171,6 +178,24 @@ def test_the_admission_policy_lets_the_labeler_do_its_work(nodes: Nodes, tmp_pat
     ready = {"type": "Ready", "status": "False", "reason": "x", "message": "x"}
     assert status({"status": {"conditions": [ready]}}, "/status") == 422
     assert status({"status": {"capacity": {"nvidia.com/gpu": "99"}}}, "/status") == 422
+    # what a compromised labeler could do to other operators, and to what others own
+    for label in (
+        *("nvidia.com/gpu.deploy.driver=false", "nvidia.com/mig.config=all-disabled"),
+        *("nvidia.com/gpu.workload.config=vm-passthrough", "muster.dev/other=x"),
+        *(f"{KEY}=H100", "nvidia.com/gpu.count=many", "nvidia.com/mig-1g.5gb.count=x"),
+    ):
+        key, _, value = label.partition("=")
+        assert (label, status({"metadata": {"labels": {key: value}}})) == (label, 422)
+    assert status({"metadata": {"annotations": {"muster.dev/fuse": "true"}}}) == 422
+    assert status({"metadata": {"managedFields": [{}]}}) == 422
+    assert status({"metadata": {"labels": {KEY: "l4"}}}, manager="kubectl") == 422
+    profile = {"nvidia.com/gpu.count": "8", "nvidia.com/mig-1g.5gb.product": "A100"}
+    assert status({"metadata": {"labels": profile}}) == 200
+    nodes.cluster.good("label", "node", a, "nvidia.com/gpu.family=ampere")
+    forced: Any = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": a, "uid": uid}}
+    forced["metadata"]["labels"] = {"nvidia.com/gpu.family": "hopper"}
+    assert status(forced, content=kubernetes_api.APPLY, force="true") == 422
+    assert status({"metadata": {"labels": {"nvidia.com/gpu.family": None}}}) == 422
 
 
 def test_the_service_applies_reads_back_and_repairs(nodes: Nodes, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from muster import vocabulary
-from muster_labeler.naming import feature_discovery
+from muster_labeler.naming import feature_discovery, label_forms, node_labels, sources
 
 NODE = {"gpu.machine", "gpu.mode", "mig.capable", "mps.capable", "vgpu.present"}
 """What NVIDIA's tests of GPUs and MIG devices leave to other tests."""
@@ -684,6 +684,55 @@ KEY = re.compile(r"nvidia\.com/([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]")
 VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
 
 
+def is_of_its_form(key: str, value: str) -> bool:
+    """Return whether the admission policy lets the labeler write a label."""
+    form = label_forms.FORMS.get(key)
+    if form is None:
+        return re.fullmatch(label_forms.PROFILE_LABEL, f"{key}={value}") is not None
+    return re.fullmatch(form, value) is not None
+
+
+def test_no_form_is_one_of_a_label_that_is_never_written() -> None:
+    part = replace(
+        mig(1, 1, 10), copy_engines=1, decoders=1, encoders=1, jpeg_engines=1, ofa_engines=1
+    )
+    written: set[str] = set()
+    for strategy in ("none", "single", "mixed"):
+        for device in (gpu(), mig_gpu(part)):
+            node = vocabulary.GpuNode(
+                gpus=(replace(device, compute_capability="8.0", vgpu=False, clique="a.1"),),
+                mig_strategy=strategy,
+                driver_version="580.95.05",
+                cuda_version="13.0",
+            )
+            sets = list(node_labels.LabelSet)
+            kinds = {sources.Product("NVIDIA A30", 24576): 1}
+            written |= node_labels.wanted_labels(sets, "a30", kinds=kinds, gpus=node).keys()
+    of_profile = {key for key in written if re.fullmatch(label_forms.PROFILE_KEY, key)}
+    assert written - of_profile == label_forms.FORMS.keys()
+    prefix = "nvidia.com/mig-1g.10gb."
+    assert of_profile == {
+        f"{prefix}{name}" for name in (*label_forms.MEASURES, "product", "sharing-strategy")
+    }
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("nvidia.com/gpu.deploy.driver=false", "nvidia.com/mig.config=all-disabled"),
+        *("nvidia.com/gpu.workload.config=vm-passthrough", "nvidia.com/mig.config.state=x"),
+        *("nvidia.com/gpu.present=false", "nvidia.com/mig-1g.10gb.config=x"),
+        *("nvidia.com/mig-manager.count=1", "muster.dev/anything=x", "muster.dev/accelerators=x"),
+        *("skypilot.co/accelerator=H100", "nvidia.com/gpu.count=many", "nvidia.com/mps.capable=x"),
+        *("nvidia.com/mig-1g.10gb.count=x", "nvidia.com/mig-1g.10gb.product="),
+        *("nvidia_com/gpu.count=1", "nvidia.com/gpu-count=1"),
+    ],
+)
+def test_labels_that_others_act_on_and_other_values_have_no_form(label: str) -> None:
+    key, _, value = label.partition("=")
+    assert not is_of_its_form(key, value)
+
+
 @given(node=NODES, seed=st.integers())
 def test_every_label_is_one_that_the_api_takes_and_none_depends_on_any_order(
     node: vocabulary.GpuNode, seed: int
@@ -691,6 +740,7 @@ def test_every_label_is_one_that_the_api_takes_and_none_depends_on_any_order(
     labels = feature_discovery.labels(node)
     assert [key for key in labels if not KEY.fullmatch(key)] == []
     assert [value for value in labels.values() if not VALUE.fullmatch(value)] == []
+    assert [label for label in labels.items() if not is_of_its_form(*label)] == []
     order = random.Random(seed)  # noqa: S311 -- an order, not a secret
     gpus = [replace(gpu, mig=tuple(order.sample(gpu.mig, len(gpu.mig)))) for gpu in node.gpus]
     order.shuffle(gpus)

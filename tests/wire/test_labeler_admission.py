@@ -85,17 +85,29 @@ def test_the_condition_is_allowed_as_it_comes_and_as_it_changes(here: Cluster) -
     assert [admission_policy.denied(*pair, subresource="status") for pair in pairs] == [[]] * 2
 
 
+READY = {"type": "Ready", "status": "True"}
+KUBECTL = {
+    "manager": "kubectl",
+    "operation": "Update",
+    "fieldsV1": {"f:metadata": {"f:labels": {"f:team": {}}}},
+}
 OLD: dict[str, Any] = {
-    "metadata": {"name": "a", "labels": {"team": "x", KEY: "l4"}, "annotations": {"note": "y"}},
+    "metadata": {
+        "name": "a",
+        "managedFields": [KUBECTL],
+        "labels": {"team": "x", KEY: "l4"},
+        "annotations": {"note": "y"},
+    },
     "spec": {"providerID": "aws:///z/i"},
     "status": {
         "capacity": {"nvidia.com/gpu": "8"},
-        "conditions": [{"type": "Ready", "status": "True"}],
+        "conditions": [READY],
         "nodeInfo": {"kernelVersion": "6.1"},
     },
 }
 LABELS = "the labeler may only change accelerator labels"
-ANNOTATIONS = "the labeler may only change annotations of muster.dev"
+ANNOTATIONS = "the labeler may only change the annotation muster.dev/label-provenance"
+OWNERS = "the labeler may not change what others own"
 CONDITIONS = "the labeler may only write the condition DevicePluginHealthy"
 STATUS = "the labeler may not change a node's status except its own condition"
 
@@ -109,6 +121,22 @@ STATUS = "the labeler may not change a node's status except its own condition"
         ("metadata.labels", {"team": "x", "cloud.google.com/gke-accelerator": "l4"}, LABELS),
         ("metadata.labels", {"team": "x", KEY: "l4", "nvidia.com/gpu": "8"}, LABELS),
         ("metadata.labels", {"team": "x", KEY: "l4", "nvidia.com/gpu-driver": "8"}, LABELS),
+        ("metadata.labels", {"team": "x", KEY: "L4"}, LABELS),
+        ("metadata.labels", {"team": "x", KEY: "l4", "muster.dev/other": "x"}, LABELS),
+        ("metadata.labels", {"team": "x", "nvidia.com/gpu.deploy.driver": "false"}, LABELS),
+        ("metadata.labels", {"team": "x", "nvidia.com/mig.config": "all-disabled"}, LABELS),
+        ("metadata.labels", {"team": "x", "nvidia.com/gpu.workload.config": "vm-vgpu"}, LABELS),
+        ("metadata.labels", {"team": "x", "nvidia.com/mig-1g.5gb.count": "x"}, LABELS),
+        ("metadata.annotations", {"note": "y", "muster.dev/fuse": "true"}, ANNOTATIONS),
+        ("metadata.annotations", {"note": "y", model.PROVENANCE: "x" * 4097}, ANNOTATIONS),
+        ("metadata.managedFields", None, OWNERS),
+        ("metadata.managedFields", [], OWNERS),
+        ("metadata.managedFields", [{"manager": "kubectl", "operation": "Update"}], OWNERS),
+        (
+            "metadata.managedFields",
+            [KUBECTL, {"manager": "before-first-apply", "operation": "Update"}],
+            OWNERS,
+        ),
         ("metadata.annotations", {}, ANNOTATIONS),
         ("metadata.annotations", {"note": "y", "more": "z"}, ANNOTATIONS),
         (
@@ -126,6 +154,11 @@ STATUS = "the labeler may not change a node's status except its own condition"
         ("status.allocatable", {"nvidia.com/gpu": "16"}, STATUS),
         ("status.nodeInfo", None, STATUS),
         ("status.conditions", [{"type": "Ready", "status": "False"}], CONDITIONS),
+        (
+            "status.conditions",
+            [READY, {"type": model.CONDITION, "status": "x"}],
+            CONDITIONS,
+        ),
         ("status.conditions", [], CONDITIONS),
         ("status.conditions", None, CONDITIONS),
     ],
@@ -145,6 +178,27 @@ def test_every_other_change_of_a_node_is_refused(
         tree[last] = value
     assert admission_policy.denied(OLD, new, subresource=subresource) == [message]
     assert admission_policy.denied(OLD, new, subresource=subresource, user="somebody else") == []
+
+
+@pytest.mark.parametrize("manager", ["kubectl", None])
+def test_nobody_is_named_in_whose_place_the_labeler_would_write(manager: str | None) -> None:
+    new = copy.deepcopy(OLD)
+    new["metadata"]["labels"][KEY] = "t4"
+    assert admission_policy.denied(OLD, new) == []
+    assert admission_policy.denied(OLD, new, manager=manager) == [
+        "the labeler may only write as the field manager muster-labeler"
+    ]
+
+
+def test_a_node_without_owners_may_get_some() -> None:
+    new = copy.deepcopy(OLD)
+    new["metadata"]["managedFields"] = [
+        {**KUBECTL, "manager": "before-first-apply"},
+        {**KUBECTL, "manager": model.FIELD_MANAGER, "operation": "Apply"},
+    ]
+    old = copy.deepcopy(OLD)
+    del old["metadata"]["managedFields"]
+    assert admission_policy.denied(old, new) == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import Any, Final
 import yaml
 from cel_expr_python import cel
 
+from muster_labeler import model
+
 FILE: Final = pathlib.Path(__file__).resolve().parents[2] / "k8s/base/admission.yaml"
 LABELER: Final = "system:serviceaccount:muster:muster-labeler"
 _NAMES: Final = ("object", "oldObject", "request", "variables")
@@ -20,10 +22,12 @@ def denied(
     operation: str = "UPDATE",
     subresource: str = "",
     user: str = LABELER,
+    manager: str | None = model.FIELD_MANAGER,
 ) -> list[str]:
     """Return what the policy says against a change, in its messages; nothing if it may be."""
     policy = next(yaml.safe_load_all(FILE.read_text()))["spec"]
-    request = {"operation": operation, "userInfo": {"username": user}}
+    options = {} if manager is None else {"fieldManager": manager}
+    request = {"operation": operation, "userInfo": {"username": user}, "options": options}
     # what is empty is left out
     request |= {"subResource": subresource} if subresource else {}
     known: dict[str, Any] = {"request": request, "object": new, "oldObject": old, "variables": {}}

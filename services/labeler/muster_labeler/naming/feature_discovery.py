@@ -20,8 +20,9 @@ _VALUE_MAX: Final = 63
 _ENDS: Final = "-_."
 """Characters allowed in a label value, but not at its ends (apimachinery IsValidLabelValue)."""
 _NOT_KEPT = re.compile(r"[^A-Za-z0-9\-_. ]")
-_KEY_PART = re.compile(r"[-A-Za-z0-9_.]{1,42}")
-"""The longest profile for which the key `mig-<profile>.sharing-strategy` has 63 characters."""
+PROFILE: Final = "([0-9]{1,2}c[.])?[0-9]{1,2}g[.][0-9]{1,5}gb([.-][a-z]{1,8}){0,3}"
+"""A MIG profile in a key: at most 42 characters, for which the longest name in a key has 63."""
+_PROFILE = re.compile(PROFILE)
 _DRIVER = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _CLIQUE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]")
@@ -55,6 +56,7 @@ class _Share:
     is_renamed: bool = False
 
 
+_UNSHARED: Final = _Share(1)
 _IN_PARTS: Final = _Share(0)
 """A GPU in MIG mode is not allocated as a whole; only its parts are."""
 
@@ -68,12 +70,13 @@ def labels(node: vocabulary.GpuNode) -> dict[str, str]:
     if not node.gpus:
         return {}
     gpus = sorted(node.gpus, key=lambda gpu: gpu.uuid)
+    shares = _shares(node.resources)
     named = _of_node(node.machine, gpus) | _of_versions(node)
-    named |= _of_gpus(gpus, node.resources, is_single=node.mig_strategy == "single")
+    named |= _of_gpus(gpus, shares, is_single=node.mig_strategy == "single")
     if node.mig_strategy in {"single", "mixed"}:
         named["mig.strategy"] = node.mig_strategy
     if node.mig_strategy == "mixed":
-        named |= _of_profiles(gpus, node.resources)
+        named |= _of_profiles(gpus, shares)
     return {f"{DOMAIN}/{key}": value for key, value in sorted(named.items())}
 
 
@@ -120,7 +123,7 @@ def _of_versions(node: vocabulary.GpuNode) -> dict[str, str]:
 
 def _of_gpus(
     gpus: Sequence[vocabulary.Gpu],
-    resources: Iterable[vocabulary.GpuResource],
+    shares: Mapping[str, _Share],
     *,
     is_single: bool,
 ) -> dict[str, str]:
@@ -130,8 +133,8 @@ def _of_gpus(
     alike = [gpu for gpu in gpus if gpu.product == model]
     labels = _of_architecture(alike)
     if is_single and any(_is_mig(gpu) for gpu in gpus):
-        return labels | _of_single(gpus, resources)
-    share = _share(resources, "") if model in whole else _IN_PARTS
+        return labels | _of_single(gpus, shares)
+    share = shares.get("", _UNSHARED) if model in whole else _IN_PARTS
     labels |= _of_resource("gpu", (model,), count=len(alike), share=share)
     memory_mib = next((gpu.memory_mib for gpu in alike if gpu.memory_mib), None)
     if memory_mib is not None:
@@ -139,26 +142,24 @@ def _of_gpus(
     return labels
 
 
-def _of_single(
-    gpus: Sequence[vocabulary.Gpu], resources: Iterable[vocabulary.GpuResource]
-) -> dict[str, str]:
+def _of_single(gpus: Sequence[vocabulary.Gpu], shares: Mapping[str, _Share]) -> dict[str, str]:
     """Return the labels of MIG devices that are allocated as `gpu`, if all have one profile."""
     profiles = _profiles(gpus)
     if len(profiles) == 1 and all(gpu.mig for gpu in gpus):
         ((profile, devices),) = profiles.items()
-        return _of_profile("gpu", profile, devices, _share(resources, profile))
+        return _of_profile("gpu", profile, devices, shares.get(profile, _UNSHARED))
     model = _model(gpu.product for gpu in gpus if _is_mig(gpu))
     invalid = _of_resource("gpu", (model, "MIG", "INVALID"), count=0, share=_Share(0))
     return invalid | {"gpu.memory": "0", "gpu.sharing-strategy": ""}
 
 
-def _of_profiles(
-    gpus: Iterable[vocabulary.Gpu], resources: Sequence[vocabulary.GpuResource]
-) -> dict[str, str]:
+def _of_profiles(gpus: Iterable[vocabulary.Gpu], shares: Mapping[str, _Share]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for profile, devices in _profiles(gpus).items():
-        if _KEY_PART.fullmatch(profile):
-            labels |= _of_profile(f"mig-{profile}", profile, devices, _share(resources, profile))
+        if _PROFILE.fullmatch(profile):
+            labels |= _of_profile(
+                f"mig-{profile}", profile, devices, shares.get(profile, _UNSHARED)
+            )
     return labels
 
 
@@ -247,14 +248,18 @@ def _profiles(
     return profiles
 
 
-def _share(resources: Iterable[vocabulary.GpuResource], profile: str) -> _Share:
-    """Return how the devices of a profile are shared; if only some are shared, those decide."""
-    shares = [
-        _Share(max(resource.replicas, 1), is_renamed=resource.name != resource.was)
-        for resource in resources
-        if _dotted(resource.profile) == profile
-    ]
-    return max(shares, key=lambda share: (share.replicas, share.is_renamed), default=_Share(1))
+def _shares(resources: Iterable[vocabulary.GpuResource]) -> dict[str, _Share]:
+    """Return how the devices of each profile are shared; if only some are shared, those decide."""
+    shares: dict[str, _Share] = {}
+    for resource in resources:
+        profile = _dotted(resource.profile)
+        share = _Share(max(resource.replicas, 1), is_renamed=resource.name != resource.was)
+        shares[profile] = max(shares.get(profile, share), share, key=_order)
+    return shares
+
+
+def _order(share: _Share) -> tuple[int, bool]:
+    return share.replicas, share.is_renamed
 
 
 def _dotted(profile: str) -> str:

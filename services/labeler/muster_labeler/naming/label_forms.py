@@ -1,0 +1,83 @@
+"""Pure: every label that muster may write to a node, with the form of its value.
+
+The admission policy is made from these forms (`scripts/manifests.py`): the API refuses anything
+else, even if the labeler is compromised. NVIDIA's operators act on some labels of the same domain,
+such as `nvidia.com/gpu.deploy.driver` and `nvidia.com/mig.config`; these must never be here.
+
+The forms are regular expressions that Python and CEL (RE2) understand alike, without backslashes.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from muster_labeler.naming import accelerators, feature_discovery
+
+_FLAG: Final = "true|false"
+_NUMBER: Final = "[0-9]{1,16}"
+_PART: Final = "[0-9]{1,9}"
+_NAME: Final = "[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?"
+_VALUE: Final = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_SHARING: Final = "(none|time-slicing)?"
+
+MEASURES: Final = (
+    *("count", "replicas", "memory", "multiprocessors", "slices.gi", "slices.ci"),
+    *("engines.copy", "engines.decoder", "engines.encoder", "engines.jpeg", "engines.ofa"),
+)
+"""The numbers that are known of a GPU, or of the MIG devices of a profile."""
+
+_OF_RESOURCE: Final = {
+    **dict.fromkeys(MEASURES, _NUMBER),
+    "product": _VALUE,
+    "sharing-strategy": _SHARING,
+}
+_OF_NVIDIA: Final = {
+    **{f"gpu.{name}": form for name, form in _OF_RESOURCE.items()},
+    "gpu.machine": _VALUE,
+    "gpu.mode": "graphics|compute|unknown",
+    "gpu.clique": "[A-Za-z0-9][A-Za-z0-9_.-]{0,61}[A-Za-z0-9]",
+    "gpu.family": "[a-z-]{1,20}",
+    "gpu.compute.major": _PART,
+    "gpu.compute.minor": _PART,
+    "mig.capable": _FLAG,
+    "mig.strategy": "single|mixed",
+    "mps.capable": "false",
+    "vgpu.present": _FLAG,
+    "cuda.driver-version.full": f"{_PART}[.]{_PART}([.]{_PART})?",
+    "cuda.driver-version.major": _PART,
+    "cuda.driver-version.minor": _PART,
+    "cuda.driver-version.revision": f"({_PART})?",
+    "cuda.driver.major": _PART,
+    "cuda.driver.minor": _PART,
+    "cuda.driver.rev": f"({_PART})?",
+    "cuda.runtime-version.full": f"{_PART}[.]{_PART}",
+    "cuda.runtime-version.major": _PART,
+    "cuda.runtime-version.minor": _PART,
+    "cuda.runtime.major": _PART,
+    "cuda.runtime.minor": _PART,
+}
+
+FORMS: Final[Mapping[str, str]] = {
+    accelerators.SKYPILOT: _NAME,
+    accelerators.MUSTER: _NAME,
+    accelerators.COUNT: _NUMBER,
+    accelerators.MEMORY: _NUMBER,
+    **{f"{feature_discovery.DOMAIN}/{key}": form for key, form in sorted(_OF_NVIDIA.items())},
+}
+"""The form of each label's value, by key; labels of MIG profiles come in addition."""
+
+
+def _alternatives(keys: Mapping[str, str]) -> str:
+    return "|".join(key.replace(".", "[.]") for key in keys)
+
+
+_PROFILE_PREFIX: Final = f"{feature_discovery.DOMAIN.replace('.', '[.]')}/mig-"
+PROFILE_KEY: Final = (
+    f"{_PROFILE_PREFIX}{feature_discovery.PROFILE}[.]({_alternatives(_OF_RESOURCE)})"
+)
+"""The keys of the labels of one MIG profile."""
+PROFILE_LABEL: Final = (
+    f"{_PROFILE_PREFIX}{feature_discovery.PROFILE}[.]"
+    f"(({_alternatives(dict.fromkeys(MEASURES, ''))})={_NUMBER}"
+    f"|product={_VALUE}|sharing-strategy={_SHARING})"
+)
+"""These labels as `<key>=<value>`."""
