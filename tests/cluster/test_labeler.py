@@ -155,9 +155,7 @@ def test_the_admission_policy_lets_the_labeler_do_its_work(nodes: Nodes, tmp_pat
         **query: str,
     ) -> int:
         path = f"/api/v1/nodes/{a}{below}"
-        return labeler.api.ask(
-            "PATCH", path, patch, content, fieldManager=manager, **query
-        ).status
+        return labeler.api.ask("PATCH", path, patch, content, fieldManager=manager, **query).status
 
     def policy_holds() -> bool:
         if status({"spec": {"unschedulable": True}}) != 200:
