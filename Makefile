@@ -66,7 +66,7 @@ coverage: $(STAMP) ## run every test and report line and branch coverage by pack
 generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schemas, AsyncAPI, the map
 	@$(BIN)/python scripts/generate.py
 
-bench: $(STAMP) ## run every benchmark (half an hour) and write docs/performance.md
+bench: $(STAMP) ## run every benchmark (more than an hour) and write docs/performance.md
 	@$(BIN)/pip install --quiet --editable '.[bench]'
 	@$(BIN)/python -m bench
 

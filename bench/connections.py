@@ -6,23 +6,33 @@ byte; there is no kubelet, no device and no process behind it.
 
     python -m bench.connections --url nats://... --connections 10000 --nodes 10000
 
-prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends so many for
-good, as a crash does.
+prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends so many, as
+a crash does, each at most once; `revive NAME` starts one again; `events` prints what was published.
+
+With `--tokens FILE` each node is a connection of its own, over TLS (NATS_CA), with a token of its
+own, as in production. Then it also reports: see `bench.reports`.
 """
 
 import argparse
 import asyncio
 import itertools
+import os
 import random
+import socket
+import ssl
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+import types
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import orjson
 
+from bench import reports
 from muster import codec, vocabulary
+from muster.nats.auth import permissions
 from muster.service import runtime
 
 GPU: Final = "nvidia.com/gpu"
@@ -31,11 +41,34 @@ _AT_ONCE: Final = 200
 _BACK_S: Final = (0.1, 0.5)
 """As `muster.nats.connection` waits before it dials again."""
 _TURN_S: Final = 0.01
+_INBOX: Final = 1_000_000
+"""The subscription of the inbox; the others are numbered from 1."""
 
 
 def name_of(number: int) -> str:
     """Return the name of a simulated node."""
     return f"node-{number:06d}.bench.example"
+
+
+async def dial(
+    make: Callable[[], asyncio.Protocol], host: str, port: int, trusted: ssl.SSLContext
+) -> None:
+    """Connect to a NATS server that asks for TLS. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    plain = socket.socket()
+    plain.setblocking(False)  # noqa: FBT003
+    try:
+        await loop.sock_connect(plain, (host, port))
+        line = b""
+        while not line.endswith(b"\r\n"):
+            # what the server is, before the handshake
+            piece = await loop.sock_recv(plain, 4096)
+            # closed: the handshake will say so
+            line += piece or b"\r\n"
+        await loop.create_connection(make, sock=plain, ssl=trusted, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
 
 
 class _Node:
@@ -44,13 +77,26 @@ class _Node:
     def __init__(self, number: int, interval_s: float) -> None:
         self.name = name_of(number)
         self.token = vocabulary.node_token(self.name)
+        self.is_killed = self.was_killed = False
+        self.link: _Link | None = None
+        self._interval_s = interval_s
+        self.revive()
+        subject = f"muster.heartbeat.{self.token}.{PLUGIN}"
+        self._head = f"PUB {subject} ".encode()
+
+    def revive(self) -> None:
+        """Be a new process."""
         self.is_killed = False
         self._seq = 0
         self._began_at = time.monotonic()
-        self._instance = f"{random.getrandbits(64):016x}"
-        self._interval_s = interval_s
-        subject = f"muster.heartbeat.{self.token}.{PLUGIN}"
-        self._head = f"PUB {subject} ".encode()
+        self.instance = f"{random.getrandbits(64):016x}"
+
+    def send(self, words: bytes) -> bool:
+        """Send, unless it is not connected; return whether it was."""
+        if self.is_killed or self.link is None or not self.link.is_open:
+            return False
+        self.link.send(words)
+        return True
 
     def heartbeat(self) -> bytes:
         """Return the next heartbeat, as it goes over the wire."""
@@ -63,7 +109,7 @@ class _Node:
         heartbeat = vocabulary.Heartbeat(
             node=self.name,
             plugin=PLUGIN,
-            instance=self._instance,
+            instance=self.instance,
             boot="8b1a9953-c461-4f0c-9ce1-2c1b3a0f1d11",
             version="0.1.0",
             seq=self._seq,
@@ -100,6 +146,7 @@ class _Link(asyncio.Protocol):
         self._name = name
         self._transport: asyncio.Transport | None = None
         self._rest = b""
+        self.server = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce ourselves."""
@@ -115,10 +162,15 @@ class _Link(asyncio.Protocol):
             "headers": True,
             "no_responders": True,
         }
+        if self._fleet.tokens:
+            options["auth_token"] = self._fleet.tokens[self.nodes[0].name]
         words = [b"CONNECT %b\r\n" % orjson.dumps(options)]
         for number, node in enumerate(self.nodes, 1):
             if not node.is_killed:
                 words.append(f"SUB muster.rpc.{node.token}.{PLUGIN}.probe {number}\r\n".encode())
+        if self._fleet.tokens:
+            inbox = permissions.inbox(permissions.plugin_user(self.nodes[0].token))
+            words.append(f"SUB {inbox}.* {_INBOX}\r\n".encode())
         words.append(b"PING\r\n")
         transport.write(b"".join(words))
 
@@ -129,12 +181,15 @@ class _Link(asyncio.Protocol):
         while (end := data.find(b"\r\n")) >= 0:
             words = data[:end].split()
             after = end + 2
-            if words[0] == b"MSG":
+            if words[0] in {b"MSG", b"HMSG"}:
                 size = int(words[-1])
                 if len(data) < after + size + 2:
                     break
-                after += size + 2
-                if len(words) == 5:  # noqa: PLR2004  # MSG subject sid reply size
+                body, after = data[after : after + size], after + size + 2
+                if int(words[2]) == _INBOX:
+                    if words[0] == b"MSG" and b'"seq"' in body:
+                        self._fleet.reports.acknowledged(words[1].rpartition(b".")[2].decode())
+                elif len(words) == 5:  # noqa: PLR2004  # MSG subject sid reply size
                     answer = self.nodes[int(words[2]) - 1].payload()
                     self._transport.write(b"PUB %b %d\r\n%b\r\n" % (words[3], len(answer), answer))
             elif words[0] == b"PING":
@@ -165,10 +220,21 @@ class _Link(asyncio.Protocol):
 class Fleet:
     """Connections to one server, and a clock that has them send heartbeats."""
 
-    def __init__(self, url: str, *, connections: int, nodes: int, interval_s: float) -> None:
-        parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 4222
+    def __init__(
+        self,
+        url: str,
+        *,
+        connections: int,
+        nodes: int,
+        interval_s: float,
+        tokens: Mapping[str, str] = types.MappingProxyType({}),
+        events_s: float = 0.0,
+    ) -> None:
+        parts = [urlsplit(address) for address in url.split(",")]
+        self._servers = [(part.hostname or "127.0.0.1", part.port or 4222) for part in parts]
         self._interval_s = interval_s
+        self.tokens = tokens
+        self._trusted = ssl.create_default_context(cafile=os.environ["NATS_CA"]) if tokens else None
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._open = 0
         self._changed = asyncio.Event()
@@ -180,7 +246,11 @@ class Fleet:
             own = plugins[number * each : (number + 1) * each]
             name = f"{PLUGIN} {own[0].name}" if each == 1 else f"fleet-{number}"
             self._links.append(_Link(self, name, own))
+            self._links[-1].server = number % len(self._servers)
+        self.reports = reports.Reports(events_s)
         self._nodes = [(link, node) for link in self._links for node in link.nodes]
+        for link, node in self._nodes:
+            node.link = link
 
     def opened(self) -> None:
         """Count one more connection."""
@@ -200,6 +270,8 @@ class Fleet:
             self._later(self._dial(link, 0.0))
         await self._all_open("listening")
         self._later(self._listen())
+        if self.tokens:
+            self._later(self.reports.publish([node for _, node in self._nodes]))
         await self._send_heartbeats()
 
     async def _all_open(self, event: str) -> None:
@@ -215,9 +287,13 @@ class Fleet:
         while True:
             async with self._gate:
                 try:
-                    await loop.create_connection(lambda: link, self._host, self._port)
-                except OSError:
-                    pass
+                    async with asyncio.timeout(5):
+                        if self._trusted is None:
+                            await loop.create_connection(lambda: link, *self._servers[link.server])
+                        else:
+                            await dial(lambda: link, *self._servers[link.server], self._trusted)
+                except (OSError, TimeoutError):
+                    link.server = (link.server + 1) % len(self._servers)
                 else:
                     return
             await asyncio.sleep(random.uniform(*_BACK_S))  # noqa: S311  # jitter
@@ -249,15 +325,30 @@ class Fleet:
                 self._kill(int(count))
             elif word == "back":
                 self._later(self._all_open("back"))
+            elif word == "revive":
+                self._revive(count)
+            elif word == "events":
+                self._later(self._count())
 
     def _kill(self, count: int) -> None:
-        living = [pair for pair in self._nodes if not pair[1].is_killed]
+        # the first is left: others may use its name
+        living = [pair for pair in self._nodes[1:] if not pair[1].was_killed]
         chosen = random.sample(living, count)
         for link, node in chosen:
-            node.is_killed = True
+            node.is_killed = node.was_killed = True
             if all(other.is_killed for other in link.nodes):
                 link.abort()
-        _print(event="killed", nodes=[node.name for _, node in chosen])
+        _print(event="killed", nodes=[node.name for _, node in chosen], at=time.monotonic())
+
+    def _revive(self, name: str) -> None:
+        for link, node in self._nodes:
+            if node.name == name:
+                node.revive()
+                self._later(self._dial(link, 0.0))
+
+    async def _count(self) -> None:
+        await self.reports.settle()
+        _print(event="events", published=self.reports.published, stored_s=self.reports.stored_s)
 
     def _later(self, story: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(story)
@@ -280,6 +371,8 @@ async def _serve(chosen: argparse.Namespace) -> None:
         connections=chosen.connections,
         nodes=chosen.nodes,
         interval_s=chosen.interval,
+        tokens=orjson.loads(chosen.tokens.read_bytes()) if chosen.tokens else {},
+        events_s=chosen.events,
     )
     await runtime.run(fleet.run())
 
@@ -291,6 +384,8 @@ def main() -> int:
     parser.add_argument("--connections", type=int, required=True)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--interval", type=float, default=5.0)
+    parser.add_argument("--tokens", type=Path, help="connect as in production, each with its own")
+    parser.add_argument("--events", type=float, default=0.0, help="events a second, with --tokens")
     asyncio.run(_serve(parser.parse_args()))
     return 0
 

@@ -59,6 +59,7 @@ async def three(where: Path) -> AsyncIterator[list[nats.NatsServer]]:
                 where / f"n{number}",
                 port=ports[number],
                 config=configured(where, name=f"n{number}", port=port, others=routes),
+                before_exec=processes.die_with_parent(),
             )
             for number, port in enumerate(routes)
         ]

@@ -1,0 +1,190 @@
+"""Pure: what one compromised node may send: the bytes of each attack of `bench.hostile`.
+
+Everything is within a node's rights as they once were: its own subjects, with its own token. A
+message is built once, and only its marks are replaced, so that the attacker costs little.
+"""
+
+import enum
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from muster import codec, vocabulary
+
+PLUGIN: Final = "device-plugin"
+NAMES: Final = 150_000
+"""How many plugin names it invents."""
+STORM_NAMES: Final = 15
+STORM_BEAT_S: Final = 0.5
+STORM_TURN_S: Final = 1.8
+CHURN_NAMES: Final = 9
+LINKS: Final = 3
+"""Connections of a flood, one to each server."""
+_MANY: Final = 500
+_DEVICES: Final = 3_000
+_LARGE: Final = 900_000
+_MEDIUM: Final = 65_536
+_EVENT: Final = 1_000_000
+_MARK: Final = "p000000"
+_ID: Final = "00000000-mark"
+_BEAT: Final = 0x5EED
+
+
+class Attack(enum.StrEnum):
+    """The attacks; the numbers are those of docs/threat-model.md."""
+
+    LARGE = "large"
+    MEDIUM = "medium"
+    TINY = "tiny"
+    BEATS = "beats"
+    NAMES = "names"
+    INVENTORIES = "inventories"
+    EVENTS = "events"
+    SMALL_EVENTS = "small-events"
+    NODES = "nodes"
+    STORM = "storm"
+    RECONNECTS = "reconnects"
+    CONNECTIONS = "connections"
+    SUBSCRIPTIONS = "subscriptions"
+
+
+WHAT: Final = {
+    Attack.LARGE: "1: messages of 900 kB on its heartbeat subject",
+    Attack.MEDIUM: "1: messages of 64 KiB on its heartbeat subject",
+    Attack.TINY: "1: messages of 2 bytes on its heartbeat subject",
+    Attack.BEATS: "1: heartbeats of its plugin, each newer than the last",
+    Attack.NAMES: f"2: its inventory under {NAMES:,} plugin names",
+    Attack.INVENTORIES: f"2: inventories of its plugin with {_DEVICES:,} devices each",
+    Attack.EVENTS: "3: events of 1 MB",
+    Attack.SMALL_EVENTS: "3: small events of its plugin",
+    Attack.NODES: "4: heartbeats of invented nodes",
+    Attack.STORM: f"9: {STORM_NAMES} plugin names of one server in two groups, each silent in turn",
+    Attack.RECONNECTS: f"9: {CHURN_NAMES} plugin names of one server that connect again and again",
+    Attack.CONNECTIONS: "as many connections as it can open, closed at once",
+    Attack.SUBSCRIPTIONS: "subscriptions that come and go",
+}
+
+
+def flood(attack: Attack, node: str, link: int) -> Iterator[bytes]:
+    """Yield what a flood sends over one of its connections, for ever."""
+    token = vocabulary.node_token(node)
+    own = f"muster.heartbeat.{token}.{PLUGIN}"
+    made: dict[Attack, Callable[[], Iterator[bytes]]] = {
+        Attack.LARGE: lambda: itertools.repeat(_published(own, bytes(_LARGE))),
+        Attack.MEDIUM: lambda: itertools.repeat(_published(own, b"x" * _MEDIUM) * 8),
+        Attack.TINY: lambda: itertools.repeat(_published(own, b"{}") * 4096),
+        Attack.BEATS: lambda: _beats(node),
+        Attack.NAMES: lambda: _names(node, link),
+        Attack.INVENTORIES: lambda: _inventories(node, link),
+        Attack.EVENTS: lambda: _large_events(token, link),
+        Attack.SMALL_EVENTS: lambda: _small_events(node, link),
+        Attack.NODES: lambda: _nodes(link),
+        Attack.SUBSCRIPTIONS: lambda: _subscriptions(token),
+    }
+    return made[attack]()
+
+
+def heartbeat(
+    node: str, plugin: str = PLUGIN, *, seq: int, interval_s: float = 5.0, uptime_s: float = 0.0
+) -> bytes:
+    """Return a heartbeat, as it goes over the wire."""
+    beat = vocabulary.Heartbeat(
+        node=node,
+        plugin=plugin,
+        instance=f"{_BEAT:016x}",
+        seq=seq,
+        interval_s=interval_s,
+        uptime_s=uptime_s,
+        resources=(vocabulary.ResourceBeat(name="nvidia.com/gpu", registered_age_s=100.0),),
+    )
+    return _published(beat.subject, codec.encode_heartbeat(beat))
+
+
+def _published(subject: str, payload: bytes) -> bytes:
+    return b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(payload), payload)
+
+
+def _beats(node: str) -> Iterator[bytes]:
+    for first in itertools.count(1, _MANY):
+        yield b"".join(heartbeat(node, seq=seq) for seq in range(first, first + _MANY))
+
+
+def _names(node: str, link: int) -> Iterator[bytes]:
+    template = _event(_inventory(node, _MARK, devices=8))
+    for count in itertools.count(0, _MANY):
+        yield b"".join(
+            _named(template, f"p{number % NAMES:06d}", link, number)
+            for number in range(count * LINKS + link, (count + _MANY) * LINKS, LINKS)
+        )
+
+
+def _inventories(node: str, link: int) -> Iterator[bytes]:
+    template = _event(_inventory(node, PLUGIN, devices=_DEVICES))
+    for number in itertools.count():
+        yield _named(template, _MARK, link, number)
+
+
+def _large_events(token: str, link: int) -> Iterator[bytes]:
+    body = os.urandom(_EVENT)  # the server compresses what it stores
+    for number in itertools.count():
+        yield _published(f"muster.event.{token}.{PLUGIN}.x.t{link}-{number % 1000}", body)
+
+
+def _small_events(node: str, link: int) -> Iterator[bytes]:
+    template = _event(
+        vocabulary.ProblemChanged(
+            node=node, plugin=PLUGIN, at=datetime.now(UTC), problem=_MARK, holds=True
+        )
+    )
+    for count in itertools.count(0, _MANY):
+        yield b"".join(
+            _named(template, f"p{number % 1_000_000:06d}", link, number)
+            for number in range(count, count + _MANY)
+        )
+
+
+def _nodes(link: int) -> Iterator[bytes]:
+    for count in itertools.count(0, _MANY):
+        yield b"".join(
+            heartbeat(f"invented-{link}-{number}.example", seq=1)
+            for number in range(count, count + _MANY)
+        )
+
+
+def _subscriptions(token: str) -> Iterator[bytes]:
+    for count in itertools.count(2, _MANY):
+        yield b"".join(
+            b"SUB muster.rpc.%b.x%d.probe %d\r\nUNSUB %d\r\n" % (token.encode(), n, n, n)
+            for n in range(count, count + _MANY)
+        )
+
+
+def _inventory(node: str, plugin: str, *, devices: int) -> vocabulary.InventoryReported:
+    return vocabulary.InventoryReported(
+        node=node,
+        plugin=plugin,
+        at=datetime.now(UTC),
+        devices=tuple(
+            vocabulary.Device(id=f"device-{number:06d}", resource="nvidia.com/gpu")
+            for number in range(devices)
+        ),
+        resources=("nvidia.com/gpu",),
+        gpus=vocabulary.GpuNode(
+            gpus=(vocabulary.Gpu(uuid="GPU-1", product="NVIDIA L4", memory_mib=23_034),)
+        ),
+    )
+
+
+def _event(event: vocabulary.Event) -> bytes:
+    payload = codec.encode(
+        event, event_id=_ID, producer="plugins/x", instance="x", sequence=1, boot=""
+    )
+    return _published(event.subject, payload)
+
+
+def _named(template: bytes, name: str, link: int, number: int) -> bytes:
+    """Return a message with another plugin name and id, of the same length as before."""
+    event_id = f"{link}{number % 10**7:07d}-mark"
+    return template.replace(_ID.encode(), event_id.encode()).replace(_MARK.encode(), name.encode())

@@ -1,0 +1,132 @@
+"""Adapter: the event loop: what honest plugins report, each event until it is acknowledged.
+
+Each plugin reports its inventory once. Then some of them publish an event, many times a second,
+and again after 2 s without an acknowledgement, with the same id, as a plugin does.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from muster import codec, vocabulary
+from muster.nats.auth import permissions
+
+_PLUGIN: Final = "device-plugin"
+_GPU: Final = "nvidia.com/gpu"
+_GPUS: Final = 8
+_ACK_S: Final = 2.0
+"""As `muster.nats.jetstream` waits before it publishes again."""
+_TURN_S: Final = 0.1
+_SETTLE_S: Final = 20.0
+
+
+class Node(Protocol):
+    """A plugin that can send."""
+
+    name: str
+    token: str
+    instance: str
+    is_killed: bool
+
+    def send(self, words: bytes) -> bool:
+        """Send, unless it is not connected; return whether it was."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Event:
+    """An event that is not yet acknowledged."""
+
+    node: Node
+    words: bytes
+    began_at: float
+    sent_at: float = 0.0
+
+
+class Reports:
+    """The events of all plugins: how many on each subject, and how long each took."""
+
+    def __init__(self, events_s: float) -> None:
+        self.published: Counter[str] = Counter()
+        self.stored_s: list[float] = []
+        self._events_s = events_s
+        self._waiting: dict[str, _Event] = {}
+        self._sequence = itertools.count(1)
+
+    async def publish(self, nodes: Sequence[Node]) -> None:
+        """Publish for ever."""
+        clock = asyncio.get_running_loop().time
+        for node in nodes:
+            self._put(node, _inventory(node.name))
+        began_at, done = clock(), 0
+        turns = itertools.cycle(nodes)
+        while True:
+            for event in self._waiting.values():
+                if clock() - event.sent_at > _ACK_S and event.node.send(event.words):
+                    event.sent_at = clock()
+            due = int((clock() - began_at) * self._events_s)
+            for node in itertools.islice(turns, max(0, due - done)):
+                if not node.is_killed:
+                    self._put(node, _allocation(node.name))
+            done = max(due, done)
+            await asyncio.sleep(_TURN_S)
+
+    async def settle(self) -> None:
+        """Publish nothing new; return once all is acknowledged, or when that takes too long."""
+        self._events_s = 0.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                while self._waiting:  # noqa: ASYNC110  # another process acknowledges
+                    await asyncio.sleep(_TURN_S)
+
+    def acknowledged(self, key: str) -> None:
+        """Record that an event is stored."""
+        event = self._waiting.pop(key, None)
+        if event is not None:
+            self.stored_s.append(asyncio.get_running_loop().time() - event.began_at)
+
+    def _put(self, node: Node, event: vocabulary.Event) -> None:
+        """Publish an event from the next turn on."""
+        sequence = next(self._sequence)
+        key = f"{node.instance}-{sequence}"
+        payload = codec.encode(
+            event,
+            event_id=key,
+            producer=f"plugins/{_PLUGIN}",
+            instance=node.instance,
+            sequence=sequence,
+            boot="",
+        )
+        reply = f"{permissions.inbox(permissions.plugin_user(node.token))}.{key}"
+        head = f"NATS/1.0\r\nNats-Msg-Id: {key}\r\n\r\n".encode()
+        line = f"HPUB {event.subject} {reply} {len(head)} {len(head) + len(payload)}\r\n"
+        words = b"%b%b%b\r\n" % (line.encode(), head, payload)
+        self._waiting[key] = _Event(node, words, asyncio.get_running_loop().time())
+        self.published[event.subject] += 1
+
+
+def _inventory(node: str) -> vocabulary.InventoryReported:
+    gpus = tuple(
+        vocabulary.Gpu(uuid=f"GPU-{node[:12]}-{index}", product="NVIDIA L4", memory_mib=23_034)
+        for index in range(_GPUS)
+    )
+    return vocabulary.InventoryReported(
+        node=node,
+        plugin=_PLUGIN,
+        at=datetime.now(UTC),
+        devices=tuple(vocabulary.Device(id=gpu.uuid, resource=_GPU) for gpu in gpus),
+        resources=(_GPU,),
+        gpus=vocabulary.GpuNode(gpus=gpus),
+    )
+
+
+def _allocation(node: str) -> vocabulary.AllocationObserved:
+    """Return an event that changes nothing for anybody."""
+    return vocabulary.AllocationObserved(
+        node=node, plugin=_PLUGIN, at=datetime.now(UTC), resource=_GPU, device_ids=("a",)
+    )
