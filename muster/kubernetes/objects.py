@@ -245,6 +245,13 @@ class ContainerState(Object, frozen=True):
     terminated: ContainerStateDetail | None = None
 
 
+class VolumeMountStatus(Object, frozen=True):
+    """How a volume is mounted; kubelets before 1.31 do not report it."""
+
+    mount_path: str = ""
+    recursive_read_only: str = ""
+
+
 class ContainerStatus(Object, frozen=True):
     """The status of a container."""
 
@@ -253,6 +260,7 @@ class ContainerStatus(Object, frozen=True):
     restart_count: int = 0
     state: ContainerState | None = None
     last_state: ContainerState | None = None
+    volume_mounts: tuple[VolumeMountStatus, ...] | None = None
 
 
 class PodStatus(Object, frozen=True):

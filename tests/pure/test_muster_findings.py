@@ -66,6 +66,34 @@ def test_pods_that_are_ready_or_young_or_end_are_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mounts", "is_confined"),
+    [
+        ([{"mountPath": "/dev", "readOnly": True, "recursiveReadOnly": "Enabled"}], True),
+        ([{"mountPath": "/dev", "readOnly": True, "recursiveReadOnly": "Disabled"}], False),
+        ([{"mountPath": "/etc/muster", "recursiveReadOnly": "Enabled"}], False),
+        # a kubelet before 1.31
+        (None, False),
+    ],
+)
+def test_a_plugin_that_could_write_below_dev_is_named(
+    mounts: list[dict[str, Any]] | None, *, is_confined: bool
+) -> None:
+    plugin = _pod(
+        phase="Running",
+        conditions=[_condition("Ready", "True")],
+        containerStatuses=[{**_container(ready=True), "volumeMounts": mounts}],
+    )
+    assert _messages(plugin) == []
+    labels = {"app.kubernetes.io/name": "muster-plugin"}
+    named = msgspec.structs.replace(
+        plugin, metadata=msgspec.structs.replace(plugin.metadata, labels=labels)
+    )
+    view = findings.ClusterView(now=NOW, own_pods=[named])
+    results = [*muster_findings.evaluate(view, COMMANDS)]
+    assert [finding.id for finding in results] == ([] if is_confined else ["RUN003"])
+
+
+@pytest.mark.parametrize(
     ("phase", "storage_class", "ids"),
     [("Pending", "", ["RUN002"]), ("Pending", "fast", []), ("Bound", "", [])],
 )

@@ -82,6 +82,25 @@ def test_only_the_plugin_is_an_exception_and_by_these_alone(overlay: str) -> Non
 
 
 @pytest.mark.parametrize("overlay", manifests.OVERLAYS)
+def test_the_plugin_writes_nowhere_in_dev_and_sees_no_terminal_or_shared_memory(
+    overlay: str,
+) -> None:
+    pod = manifests.pods(overlay)["muster-plugin"]
+    (container,) = pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {
+        mount["mountPath"]: mount
+        for mount in container["volumeMounts"]
+        if mount["mountPath"].startswith("/dev")
+    }
+    assert mounts.keys() == {"/dev", "/dev/pts", "/dev/shm"}
+    assert all(mount["readOnly"] for mount in mounts.values())
+    assert mounts["/dev"]["recursiveReadOnly"] == "IfPossible"
+    # not even the node's /dev/shm where the runtime cannot do that
+    assert all("emptyDir" in volumes[mounts[f"/dev/{name}"]["name"]] for name in ("pts", "shm"))
+
+
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_the_namespace_says_what_it_must_allow_and_warns_of_the_rest(overlay: str) -> None:
     labels = manifests.only(overlay, "Namespace", "muster")["metadata"]["labels"]
     level = "pod-security.kubernetes.io/"

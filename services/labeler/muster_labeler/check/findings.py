@@ -68,6 +68,7 @@ class Id(enum.StrEnum):
     AS006 = "AS006"
     RUN001 = "RUN001"
     RUN002 = "RUN002"
+    RUN003 = "RUN003"
     ACCESS = "ACCESS"
     UNREAD = "UNREAD"
 
@@ -76,7 +77,7 @@ _SCOPES: Final = {
     **dict.fromkeys((Id.GPU004, Id.AS002, Id.AS003, Id.AS004, Id.AS006), Scope.CLUSTER),
     **dict.fromkeys((Id.ACCESS, Id.UNREAD), Scope.CLUSTER),
     **dict.fromkeys((Id.FUSE001, Id.FUSE002, Id.FUSE006, Id.FUSE007, Id.FUSE009), Scope.POD),
-    **dict.fromkeys((Id.AS001, Id.AS005, Id.RUN001), Scope.POD),
+    **dict.fromkeys((Id.AS001, Id.AS005, Id.RUN001, Id.RUN003), Scope.POD),
     Id.RUN002: Scope.CLUSTER,
 }
 """All other findings are about a node."""

@@ -1,4 +1,4 @@
-"""Pure: finds what of muster itself does not run, and why (RUN001, RUN002)."""
+"""Pure: finds what of muster itself does not run or is not confined, and why (RUN001 to RUN003)."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -8,6 +8,7 @@ from muster.kubernetes import objects
 from muster_labeler.check import findings
 from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
+_NAME: Final = "app.kubernetes.io/name"
 _STARTS: Final = timedelta(seconds=30)
 """A pod that is younger may be about to become ready."""
 
@@ -36,6 +37,29 @@ def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
                 command=commands.kubectl("-n", namespace, "describe", "pod", name),
                 docs="docs/install.md",
             )
+        if _writes_below_dev(pod):
+            yield findings.finding(
+                Id.RUN003,
+                Severity.INFO,
+                f"{pod.metadata.namespace}/{pod.metadata.name}",
+                "could write to file systems that the node has mounted below /dev, such as "
+                "/dev/mqueue: its container runtime or kubelet mounts /dev read-only without them",
+                command=commands.kubectl(
+                    *("get", "node", pod.spec.node_name if pod.spec else ""),
+                    *("-o", "jsonpath={.status.runtimeHandlers}"),
+                ),
+                docs="docs/security.md",
+            )
+
+
+def _writes_below_dev(pod: objects.Pod) -> bool:
+    """Return whether a plugin runs without the node's /dev being read-only recursively."""
+    is_plugin = (pod.metadata.labels or {}).get(_NAME) == "muster-plugin"
+    mounts = [mount for status in pod.container_statuses for mount in status.volume_mounts or ()]
+    is_recursive = any(
+        mount.mount_path == "/dev" and mount.recursive_read_only == "Enabled" for mount in mounts
+    )
+    return is_plugin and pod.phase == "Running" and not is_recursive
 
 
 def _problem(pod: objects.Pod, now: datetime) -> str:
