@@ -1,9 +1,8 @@
 """Pure: the objects and fields of the Kubernetes API that muster reads.
 
-Every field may be absent or null, all other fields are skipped while decoding, and times are parsed
-only when they are needed, so that one invalid value does not make the object unreadable. Properties
-return empty values for absent fields. A service decodes these objects and keeps only the fields it
-needs.
+Every field may be absent or null, other fields are skipped while decoding, and times are parsed
+when they are needed, so that one invalid value does not make the object unreadable. Properties
+return empty values for absent fields. A service decodes these objects and keeps what it needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -389,8 +388,7 @@ def condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
 
 def is_true(conditions: Iterable[Condition], kind: str) -> bool:
     """Return whether a condition exists and is True."""
-    entry = condition(conditions, kind)
-    return entry is not None and entry.status == "True"
+    return (entry := condition(conditions, kind)) is not None and entry.status == "True"
 
 
 def parse_time(text: str | None) -> datetime | None:

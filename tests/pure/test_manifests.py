@@ -115,6 +115,8 @@ def test_the_plugin_has_no_rights_at_the_api_and_the_mounts_it_needs(overlay: st
         "/var/lib/kubelet/plugins_registry": False,
         "/var/lib/kubelet/pod-resources": True,
         "/dev": True,
+        "/dev/pts": True,
+        "/dev/shm": True,
         "/etc/muster": True,
         "/tmp": False,
     }
