@@ -16,6 +16,7 @@ from muster.nats.auth import accounts, nkeys, permissions
 from muster_gate import callout, config, tokens
 from muster_gate.tokens import Reason, Refused
 from tests.worlds import token_issuer
+from tests.worlds.gate_requests import AUTH, PLUGINS, SERVER, SIGNING, USER, key, request
 
 NOW = 1_800_000_000.0
 RULES = config.Tokens()
@@ -239,36 +240,6 @@ def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() ->
     assert tokens.discovered_issuer(b'{"issuer":"i","jwks_uri":"x"}') == "i"
     with pytest.raises(tokens.BadKeys):
         tokens.discovered_issuer(b"{}")
-
-
-def key(kind: nkeys.Kind, number: int) -> nkeys.Key:
-    return nkeys.Key(kind, bytes([number]) * 32)
-
-
-SERVER, USER = key(nkeys.Kind.SERVER, 1), key(nkeys.Kind.USER, 2)
-AUTH, PLUGINS = key(nkeys.Kind.ACCOUNT, 3), key(nkeys.Kind.ACCOUNT, 4)
-SIGNING = callout.Signing(
-    answer=key(nkeys.Kind.ACCOUNT, 5),
-    node=key(nkeys.Kind.ACCOUNT, 6),
-    auth=AUTH.public,
-    plugins=PLUGINS.public,
-)
-
-
-def request(token: str, name: str = "device-plugin node-a", **changed: Any) -> bytes:
-    """Return what nats-server 2.15.1 asks, shortened."""
-    server = {"name": "n", "host": "127.0.0.1", "id": SERVER.public, "version": "2.15.1"}
-    request = {
-        "server_id": server,
-        "user_nkey": USER.public,
-        "client_info": {"host": "10.0.0.7", "id": 11, "name": name, "kind": "Client"},
-        "connect_opts": {"jwt": "eyJ", "auth_token": token, "name": name, "protocol": 1},
-        "type": "authorization_request",
-        "version": 2,
-        **changed,
-    }
-    claims = {"aud": "nats-authorization-request", "sub": AUTH.public, "nats": request}
-    return nkeys.encode_jwt(claims, SERVER, at=NOW).encode()
 
 
 def authorizer_with(**pace_: Any) -> callout.Authorizer:

@@ -4,6 +4,7 @@ Events set faults, and snapshots correct them, because events may be lost: the n
 the unhealthy devices, and each heartbeat counts the degraded, unmonitored and missing ones.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +21,8 @@ Group = tuple[AlertKind, str]
 _WHY_MAX: Final = 300
 _FIRST_MAX: Final = 140
 _PODS_MAX: Final = 8
+_SAVED_MAX: Final = 128
+"""Devices of each group; more than a node has GPUs and MIG devices."""
 _KIND_OF: Final = {
     Condition.DEGRADED: AlertKind.DEVICE_DEGRADED,
     Condition.UNMONITORED: AlertKind.DEVICE_UNMONITORED,
@@ -98,10 +101,13 @@ class DeviceFaults:
                 self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
-        """Return the faults to save."""
+        """Return the faults to save: of many only the first, because each event saves them.
+
+        After a restart the next inventory lists the others.
+        """
         alike: dict[tuple[AlertKind, str, str], list[str]] = {}
         for (kind, resource), devices in self.by_group.items():
-            for device, bad in devices.items():
+            for device, bad in itertools.islice(devices.items(), _SAVED_MAX):
                 alike.setdefault((kind, resource, bad.why), []).append(device)
         return tuple(snapshot.KnownFault(*group, tuple(ids)) for group, ids in alike.items())
 
