@@ -9,6 +9,7 @@ from typing import Final
 import prometheus_client
 from prometheus_client import core, registry
 
+from muster import escaping
 from muster.service import logs, runtime
 
 Answer = tuple[int, str, bytes]
@@ -47,7 +48,7 @@ def check(problem: Callable[[], str | None]) -> Route:
         reason = problem()
         if reason is None:
             return 200, "text/plain", b"ok\n"
-        return 503, "text/plain", f"{reason}\n".encode()
+        return 503, "text/plain", f"{escaping.plain(reason)}\n".encode()
 
     return answer
 

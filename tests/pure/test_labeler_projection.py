@@ -249,3 +249,10 @@ def test_a_slice_has_products_and_memory_in_both_versions() -> None:
             products=(("NVIDIA L4", 24576, False),),
             devices=("gpu-0",),
         )
+
+
+def test_a_product_cannot_control_the_terminal_of_who_reads_the_inventory() -> None:
+    kinds = {"node-a": {sources.Product("H100\x9b2J\u202e\x7f"): 1}}
+    text = projection.encode_inventory(kinds)
+    assert text.isprintable()
+    assert projection.decode_inventory(text) == (kinds, frozenset())

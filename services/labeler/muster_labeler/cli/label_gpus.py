@@ -11,10 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 import muster
-from muster import commands
+from muster import commands, escaping
 from muster.cli import output
 from muster.kubernetes import api as kubernetes_api
 from muster_labeler import model
@@ -293,7 +291,7 @@ async def _write_node(
     return await node_api.label(
         row.status.node,
         {accelerators.SKYPILOT: row.new},
-        provenance=msgspec.json.encode(provenance).decode(),
+        provenance=escaping.json_of(provenance),
         force=request.label.overwrite and bool(row.status.foreign_owners),
     )
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from muster import codec
+from muster import codec, escaping
 from muster.kubernetes import objects, scheduling
 from muster_labeler import model
 from muster_labeler.naming import accelerators, sources
@@ -333,7 +333,7 @@ def _encoded(nodes: Mapping[str, sources.Kinds], simulated: frozenset[str]) -> s
         },
         sorted(simulated & nodes.keys()),
     )
-    return msgspec.json.encode(written).decode()
+    return escaping.json_of(written)
 
 
 def _index(number: str) -> int:

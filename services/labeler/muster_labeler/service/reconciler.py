@@ -20,7 +20,7 @@ import msgspec
 import prometheus_client
 
 import muster
-from muster import codec, leadership, pacing, vocabulary
+from muster import codec, escaping, leadership, pacing, vocabulary
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import watch
 from muster.service import logs
@@ -376,4 +376,4 @@ def _provenance(status: node_labels.LabelStatus, decision: decisions.Decision) -
     provenance = node_labels.provenance(
         status, value, actor=model.FIELD_MANAGER, version=muster.__version__, at=at
     )
-    return msgspec.json.encode(provenance).decode()
+    return escaping.json_of(provenance)
