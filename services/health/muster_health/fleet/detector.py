@@ -66,8 +66,8 @@ class Detector(effects.Fleet):
         """Return what `/state` shows about the whole fleet."""
         return {
             "alerts": list(self.fleet_alerts()),
-            "storms": len(self._mass_failures.active),
-            "suspects": len(self._mass_failures.suspects),
+            "storms": len(self._suspensions.active),
+            "suspects": len(self._suspensions.suspects),
             "held": len(self._fleet.held),
         }
 
@@ -127,6 +127,8 @@ class Detector(effects.Fleet):
                 outs = self._expected(event, now)
             case signals.NodeOffers():
                 for plugin in self._registry.offer(event, now):
+                    if event.offers is None:
+                        self._suspensions.gone(plugin.key, now)
                     self._reschedule(plugin)
             case signals.Leadership(revision=revision):
                 outs = self._lead(revision, now)
@@ -262,8 +264,10 @@ class Detector(effects.Fleet):
     def _fleet_due(self, now: float) -> list[signals.Output]:
         """End mass failures that are over, and open alerts that the rate limit held back."""
         outs: list[signals.Output] = []
-        for plugin in self._mass_failures.resumed(now):
+        resumed, asked = self._suspensions.turn(now)
+        for plugin in resumed:
             outs += self._act(plugin, plugin.receive(steps.Resume(), now), now)
+        outs += [plugin.ask_while_suspended() for plugin in asked]
         for key in self._fleet.held_keys():
             if not self._registry.may_open(now):
                 break
@@ -271,8 +275,8 @@ class Detector(effects.Fleet):
             outs += self._publish(self._registry.plugins[key], now)
         plugins = len(self._registry.plugins)
         at = self._self_check.at(now)
-        published, due = self._fleet.commit(self._mass_failures.counts, plugins, now, at)
-        dues = [due, *self._mass_failures.dues(now)]
+        published, due = self._fleet.commit(self._suspensions.counts, plugins, now, at)
+        dues = [due, *self._suspensions.dues(now)]
         if self._fleet.held:
             dues.append(max(self._registry.next_open_at(now), now + _FLEET_S))
         for each in dues:
@@ -293,7 +297,7 @@ class Detector(effects.Fleet):
             outs += self._publish(plugin, now)
             self._reschedule(plugin)
         if revision is not None:
-            lasts = bool(self._mass_failures.active)
+            lasts = bool(self._suspensions.active)
             self._timers.set(effects.FLEET_DUE, now + (0.0 if lasts else self._settle_s))
         return outs
 
@@ -305,7 +309,7 @@ class Detector(effects.Fleet):
         return self._clock_stalled(late_s, now) if late_s else []
 
     def _clock_stalled(self, seconds: float, now: float) -> list[signals.Output]:
-        self._mass_failures.shift(seconds)
+        self._suspensions.shift(seconds)
         event = signals.ClockStalled(seconds=seconds)
         for plugin in self._registry.plugins.values():
             if plugin.receive(event, now):
@@ -322,7 +326,7 @@ class Detector(effects.Fleet):
         paused_s, outs = self._self_check.back(at, now)
         self._context.wall_zero = self._self_check.wall_zero
         self._timers.clear()
-        self._mass_failures.clear()
+        self._suspensions.clear(now)
         event = steps.Reconnected(window_s=self._settings.reconnect_s, paused_s=paused_s)
         for plugin in self._registry.plugins.values():
             plugin.receive(event, now)

@@ -1,6 +1,6 @@
 """Pure: effects on the fleet: turns the effects of one plugin's machine into outputs.
 
-Verdicts are suspended while many plugins are suspected at once; a plugin that is gone and not
+Verdicts are suspended while the plugins of many nodes fail at once; a plugin that is gone and not
 expected is removed; changes are published, within rate limits; a pod is restarted if allowed.
 """
 
@@ -10,10 +10,10 @@ from typing import Final, assert_never
 
 from muster_health.fleet import (
     fleet_alerts,
-    mass_failure,
     registry,
     remediation,
     self_check,
+    suspension,
     timer_queue,
 )
 from muster_health.model import alerts, config, signals, steps
@@ -51,8 +51,8 @@ class Fleet:
         self._self_check = self_check.SelfCheck(settings, at_zero)
         self._timers = timer_queue.TimerQueue()
         self._fleet = fleet_alerts.FleetAlerts(self._context)
-        self._mass_failures = mass_failure.MassFailures(
-            settings, self._registry.plugins, self._fleet.ended
+        self._suspensions = suspension.Suspensions(
+            settings, self._registry, self._fleet.ended, has_cluster=has_cluster
         )
         self._clocks = self_check.FleetClocks(self._context, self._registry.plugins)
         self._remediator = remediation.Remediator(restarts or config.Remediation())
@@ -100,13 +100,13 @@ class Fleet:
         if skewed is not None:
             self._evaluate_soon(skewed, now)
             self._fleet.clock_skew = self._clocks.text()
-            self._timers.set(FLEET_DUE, now + mass_failure.SOON_S)
+            self._timers.set(FLEET_DUE, now + suspension.SOON_S)
 
     def _is_suspended(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
         """Return whether verdicts about a plugin are suspended during a mass failure."""
-        if plugin.key not in self._mass_failures.suspects and not plugin.is_suspect(now):
+        if plugin.key not in self._suspensions.suspects and not plugin.is_suspect(now):
             return False
-        is_suspended, due = self._mass_failures.suspends(plugin, now)
+        is_suspended, due = self._suspensions.suspends(plugin, now)
         self._timers.set(FLEET_DUE, due)
         return is_suspended
 
@@ -118,7 +118,7 @@ class Fleet:
         if question is not None:
             return [question]
         at = self._self_check.at(now)
-        is_mass_failure = bool(self._mass_failures.active)
+        is_mass_failure = bool(self._suspensions.active)
         return self._remediator.decide(plugin, leader, now, at, is_mass_failure=is_mass_failure)
 
     def _publish(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
@@ -140,7 +140,7 @@ class Fleet:
         outs, held = plugin.publish(now, self._self_check.at(now), may_open)
         if (held or plugin.key in self._fleet.held) and self._fleet.hold(plugin.key, held):
             outs += [signals.Noted(note=signals.Note.RATE_LIMITED) for _ in held]
-            self._timers.set(FLEET_DUE, now + mass_failure.SOON_S)
+            self._timers.set(FLEET_DUE, now + suspension.SOON_S)
         return outs
 
     def _remove(
@@ -148,15 +148,15 @@ class Fleet:
     ) -> list[signals.Output]:
         """Forget a plugin and resolve its open alerts."""
         self._evaluate_soon(self._registry.remove(plugin), now)
-        self._mass_failures.cleared(plugin.key)
+        self._suspensions.removed(plugin.key, now)
         self._clocks.forget(plugin.key)
         self._fleet.hold(plugin.key, ())
         return plugin.end(now, self._self_check.at(now), why)
 
     def _evaluate_soon(self, plugins: Iterable[tracked_plugin.TrackedPlugin], now: float) -> None:
         for plugin in plugins:
-            plugin.touch(now + mass_failure.SOON_S)
-            self._timers.set(plugin.key, now + mass_failure.SOON_S)
+            plugin.touch(now + suspension.SOON_S)
+            self._timers.set(plugin.key, now + suspension.SOON_S)
 
     def _reschedule(self, plugin: tracked_plugin.TrackedPlugin) -> None:
         self._timers.set(plugin.key, plugin.next_deadline())

@@ -150,14 +150,18 @@ class FleetAlerts:
         if not failures.active:
             return
         failure = max(failures.active.values(), key=lambda each: (each.peak, each.cause))
-        common = self._words(failures.common(failure), now)
-        how = failures.how(failure)
-        summary = f"{failure.peak} of {plugins} plugins {how} at once; in common: {common}"
+        common = self._words(failure.cause, now)
+        many = f"{failure.peak} of {plugins} plugins"
+        summary = f"{many} {failure.manner} at once; in common: {common}"
         text = f"{failure.peak} suspected; no verdicts about them until the mass failure is over"
         yield alerts.Alert(
             kind=AlertKind.STORM,
             summary=summary,
-            evidence=(evidence.of("health", text), evidence.of("bus", f"in common: {common}")),
+            evidence=(
+                evidence.of("health", text),
+                evidence.of("health", failure.makers()),
+                evidence.of("bus", f"in common: {common}"),
+            ),
             starts_at=at,
             told_at=at,
         )

@@ -1,40 +1,103 @@
-"""Pure: mass failure: if many plugins fail at once, suspends verdicts and names the common cause.
+"""Pure: mass failures: many nodes whose plugins fail at once, in the same manner.
 
 A plugin is suspected when it is silent, or when a problem that it reports is about to lead to a
-verdict. A mass failure begins when, within 10 s, more than 5 plugins and more than 10 % of the
-fleet become suspected, or more than 5 that share a cause (a NATS server, a zone, a revision). While
-it lasts, its members are suspended: they are not probed, and get no verdict. It ends when hardly
-any are still suspected, or when they have had the time to recover and no others join. The plugins
-that are then still suspected are resumed a few at a time, because each needs a probe and queries.
+verdict. Failures are counted by node: the plugins of a single node are never a mass failure, and a
+node that Kubernetes does not know does not count. `suspension` suspends the members of a mass
+failure: they are not probed, and get no verdict.
+
+| a suspected plugin | event                                                     | becomes   |
+|--------------------|-----------------------------------------------------------|-----------|
+| new                | it fits a running mass failure (1)                        | suspended |
+| new                | it fits none                                              | recent    |
+| recent             | recent ones on more than 5 nodes failed alike (2)         | suspended |
+| recent             | 10 s later                                                | alone     |
+| suspended          | at once, if it was suspended for too long lately (3)      | alone     |
+| suspended          | it has been suspended for too long (3)                    | waiting   |
+| suspended          | its pod or its node is gone; few others' are (4)          | waiting   |
+| suspended          | the mass failure is over (5)                              | waiting   |
+| waiting            | its turn: 50 plugins a second, because each needs a probe | alone     |
+| any                | no longer suspected, removed, or it fails otherwise       | new       |
+
+A plugin that is recent or alone is probed and judged as if there were no mass failure. None that is
+waiting or alone is suspended again for the same suspicion.
+
+(1) It failed in the same manner, shares the cause, and failed before the mass failure was noticed
+or at most 10 s later. So a plugin whose own side closed its connection does not fit a mass failure
+of silent ones.
+(2) In the same manner, and with a common cause (a NATS server, a zone, a revision), or on more than
+10 % of all nodes. Of several causes, the one of which the greatest share of nodes fails counts. If
+there is a mass failure with that cause already, it grows.
+(3) See `suspension.Budget`.
+(4) If the pods on more than 5 nodes of the mass failure are gone, they have that in common.
+(5) Hardly any of its members are suspected any more; or they have had the time to recover, and no
+others have joined for 10 s.
 """
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from muster_health.model import config, steps
-from muster_health.plugin import tracked_plugin
 
 FLEET: Final = ""
 """The cause of a mass failure whose members have no known cause in common."""
 
 _REMAIN_SHARE: Final = 0.02
-_COMMON_SHARE: Final = 0.8
 _LASTS_MAX: Final = 10
+_SHOWN_MAX: Final = 4
+
+Sizes = Callable[[], Mapping[str, int]]
+"""Returns on how many nodes there is a plugin with each cause."""
+Group = tuple[str, steps.Manner]
 
 
-@dataclass(slots=True)
+def lasts_s(settings: config.Detection) -> float:
+    """Return how long a mass failure lasts if no others join: the time needed to recover."""
+    return settings.reconnect_s + settings.suspicion_beats * settings.interval_s
+
+
+@dataclass(slots=True, kw_only=True)
 class MassFailure:
-    """One mass failure; by `until` its members have had enough time to recover."""
+    """One mass failure; by `until` its members have had enough time to recover.
+
+    `members` are its plugins that are still suspected, with their nodes. Plugins that failed after
+    `fits_until` do not belong to it.
+    """
 
     cause: str
+    manner: steps.Manner
     began_at: float
     until: float
-    members: set[str]
+    fits_until: float
+    joined_at: float
+    members: dict[str, str] = field(default_factory=dict)
     peak: int = 0
-    joined_at: float = 0.0
+    joined: Counter[str] = field(default_factory=Counter)
+    """How often a plugin of each node joined."""
+    gone: set[str] = field(default_factory=set)
+    """The nodes whose pods are gone."""
+
+    def fits(self, failure: steps.Failure) -> bool:
+        """Return whether a plugin failed in the same manner, by the same cause, at that time."""
+        is_alike = failure.manner is self.manner and failure.at <= self.fits_until
+        return is_alike and (self.cause == FLEET or self.cause in failure.causes)
+
+    def join(self, key: str, node: str, now: float) -> None:
+        """Add a member."""
+        self.members[key] = node
+        self.peak = max(self.peak, len(self.members))
+        self.joined[node] += 1
+        self.joined_at = now
+
+    def makers(self) -> str:
+        """Return which nodes make most of it, each with its share of the suspicions."""
+        total = self.joined.total()
+        top = self.joined.most_common(_SHOWN_MAX)
+        shares = ", ".join(f"{node} {many} ({many / total:.0%})" for node, many in top)
+        more = len(self.joined) - len(top)
+        others = f" and {more} more nodes" if more else ""
+        return f"{total} suspicions, by node: {shares}{others}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,224 +109,158 @@ class Ended:
 
 
 class SuspectCounts:
-    """Which plugins are suspected, when that began, and the mass failures among them."""
+    """Which plugins are suspected, how they failed, and the mass failures among them."""
 
     def __init__(self, settings: config.Detection) -> None:
-        self.active: dict[str, MassFailure] = {}
+        self.active: dict[Group, MassFailure] = {}
+        self.suspects: dict[str, steps.Failure] = {}
         self._settings = settings
-        self.suspects: dict[str, tuple[str, ...]] = {}
-        self._recent: dict[str, float] = {}
-        self._counts: Counter[str] = Counter()
-        self._with_problem: set[str] = set()
+        self._recent: dict[str, tuple[float, str]] = {}
+        """Plugins that count towards a new mass failure: since when, and their nodes."""
+        self._nodes: dict[Group, Counter[str]] = {}
+        """The number of recent plugins of each node, by cause and manner."""
+        self._member_of: dict[str, MassFailure] = {}
 
     def suspected(
-        self, key: str, causes: tuple[str, ...], now: float, *, silent: bool = True
-    ) -> None:
-        """Record that a plugin is suspected: it is silent, or reports a problem."""
-        (self._with_problem.discard if silent else self._with_problem.add)(key)
-        if key in self.suspects:
-            return
-        self.suspects[key] = causes
-        self._recent[key] = now
-        self._counts.update(causes)
-        for failure in self.active.values():
-            if failure.cause == FLEET or failure.cause in causes:
-                self._join(failure, key, now)
+        self, key: str, node: str, failure: steps.Failure, now: float, *, counts: bool
+    ) -> bool:
+        """Record that a plugin is suspected; return whether it joined a running mass failure.
+
+        `counts` means that its node counts towards a new mass failure.
+        """
+        known = self.suspects.get(key)
+        if known is not None and known.manner is failure.manner:
+            return False
+        self.cleared(key)
+        self.suspects[key] = failure
+        running = next((each for each in self.active.values() if each.fits(failure)), None)
+        if running is not None:
+            self._join(running, key, node, now)
+            return True
+        if counts:
+            self._recent[key] = now, node
+            for cause in (FLEET, *failure.causes):
+                self._nodes.setdefault((cause, failure.manner), Counter())[node] += 1
+        return False
+
+    def grow(self, sizes: Sizes, now: float) -> list[str]:
+        """Begin mass failures, or let them grow; return the plugins that joined."""
+        while self._recent:
+            key, (at, _) = next(iter(self._recent.items()))
+            if now - at <= self._settings.storm_window_s:
+                break
+            self._age(key)
+        joined: list[str] = []
+        while (group := self._over_limit(sizes)) is not None:
+            joined += self._begin(group, now)
+        return joined
 
     def cleared(self, key: str) -> None:
         """Record that a plugin is no longer suspected."""
-        self._with_problem.discard(key)
-        causes = self.suspects.pop(key, None)
-        if causes is None:
-            return
-        self._age(key, causes)
-        for failure in self.active.values():
-            failure.members.discard(key)
+        self._age(key)
+        self.suspects.pop(key, None)
+        failure = self._member_of.pop(key, None)
+        if failure is not None:
+            del failure.members[key]
 
-    def holds(self, key: str) -> bool:
-        """Return whether this plugin is part of a mass failure."""
-        return any(key in failure.members for failure in self.active.values())
+    def has(self, key: str) -> bool:
+        """Return whether a plugin is a member of a mass failure."""
+        return key in self._member_of
 
-    def common(self, failure: MassFailure) -> str:
-        """Return what nearly all members have in common; empty if they have nothing in common."""
-        if failure.cause != FLEET:
-            return failure.cause
-        counts = Counter(cause for key in failure.members for cause in self.suspects.get(key, ()))
-        best = counts.most_common(1)
-        if best and best[0][1] >= _COMMON_SHARE * max(1, len(failure.members)):
-            return best[0][0]
-        return ""
+    def gone(self, key: str) -> None:
+        """Record that the pod of a member, or its node, is gone."""
+        failure = self._member_of.get(key)
+        if failure is not None:
+            failure.gone.add(failure.members[key])
 
-    def how(self, failure: MassFailure) -> str:
-        """Return a description of how the members failed."""
-        troubled = len(failure.members & self._with_problem)
-        if not troubled:
-            return "went silent"
-        return (
-            "reported problems"
-            if troubled == len(failure.members)
-            else "went silent or reported problems"
-        )
+    def has_own_reason(self, key: str) -> bool:
+        """Return whether a member whose pod is gone has not that in common with the others."""
+        failure = self._member_of.get(key)
+        return failure is not None and len(failure.gone) <= self._settings.storm_min
 
-    def update(self, fleet: int, now: float) -> tuple[list[MassFailure], list[Ended]]:
-        """Return which mass failures began and ended; `fleet` is the number of plugins."""
-        while self._recent:
-            key, at = next(iter(self._recent.items()))
-            if now - at <= self._settings.storm_window_s:
-                break
-            self._age(key, self.suspects[key])
-        causes = self._causes_over(fleet)
-        began = [self._begin(cause, now) for cause in causes if self._is_new(cause)]
-        over = [failure for failure in self.active.values() if self._is_over(failure, now)]
-        for failure in over:
-            del self.active[failure.cause]
-        return began, [Ended(failure, tuple(sorted(failure.members))) for failure in over]
+    def end(self, now: float) -> list[Ended]:
+        """End the mass failures that are over."""
+        over = [group for group, failure in self.active.items() if self._is_over(failure, now)]
+        ended = []
+        for group in over:
+            failure = self.active.pop(group)
+            ended.append(Ended(failure, tuple(sorted(failure.members))))
+            for key in ended[-1].left:
+                del self._member_of[key]
+        return ended
 
     def shift(self, seconds: float) -> None:
         """Postpone the ends by the time for which our own process was suspended."""
         for failure in self.active.values():
             failure.until += seconds
+            failure.fits_until += seconds
             failure.joined_at += seconds
 
     def clear(self) -> None:
         """Forget all suspicions and mass failures."""
         self.active.clear()
         self.suspects.clear()
-        self._with_problem.clear()
         self._recent.clear()
-        self._counts.clear()
+        self._nodes.clear()
+        self._member_of.clear()
 
-    def _causes_over(self, fleet: int) -> list[str]:
+    def _over_limit(self, sizes: Sizes) -> Group | None:
         minimum = self._settings.storm_min
-        if len(self._recent) <= minimum:
-            return []
-        common = [cause for cause, many in self._counts.items() if many > minimum]
-        is_fleet = len(self._recent) > max(minimum, self._settings.storm_share * fleet)
-        return [FLEET] if is_fleet else common
+        many = {group: len(nodes) for group, nodes in self._nodes.items() if len(nodes) > minimum}
+        if not many:
+            return None
+        of = sizes()
+        shares = {
+            (cause, manner): count / max(count, of.get(cause, 0))
+            for (cause, manner), count in many.items()
+            if cause != FLEET or count > self._settings.storm_share * of.get(FLEET, 0)
+        }
+        return max(shares, key=lambda each: (each[0] != FLEET, shares[each], each), default=None)
 
-    def _is_new(self, cause: str) -> bool:
-        # during a mass failure of the whole fleet, none begins for a single cause
-        return cause not in self.active and FLEET not in self.active
-
-    def _begin(self, cause: str, now: float) -> MassFailure:
-        lasts_s = (
-            self._settings.reconnect_s + self._settings.suspicion_beats * self._settings.interval_s
+    def _begin(self, group: Group, now: float) -> list[str]:
+        """Let recent plugins join a mass failure, a new one or one that grows."""
+        cause, manner = group
+        failure = self.active.get(group) or MassFailure(
+            cause=cause,
+            manner=manner,
+            began_at=now,
+            until=now + lasts_s(self._settings),
+            fits_until=now,
+            joined_at=now,
         )
-        failure = MassFailure(cause, now, now + lasts_s, set())
-        for key, causes in self.suspects.items():
-            if cause == FLEET or cause in causes:
-                self._join(failure, key, now)
-        self.active[cause] = failure
-        return failure
+        self.active[group] = failure
+        failure.fits_until = now + self._settings.storm_window_s
+        fitting = [
+            (key, node)
+            for key, (_, node) in self._recent.items()
+            if failure.fits(self.suspects[key])
+        ]
+        for key, node in fitting:
+            self._age(key)
+            self._join(failure, key, node, now)
+        return [key for key, _ in fitting]
 
-    def _join(self, failure: MassFailure, key: str, now: float) -> None:
-        failure.members.add(key)
-        failure.peak = max(failure.peak, len(failure.members))
-        failure.joined_at = now
-
-    def _end_of(self, failure: MassFailure) -> float:
-        quiet = failure.joined_at + self._settings.storm_window_s
-        longest = failure.began_at + _LASTS_MAX * (failure.until - failure.began_at)
-        return min(max(failure.until, quiet), longest)
+    def _join(self, failure: MassFailure, key: str, node: str, now: float) -> None:
+        failure.join(key, node, now)
+        self._member_of[key] = failure
 
     def _is_over(self, failure: MassFailure, now: float) -> bool:
         few_left = len(failure.members) < _REMAIN_SHARE * failure.peak or not failure.members
-        return few_left or now >= self._end_of(failure)
+        quiet = failure.joined_at + self._settings.storm_window_s
+        longest = failure.began_at + _LASTS_MAX * lasts_s(self._settings)
+        return few_left or now >= min(max(failure.until, quiet), longest)
 
-    def _age(self, key: str, causes: tuple[str, ...]) -> None:
-        if self._recent.pop(key, None) is None:
+    def _age(self, key: str) -> None:
+        """Let a plugin no longer count towards a new mass failure."""
+        recent = self._recent.pop(key, None)
+        if recent is None:
             return
-        self._counts.subtract(causes)
-        for cause in causes:
-            if self._counts[cause] <= 0:
-                del self._counts[cause]
-
-
-SOON_S: Final = 0.05
-"""Delay before other plugins are evaluated, so that `tick` terminates."""
-_CHECK_S: Final = 1.0
-_RESUME_S: Final = 0.5
-_RESUMED_AT_ONCE: Final = 25
-
-
-class MassFailures:
-    """All mass failures, and the suspended plugins still to be resumed."""
-
-    def __init__(
-        self,
-        settings: config.Detection,
-        plugins: Mapping[str, tracked_plugin.TrackedPlugin],
-        over: Callable[[Ended, float], None],
-    ) -> None:
-        self.counts = SuspectCounts(settings)
-        self.suspects: Mapping[str, tuple[str, ...]] = self.counts.suspects
-        """The suspected plugins, with the possible common causes of each."""
-        self._plugins = plugins
-        self._over = over
-        self._to_resume: dict[str, None] = {}
-        self._resume_at = 0.0
-
-    @property
-    def active(self) -> Mapping[str, MassFailure]:
-        """Return the active mass failures, by cause."""
-        return self.counts.active
-
-    def suspends(
-        self, plugin: tracked_plugin.TrackedPlugin, now: float
-    ) -> tuple[bool, float | None]:
-        """Evaluate a plugin; return whether it is suspended, and when to evaluate the fleet."""
-        key = plugin.key
-        if not plugin.is_suspect(now):
-            self.counts.cleared(key)
-            return False, None
-        self.counts.suspected(key, plugin.common_causes(), now, silent=plugin.is_silent)
-        began, over = self.counts.update(len(self._plugins), now)
-        for failure in began:
-            for member in failure.members:
-                self._plugins[member].receive(steps.Suspend(), now)
-        due = now + SOON_S if began or over else None
-        self._end(over, now)
-        if self.counts.holds(key):
-            if not plugin.is_suspended:
-                plugin.receive(steps.Suspend(), now)
-        elif plugin.is_suspended:
-            self._to_resume[key] = None
-            due = max(self._resume_at, now + SOON_S) if due is None else due
-        return plugin.is_suspended, due
-
-    def resumed(self, now: float) -> list[tracked_plugin.TrackedPlugin]:
-        """End the mass failures that are over; return the plugins to resume now."""
-        _, over = self.counts.update(len(self._plugins), now)
-        self._end(over, now)
-        if now < self._resume_at or not self._to_resume:
-            return []
-        self._resume_at = now + _RESUME_S
-        turn = list(itertools.islice(self._to_resume, _RESUMED_AT_ONCE))
-        for key in turn:
-            del self._to_resume[key]
-        return [self._plugins[key] for key in turn if key in self._plugins]
-
-    def dues(self, now: float) -> Iterable[float]:
-        """Return the times at which to evaluate again."""
-        if self.counts.active:
-            yield now + _CHECK_S
-        if self._to_resume:
-            yield max(self._resume_at, now + SOON_S)
-
-    def cleared(self, key: str) -> None:
-        """Record that a plugin is removed."""
-        self.counts.cleared(key)
-
-    def shift(self, seconds: float) -> None:
-        """Postpone the ends by the time for which our own process was suspended."""
-        self.counts.shift(seconds)
-
-    def clear(self) -> None:
-        """Forget all suspicions."""
-        self.counts.clear()
-        self._to_resume.clear()
-
-    def _end(self, over: Iterable[Ended], now: float) -> None:
-        for ended in over:
-            self._over(ended, now)
-            self._to_resume |= {left: None for left in ended.left if not self.counts.holds(left)}
+        failure = self.suspects[key]
+        for cause in (FLEET, *failure.causes):
+            group = cause, failure.manner
+            nodes = self._nodes[group]
+            nodes[recent[1]] -= 1
+            if not nodes[recent[1]]:
+                del nodes[recent[1]]
+            if not nodes:
+                del self._nodes[group]

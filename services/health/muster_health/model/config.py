@@ -73,7 +73,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     storm_min: Count = 5
     storm_share: Share = 0.1
     storm_window_s: sections.Period = 10.0
-    """A mass failure: more suspects than both limits, or `storm_min` with one cause."""
+    """A mass failure: more nodes with suspects than both limits, or `storm_min` with one cause."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,6 +81,23 @@ class Diagnosis:
     evidence: tuple[vocabulary.Evidence, ...]
 
 
+class Manner(enum.StrEnum):
+    """How a plugin failed, as far as it shows; the value describes many of them."""
+
+    SILENT = "went silent"
+    ENDED = "closed their connections"
+    PROBLEM = "reported problems"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How and when a suspected plugin failed, and the causes that it may share with others."""
+
+    manner: Manner
+    at: float
+    causes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """The current verdict, as alerts need it.

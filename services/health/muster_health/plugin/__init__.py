@@ -18,7 +18,7 @@ a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 | SUSPECT     | problem: the probe's answer confirms it   | ILL         | see `problems`     |
 | SUSPECT     | silence: all results are there            | LOST (4)    | see `diagnosis`    |
 | SUSPECT     | problem: no answer, or nothing conclusive | as before   | as before          |
-| SUSPECT     | many plugins are suspected at once (6)    | SUSPECT     | suspended          |
+| SUSPECT     | the plugins of many nodes fail alike (6)  | SUSPECT     | suspended          |
 | LOST        | 20 s, 40 s, ... 2 min later               | LOST (4)    | checked again      |
 | LOST        | a fresh heartbeat, an answer to a probe   | RECOVERING  | as before          |
 | ILL         | a good heartbeat                          | RECOVERING  | as before          |
@@ -33,8 +33,8 @@ a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 heartbeat and the plugin's return. (3) The plugin declares its interval; our clock measures it,
 without the time in which we could receive nothing. (4) MAINTENANCE, if the results show that the
 silence was planned. (5) For some problems Kubernetes is then asked once more what the node offers,
-and the answer decides. (6) If many plugins share a problem, no verdict about it is reached either;
-their states do not change. (7) See the next table.
+and the answer decides. (6) For a limited time: `fleet.mass_failure` has the table. If many share a
+problem, no verdict about it is reached either; their states do not change. (7) See the next table.
 
 Besides its verdict, a plugin can be marked as flapping:
 

@@ -124,10 +124,30 @@ class TrackedPlugin(parts.Parts):
             return False
         return self.verdict.is_suspect(now)
 
+    def failure(self, now: float) -> steps.Failure:
+        """Return how and when the suspected plugin failed."""
+        alive = self.alive
+        if not self.is_silent:
+            return steps.Failure(steps.Manner.PROBLEM, self.reported.since, self.causes)
+        closed = alive.connections.closed
+        if closed is not None and closed.by_process:
+            return steps.Failure(steps.Manner.ENDED, closed.at, self.common_causes())
+        at = alive.silent_since if alive.was_heard else now
+        return steps.Failure(steps.Manner.SILENT, at, self.common_causes())
+
     def common_causes(self) -> tuple[str, ...]:
-        """Return what the plugin shares with others, as possible common causes of a failure."""
+        """Return what the plugin shares with others, as possible common causes of its silence."""
         server = liveness.short_server(self.alive.connections.server)
         return (*self.causes, f"server={server}") if server else self.causes
+
+    def ask_while_suspended(self) -> signals.AskCluster:
+        """Return a query whether the plugin's pod or node is gone."""
+        return self.verdict.ask_while_suspended()
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether the plugin is suspended, and its pod or its node has ended or is gone."""
+        return self.verdict.is_gone
 
     def ask_kubernetes(self) -> signals.AskCluster:
         """Return a query to Kubernetes for the plugin's pods that no investigation waits for."""

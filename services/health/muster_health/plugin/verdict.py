@@ -105,8 +105,17 @@ class VerdictMachine(verdict_state.VerdictState):
             is_alive = self.state not in _NOT_HEARD
             problem = self.reported.rechecked(answer, is_alive=is_alive)
             return [] if problem is None else self._believe(problem, now)
+        if number == self.asked_while_suspended:
+            self.asked_while_suspended = 0
+            self.is_gone = self.is_suspended and answer is not None and _is_gone(answer)
         suspicion = self.investigation.answered(answer, number)
         return [] if suspicion is None else self._diagnose(suspicion, now)
+
+    def ask_while_suspended(self) -> signals.AskCluster:
+        """Return a query whether the suspended plugin's pod or node is gone."""
+        question = self.investigation.ask_kubernetes()
+        self.asked_while_suspended = question.number
+        return question
 
     def disconnected(self, now: float) -> list[steps.Step]:
         """Handle the end of the plugin's last connection to NATS."""
@@ -135,6 +144,7 @@ class VerdictMachine(verdict_state.VerdictState):
         """Reach no verdict about silence or problems until `resume`."""
         if self.is_silent:
             self.investigation.suspicion, self.is_suspended = None, True
+            self.is_gone = False
             return
         if self.state is State.SUSPECT:
             self.investigation.suspicion, self.state = None, self.before
@@ -343,6 +353,14 @@ class VerdictMachine(verdict_state.VerdictState):
         self.alive.shift_expected(seconds)
         self.investigation.shift(seconds)
         self.planned.shift(seconds)
+
+
+def _is_gone(answer: signals.Facts) -> bool:
+    """Return whether Kubernetes says that the plugin's pod does not run, or has no node."""
+    if answer.exists is False:
+        return True
+    pods = answer.pods
+    return pods is not None and not any(pod.runs and not pod.deleting for pod in pods)
 
 
 def _earliest(*dues: float | None) -> float | None:

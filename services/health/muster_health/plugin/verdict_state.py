@@ -197,6 +197,9 @@ class VerdictState:
     state: State = State.UNKNOWN
     is_suspended: bool = False
     """Whether the diagnosis of a silent plugin waits, because many are suspected at once."""
+    is_gone: bool = False
+    """Whether Kubernetes showed, while the plugin was suspended, that its pod or node is gone."""
+    asked_while_suspended: int = 0
     before: State = State.UNKNOWN
     """The state before the current suspicion."""
     is_resumed: bool = False
