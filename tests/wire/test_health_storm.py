@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Self
 
-import msgspec
 import orjson
 
 from muster import codec, vocabulary
@@ -18,6 +17,8 @@ from muster.vocabulary import AlertKind, AlertState, Verdict
 from tests.worlds import fleet_parts
 
 RESTART_S = 2.0
+LIMIT_S = 8.0
+"""Usually 2.0 s, and more on a busy machine; without limits on mass failures at least 15 s."""
 SETTINGS = {
     "detection": {"restart_s": RESTART_S, "patience_s": 0},
     # an earlier limit; a node has fewer now
@@ -132,12 +133,11 @@ class World:
         connected = bus.Bus(self.server.url, producer="plugins/p", name=name)
         return await self._stack.enter_async_context(connected)
 
-    async def fleet(self) -> dict[str, int]:
-        state = msgspec.json.decode(await self.health.get("/state"))
-        return {key: state["fleet"][key] for key in ("storms", "suspects")}
+    def alerts(self) -> list[AlertKind]:
+        return [alert.kind for alert in self.published.firing(VICTIM)]
 
-    async def verdict_s(self, wait_s: float, timeout_s: float) -> float:
-        """Run a victim for a while, kill it, and return how long its verdict takes."""
+    async def alert_s(self, wait_s: float, timeout_s: float) -> float:
+        """Run a victim for a while, kill it, and return how long its alert takes."""
         async with bus.Bus(self.server.url, producer="plugins/p", name=f"p {VICTIM}") as victim:
             await victim.link.client()
             sending = Voice(victim, [(VICTIM, "p")])
@@ -147,9 +147,7 @@ class World:
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self.published.until(
-                    lambda: self.published.verdict(VICTIM) is Verdict.PLUGIN_DOWN
-                )
+                await self.published.until(lambda: self.alerts() == [AlertKind.PLUGIN_DOWN])
         return time.monotonic() - began
 
 
@@ -159,14 +157,11 @@ def test_names_of_one_node_that_are_silent_in_turn_hold_nobody_up(tmp_path: Path
             names = [(HOSTILE, f"x{number}") for number in range(15)]
             attack = take_turns(await world.connect("attack"), (names[:7], names[7:]))
             async with running(asyncio.create_task(attack)):
-                seconds = await world.verdict_s(3.0, 20.0)
-                assert seconds < 1.5 * RESTART_S
+                seconds = await world.alert_s(2.5, 20.0)
+                assert seconds < LIMIT_S
             assert AlertKind.STORM not in {
                 alert.kind for _, alert in world.published.alerts(vocabulary.FLEET)
             }
-            assert [alert.kind for alert in world.published.firing(VICTIM)] == [
-                AlertKind.PLUGIN_DOWN
-            ]
 
     asyncio.run(story())
 
@@ -177,8 +172,8 @@ def test_names_of_one_node_that_reconnect_hold_nobody_up(tmp_path: Path) -> None
             for number in range(9):
                 loop = reconnect(world.server.port, HOSTILE, f"x{number}", wait_s=number * 0.19)
                 await stack.enter_async_context(running(asyncio.create_task(loop)))
-            seconds = await world.verdict_s(3.0, 20.0)
-            assert seconds < 1.5 * RESTART_S
+            seconds = await world.alert_s(2.5, 20.0)
+            assert seconds < LIMIT_S
             assert AlertState.FIRING not in {
                 alert.state for _, alert in world.published.alerts(vocabulary.FLEET)
             }
