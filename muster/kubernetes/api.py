@@ -316,7 +316,7 @@ async def _body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
 
 def _answer(what: str, response: aiohttp.ClientResponse, body: bytes) -> Answer:
     date: datetime | None = None
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         date = email.utils.parsedate_to_datetime(response.headers.get("Date", ""))
         # RFC 5322 3.3: "-0000" is a time in UTC, for which Python returns no time zone
         date = date if date.tzinfo else date.replace(tzinfo=UTC)

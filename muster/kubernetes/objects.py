@@ -6,7 +6,7 @@ return empty values for absent fields. A service decodes these objects and keeps
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -392,9 +392,12 @@ def is_true(conditions: Iterable[Condition], kind: str) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return a time of the API (RFC 3339); None if there is none or it names no time zone."""
+    """Return a time of the API (RFC 3339) in UTC; None if there is none or it names no time zone.
+
+    A time beyond what Python can represent in UTC counts as none.
+    """
     try:
         time = datetime.fromisoformat(text or "")
-    except ValueError:
+        return time.astimezone(UTC) if time.tzinfo else None
+    except (ValueError, OverflowError):
         return None
-    return time if time.tzinfo else None

@@ -16,6 +16,7 @@ but 4 % in batches (CPython 3.11, nats-py 2.16).
 import asyncio
 import contextlib
 import functools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Final, Self
@@ -183,7 +184,11 @@ _LONG_BATCH_S: Final = 0.25
 """Each wake-up costs a millisecond because caches are cold. No suspicion depends on it."""
 _BATCH_MAX: Final = 1_000
 """Larger batches would keep the event loop from other tasks."""
-_WORDS_MIN: Final = 3
+_COUNT: Final = re.compile(rb"[0-9]{1,8}")
+"""NATS allows at most 64 MiB a message (max_payload)."""
+_SHOWN_MAX: Final = 200
+_LINE_BYTES_MAX: Final = 1024 * 1024
+"""A longer line is no NATS; the longest are INFO with the addresses of a cluster."""
 
 
 class HeartbeatStream:
@@ -288,16 +293,19 @@ def split_messages(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[bytes],
             at = start
             continue
         words = data[at:end].split()
-        try:
-            stop = start + int(words[-1])
-            skip = 0 if is_plain else int(words[-2])
-            subject = words[_WORDS_MIN - 2]
-        except (ValueError, IndexError):
-            raise nats.errors.ProtocolError(f"nats: malformed {data[at:end]!r}") from None
+        # int() would also accept a sign: a negative length would lead back, for ever
+        counts = words[-1:] if is_plain else words[-2:]
+        is_whole = len(words) in ((4, 5) if is_plain else (5, 6))
+        if not is_whole or not all(_COUNT.fullmatch(count) for count in counts):
+            raise nats.errors.ProtocolError(f"nats: malformed {data[at:end][:_SHOWN_MAX]!r}")
+        subject, stop = words[1], start + int(counts[-1])
+        skip = 0 if is_plain else int(counts[0])
         if len(data) < stop + 2:
             break
         messages.append((subject, data[start + skip : stop]))
         at = stop + 2
+    if end < 0 and len(data) - at > _LINE_BYTES_MAX:
+        raise nats.errors.ProtocolError(f"nats: endless {data[at:][:_SHOWN_MAX]!r}")
     return messages, others, data[at:]
 
 

@@ -24,7 +24,7 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 _FILE_BYTES_MAX = 1024 * 1024
 _INHERITED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _NO_CONFIGURATION: Final = "these manifests contain no configuration of muster"
-_UNREADABLE = (
+UNREADABLE: Final = (
     yaml.YAMLError,
     ValueError,
     RecursionError,
@@ -34,6 +34,7 @@ _UNREADABLE = (
     LookupError,
     TypeError,
 )
+"""The errors that PyYAML raises for invalid input."""
 
 
 class BadSettings(ValueError):
@@ -88,7 +89,7 @@ def parse(text: bytes, *, source: str) -> list[Any]:
         raise BadSettings([f"{source}: larger than {_FILE_BYTES_MAX} bytes"])
     try:
         return list(yaml.load_all(text.decode(), _Loader))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise BadSettings([f"{source}: not YAML: {' '.join(str(error).split())}"]) from None
 
 
@@ -141,7 +142,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parse(text: str) -> Any:
-    """Return the tree of a YAML text. Raises one of `_UNREADABLE`."""
+    """Return the tree of a YAML text. Raises one of `UNREADABLE`."""
     return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
 
 
@@ -210,7 +211,7 @@ def _overlay(
         path = variable.removeprefix(prefix).lower().split("__")
         try:
             value = _parse(text)
-        except _UNREADABLE:
+        except UNREADABLE:
             problems.append(f"{variable}: not YAML: {validation.quoted(text)}")
             continue
         branch: Any = tree

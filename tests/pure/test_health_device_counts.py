@@ -6,6 +6,7 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Phase, Verdict
+from muster_health.model import snapshot
 from muster_health.plugin import device_counts
 from tests.worlds.detector_fleet import GPU, World, running
 
@@ -118,6 +119,21 @@ def test_a_shortage_outlives_health(wait_s: float, services: int) -> None:
         world.run(70.0)
     assert world.story("a") == SHORT
     assert world.verdicts("a") == [Verdict.HEALTHY]
+
+
+def test_a_shortage_that_is_known_from_its_alert_alone_ends_no_health_service() -> None:
+    world = world_of()
+    world.replace("a", 0)
+    world.run(70.0)
+    published = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+    assert world.story("a") == SHORT
+    world.stored = {
+        f"{before.node}.p": snapshot.encode(before) for before in snapshot.of_alerts(published)
+    }
+    world.crash(1.0)
+    world.run(5.0)
+    assert {kind for kind, _ in world.story("a")} == {AlertKind.DEVICES_SHORT}
+    assert set(world.verdicts("a")) == {Verdict.HEALTHY}
 
 
 def test_an_unhealthy_device_is_not_well_because_nobody_lists_it_any_more() -> None:

@@ -1,5 +1,8 @@
 """What a health service that restarts, or takes over, makes of what was stored before."""
 
+import json
+from typing import Any
+
 import pytest
 
 from muster import vocabulary
@@ -168,3 +171,22 @@ def test_an_alert_of_the_version_before_goes_on_and_is_resolved() -> None:
         if isinstance(event, vocabulary.AlertChanged) and event.state is AlertState.RESOLVED
     }
     assert resolved == {(AlertKind.DEVICE_UNHEALTHY, 20), (AlertKind.DEREGISTERED, 27)}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"since": "0001-01-01T00:00:00Z"}, "out of range"),
+        ({"remedies": ["9999-01-01T00:00:00Z"]}, "out of range"),
+        ({"firing": {"evidence": []}}, "without evidence"),
+        ({"firing": {"told_at": "0001-01-01T00:00:00Z"}}, "out of range"),
+    ],
+)
+def test_state_that_nobody_could_publish_again_is_refused(
+    change: dict[str, Any], problem: str
+) -> None:
+    tree = json.loads(STORED_BY_THE_VERSION_BEFORE["a.p"])
+    firing = change.pop("firing", {})
+    tree = {**tree, **change, "firing": [{**alert, **firing} for alert in tree["firing"]]}
+    with pytest.raises(ValueError, match=problem):
+        snapshot.decode(json.dumps(tree).encode())

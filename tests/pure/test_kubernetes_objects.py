@@ -95,7 +95,13 @@ def test_a_condition_is_true_only_if_it_says_so() -> None:
     assert [objects.is_true(conditions, name) for name in names] == [True, False, False]
 
 
-@pytest.mark.parametrize("text", [None, "", "yesterday", "9999-99-99T99:99:99Z", "2026-01-01"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, "", "yesterday", "9999-99-99T99:99:99Z", "2026-01-01"),
+        *("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"),
+    ],
+)
 def test_an_odd_time_is_none_and_costs_no_object(text: str | None) -> None:
     node = decoded(objects.Node, {"metadata": {"name": "a", "creationTimestamp": text}})
     assert (node.metadata.name, node.metadata.created_at) == ("a", None)

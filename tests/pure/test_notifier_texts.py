@@ -161,3 +161,35 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
         len(receivers_email.encode_mail(kept, words, sender="m@example.com", to=("a@example.com",)))
         < 40_000
     )
+
+
+def test_an_incident_of_more_alerts_than_a_notification_holds_is_triggered() -> None:
+    alert = vocabulary.AlertChanged(
+        node="node-a",
+        at=T0,
+        plugin="device-plugin",
+        kind=vocabulary.AlertKind.NODE_DOWN,
+        severity=vocabulary.Severity.CRITICAL,
+        state=vocabulary.AlertState.FIRING,
+        fingerprint="0" * 16,
+        summary="down",
+        starts_at=T0,
+        evidence=(vocabulary.Evidence(source="lease", observed="old"),),
+    )
+    whole = notifications.create(
+        after="",
+        receiver="ops",
+        group="g",
+        labels={"kind": "node_down"},
+        reason=vocabulary.NotificationReason.FIRST,
+        firing=[msgspec.structs.replace(alert, fingerprint=f"{n:016x}") for n in range(15_000)],
+        resolved=[],
+        send_resolved=True,
+        at=T0,
+    )
+    read = notifications.decode(notifications.encode(whole))
+    assert (read.firing, len(read.firing_ids)) == ((), 15_000)
+    words = message.compose(read)
+    event = msgspec.json.decode(webhook.encode_pagerduty(read, words, routing_key="k"))
+    assert (event["event_action"], event["payload"]["severity"]) == ("trigger", "critical")
+    assert event["payload"]["custom_details"]["truncated_alerts"] == 15_000

@@ -705,3 +705,10 @@ def test_any_text_of_the_fork_is_read_or_refused(text: str) -> None:
         assert all(re.match(r"--resource-config|gpus", p) for p in error.problems)  # noqa: PT017
         return
     usable(result)
+
+
+def test_a_name_with_a_line_feed_is_named_on_one_line() -> None:
+    why = "no GPU or MIG device has this name, so none can be renamed"
+    assert problems('"a\\nb:c:1,x\\e[31m:y:1"') == [
+        f"resource-config: nvidia.com/{name}: {why}" for name in ("a\\nb", "x\\x1b[31m")
+    ]

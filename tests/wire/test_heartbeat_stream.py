@@ -189,6 +189,25 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(
     assert rest == b""
 
 
-def test_a_message_without_a_size_is_a_protocol_error() -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"MSG a b",
+        b"MSG a 1 -12",
+        b"MSG a 1 +1",
+        b"MSG a 1 r x 1",
+        b"MSG a 1 999999999",
+        b"HMSG a 1 -3 5",
+        b"HMSG a 1 5",
+        b"HMSG a 1 r 4 -6",
+    ],
+)
+def test_a_message_without_a_possible_size_is_a_protocol_error(line: bytes) -> None:
     with pytest.raises(nats.errors.ProtocolError):
-        consumers.split_messages(b"MSG a b\r\n")
+        consumers.split_messages(line + b"\r\nPING\r\n")
+
+
+def test_a_line_without_end_is_a_protocol_error() -> None:
+    assert consumers.split_messages(b"x" * 1_000_000) == ([], [], b"x" * 1_000_000)
+    with pytest.raises(nats.errors.ProtocolError):
+        consumers.split_messages(b"x" * 2_000_000)

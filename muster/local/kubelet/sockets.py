@@ -91,7 +91,7 @@ def read_checkpoint(directory: pathlib.Path) -> device_manager.Checkpoint:
         return msgspec.json.decode(path.read_bytes(), type=_File).data
     except FileNotFoundError:
         return device_manager.Checkpoint()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise httpd.UsageError(f"cannot read checkpoint {path}: {error}") from error
 
 

@@ -88,10 +88,14 @@ class DeviceFaults:
         return self._faults.ended
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
-        """Restore the faults that a former process saved, unless a newer snapshot has arrived."""
+        """Restore the faults that a former process saved, unless a newer snapshot has arrived.
+
+        A shortage names no devices: the next heartbeat reports it again.
+        """
         is_listed = self.totals is not _NOTHING
         for group in stored:
-            if is_listed and group.kind is AlertKind.DEVICE_UNHEALTHY:
+            is_replaced = is_listed and group.kind is AlertKind.DEVICE_UNHEALTHY
+            if is_replaced or group.kind not in _WORDS:
                 continue
             where = group.kind, group.resource
             for device in group.ids:

@@ -90,8 +90,9 @@ class PluginAlerting:
             case steps.VerdictConfirmed():
                 self.rule, self.evidence = decision.rule.value, decision.evidence
             case steps.ReturnOverdue():
-                assert self.alert is not None, "a plugin that is overdue has stopped"
-                self.alert.overdue = decision.evidence
+                # restored state may contradict itself: a stop without a verdict about it
+                if self.alert is not None:
+                    self.alert.overdue = decision.evidence
             case _:
                 assert_never(decision)
 

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from muster import codec, vocabulary
+from muster.vocabulary import facts
 from muster_health.model import alerts
 
 VERSION: Final = 2
@@ -161,11 +162,21 @@ def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
 
 
 def decode(value: bytes) -> Snapshot:
-    """Return the saved state. Raises ValueError if it is unreadable or from another version."""
+    """Return the saved state. Raises ValueError if it cannot be used, or is of another version.
+
+    An alert that cannot be published again would end this process, after every restart anew.
+    """
     try:
         stored = _DECODER.decode(value)
     except codec.UNREADABLE as error:
         raise ValueError(str(error)) from None
     if stored.v != VERSION:
         raise ValueError(f"the state has version {stored.v}, expected {VERSION}")
+    for alert in (*stored.firing, *stored.untold_alerts):
+        if not alert.evidence:
+            raise ValueError("an alert without evidence")
+        alerts.changed(alert, node=stored.node, plugin=stored.plugin, runbook_url="", leader=0)
+    for time in (stored.since, stored.remedied, *stored.remedies):
+        if time is not None:
+            facts.check_time("state", time)
     return stored

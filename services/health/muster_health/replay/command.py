@@ -65,7 +65,10 @@ def replay(
     except ValueError as error:
         return output.fail("replay", f"--since: {error}")
     shown_from = read.end - begin if isinstance(begin, timedelta) else begin
-    comparison = player.compare(read, other, shown_from)
+    try:
+        comparison = player.compare(read, other, shown_from)
+    except recording.UnreadableRecording as error:
+        return output.fail("replay", str(error))
     span = {"from": read.begin, "to": read.end, "entries": len(read.entries)}
     tree = {"recording": span, "policy": str(policy), **_report(comparison)}
     # orjson writes times with their offset, as all of muster's JSON does

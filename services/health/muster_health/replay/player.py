@@ -96,9 +96,13 @@ class _RecordedQuestion:
 def play(recorded: recording.Recording, policy: config.Settings | None = None) -> Result:
     """Replay a recording under a policy, by default under the one that each process recorded.
 
-    Only `detection` and `bounds` of the settings are used.
+    Only `detection` and `bounds` of the settings are used. Raises UnreadableRecording if a recorded
+    value is one that health would not have accepted.
     """
-    return _Player(recorded, policy).run()
+    try:
+        return _Player(recorded, policy).run()
+    except (ValueError, ArithmeticError) as error:
+        raise recording.UnreadableRecording(f"it cannot be replayed: {error}") from error
 
 
 def compare(

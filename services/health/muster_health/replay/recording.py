@@ -8,15 +8,17 @@ force; there is a header at the beginning of each file and of each process.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from muster import codec, vocabulary
+from muster.vocabulary import facts
 from muster_health.fleet import fleet_alerts
 from muster_health.model import alerts, config, signals, snapshot
 
 VERSION: Final = 1
+_CLOCK_MAX_S: Final = 1e10
 _SAME_ALERT: Final = timedelta(seconds=60)
 _RESOLVED_SLACK: Final = timedelta(seconds=5)
 """Two processes may notice the end of the same alert at different moments."""
@@ -40,6 +42,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     detection: config.Detection
     bounds: config.Bounds
 
+    def __post_init__(self) -> None:
+        """Refuse a time that could not be converted to other time zones."""
+        facts.check_time("at_zero", self.at_zero)
+
 
 class PublishedAlert(msgspec.Struct, frozen=True, kw_only=True):
     """An alert that was published; a replay under the same policy must raise it, too."""
@@ -56,7 +62,7 @@ class _Reported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    t: float
+    t: Annotated[float, msgspec.Meta(ge=-_CLOCK_MAX_S, le=_CLOCK_MAX_S)]
     k: str
     v: msgspec.Raw
 

@@ -25,6 +25,16 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _ATTEMPTS: Final = 4
 _KUBECONFIG: Final = "~/.kube/config"
 _FILE_BYTES_MAX: Final = 1024 * 1024
+_UNREADABLE: Final = (
+    yaml.YAMLError,
+    ValueError,
+    RecursionError,
+    # other errors of PyYAML's constructors: `!!int ''`, `!!timestamp x`
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+)
 
 
 class UsageError(Exception):
@@ -134,7 +144,7 @@ def aliases(file: Path | None) -> dict[str, str]:
     try:
         with file.open("rb") as opened:
             names = yaml.safe_load(opened.read(_FILE_BYTES_MAX).decode())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, *_UNREADABLE) as error:
         raise UsageError(f"{file}: {' '.join(str(error).split())}") from None
     if names is None:
         return {}

@@ -118,5 +118,5 @@ def _inside(text: bytes, at: str) -> str:
                 else msgspec.convert(branch, dict[str, object])[key]
             )
         return msgspec.convert(branch, str)
-    except (yaml.YAMLError, ValueError, LookupError):
+    except settings.UNREADABLE:
         return ""

@@ -366,20 +366,35 @@ def _pagerduty_event(
     }
     if action != "trigger":
         return body
-    order = tuple(vocabulary.Severity)
-    severity = min((alert.severity for alert in notification.firing), key=order.index)
-    first = notification.firing[0]
     links = [{"href": link, "text": "what to do"} for link in message.runbooks(notification)]
     return body | {
         "payload": {
             "summary": message.cut(text.title, _SUMMARY_MAX),
-            "source": message.node_name(first.node),
-            "severity": str(severity),
-            "timestamp": first.starts_at.isoformat(),
-            "component": first.plugin,
-            "class": str(first.kind),
+            **_first(notification),
             "custom_details": details,
         },
         "links": [link for link in links if link["href"].startswith("https://")],
         "client": "muster",
+    }
+
+
+def _first(notification: notifications.Notification) -> Json:
+    """Return the part of the payload that is about the most urgent alert.
+
+    With many thousands of alerts their ids fill the notification, and no alert is left in it.
+    """
+    if not notification.firing:
+        return {
+            "source": message.node_name(notification.node),
+            "severity": str(vocabulary.Severity.CRITICAL),
+            "timestamp": notification.at.isoformat(),
+        }
+    order = tuple(vocabulary.Severity)
+    first = notification.firing[0]
+    return {
+        "source": message.node_name(first.node),
+        "severity": str(min((a.severity for a in notification.firing), key=order.index)),
+        "timestamp": first.starts_at.isoformat(),
+        "component": first.plugin,
+        "class": str(first.kind),
     }

@@ -39,7 +39,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     `pods_total` counts the pods of all alerts, `pods_of` those of each alert with many pods.
     """
 
-    id: str
+    id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
     receiver: str
     group: str
     labels: dict[str, str]

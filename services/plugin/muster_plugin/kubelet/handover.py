@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from muster import codec
 from muster.service import logs
 
 _ANSWER_TIMEOUT_S: Final = 5.0
@@ -201,7 +202,10 @@ async def _receive(reader: asyncio.StreamReader, kind: Any) -> Any:
     line = await reader.readline()
     if not line.endswith(b"\n"):
         raise ConnectionResetError("the other side has ended")
-    return msgspec.json.decode(line, type=kind)
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except codec.UNREADABLE as error:
+        raise ValueError(str(error)) from None
 
 
 def _is_same_user(writer: asyncio.StreamWriter) -> bool:

@@ -262,19 +262,14 @@ async def query(socket: Path) -> Listing:
         except grpc.aio.AioRpcError as error:
             text = f"{error.code().name}: {error.details()}"
             raise Unavailable(text, is_busy=error.code() in _BUSY) from None
-    holders = {
-        (devices.resource_name, device_id): f"{pod.namespace}/{pod.name}"
-        for pod in pods.pod_resources
-        for container in pod.containers
-        for devices in container.devices
-        for device_id in devices.device_ids
-    }
-    return Listing(holders=holders, allocatable=allocatable)
+    return listing(pods, allocatable)
 
 
-async def _allocatable(client: rpc.PodResourcesClient) -> dict[str, frozenset[str]] | None:
+async def _allocatable(
+    client: rpc.PodResourcesClient,
+) -> podres.AllocatableResourcesResponse | None:
     try:
-        answer = await client.get_allocatable_resources(
+        return await client.get_allocatable_resources(
             podres.AllocatableResourcesRequest(), timeout=_TIMEOUT_S
         )
     except grpc.aio.AioRpcError as error:
@@ -282,10 +277,25 @@ async def _allocatable(client: rpc.PodResourcesClient) -> dict[str, frozenset[st
         if unimplemented or _UNKNOWN_CALL in (error.details() or ""):
             return None
         raise
-    allocatable: dict[str, frozenset[str]] = {}
+
+
+def listing(
+    pods: podres.ListPodResourcesResponse, answer: podres.AllocatableResourcesResponse | None
+) -> Listing:
+    """Return the kubelet's two answers as one; the second is None if the kubelet has none."""
+    holders = {
+        (devices.resource_name, device_id): f"{pod.namespace}/{pod.name}"
+        for pod in pods.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+        for device_id in devices.device_ids
+    }
+    if answer is None:
+        return Listing(holders=holders, allocatable=None)
+    allocatable: dict[str, set[str]] = {}
     # each device has an entry for each NUMA node, so an id may occur twice
     for devices in answer.devices:
-        allocatable[devices.resource_name] = allocatable.get(devices.resource_name, frozenset()) | {
-            *devices.device_ids
-        }
-    return allocatable
+        allocatable.setdefault(devices.resource_name, set()).update(devices.device_ids)
+    return Listing(
+        holders=holders, allocatable={name: frozenset(ids) for name, ids in allocatable.items()}
+    )

@@ -45,15 +45,17 @@ class Reader:
         self._peer = peer
         self.problems: list[str] = []
         self.differences: list[str] = []
+        self._noted: set[str] = set()
 
     def reject(self, path: str, problem: str) -> None:
         """Note that the file cannot be imported; an empty path means all of it."""
-        self.problems.append(f"{path}: {problem}" if path else problem)
+        self.problems.append(_printable(f"{path}: {problem}" if path else problem))
 
     def note_difference(self, path: str, difference: str) -> None:
         """Note, once, that something will not be exactly the same."""
-        line = f"{path}: {difference}"
-        if line not in self.differences:
+        line = _printable(f"{path}: {difference}")
+        if line not in self._noted:
+            self._noted.add(line)
             self.differences.append(line)
 
     def mapping(self, value: object, path: str, keys: Sequence[str]) -> dict[str, object]:
@@ -134,6 +136,13 @@ class Reader:
             line = [problem.removeprefix("resources: ") for problem in error.problems]
             raise ImportRejected(line) from None
         return ImportedConfiguration(rules=rules, differences=tuple(self.differences))
+
+
+def _printable(line: str) -> str:
+    """Return a line with line feeds and other control characters escaped."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
+    )
 
 
 def _is_below(path: str, key: str) -> bool:
