@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 KUBERNETES ?= 1.37
 
-.PHONY: help up demo test lint types contracts unit coverage generate bench manifests test-compose test-newest cluster cluster-down test-cluster lock sbom clean
+.PHONY: help up demo test lint types contracts unit coverage generate bench fuzz manifests test-compose test-newest cluster cluster-down test-cluster lock sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,11 @@ generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schem
 bench: $(STAMP) ## run every benchmark (more than an hour) and write docs/performance.md
 	@$(BIN)/pip install --quiet --editable '.[bench]'
 	@$(BIN)/python -m bench
+
+FUZZ_SECONDS ?= 60
+fuzz: $(STAMP) ## run every fuzz target for a minute (FUZZ_SECONDS=300: longer); needs Linux on x86-64
+	@$(BIN)/pip install --quiet --editable '.[fuzz]'
+	@$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 manifests: $(STAMP) ## renew the generated manifests, then render and validate all of them
 	@$(BIN)/python scripts/manifests.py

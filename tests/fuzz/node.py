@@ -1,0 +1,208 @@
+"""Fuzz targets: what a node's hardware says: NVML, the kernel's files, names of products, scripts."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pynvml
+
+from muster_labeler.naming import accelerators
+from muster_plugin.gpu import simulated
+from muster_plugin.gpu.nvml import decode, discovery, library
+from tests.fuzz.target import target
+
+_CODES: Final = tuple(int(code) for code in decode.Code)
+_TEXTS: Final = (
+    "GPU-1",
+    "GPU-2",
+    "NVIDIA H100 80GB HBM3",
+    "H100 MIG 1g.10gb",
+    "00000000:1A:00.0",
+    "",
+)
+_CALLS_MAX: Final = 3_000
+
+
+class _Bytes:
+    """Numbers from the input; zeros after its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = iter(data)
+        self.calls = 0
+
+    def number(self, size: int = 1) -> int:
+        return int.from_bytes(bytes(next(self._data, 0) for _ in range(size)), "little")
+
+
+class _Nvml:
+    """NVML as pynvml presents it, but every call answers with what the input says.
+
+    An answer has the type that NVML declares; its value may be any, and any call may fail.
+    """
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, data: bytes) -> None:
+        self._input = _Bytes(data)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            return getattr(pynvml, name)
+
+        def call(*arguments: Any) -> Any:
+            self._input.calls += 1
+            assert self._input.calls < _CALLS_MAX, "the same question again and again"
+            choice = self._input.number()
+            if choice > 200:
+                code = _CODES[choice % len(_CODES)] or 999
+                raise pynvml.NVMLError(code)
+            if choice > 190:
+                bytes([0xFF]).decode("utf-8")
+            answer: Callable[..., Any] = _ANSWERS.get(name, _number)
+            return answer(self._input, *arguments)
+
+        call.__name__ = name
+        return call
+
+
+def _number(source: _Bytes, *_: Any) -> int:
+    return source.number(source.number() % 5)
+
+
+def _text(source: _Bytes, *_: Any) -> str:
+    return _TEXTS[source.number() % len(_TEXTS)]
+
+
+def _filled(kind: Any) -> Callable[..., Any]:
+    """Return a maker of a structure whose bytes are those of the input."""
+
+    def make(source: _Bytes, *_: Any) -> Any:
+        length = source.number()
+        return kind.from_buffer_copy(
+            bytes(source.number() for _ in range(length)).ljust(ctypes.sizeof(kind), b"\0")[
+                : ctypes.sizeof(kind)
+            ]
+        )
+
+    return make
+
+
+def _pci(source: _Bytes, *_: Any) -> Any:
+    info = pynvml.nvmlPciInfo_t()
+    info.busId = _text(source).encode()
+    return info
+
+
+def _fields(source: _Bytes, _: Any, wanted: Any) -> Any:
+    return [_filled(pynvml.c_nvmlFieldValue_t)(source) for _ in wanted]
+
+
+def _fabric(source: _Bytes, _: Any, reference: Any) -> int:
+    info = reference._obj  # what byref() points at
+    ctypes.memmove(ctypes.addressof(info), bytes(source.number() for _ in range(40)), 40)
+    return 0
+
+
+_ANSWERS: Final[dict[str, Callable[..., Any]]] = {
+    "nvmlDeviceGetHandleByIndex": lambda _, index: ctypes.c_void_p(index + 1),
+    "nvmlDeviceGetMigDeviceHandleByIndex": lambda _, __, index: ctypes.c_void_p(index + 99),
+    "nvmlDeviceGetGpuInstanceById": lambda *_: ctypes.c_void_p(1),
+    "nvmlGpuInstanceGetComputeInstanceById": lambda *_: ctypes.c_void_p(1),
+    "nvmlDeviceGetUUID": _text,
+    "nvmlDeviceGetName": _text,
+    "nvmlDeviceGetSerial": _text,
+    "nvmlDeviceGetPciInfo": _pci,
+    "nvmlDeviceGetNvLinkRemotePciInfo": _pci,
+    "nvmlDeviceGetMemoryInfo": _filled(pynvml.c_nvmlMemory_t),
+    "nvmlDeviceGetAttributes": _filled(pynvml.c_nvmlDeviceAttributes),
+    "nvmlDeviceGetCudaComputeCapability": lambda source, _: (source.number(), source.number()),
+    "nvmlDeviceGetMigMode": lambda source, _: [source.number() % 2, 0],
+    "nvmlDeviceGetRemappedRows": lambda source, _: tuple(source.number() for _ in range(4)),
+    "nvmlDeviceGetFieldValues": _fields,
+    "nvmlDeviceGetGpuFabricInfoV": _fabric,
+    "nvmlGpuInstanceGetInfo": _filled(pynvml.c_nvmlGpuInstanceInfo_t),
+    "nvmlComputeInstanceGetInfo": _filled(pynvml.c_nvmlComputeInstanceInfo_t),
+    "nvmlDeviceGetGpuInstanceProfileInfo": _filled(pynvml.c_nvmlGpuInstanceProfileInfo_v2_t),
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo": _filled(
+        pynvml.c_nvmlComputeInstanceProfileInfo_v2_t
+    ),
+}
+
+
+def _answers() -> Iterator[bytes]:
+    yield b"\x00\x01\x02"
+    yield bytes(range(64)) * 4
+    yield b"\x00\x01\x02" + b"\x00\x00" * 200
+    yield b"\x00\x01\x01" + b"\x00\x01\xc9\x0f" * 60
+
+
+@target(seeds=_answers)
+def nvml_answers(data: bytes) -> None:
+    """Whatever NVML answers, the GPUs are listed and polled, or NVML's own error comes out."""
+    nvml = _Nvml(data)
+    files = discovery.KernelFiles(sysfs=Path("/nonexistent"), proc=Path("/nonexistent"))
+    with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
+        discovered = discovery.discover_gpus(nvml, files, ())
+        msgspec.json.encode(discovered.gpus)
+        _, active = discovery.discover_links(nvml, discovered)
+        for uuid, handle in discovered.handles.items():
+            msgspec.json.encode(
+                library.poll_gpu(nvml, handle, uuid, links=active.get(uuid, frozenset()))
+            )
+
+
+@target(
+    seeds=lambda: iter((b"gpu0/gi3/access 30\ngpu0/gi3/ci0/access 31\nconfig 1\n",)),
+    words=("gpu", "/gi", "/ci", "/access ", "\\xc2\\xb2", "\\xd9\\xa3"),
+    long=lambda size: b"gpu0/gi3/access 30\n" * size,
+)
+def kernel_files(data: bytes) -> None:
+    """The kernel's list of MIG capabilities is read line by line; other lines are left out."""
+    for number in decode.capabilities(data.decode("utf-8", "replace")).values():
+        assert number >= 0
+    decode.sysfs_name(data.decode("utf-8", "replace"))
+    decode.named_profile(data.decode("utf-8", "replace"))
+
+
+@target(
+    seeds=lambda: iter(
+        (b'{"device":0,"xid":79}\n{"device":0,"clear":79}\n', b'{"device":7,"xid":48}\nx\n')
+    ),
+    words=('"device":', '"xid":', '"clear":'),
+    long=lambda size: b'{"device":0,"xid":79}\n' * size,
+)
+def fault_scripts(data: bytes) -> None:
+    """A fault script is read; lines that are none are named."""
+    script = simulated.parse_script(data)
+    assert len(script.active) + len(script.bad_lines) <= len(data.splitlines())
+
+
+_PRODUCTS: Final = (
+    *(
+        "NVIDIA H100 80GB HBM3",
+        "Tesla V100-SXM2-16GB",
+        "NVIDIA GeForce RTX 4090",
+        "Quadro RTX 6000",
+    ),
+    *("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA GH200 480GB", "GRID T4-8Q", "nvidia-tesla-t4"),
+)
+
+
+@target(
+    seeds=lambda: (name.encode() for name in _PRODUCTS),
+    words=("NVIDIA ", "Tesla ", "RTX ", "GB", "MIG ", "Ti", "SUPER", "-SXM", "PCIe"),
+)
+def product_names(data: bytes) -> None:
+    """A product's name becomes the value of a label, or none; nothing else."""
+    text = data.decode("utf-8", "replace")
+    for name in (
+        accelerators.name(text),
+        *(
+            reading.name
+            for reading in accelerators.read_labels(dict.fromkeys(accelerators.KEYS, text))
+        ),
+    ):
+        assert name.value is None or accelerators.is_name(name.value)
