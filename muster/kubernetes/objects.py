@@ -392,10 +392,7 @@ def is_true(conditions: Iterable[Condition], kind: str) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return a time of the API (RFC 3339) in UTC; None if there is none or it names no time zone.
-
-    A time beyond what Python can represent in UTC counts as none.
-    """
+    """Return a time of the API (RFC 3339) in UTC; None if there is none."""
     try:
         time = datetime.fromisoformat(text or "")
         return time.astimezone(UTC) if time.tzinfo else None
