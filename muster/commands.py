@@ -92,6 +92,10 @@ class _Escaped(io.TextIOWrapper):
         super().write(escaping.plain(text, keep="\n\t"))
         return len(text)
 
+    def close(self) -> None:
+        """Close nothing: the buffer is that of `sys.__stderr__`."""
+        self.flush()
+
 
 def _escape_stderr() -> None:
     if isinstance(sys.stderr, io.TextIOWrapper):
