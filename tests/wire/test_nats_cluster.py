@@ -70,14 +70,28 @@ def test_streams_get_the_configured_replicas_keep_them_and_outlive_a_server(
                     )
                 ] == [event]
                 await asyncio.gather(*(comes_in(address) for address in addresses[1:]))
+                # the gate is connected to one of these, and reaches the other as well
+                for number, address in enumerate(addresses[1:]):
+                    async with plugin_at(address, f"node-{number}") as plugin:
+                        with contextlib.suppress(errors.Error, OSError):
+                            for _ in range(7_000):
+                                await plugin.raw.publish(
+                                    f"muster.heartbeat.node-{number}.device-plugin", b""
+                                )
+                        await bus_subjects.until(lambda: plugin.raw.is_closed)
+
+    def plugin_at(
+        address: str, node: str = "node-a"
+    ) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
+        token = token_issuer.token(token_issuer.claims(node, at=time.time()), "e1", "ES256")
+        trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        return bus_subjects.client(address, token=token, tls=trusted)
 
     async def comes_in(address: str) -> None:
         """Connect with a token, wherever the gate is."""
-        token = token_issuer.token(token_issuer.claims("node-a", at=time.time()), "e1", "ES256")
-        trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
         while True:
             with contextlib.suppress(OSError, TimeoutError, errors.Error):
-                async with bus_subjects.client(address, token=token, tls=trusted) as plugin:
+                async with plugin_at(address) as plugin:
                     await plugin.raw.publish("muster.event.node-a.device-plugin.device.added", b"")
                     await plugin.raw.publish("muster.event.node-b.device-plugin.device.added", b"")
                     await plugin.flush()

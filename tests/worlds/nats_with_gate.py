@@ -118,9 +118,11 @@ class World:
         prefix = {"inbox_prefix": "_INBOX.plugin_node-a"}
         return bus_subjects.client(self.server.url, token=token, **prefix | options)
 
-    def holder(self, text: str) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
+    def holder(
+        self, text: str, **options: Any
+    ) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
         """Connect with credentials."""
-        return holder(self.server, text)
+        return holder(self.server, text, **options)
 
     def admin(self) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
         """Connect as a user with all rights."""
@@ -164,7 +166,7 @@ class World:
 
 
 def holder(
-    server: local.NatsServer, text: str
+    server: local.NatsServer, text: str, **options: Any
 ) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
     """Connect with credentials."""
     credentials = nkeys.read_creds(text)
@@ -173,6 +175,7 @@ def holder(
         user_jwt_cb=credentials.jwt.encode,
         signature_cb=credentials.sign,
         inbox_prefix=f"_INBOX.{credentials.name}",
+        **options,
     )
 
 

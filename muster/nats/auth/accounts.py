@@ -16,8 +16,8 @@ from muster.nats.auth import nkeys, permissions
 
 Claims: TypeAlias = dict[str, object]
 
-CALLOUT: Final = "$SYS.REQ.USER.AUTH"
-"""The subject on which nats-server asks about unknown clients (server/auth_callout.go; 2.15)."""
+_CONNECTIONS: Final = "$SYS.REQ.ACCOUNT.{}.CONNZ"
+_DISCONNECT: Final = "$SYS.REQ.SERVER.*.KICK"
 NODE_TAG: Final = "node"
 PLUGIN_TAG: Final = "plugin"
 _CALLOUT_S: Final = 4
@@ -88,12 +88,13 @@ def user(
 
 def gate_user(public: str) -> Claims:
     """Return the claims of the gate itself, for the account AUTH to sign."""
+    grant = permissions.gate()
     rights = {
-        "sub": {"allow": [CALLOUT]},
-        "pub": {"deny": [">"]},
+        "sub": _allowed(grant.subscribe, ()),
+        "pub": _allowed(grant.publish, ()),
         "resp": {"max": 1, "ttl": permissions.ANSWER_S * 10**9},
     }
-    return {"sub": public, "name": "gate", "nats": _kind("user") | _unlimited() | rights}
+    return {"sub": public, "name": grant.user, "nats": _kind("user") | _unlimited() | rights}
 
 
 def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
@@ -140,13 +141,28 @@ def _system() -> Claims:
     subjects = [f"$SYS.ACCOUNT.*.{what}" for what in _OF_CLIENTS]
     subjects += [f"$SYS.SERVER.*.{what}" for what in _OF_SERVERS]
     exports = [_stream(subject) for subject in subjects]
+    # every server answers
+    connections = _service(_CONNECTIONS.format("*")) | {"response_type": "Stream"}
+    exports += [connections, _service(_DISCONNECT)]
     return {"name": "SYS", "nats": _kind("account") | {"limits": _limits(), "exports": exports}}
 
 
 def _auth(keys: Keys) -> Claims:
+    connections = _CONNECTIONS.format(keys.plugins.public)
+    closed = f"$SYS.ACCOUNT.{keys.plugins.public}.DISCONNECT"
     asks = {"auth_users": [keys.gate], "allowed_accounts": [keys.plugins.public]}
-    held = {"limits": _limits(), "signing_keys": list(keys.answers), "authorization": asks}
-    return {"name": "AUTH", "nats": _kind("account") | held}
+    held = {
+        "limits": _limits(),
+        "signing_keys": list(keys.answers),
+        "authorization": asks,
+        "exports": [_stream(permissions.LIMITED)],
+        "imports": [
+            _from(keys.system, _service(connections), to=permissions.CONNECTIONS),
+            _from(keys.system, _service(_DISCONNECT), to=f"{permissions.DISCONNECT}.$1"),
+            _from(keys.system, _stream(closed), to=permissions.CLOSED),
+        ],
+    }
+    return {"name": permissions.AUTH, "nats": _kind("account") | held}
 
 
 def _plugins(keys: Keys) -> Claims:
@@ -167,15 +183,22 @@ def _plugins(keys: Keys) -> Claims:
 def _muster(keys: Keys) -> Claims:
     stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), _NO_LIMIT)
     imports = [
-        _from(keys.system, _stream(f"$SYS.ACCOUNT.{account.public}.{what}"), to=what.lower())
+        _from(
+            keys.system,
+            _stream(f"$SYS.ACCOUNT.{account.public}.{what}"),
+            to=f"muster.nats.{what.lower()}",
+        )
         for account in (keys.muster, keys.plugins)
         for what in _OF_CLIENTS
     ]
     imports += [
-        _from(keys.system, _stream(f"$SYS.SERVER.*.{what}"), to=f"{what.lower()}.$1")
+        _from(keys.system, _stream(f"$SYS.SERVER.*.{what}"), to=f"muster.nats.{what.lower()}.$1")
         for what in _OF_SERVERS
     ]
-    imports.append(_from(keys.plugins, _service("muster.rpc.>")))
+    imports += [
+        _from(keys.plugins, _service("muster.rpc.>")),
+        _from(keys.auth, _stream(permissions.LIMITED)),
+    ]
     held = {
         "limits": _limits() | stored,
         "exports": [_service(subject) for subject in permissions.REPORTS],
@@ -204,7 +227,7 @@ def _service(subject: str) -> Claims:
 def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
     """Return an import of subjects that an account exports, mapped to `to` if that is set."""
     whole = {**shared, "account": account.public}
-    return whole | {"local_subject": f"muster.nats.{to}"} if to else whole
+    return whole | {"local_subject": to} if to else whole
 
 
 def _template(role: Role) -> Claims:

@@ -20,6 +20,22 @@ ACCOUNT: Final = "MUSTER"
 PLUGINS: Final = "PLUGINS"
 """Plugins have an account of their own. JetStream sends its acknowledgement to any subject that a
 message names, without checking rights: within one account a plugin could write to any bucket."""
+AUTH: Final = "AUTH"
+"""The account of the gate, and of clients that it has not admitted yet."""
+CALLOUT: Final = "$SYS.REQ.USER.AUTH"
+"""The subject on which nats-server asks about unknown clients (server/auth_callout.go; 2.15)."""
+CONNECTIONS: Final = "muster.gate.connections"
+"""Where the gate asks each server what the connections of plugins have sent (CONNZ)."""
+TRAFFIC: Final = "muster.gate.traffic"
+"""Where all gates receive what servers answer to any of them."""
+DISCONNECT: Final = "muster.gate.disconnect"
+"""Where the gate has a server close a connection; the next token is the server (KICK)."""
+CLOSED: Final = "muster.gate.closed"
+"""Where the gate receives what a closed connection of a plugin had sent."""
+PENALTIES: Final = "muster.gate.penalties"
+"""Where gates announce to each other which nodes they refuse."""
+LIMITED: Final = "muster.sys.*.node.limited"
+"""Where the gate says in muster's account which node it refuses."""
 DURABLES: Final = ("notifier",)
 OWN_INBOX: Final = "_INBOX.{{name()}}.>"
 ANSWER_S: Final = 10
@@ -199,6 +215,17 @@ def admin() -> Grant:
     is no responder, and health would call a dead plugin slow.
     """
     return Grant(user="admin", publish=(">",), subscribe=(">",), subscribe_denied=("muster.rpc.>",))
+
+
+def gate() -> Grant:
+    """Return the rights of the gate: to answer servers, and to watch and close connections."""
+    return _grant(
+        "gate",
+        account=AUTH,
+        publish=(CONNECTIONS, f"{DISCONNECT}.*", PENALTIES, LIMITED),
+        subscribe=(CALLOUT, TRAFFIC, CLOSED, PENALTIES),
+        answers=True,
+    )
 
 
 def central() -> tuple[Grant, ...]:

@@ -15,9 +15,9 @@ import nats.aio.client
 import prometheus_client
 
 from muster.nats import connection
-from muster.nats.auth import accounts
+from muster.nats.auth import permissions
 from muster.service import entry, logs, probes, runtime
-from muster_gate import callout, cluster_keys, config
+from muster_gate import callout, cluster_keys, config, patrol
 from muster_gate.tokens import Reason
 
 _GROUP: Final = "muster-gate"
@@ -84,7 +84,7 @@ class Gate:
         if client is self._client:
             return
         await client.subscribe(
-            accounts.CALLOUT, queue=_GROUP, cb=self.enqueue, pending_msgs_limit=_REQUESTS_MAX
+            permissions.CALLOUT, queue=_GROUP, cb=self.enqueue, pending_msgs_limit=_REQUESTS_MAX
         )
         self._client = client
 
@@ -244,9 +244,15 @@ async def serve(settings: config.Settings) -> None:
     if authorizer.ring is not None:
         KEYS_FETCHED.set(authorizer.ring.fetched_at)
     gate = Gate(settings, authorizer, api)
+    watch = patrol.Patrol(authorizer.police, settings.rates)
+
+    async def prepare(client: nats.aio.client.Client) -> None:
+        await gate.subscribe(client)
+        await watch.subscribe(client)
+
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(
-            connection.Connection(settings.bus.url, name="muster-gate", prepare=gate.subscribe)
+            connection.Connection(settings.bus.url, name="muster-gate", prepare=prepare)
         )
         stack.push_async_callback(gate.close)
         address = await stack.enter_async_context(
@@ -262,7 +268,7 @@ async def serve(settings: config.Settings) -> None:
             logs.logger().info("listening", http=address)
             await gate.refresh()
 
-        await runtime.run(work(), gate.answer())
+        await runtime.run(work(), gate.answer(), watch.ask())
 
 
 def main() -> int:

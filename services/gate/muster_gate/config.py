@@ -51,6 +51,25 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     per_minute: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 12.0
 
 
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """How much one node may send, on all of its connections together, and what happens after that.
+
+    The defaults are about a hundred times what a plugin with one heartbeat a second sends.
+    """
+
+    messages_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 100.0
+    bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 524_288.0
+    burst_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0
+    """The reserve, in seconds of these rates: it is for what waited during an outage."""
+    connections: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
+    """If a node has more connections, the oldest are closed."""
+    refuse_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
+    """How long a node is refused the first time; each further time twice as long."""
+    refuse_max_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 300.0
+    read_s: sections.Pause = 1.0
+    """How often the gate asks the servers what each connection has sent."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of the gate."""
 
@@ -62,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The names that the plugins of a node may use; `device-plugin` always is among them."""
     keys: Keys = Keys()
     pace: Pace = Pace()
+    rates: Rates = Rates()
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
 

@@ -302,6 +302,8 @@ class Reason(enum.StrEnum):
     """The token is not bound to a pod on a node."""
     NAME = "name"
     """The connection is named like a plugin of another node."""
+    NOISY = "noisy"
+    """The node sent more than it may, and is refused for a while (`police`)."""
     TOO_OFTEN = "too_often"
     LATE = "late"
     """The client has given up waiting: more clients connect than we can answer in time."""

@@ -1,0 +1,283 @@
+"""Adapter: NATS: asks each server what plugins' connections have sent, and closes what is too much.
+
+Every gate reads the reports of all servers, whichever gate asked for them, and `police` decides. To
+close a connection that is closed already has no effect, so several gates may do the same.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+import nats.aio.client
+import prometheus_client
+
+from muster import codec, vocabulary
+from muster.nats import connection
+from muster.nats.auth import accounts, permissions
+from muster.service import logs
+from muster_gate import config, police
+
+_PRODUCER: Final = "services/gate"
+_NOBODY: Final = f"{permissions.inbox('gate')}.nobody"
+_REQUEST: Final = msgspec.json.encode({"auth": True, "limit": 1_000_000})
+_PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
+_PENALTIES_MAX: Final = 500
+_ANNOUNCE_S: Final = 5.0
+_CONNECTIONS_PER_S: Final = 2_000
+"""How many connections are read in a second at most: 1,500 a second cost a server 2 % of a core."""
+_JITTER: Final = 0.2
+"""The share of a period that is random, so that gates seldom ask at the same time."""
+_UNANSWERED_S: Final = 30.0
+_UNANSWERED_WAIT_S: Final = 60.0
+"""How often servers are asked that do not answer."""
+
+DISCONNECTED: Final = prometheus_client.Counter(
+    "muster_gate_disconnected_total", "Connections that the gate had a server close."
+)
+LIMITED: Final = prometheus_client.Counter(
+    "muster_gate_nodes_limited_total", "Nodes refused because they sent more than they may."
+)
+REFUSED: Final = prometheus_client.Gauge(
+    "muster_gate_nodes_refused", "Nodes that are refused at present."
+)
+READ: Final = prometheus_client.Gauge(
+    "muster_gate_connections_read_timestamp_seconds",
+    "When a server last reported its connections.",
+)
+
+
+class _Connection(msgspec.Struct, frozen=True):
+    cid: int
+    start: datetime
+    in_msgs: int = 0
+    in_bytes: int = 0
+    authorized_user: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class _Connections(msgspec.Struct, frozen=True):
+    server_id: str
+    now: datetime
+    connections: tuple[_Connection, ...] = ()
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """What a server answers: nats-server server/monitor.go, Connz (2.15)."""
+
+    data: _Connections
+
+
+class _Server(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Client(msgspec.Struct, frozen=True):
+    id: int
+    start: datetime
+    stop: datetime
+    user: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    msgs: int = 0
+    bytes: int = 0
+
+
+class _Closed(msgspec.Struct, frozen=True):
+    """What a server says about a closed connection: server/events.go, DisconnectEventMsg (2.15)."""
+
+    server: _Server
+    client: _Client
+    sent: _Sent
+
+
+class _Penalty(msgspec.Struct, frozen=True):
+    node: str
+    offences: int
+    rest_s: float
+
+
+_REPORT: Final = msgspec.json.Decoder(_Report)
+_CLOSED: Final = msgspec.json.Decoder(_Closed)
+_PENALTIES: Final = msgspec.json.Decoder(tuple[_Penalty, ...])
+
+
+class Patrol:
+    """Reads what nodes send, on the gate's own connection, and enforces what `police` decides."""
+
+    def __init__(self, made: police.Police, rates: config.Rates) -> None:
+        self._police = made
+        self._rates = rates
+        self._client: nats.aio.client.Client | None = None
+        self._instance = uuid.uuid4().hex[:16]
+        self._sequence = 0
+        self._announced_at = float("-inf")
+        self._asked_at = float("-inf")
+        """When a gate asked last, as far as is known."""
+        self._answered_at = float("-inf")
+        self._is_answered = True
+
+    async def subscribe(self, client: nats.aio.client.Client) -> None:
+        """Subscribe on a new client; nats-py keeps subscriptions when it reconnects."""
+        if client is self._client:
+            return
+        for subject, handler in (
+            (permissions.TRAFFIC, self._read),
+            (permissions.CLOSED, self._read_closed),
+            (permissions.PENALTIES, self._hear),
+        ):
+            await client.subscribe(subject, cb=handler, pending_bytes_limit=_PENDING_BYTES_MAX)
+        self._client = client
+
+    async def ask(self) -> None:
+        """Ask all servers for their connections, unless another gate did; until cancelled."""
+        self._answered_at = self._now()
+        while True:
+            wait_s = self._asked_at + self._period_s() - self._now()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s * random.uniform(1, 1 + _JITTER))  # noqa: S311
+                continue
+            self._asked_at = self._now()
+            await self._publish(permissions.CONNECTIONS, _REQUEST, reply=permissions.TRAFFIC)
+            penalties = self._police.penalties(self._now())
+            REFUSED.set(len(penalties))
+            if penalties and self._now() - self._announced_at >= _ANNOUNCE_S:
+                await self._announce(penalties)
+            self._check_answers()
+
+    def _period_s(self) -> float:
+        if not self._is_answered:
+            return _UNANSWERED_WAIT_S
+        return max(self._rates.read_s, self._police.connections() / _CONNECTIONS_PER_S)
+
+    def _check_answers(self) -> None:
+        """Log once that servers do not answer: their accounts are older than this gate."""
+        if self._client is None or not self._client.is_connected:
+            self._answered_at = self._now()
+        elif self._is_answered and self._now() - self._answered_at > _UNANSWERED_S:
+            self._is_answered = False
+            logs.logger().error("rates_unreadable", hint="run `muster auth accounts`")
+
+    async def _read(self, message: connection.Message) -> None:
+        try:
+            report = _REPORT.decode(message.data).data
+        except codec.UNREADABLE as error:
+            logs.logger().error("connections_unreadable", error=str(error)[:200])
+            return
+        self._is_answered = True
+        self._answered_at = self._asked_at = self._now()
+        READ.set(time.time())
+        traffic = [
+            police.Traffic(
+                each.cid,
+                node_of(each.authorized_user, each.tags),
+                each.in_msgs,
+                each.in_bytes,
+                (report.now - each.start).total_seconds(),
+            )
+            for each in report.connections
+        ]
+        server = report.server_id
+        orders = self._police.read(server, [t for t in traffic if t.node], now=self._now())
+        for offence in orders.offences:
+            await self._limit(offence)
+        for number in orders.disconnect:
+            DISCONNECTED.inc()
+            request = msgspec.json.encode({"cid": number})
+            # a server ignores a request that wants no answer
+            await self._publish(f"{permissions.DISCONNECT}.{server}", request, reply=_NOBODY)
+
+    async def _read_closed(self, message: connection.Message) -> None:
+        try:
+            event = _CLOSED.decode(message.data)
+        except codec.UNREADABLE:
+            return
+        client, sent = event.client, event.sent
+        if not (node := node_of(client.user, client.tags)):
+            return
+        open_s = (client.stop - client.start).total_seconds()
+        traffic = police.Traffic(client.id, node, sent.msgs, sent.bytes, open_s)
+        offence = self._police.closed(event.server.id, traffic, now=self._now())
+        if offence is not None:
+            await self._limit(offence)
+
+    async def _hear(self, message: connection.Message) -> None:
+        try:
+            penalties = _PENALTIES.decode(message.data)
+        except codec.UNREADABLE:
+            return
+        for heard in penalties:
+            penalty = police.Penalty(node=heard.node, offences=heard.offences, rest_s=heard.rest_s)
+            self._police.hear(penalty, now=self._now())
+
+    async def _limit(self, offence: police.Offence) -> None:
+        """Announce that a node is refused."""
+        LIMITED.inc()
+        node = vocabulary.node_of(offence.node)
+        logs.logger().warning(
+            "node_limited",
+            node=node,
+            messages=offence.messages,
+            bytes=offence.bytes,
+            seconds=round(offence.seconds, 1),
+            refused_s=offence.refused_s,
+            reason=offence.reason,
+        )
+        await self._announce(self._police.penalties(self._now()))
+        event = vocabulary.NodeLimited(
+            node=node,
+            at=datetime.now(UTC),
+            messages=offence.messages,
+            bytes=offence.bytes,
+            seconds=offence.seconds,
+            refused_s=offence.refused_s,
+            reason=offence.reason,
+        )
+        self._sequence += 1
+        payload = codec.encode(
+            event,
+            event_id=f"{self._instance}:{self._sequence}",
+            producer=_PRODUCER,
+            instance=self._instance,
+            sequence=self._sequence,
+            boot="",
+        )
+        await self._publish(event.subject, payload)
+
+    async def _announce(self, penalties: Iterable[police.Penalty]) -> None:
+        """Announce penalties to the other gates, the longest first."""
+        self._announced_at = self._now()
+        longest = sorted(penalties, key=lambda penalty: -penalty.rest_s)[:_PENALTIES_MAX]
+        listed = [_Penalty(each.node, each.offences, each.rest_s) for each in longest]
+        await self._publish(permissions.PENALTIES, msgspec.json.encode(listed))
+
+    async def _publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
+        """Publish; what is lost is asked, closed or announced again."""
+        if self._client is not None and self._client.is_connected:
+            with contextlib.suppress(*connection.LOST):
+                await self._client.publish(subject, payload, reply=reply)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def node_of(user: str, tags: Iterable[str]) -> str:
+    """Return the node whose plugin a connection is, by what nats-server has verified; "" for none.
+
+    A user with credentials has tags, and may call itself anything; a user that a gate admitted has
+    the name that the gate gave it, and no tags.
+    """
+    for tag in tags:
+        name, _, value = tag.partition(":")
+        if name == accounts.NODE_TAG:
+            return value
+    prefix = permissions.plugin_user("")
+    return user.removeprefix(prefix) if user.startswith(prefix) else ""

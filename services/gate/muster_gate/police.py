@@ -1,0 +1,257 @@
+"""Pure: which nodes send more than they may, and for how long they are refused then.
+
+nats-server reports how much each connection has sent. All connections of a node share two
+allowances, for messages and for bytes: a rate, and what the rate gives in `burst_s` as a reserve.
+
+| the node is | and | it becomes | the gates |
+|---|---|---|---|
+| free | sends within its rates | free | |
+| free | exceeds a rate for longer than its reserve lasts | refused | disconnect and announce it |
+| refused | has a connection | refused | disconnect it |
+| refused | its penalty is over | free, with a full reserve | |
+| free | another gate announces it | refused, until the later end | disconnect it |
+| free | exceeded no rate for `FORGET_S` | free, its offences forgotten | |
+
+The first penalty is `refuse_s`, and each further one twice as long, up to `refuse_max_s`. Every
+gate decides alone, and what gates announce to each other can arrive twice, late or never: for a
+node the later end and the larger number of offences count.
+
+`now` is monotonic. The nodes and connections are those that gates admitted: nobody else is counted.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster import pacing
+from muster_gate import config
+
+FORGET_S: Final = 600.0
+_SERVER_GONE_S: Final = 60.0
+_SERVERS_MAX: Final = 64
+_NODES_MAX: Final = 20_000
+_TOLERANCE_S: Final = 1.0
+"""An announced end is late by as long as the announcement took; that must not add up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a connection has sent so far, and for how long it has been or was open."""
+
+    id: int
+    node: str
+    messages: int
+    bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalty:
+    """A node is refused for `rest_s` from now on, for so many offences."""
+
+    node: str
+    offences: int
+    rest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offence:
+    """A node exceeded a rate: what it sent within `seconds`, and the penalty."""
+
+    node: str
+    messages: int
+    bytes: int
+    seconds: float
+    reason: str
+    refused_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a report leads to: connections to disconnect on that server, and new offences."""
+
+    disconnect: tuple[int, ...]
+    offences: tuple[Offence, ...]
+
+
+@dataclass(slots=True)
+class _Node:
+    """What is known of a node: what it took from its reserve, and its offences."""
+
+    updated_at: float
+    since: float
+    """When it began to take from its reserve."""
+    used_messages: float = 0.0
+    used_bytes: float = 0.0
+    messages: int = 0
+    bytes: int = 0
+    """What it sent since then."""
+    offences: int = 0
+    until: float = float("-inf")
+
+
+class Police:
+    """The state machine for all nodes; each server reports its own connections."""
+
+    def __init__(self, rates: config.Rates) -> None:
+        self._rates = rates
+        self._nodes: dict[str, _Node] = {}
+        """The nodes that are not free with a full reserve; least recently used first."""
+        self._servers: dict[str, tuple[float, dict[int, Traffic]]] = {}
+        """The open connections of each server, and when it reported them."""
+
+    def read(self, server: str, traffic: Iterable[Traffic], *, now: float) -> Orders:
+        """Judge what a server reports about all of its connections; return what to do there."""
+        read_at, known = self._servers.pop(server, (now, {}))
+        others = {k: v for k, v in self._servers.items() if now - v[0] < _SERVER_GONE_S}
+        if len(others) >= _SERVERS_MAX:
+            return Orders((), ())
+        reported = {connection.id: connection for connection in traffic}
+        offences = [
+            self._charge(c, known.get(c.id), since=read_at, now=now)
+            for c in reported.values()
+            if not self._is_quiet(c, known.get(c.id), now - read_at)
+        ]
+        refused = {c.id for c in reported.values() if self.refused_s(c.node, now) > 0}
+        self._servers = {**others, server: (now, reported)}
+        excess = self._excess(reported.values())
+        self._forget(now)
+        return Orders(
+            disconnect=tuple(sorted(refused | excess)),
+            offences=tuple(o for o in offences if o is not None),
+        )
+
+    def closed(self, server: str, traffic: Traffic, *, now: float) -> Offence | None:
+        """Judge a connection that was closed, perhaps before it was ever reported."""
+        read_at, known = self._servers.get(server, (now, {}))
+        return self._charge(traffic, known.pop(traffic.id, None), since=read_at, now=now)
+
+    def hear(self, penalty: Penalty, *, now: float) -> None:
+        """Adopt a penalty that another gate announced."""
+        rest_s = min(penalty.rest_s, self._rates.refuse_max_s)
+        if rest_s <= 0:
+            return
+        node = self._node(penalty.node, now, read_at=now)
+        node.offences = max(node.offences, penalty.offences)
+        if now + rest_s > node.until + _TOLERANCE_S:
+            node.until = now + rest_s
+
+    def connections(self) -> int:
+        """Return how many connections the servers reported last."""
+        return sum(len(known) for _, known in self._servers.values())
+
+    def refused_s(self, node: str, now: float) -> float:
+        """Return for how much longer a node is refused; 0 if it is not."""
+        known = self._nodes.get(node)
+        return 0.0 if known is None else max(0.0, known.until - now)
+
+    def penalties(self, now: float) -> Sequence[Penalty]:
+        """Return the penalties that are not over."""
+        return [
+            Penalty(node=name, offences=node.offences, rest_s=node.until - now)
+            for name, node in self._nodes.items()
+            if node.until > now
+        ]
+
+    def _is_quiet(self, new: Traffic, known: Traffic | None, since_s: float) -> bool:
+        """Return whether even all connections of the node together would be within its rates."""
+        if known is None or new.node in self._nodes:
+            return False
+        share_s = since_s / self._rates.connections
+        return (
+            new.messages - known.messages <= self._rates.messages_per_s * share_s
+            and new.bytes - known.bytes <= self._rates.bytes_per_s * share_s
+        )
+
+    def _excess(self, reported: Collection[Traffic]) -> set[int]:
+        """Return the oldest connections of nodes that have too many: those may be dead."""
+        counts = Counter(c.node for _, known in self._servers.values() for c in known.values())
+        limit = self._rates.connections
+        over = {node: count - limit for node, count in counts.items() if count > limit}
+        excess: set[int] = set()
+        for connection in sorted((c for c in reported if c.node in over), key=lambda c: -c.age_s):
+            if over[connection.node] > 0:
+                over[connection.node] -= 1
+                excess.add(connection.id)
+        return excess
+
+    def _charge(
+        self, new: Traffic, known: Traffic | None, *, since: float, now: float
+    ) -> Offence | None:
+        """Take what a connection has sent since it was last judged from its node's reserve."""
+        rates = self._rates
+        messages, bytes_ = new.messages, new.bytes
+        # before it was judged for the first time, it may have sent at its rates
+        covered_s = new.age_s
+        if known is None:
+            since = now - new.age_s
+        else:
+            messages, bytes_, covered_s = messages - known.messages, bytes_ - known.bytes, 0.0
+        if messages <= 0 and bytes_ <= 0:
+            return None
+        node = self._node(new.node, now, read_at=now if known is None else since)
+        if node.until > now:
+            return None
+        if not node.messages and not node.bytes:
+            node.since = since
+        node.messages += messages
+        node.bytes += bytes_
+        node.used_messages += max(0.0, messages - rates.messages_per_s * covered_s)
+        node.used_bytes += max(0.0, bytes_ - rates.bytes_per_s * covered_s)
+        if node.used_messages > rates.messages_per_s * rates.burst_s:
+            reason = f"more than {rates.messages_per_s:g} messages a second"
+        elif node.used_bytes > rates.bytes_per_s * rates.burst_s:
+            reason = f"more than {rates.bytes_per_s:g} bytes a second"
+        else:
+            return None
+        return self._punish(new.node, node, reason, now)
+
+    def _punish(self, name: str, node: _Node, reason: str, now: float) -> Offence:
+        longest_s = self._rates.refuse_max_s
+        penalty = pacing.Backoff(first_s=self._rates.refuse_s, max_s=longest_s)
+        refused_s = penalty.delay_s(node.offences + 1)
+        self._nodes[name] = _Node(
+            updated_at=now, since=now, offences=node.offences + 1, until=now + refused_s
+        )
+        return Offence(
+            node=name,
+            messages=node.messages,
+            bytes=node.bytes,
+            seconds=now - node.since,
+            reason=reason,
+            refused_s=refused_s,
+        )
+
+    def _node(self, name: str, now: float, *, read_at: float) -> _Node:
+        """Return what is known of a node, with what its reserve has regained since.
+
+        What it sent is known as of `read_at` and now, but not when in between: for that time the
+        reserve can be more than full, until what was sent is taken from it.
+        """
+        node = self._nodes.pop(name, None) or _Node(updated_at=read_at, since=now)
+        if len(self._nodes) >= _NODES_MAX:
+            del self._nodes[next(iter(self._nodes))]
+        self._nodes[name] = node
+        if now > node.updated_at:
+            unread_s = min(now - read_at, now - node.updated_at)
+            gained_s = now - node.updated_at - unread_s
+            messages = max(0.0, node.used_messages - self._rates.messages_per_s * gained_s)
+            bytes_ = max(0.0, node.used_bytes - self._rates.bytes_per_s * gained_s)
+            if not messages and not bytes_:
+                node.messages = node.bytes = 0
+            node.used_messages = messages - self._rates.messages_per_s * unread_s
+            node.used_bytes = bytes_ - self._rates.bytes_per_s * unread_s
+            node.updated_at = now
+            if now - node.until > FORGET_S:
+                node.offences = 0
+        return node
+
+    def _forget(self, now: float) -> None:
+        """Forget free nodes whose reserve is full again and whose offences are long ago."""
+        self._nodes = {
+            name: node
+            for name, node in self._nodes.items()
+            if now - node.updated_at < self._rates.burst_s
+            or now - node.until < (FORGET_S if node.offences else 0.0)
+        }

@@ -1,0 +1,154 @@
+"""The gate's police: who is refused, for how long, and that nobody else ever is."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_gate import config, patrol, police
+from muster_gate.police import Offence, Orders, Penalty, Traffic
+
+RATES = config.Rates(messages_per_s=10, bytes_per_s=1000, burst_s=10, connections=3)
+NOTHING = Orders(disconnect=(), offences=())
+
+
+def sent(id_: int, messages: int, bytes_: int = 0, *, node: str = "a", age_s: float = 1) -> Traffic:
+    return Traffic(id_, node, messages, bytes_, age_s)
+
+
+def test_a_node_that_exceeds_a_rate_is_refused_ever_longer_and_forgiven_in_the_end() -> None:
+    made, now, lasted = police.Police(RATES), 0.0, []
+    for number in range(8):
+        # one message more than the reserve holds, beside what the rate allows
+        assert made.read("s", [sent(number, 110)], now=now) == NOTHING
+        now += 1
+        (offence,) = made.read("s", [sent(number, 121, 7)], now=now).offences
+        assert offence == Offence(
+            node="a",
+            messages=121,
+            bytes=7,
+            seconds=2,
+            reason="more than 10 messages a second",
+            refused_s=made.refused_s("a", now),
+        )
+        lasted.append(offence.refused_s)
+        assert made.penalties(now) == [Penalty(node="a", offences=number + 1, rest_s=lasted[-1])]
+        # whatever it still sends changes nothing, and its connections are closed
+        assert made.read("s", [sent(number, 10**6)], now=now + 1) == Orders((number,), ())
+        now += lasted[-1]
+        assert made.refused_s("a", now) == 0
+        assert made.penalties(now) == []
+    assert lasted == [10, 20, 40, 80, 160, 300, 300, 300]
+    now += police.FORGET_S + 1
+    offence_ = made.read("s", [sent(99, 1000)], now=now).offences[0]
+    assert offence_.refused_s == 10
+
+
+def test_bytes_count_as_messages_do_and_so_does_a_connection_that_was_never_read() -> None:
+    made = police.Police(RATES)
+    assert made.closed("s", sent(1, 0, 11_000), now=1) is None
+    offence = made.closed("s", sent(2, 0, 1_001), now=1)
+    assert offence is not None
+    assert (offence.reason, offence.bytes) == ("more than 1000 bytes a second", 12_001)
+    # what was read before is not counted again
+    again = police.Police(RATES)
+    for now in (1, 2, 3):
+        assert again.read("s", [sent(1, 100)], now=now) == NOTHING
+    assert again.closed("s", sent(1, 101), now=3) is None
+    assert again.closed("s", sent(2, 39), now=3) is None
+    assert again.closed("s", sent(2, 11), now=3) is not None
+    assert again.read("s", [], now=4) == NOTHING
+
+
+def test_the_connections_of_a_node_share_its_rates_and_the_oldest_of_too_many_are_closed() -> None:
+    made = police.Police(RATES)
+    three = [sent(number, 0, age_s=number + 1) for number in range(3)]
+    assert made.read("s", three, now=0) == NOTHING
+    assert made.read("t", [sent(7, 0, age_s=9), sent(8, 0, node="b", age_s=99)], now=0) == Orders(
+        disconnect=(7,), offences=()
+    )
+    assert made.read("t", [], now=1) == NOTHING
+    assert made.read("s", [*three, sent(3, 0)], now=1) == Orders((2,), ())
+    # none of them sends more than the rate, all of them together do
+    for now in range(2, 14):
+        each = [sent(number, now * 9 - 9) for number in range(2)]
+        assert made.read("s", each, now=now).offences == ()
+    (offence,) = made.read("s", [sent(number, 13 * 9) for number in range(2)], now=14).offences
+    assert (offence.node, offence.messages, offence.seconds) == ("a", 234, 13)
+
+
+def test_gates_adopt_what_others_announce_and_a_delay_never_adds_up() -> None:
+    first, second = police.Police(RATES), police.Police(RATES)
+    first.read("s", [sent(1, 1000)], now=0)
+    now = 0.0
+    for _ in range(1000):
+        for speaker, hearer in ((first, second), (second, first)):
+            for penalty in speaker.penalties(now):
+                hearer.hear(penalty, now=now + 0.5)
+        now += 0.1
+    assert (first.penalties(now), second.penalties(now)) == ([], [])
+    second.hear(Penalty(node="b", offences=3, rest_s=1e9), now=now)
+    assert second.refused_s("b", now) == RATES.refuse_max_s
+    second.hear(Penalty(node="b", offences=1, rest_s=-1), now=now)
+    assert second.penalties(now) == [Penalty(node="b", offences=3, rest_s=RATES.refuse_max_s)]
+    # the next offence goes on from what the other gate counted
+    now += RATES.refuse_max_s
+    (offence,) = second.read("s", [sent(5, 1000, node="b")], now=now).offences
+    assert offence.refused_s == 80
+
+
+def test_a_gate_that_starts_does_not_punish_what_was_sent_over_days() -> None:
+    made = police.Police(RATES)
+    assert made.read("s", [sent(1, 10**7, 10**9, age_s=10**6)], now=0) == NOTHING
+    # it counts from the beginning after a pause as well
+    assert made.read("s", [sent(1, 10**7 + 900, 10**9, age_s=10**6)], now=100) == NOTHING
+
+
+def test_a_node_is_who_the_server_verified_and_not_who_the_client_says() -> None:
+    assert patrol.node_of("plugin_node-a", ()) == "node-a"
+    assert patrol.node_of("plugin_node-b", ("plugin:x", "node:node-a")) == "node-a"
+    assert patrol.node_of("UABC", ()) == ""
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["honest", "noisy"]),
+        st.integers(0, 1),
+        st.floats(0.1, 5),
+        st.integers(0, 400),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_whatever_others_do_an_honest_node_is_never_refused_and_penalties_end(
+    steps: Sequence[tuple[str, int, float, int]],
+) -> None:
+    """The honest node sends what its rate and reserve allow, on several connections."""
+    gates = [police.Police(RATES), police.Police(RATES)]
+    now, reserve, refilled_at = 0.0, 100.0, 0.0
+    totals = {("honest", 0): 0, ("honest", 1): 0, ("noisy", 0): 0, ("noisy", 1): 0}
+    for node, connection, wait_s, wanted in steps:
+        amount = wanted
+        now += wait_s
+        if node == "honest":
+            reserve = min(100.0, reserve + (now - refilled_at) * 10)
+            refilled_at = now
+            amount = min(wanted, int(reserve))
+            reserve -= amount
+        totals[node, connection] += amount
+        for gate in gates:
+            report = [
+                Traffic(number, n, total, 0, now)
+                for number, ((n, _), total) in enumerate(totals.items())
+            ]
+            orders = gate.read("s", report, now=now)
+            assert {o.node for o in orders.offences} <= {"noisy"}
+            assert set(orders.disconnect) <= {2, 3}
+            assert gate.refused_s("honest", now) == 0
+            assert gate.refused_s("noisy", now) <= RATES.refuse_max_s
+        for penalty in gates[0].penalties(now):
+            gates[1].hear(penalty, now=now)
+    for gate in gates:
+        assert gate.penalties(now + RATES.refuse_max_s) == []
