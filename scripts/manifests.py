@@ -17,7 +17,7 @@ import yaml
 
 from muster import vocabulary
 from muster.local import stack
-from muster.nats.auth import permissions
+from muster.nats.auth import permissions, server_conf
 from muster_labeler.naming import label_forms
 from scripts import dashboard
 
@@ -215,7 +215,7 @@ def _accounts() -> dict[Path, bytes]:
     central = permissions.central()
     nodes = [permissions.plugin(vocabulary.node_token(node.name)) for node in stack.NODES]
     return {
-        Path(place, "accounts.conf"): permissions.accounts_conf([*central, *plugins]).encode()
+        Path(place, "accounts.conf"): server_conf.accounts_conf([*central, *plugins]).encode()
         for place, plugins in (("k8s/base/nats", [permissions.any_plugin()]), ("compose", nodes))
     }
 

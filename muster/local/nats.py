@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
-from muster.nats.auth import permissions
+from muster.nats.auth import server_conf
 
 DEFAULT_PORT: Final = 4222
 _START_TIMEOUT_S: Final = 10.0
@@ -28,11 +28,11 @@ system_account: SYS
 no_auth_user: muster
 accounts {{
   SYS {{
-{permissions.EXPORTS}  }}
+{server_conf.EXPORTS}  }}
   MUSTER {{
     jetstream: enabled
     users: [{{user: muster}}]
-{permissions.IMPORTS}  }}
+{server_conf.IMPORTS}  }}
 }}
 """
 

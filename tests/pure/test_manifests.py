@@ -17,7 +17,7 @@ import yaml
 
 from muster.cli import keyfiles
 from muster.local import nats
-from muster.nats.auth import permissions
+from muster.nats.auth import permissions, server_conf
 from muster.service import settings
 from muster_gate import config as gate_config
 from muster_health.model import config as health_config
@@ -224,7 +224,7 @@ def test_nats_has_the_password_of_every_user_that_its_accounts_name() -> None:
     }
     asked = re.findall(r"\$(NATS_PASSWORD_\w+)", file_in("minimal", "muster-nats", "accounts.conf"))
     users = {
-        permissions.password_variable(user): user
+        server_conf.password_variable(user): user
         for user in (*CENTRAL, "reader", "admin", "plugin")
     }
     assert given == {
@@ -276,7 +276,7 @@ def test_nats_server_takes_its_configuration(tmp_path: Path) -> None:
     for name in ("nats.conf", "accounts.conf"):
         (tmp_path / name).write_text(file_in("minimal", "muster-nats", name))
     users = [*(grant.user for grant in permissions.central()), "plugin"]
-    taken(tmp_path, {permissions.password_variable(user): "p" for user in users})
+    taken(tmp_path, {server_conf.password_variable(user): "p" for user in users})
 
 
 def test_nats_server_takes_the_configuration_of_production(tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def by_name(manifests: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
 def test_compose_runs_every_user_that_the_accounts_know() -> None:
     text = (ROOT / "compose.yaml").read_text("utf-8")
     for user in [*(g.user for g in permissions.central()), "plugin_node-a", "plugin_node-c"]:
-        assert permissions.password_variable(user) in text
+        assert server_conf.password_variable(user) in text
     assert all(
         port.startswith("127.0.0.1:")
         for service in yaml.safe_load(text)["services"].values()

@@ -10,7 +10,7 @@ from typing import Final
 
 from muster.local import nats
 from muster.nats import bus
-from muster.nats.auth import permissions
+from muster.nats.auth import server_conf
 from muster_health.bus import nats_connections
 from muster_health.model import signals
 
@@ -145,5 +145,5 @@ def test_the_documented_configuration_is_the_one_that_is_run() -> None:
         return re.sub(r"\s+", " ", text)
 
     text = words(DOCS.read_text("utf-8"))
-    assert words(permissions.EXPORTS) in text
-    assert words(permissions.IMPORTS) in text
+    assert words(server_conf.EXPORTS) in text
+    assert words(server_conf.IMPORTS) in text

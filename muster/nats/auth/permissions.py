@@ -4,14 +4,13 @@ A plugin publishes only for its own node, under listed names, on subjects that a
 that their number is bounded; it makes no JetStream requests: it only adds to a stream.
 Only the service that draws a conclusion may publish it. Each user has its own inboxes.
 
-`accounts_conf` writes them as nats-server's configuration for users with passwords; the module
-`accounts` writes the same rights as signed tokens.
+`server_conf` writes them as nats-server's configuration for users with passwords, `accounts` as
+signed tokens.
 """
 
 import dataclasses
-import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from muster.nats import streams
@@ -34,6 +33,10 @@ CLOSED: Final = "muster.gate.closed"
 """Where the gate receives what a closed connection of a plugin had sent."""
 PENALTIES: Final = "muster.gate.penalties"
 """Where gates announce to each other which nodes they refuse."""
+REPORTS: Final = ("muster.heartbeat.>", "muster.event.>")
+"""What plugins publish to muster's account. Heartbeats are a service, too, although nobody answers:
+for an imported stream, nats-server does not count what it delivers, and would ignore the number
+after which a subscription ends (server/client.go, addShadowSub; 2.15)."""
 LIMITED: Final = "muster.sys.*.node.limited"
 """Where the gate says in muster's account which node it refuses."""
 DURABLES: Final = ("notifier",)
@@ -320,108 +323,3 @@ def _keeps_streams() -> tuple[str, ...]:
         for verb in (f"LIST.{stream.name}", f"DELETE.{stream.name}.*")
     ]
     return (*kept, *swept)
-
-
-EXPORTS: Final = """\
-    exports: [
-      {stream: "$SYS.ACCOUNT.*.CONNECT", account_token_position: 3}
-      {stream: "$SYS.ACCOUNT.*.DISCONNECT", account_token_position: 3}
-      {stream: "$SYS.SERVER.*.LAMEDUCK", accounts: [MUSTER]}
-      {stream: "$SYS.SERVER.*.SHUTDOWN", accounts: [MUSTER]}
-    ]
-"""
-"""The exports of the system account; each account gets only events about its own clients."""
-IMPORTS: Final = """\
-    imports: [
-      {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.CONNECT"}, to: muster.nats.connect}
-      {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.DISCONNECT"}
-       to: muster.nats.disconnect}
-      {stream: {account: SYS, subject: "$SYS.SERVER.*.LAMEDUCK"}, to: muster.nats.lameduck.*}
-      {stream: {account: SYS, subject: "$SYS.SERVER.*.SHUTDOWN"}, to: muster.nats.shutdown.*}
-    ]
-"""
-"""The subjects on which muster receives these exports."""
-_PLUGINS_LIMITS: Final = f"""\
-    # of each connection
-    limits: {{max_payload: {PLUGIN_PAYLOAD_MAX}, max_subscriptions: {PLUGIN_SUBSCRIPTIONS_MAX}}}
-"""
-REPORTS: Final = ("muster.heartbeat.>", "muster.event.>")
-"""What plugins publish to muster's account. Heartbeats are a service, too, although nobody answers:
-for an imported stream, nats-server does not count what it delivers, and would ignore the number
-after which a subscription ends (server/client.go, addShadowSub; 2.15)."""
-_PLUGINS_SHARES: Final = """\
-    exports: [
-      {service: "muster.rpc.>", accounts: [MUSTER]}
-    ]
-    imports: [
-      {service: {account: MUSTER, subject: "muster.heartbeat.>"}}
-      {service: {account: MUSTER, subject: "muster.event.>"}}
-    ]
-"""
-_TO_PLUGINS: Final = """\
-    exports: [
-      {service: "muster.heartbeat.>", accounts: [PLUGINS]}
-      {service: "muster.event.>", accounts: [PLUGINS]}
-    ]
-"""
-_MORE_EXPORTS: Final = """\
-      {stream: "$SYS.ACCOUNT.PLUGINS.CONNECT", accounts: [MUSTER]}
-      {stream: "$SYS.ACCOUNT.PLUGINS.DISCONNECT", accounts: [MUSTER]}
-"""
-_MORE_IMPORTS: Final = """\
-      {stream: {account: SYS, subject: "$SYS.ACCOUNT.PLUGINS.CONNECT"}, to: muster.nats.connect}
-      {stream: {account: SYS, subject: "$SYS.ACCOUNT.PLUGINS.DISCONNECT"}
-       to: muster.nats.disconnect}
-      {service: {account: PLUGINS, subject: "muster.rpc.>"}}
-"""
-
-
-def accounts_conf(grants: Iterable[Grant]) -> str:
-    """Return the accounts for nats-server; each password is in the environment, see `variable`."""
-    held = tuple(grants)
-    return (
-        "# made by scripts/manifests.py from muster/nats/auth/permissions.py\n"
-        "system_account: SYS\naccounts {\n  SYS {\n"
-        f"{_longer(EXPORTS, _MORE_EXPORTS)}  }}\n"
-        f"  {PLUGINS} {{\n{_PLUGINS_LIMITS}{_users(PLUGINS, held)}{_PLUGINS_SHARES}  }}\n"
-        f"  {ACCOUNT} {{\n    jetstream: enabled\n{_users(ACCOUNT, held)}"
-        f"{_TO_PLUGINS}{_longer(IMPORTS, _MORE_IMPORTS)}  }}\n}}\n"
-    )
-
-
-def password_variable(user: str) -> str:
-    """Return the environment variable that holds a user's password."""
-    return f"NATS_PASSWORD_{re.sub('[^A-Z0-9]', '_', user.upper())}"
-
-
-def _longer(block: str, lines: str) -> str:
-    """Append lines to the list that a block contains."""
-    return block.removesuffix("    ]\n") + lines + "    ]\n"
-
-
-def _users(account: str, grants: Iterable[Grant]) -> str:
-    users = "".join(_user(grant) for grant in grants if grant.account == account)
-    return f"    users: [\n{users}    ]\n"
-
-
-def _user(grant: Grant) -> str:
-    who = f"user: {json.dumps(grant.user)}, password: ${password_variable(grant.user)}"
-    lines = [f"      {{{who}, permissions: {{"]
-    for verb, allowed, denied in (
-        ("publish", grant.publish, grant.publish_denied),
-        ("subscribe", grant.subscribe, grant.subscribe_denied),
-    ):
-        lines.append(f"        {verb}: {{")
-        lines.append(_list("allow", allowed))
-        if denied:
-            lines.append(_list("deny", denied))
-        lines.append("        }")
-    if grant.answers:
-        lines.append(f'        allow_responses: {{max: 1, expires: "{ANSWER_S}s"}}')
-    lines.append("      }}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _list(word: str, subjects: Iterable[str]) -> str:
-    inside = "".join(f"            {json.dumps(subject)}\n" for subject in subjects)
-    return f"          {word}: [\n{inside}          ]"
