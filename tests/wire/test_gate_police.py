@@ -68,19 +68,18 @@ def test_a_node_that_floods_is_refused_ever_longer_by_all_gates_and_no_other_is(
                 assert [await is_refused(world, "node-a") for _ in range(6)] == [True] * 6
                 await honest.raw.publish(BEAT.format("node-b"), b"here")
                 await bus_subjects.until(lambda: bool(heard))
-                limited = heard.pop(0)
-                heard.clear()
+                limited = heard[0]
                 assert isinstance(limited, vocabulary.NodeLimited)
-                assert (limited.node, limited.messages, limited.refused_s) == (
-                    "node-a",
-                    500,
-                    refused_s,
-                )
+                assert (limited.node, limited.refused_s) == ("node-a", refused_s)
+                # it may be read while it floods
+                assert 100 < limited.messages <= 500
                 assert limited.reason == "more than 50 messages a second"
                 assert 0 < limited.seconds < 5
                 async with asyncio.timeout(10):
                     while await is_refused(world, "node-a"):
                         await asyncio.sleep(0.05)
+                # both gates may have said so
+                heard.clear()
             await bus_subjects.until(lambda: beats == [b"here"] * 2)
             assert honest.raw.is_connected
             assert not await is_refused(world, "node-b")
