@@ -2,16 +2,18 @@
 
 Written against the nats-py that `KNOWN` names; pyproject.toml allows no other minor version, and
 tests/pure/test_bounds.py fails when either moves. Before raising them, read again in nats-py:
-`aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`), `aio/transport.py`, and
-`protocol/parser.py`.
+`aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`), `aio/subscription.py`,
+`aio/transport.py`, and `protocol/parser.py`.
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
+from nats.aio.msg import Msg
 from nats.protocol import parser
 
 from muster.service import runtime
@@ -23,6 +25,9 @@ READ_BYTES: Final = DEFAULT_BUFFER_SIZE
 """How much nats-py reads at once; after a read of this size there may be more data."""
 
 _CLOSE_TIMEOUT_S: Final = 2
+_TAKEN_AT_ONCE: Final = 20
+_LOOKS: Final = 8
+"""How often a reader that waits looks whether its client was closed."""
 
 
 class Parser(parser.Parser):
@@ -45,6 +50,38 @@ class Parser(parser.Parser):
             writer.transport.pause_reading()
             await asyncio.sleep(pause_s)
             writer.transport.resume_reading()
+
+
+class Received:
+    """The messages of a subscription whose callback is `put`.
+
+    nats-py's `next_msg` takes five rounds of the event loop and 20 us for each message.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._messages: asyncio.Queue[Msg] = asyncio.Queue()
+        self._taken = 0
+
+    async def put(self, message: Msg) -> None:
+        """Add a message."""
+        self._messages.put_nowait(message)
+
+    async def next(self, *, timeout_s: float) -> Msg:
+        """Return the next message. Raises nats-py's errors: none comes, or the client is closed."""
+        self._taken += 1
+        if self._taken % _TAKEN_AT_ONCE == 0:
+            # other tasks run too, however many messages have arrived
+            await asyncio.sleep(0)
+        if not self._messages.empty():
+            return self._messages.get_nowait()
+        for _ in range(_LOOKS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s / _LOOKS):
+                    return await self._messages.get()
+            if self._client.is_closed:
+                raise nats.errors.ConnectionClosedError
+        raise nats.errors.TimeoutError
 
 
 def certificate_end(client: Client) -> str | None:

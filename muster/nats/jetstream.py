@@ -18,7 +18,7 @@ import prometheus_client
 from nats.aio.client import Client
 from nats.js import api
 
-from muster.nats import connection, streams
+from muster.nats import compat, connection, streams
 from muster.service import logs, runtime
 
 _OTHER_CONFIGURATION: Final = 10058
@@ -220,13 +220,13 @@ async def pull(
     inbox = client.new_inbox()
     request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{info.name}"
     expires = json.dumps({"batch": _PULL_BATCH, "expires": int(_PULL_S * 1e9)}).encode()
-    subscription = await client.subscribe(inbox)
+    received = compat.Received(client)
+    subscription = await client.subscribe(inbox, cb=received.put)
     try:
         while not (until_empty and left <= 0):
             await client.publish(request, expires, reply=inbox)
             for _ in range(_PULL_BATCH):
-                message = await subscription.next_msg(timeout=2 * _PULL_S)
-                runtime.end_if_cancelled()
+                message = await received.next(timeout_s=2 * _PULL_S)
                 ends = _ends_pull(message)
                 served()
                 if ends:
