@@ -169,11 +169,12 @@ class Attacker:
 
     async def _assault(self) -> None:
         match self._attack:
-            case attacks.Attack.STORM:
-                await asyncio.gather(*(self._storm(name) for name in range(attacks.STORM_NAMES)))
+            case attacks.Attack.STORM | attacks.Attack.LISTED_STORM:
+                names = attacks.storm_names(self._attack)
+                await asyncio.gather(*(self._storm(n, name) for n, name in enumerate(names)))
             case attacks.Attack.RECONNECTS:
-                names = [f"p{number}" for number in range(attacks.CHURN_NAMES)]
-                await asyncio.gather(*(self._reconnect(0, name) for name in names))
+                churn = (f"p{number}" for number in range(attacks.CHURN_NAMES))
+                await asyncio.gather(*(self._reconnect(0, name) for name in churn))
             case attacks.Attack.CONNECTIONS:
                 await asyncio.gather(*(self._reconnect(n, attacks.PLUGIN) for n in range(_AT_ONCE)))
             case _:
@@ -193,13 +194,12 @@ class Attacker:
             link.send(next(chunks))
             await asyncio.sleep(0)
 
-    async def _storm(self, name: int) -> None:
+    async def _storm(self, number: int, plugin: str) -> None:
         """Send few and tiny heartbeats under one of the names, which is silent every other turn."""
-        plugin = f"p{name}"
         while True:
             with contextlib.suppress(OSError, TimeoutError):
                 async with self._link(0, f"{plugin} {self._node}") as link:
-                    await self._beat_in_turn(link, plugin, turn=name % 2)
+                    await self._beat_in_turn(link, plugin, turn=number % 2)
             await asyncio.sleep(random.uniform(*_BACK_S))  # noqa: S311  # jitter
 
     async def _beat_in_turn(self, link: _Link, plugin: str, *, turn: int) -> None:

@@ -12,11 +12,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from muster import codec, vocabulary
+from muster.nats.auth import permissions
 
 PLUGIN: Final = "device-plugin"
 NAMES: Final = 150_000
 """How many plugin names it invents."""
 STORM_NAMES: Final = 15
+LISTED: Final = permissions.PLUGIN_NAMES_MAX
 STORM_BEAT_S: Final = 0.5
 STORM_TURN_S: Final = 1.8
 CHURN_NAMES: Final = 9
@@ -27,6 +29,7 @@ _DEVICES: Final = 3_000
 _LARGE: Final = 900_000
 _MEDIUM: Final = 65_536
 _EVENT: Final = 1_000_000
+_ALLOWED_EVENT: Final = 8_000
 _MARK: Final = "p000000"
 _ID: Final = "00000000-mark"
 _BEAT: Final = 0x5EED
@@ -43,8 +46,10 @@ class Attack(enum.StrEnum):
     INVENTORIES = "inventories"
     EVENTS = "events"
     SMALL_EVENTS = "small-events"
+    ALLOWED_EVENTS = "allowed-events"
     NODES = "nodes"
     STORM = "storm"
+    LISTED_STORM = "listed-storm"
     RECONNECTS = "reconnects"
     CONNECTIONS = "connections"
     SUBSCRIPTIONS = "subscriptions"
@@ -59,8 +64,10 @@ WHAT: Final = {
     Attack.INVENTORIES: f"2: inventories of its plugin with {_DEVICES:,} devices each",
     Attack.EVENTS: "3: events of 1 MB",
     Attack.SMALL_EVENTS: "3: small events of its plugin",
+    Attack.ALLOWED_EVENTS: "3: events of 8 KB of each type that a plugin publishes",
     Attack.NODES: "4: heartbeats of invented nodes",
     Attack.STORM: f"9: {STORM_NAMES} plugin names of one server in two groups, each silent in turn",
+    Attack.LISTED_STORM: f"9: the same with {LISTED} plugin names, which the gate lists",
     Attack.RECONNECTS: f"9: {CHURN_NAMES} plugin names of one server that connect again and again",
     Attack.CONNECTIONS: "as many connections as it can open, closed at once",
     Attack.SUBSCRIPTIONS: "subscriptions that come and go",
@@ -80,10 +87,22 @@ def flood(attack: Attack, node: str, link: int) -> Iterator[bytes]:
         Attack.INVENTORIES: lambda: _inventories(node, link),
         Attack.EVENTS: lambda: _large_events(token, link),
         Attack.SMALL_EVENTS: lambda: _small_events(node, link),
+        Attack.ALLOWED_EVENTS: lambda: _allowed_events(token),
         Attack.NODES: lambda: _nodes(link),
         Attack.SUBSCRIPTIONS: lambda: _subscriptions(token),
     }
     return made[attack]()
+
+
+def storm_names(attack: Attack) -> tuple[str, ...]:
+    """Return the plugin names of a storm."""
+    count = LISTED - 1 if attack is Attack.LISTED_STORM else STORM_NAMES
+    return tuple(f"p{number}" for number in range(count))
+
+
+def listed(attack: Attack) -> tuple[str, ...]:
+    """Return the plugin names that the gate lists: as shipped, or as many as it can."""
+    return (PLUGIN, *storm_names(attack)) if attack is Attack.LISTED_STORM else (PLUGIN,)
 
 
 def heartbeat(
@@ -143,6 +162,15 @@ def _small_events(node: str, link: int) -> Iterator[bytes]:
             _named(template, f"p{number % 1_000_000:06d}", link, number)
             for number in range(count, count + _MANY)
         )
+
+
+def _allowed_events(token: str) -> Iterator[bytes]:
+    body = os.urandom(_ALLOWED_EVENT)
+    chunk = b"".join(
+        _published(f"muster.event.{token}.{PLUGIN}.{kind}", body)
+        for kind in permissions.PLUGIN_EVENTS
+    )
+    return itertools.repeat(chunk * 4)
 
 
 def _nodes(link: int) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ byte; there is no kubelet, no device and no process behind it.
     python -m bench.connections --url nats://... --connections 10000 --nodes 10000
 
 prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends so many, as
-a crash does, each at most once; `revive NAME` starts one again; `events` prints what was published.
+a crash does; `revive NAME` starts one again; `change` gives some node other GPUs.
 
 With `--tokens FILE` each node is a connection of its own, over TLS (NATS_CA), with a token of its
 own, as in production. Then it also reports: see `bench.reports`.
@@ -77,7 +77,7 @@ class _Node:
     def __init__(self, number: int, interval_s: float) -> None:
         self.name = name_of(number)
         self.token = vocabulary.node_token(self.name)
-        self.is_killed = self.was_killed = False
+        self.is_killed = self.was_killed = self.was_changed = False
         self.link: _Link | None = None
         self._interval_s = interval_s
         self.revive()
@@ -139,14 +139,14 @@ class _Node:
 class _Link(asyncio.Protocol):
     """One connection, and the nodes behind it."""
 
-    def __init__(self, fleet: "Fleet", name: str, nodes: list[_Node]) -> None:
+    def __init__(self, fleet: "Fleet", name: str, nodes: list[_Node], *, server: int) -> None:
         self.nodes = nodes
         self.is_open = False
         self._fleet = fleet
         self._name = name
         self._transport: asyncio.Transport | None = None
         self._rest = b""
-        self.server = 0
+        self.server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce ourselves."""
@@ -234,7 +234,8 @@ class Fleet:
         self._servers = [(part.hostname or "127.0.0.1", part.port or 4222) for part in parts]
         self._interval_s = interval_s
         self.tokens = tokens
-        self._trusted = ssl.create_default_context(cafile=os.environ["NATS_CA"]) if tokens else None
+        authority = os.environ.get("NATS_CA")
+        self._trusted = ssl.create_default_context(cafile=authority) if tokens else None
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._open = 0
         self._changed = asyncio.Event()
@@ -245,8 +246,7 @@ class Fleet:
         for number in range(connections):
             own = plugins[number * each : (number + 1) * each]
             name = f"{PLUGIN} {own[0].name}" if each == 1 else f"fleet-{number}"
-            self._links.append(_Link(self, name, own))
-            self._links[-1].server = number % len(self._servers)
+            self._links.append(_Link(self, name, own, server=number % len(self._servers)))
         self.reports = reports.Reports(events_s)
         self._nodes = [(link, node) for link in self._links for node in link.nodes]
         for link, node in self._nodes:
@@ -327,12 +327,13 @@ class Fleet:
                 self._later(self._all_open("back"))
             elif word == "revive":
                 self._revive(count)
+            elif word == "change":
+                self._change()
             elif word == "events":
                 self._later(self._count())
 
     def _kill(self, count: int) -> None:
-        # the first is left: others may use its name
-        living = [pair for pair in self._nodes[1:] if not pair[1].was_killed]
+        living = [pair for pair in self._nodes if not pair[1].was_killed]
         chosen = random.sample(living, count)
         for link, node in chosen:
             node.is_killed = node.was_killed = True
@@ -345,6 +346,14 @@ class Fleet:
             if node.name == name:
                 node.revive()
                 self._later(self._dial(link, 0.0))
+
+    def _change(self) -> None:
+        """Give some node other GPUs, each at most once."""
+        left = [node for _, node in self._nodes if not (node.was_killed or node.was_changed)]
+        (node,) = random.sample(left, 1)
+        node.was_changed = True
+        _print(event="changed", node=node.name, at=time.monotonic())
+        self.reports.change(node, "NVIDIA H100 80GB HBM3", 81_559)
 
     async def _count(self) -> None:
         await self.reports.settle()

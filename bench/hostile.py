@@ -15,20 +15,18 @@ not happen counts as long as it was waited for.
 import argparse
 import asyncio
 import contextlib
-import os
 import ssl
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
 from bench import attacks, connections, hostile_rows, production, programs, report
 from muster import codec, vocabulary
-from muster.nats import bus, streams
+from muster.nats import compat, streams
 from muster.nats.auth import nkeys
 from tests.worlds import bus_subjects
 
@@ -44,11 +42,9 @@ _RENEW_S: Final = 8.0
 _LATE_S: Final = 60.0
 """How much longer than the phase lasts its samples are waited for."""
 _INVENTORY_S: Final = 2.0
-_INVENTORY_LATE_S: Final = 30.0
 _SAMPLE_S: Final = 0.5
 _PROBE_S: Final = 1.0
 _DISCONNECTED: Final = "muster_health_disconnected_seconds_total"
-_PRODUCTS: Final = (("NVIDIA H100 80GB HBM3", 81_559), ("NVIDIA L4", 23_034))
 
 
 @dataclass(slots=True)
@@ -120,7 +116,6 @@ class _Trial:
             self._admin = await exits.enter_async_context(_admin(self._world))
             for subject in ("muster.verdict.>", "muster.alert.>", "muster.label.>"):
                 await self._admin.raw.subscribe(subject, cb=self._heard.receive)
-            self._reporter = await exits.enter_async_context(_reporter(self._world))
             hostile = await self._world.program(
                 "bench.attacker", "--node", production.HOSTILE, "--attack", self._attack
             )
@@ -165,22 +160,20 @@ class _Trial:
         phase = hostile_rows.Phase(name)
         began_at, cpu_s = self._clock(), _cpu_s(self._world)
         disconnected_s = await self._disconnected_s()
-        self._began_at = began_at
         watching = [
             asyncio.create_task(story)
             for story in (
                 self._sample_memory(phase),
                 self._renew(),
-                self._kill(phase),
-                self._change_inventory(phase),
-                *(self._probe(phase, name) for name in self._world.services),
+                *(self._probe(phase, service) for service in self._world.services),
             )
         ]
-        await asyncio.sleep(self._seconds)
+        ends_at = began_at + self._seconds
+        await asyncio.gather(self._kill(phase, ends_at), self._change_inventories(phase, ends_at))
+        await asyncio.sleep(max(0.0, ends_at - self._clock()))
         for task in watching:
             task.cancel()
-        ends = await asyncio.gather(*watching, return_exceptions=True)
-        for end in ends:
+        for end in await asyncio.gather(*watching, return_exceptions=True):
             if isinstance(end, Exception):
                 raise end
         phase.seconds = self._clock() - began_at
@@ -189,11 +182,10 @@ class _Trial:
         phase.disconnected_s = await self._disconnected_s() - disconnected_s
         return phase
 
-    async def _kill(self, phase: hostile_rows.Phase) -> None:
+    async def _kill(self, phase: hostile_rows.Phase, ends_at: float) -> None:
         """Kill one honest plugin after the other."""
-        while True:
-            self._world.honest.command("kill 1")
-            killed = await self._world.honest.answer("killed")
+        while self._clock() < ends_at:
+            killed = await self._world.honest.ask("kill 1", "killed")
             node, at = killed["nodes"][0], killed["at"]
             self._killed.add(node)
             self._dead.add(node)
@@ -215,29 +207,18 @@ class _Trial:
         self._dead.discard(node)
         self._world.honest.command(f"revive {node}")
 
-    async def _change_inventory(self, phase: hostile_rows.Phase) -> None:
-        """Change one honest node's inventory again and again; look when the labeler reacts."""
-        node = connections.name_of(0)
-        number = 0
-        while True:
-            began_at = self._clock()
-            product, memory_mib = _PRODUCTS[number % len(_PRODUCTS)]
-            number += 1
-            waiting = asyncio.create_task(
-                self._reporter.publish(_inventory(node, product, memory_mib))
-            )
-            try:
-                taken_s = await self._heard.until(
-                    self._heard.labelled_at, node, began_at, _INVENTORY_LATE_S
-                )
-            except asyncio.CancelledError:
-                if self._clock() - began_at > hostile_rows.LABELLED_S:
-                    phase.inventories_s.append(self._clock() - began_at)
-                raise
-            finally:
-                waiting.cancel()
-            phase.inventories_s.append(taken_s)
+    async def _change_inventories(self, phase: hostile_rows.Phase, ends_at: float) -> None:
+        """Give one honest node after the other new GPUs; look when the labeler reacts."""
+        while self._clock() < ends_at:
+            changed = await self._world.honest.ask("change", "changed")
+            story = self._labelled(phase, changed["node"], changed["at"])
+            self._samples.append(asyncio.create_task(story))
             await asyncio.sleep(_INVENTORY_S)
+
+    async def _labelled(self, phase: hostile_rows.Phase, node: str, at: float) -> None:
+        within_s = self._seconds + _LATE_S
+        taken_s = await self._heard.until(self._heard.labelled_at, node, at, within_s)
+        phase.inventories_s.append(taken_s)
 
     async def _sample_memory(self, phase: hostile_rows.Phase) -> None:
         while True:
@@ -268,8 +249,7 @@ class _Trial:
 
     async def _events(self) -> tuple[int, int, float]:
         """Return how many events of honest nodes are lost, of how many, and the slowest one."""
-        self._world.honest.command("events")
-        counted = await self._world.honest.answer("events")
+        counted = await self._world.honest.ask("events", "events")
         stored = await self._stored()
         published: dict[str, int] = counted["published"]
         lost = sum(max(0, count - stored.get(key, 0)) for key, count in published.items())
@@ -310,23 +290,10 @@ def _cpu_s(world: production.World) -> dict[str, float]:
     return total
 
 
-def _inventory(node: str, product: str, memory_mib: int) -> vocabulary.InventoryReported:
-    gpus = tuple(
-        vocabulary.Gpu(uuid=f"GPU-{node}-{index}", product=product, memory_mib=memory_mib)
-        for index in range(8)
-    )
-    return vocabulary.InventoryReported(
-        node=node,
-        plugin=connections.PLUGIN,
-        at=datetime.now(UTC),
-        devices=(),
-        gpus=vocabulary.GpuNode(gpus=gpus),
-    )
-
-
 @contextlib.asynccontextmanager
 async def _admin(world: production.World) -> AsyncIterator[bus_subjects.Client]:
     """Connect as an administrator."""
+    compat.ignore_tls_eof()
     credentials = nkeys.read_creds((world.keys / "admin.creds").read_text())
     async with bus_subjects.client(
         world.urls.split(",")[0],
@@ -340,24 +307,6 @@ async def _admin(world: production.World) -> AsyncIterator[bus_subjects.Client]:
         yield client
 
 
-@contextlib.asynccontextmanager
-async def _reporter(world: production.World) -> AsyncIterator[bus.Bus]:
-    """Be the plugin of an honest node, which reports with muster's own client."""
-    file = world.directory / "token"
-    file.write_text(world.tokens[connections.name_of(0)])
-    os.environ["NATS_TOKEN_FILE"] = str(file)
-    try:
-        async with bus.Bus(
-            world.urls,
-            producer=f"plugins/{connections.PLUGIN}",
-            name=f"{connections.PLUGIN} {connections.name_of(0)}",
-        ) as connected:
-            await connected.link.client()
-            yield connected
-    finally:
-        os.environ["NATS_TOKEN_FILE"] = ""
-
-
 async def measure(
     options: report.Options, *, only: str, seconds: float, nodes: int, replicas: int
 ) -> list[report.Row]:
@@ -368,7 +317,9 @@ async def measure(
     rows: list[report.Row] = []
     for attack in chosen:
         began_at = time.monotonic()
-        async with production.World(nodes=nodes, replicas=replicas, events_s=_EVENTS_S) as world:
+        async with production.World(
+            nodes=nodes, replicas=replicas, events_s=_EVENTS_S, names=attacks.listed(attack)
+        ) as world:
             mine = await _Trial(world, attack, seconds=seconds).run()
         rows += mine
         print(report.text("hostile", mine), f"\n{time.monotonic() - began_at:.0f} s\n", flush=True)

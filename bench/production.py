@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -51,6 +51,13 @@ class Program:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
+        self._asking = asyncio.Lock()
+
+    async def ask(self, words: str, event: str) -> dict[str, Any]:
+        """Give a command, and return its answer."""
+        async with self._asking:
+            self.command(words)
+            return await self.answer(event)
 
     def command(self, words: str) -> None:
         """Give a command."""
@@ -76,7 +83,7 @@ class Program:
 class World:
     """All of it; an async context manager."""
 
-    def __init__(self, *, nodes: int, replicas: int, events_s: float) -> None:
+    def __init__(self, *, nodes: int, replicas: int, events_s: float, names: Sequence[str]) -> None:
         self.directory = Path()
         self.servers: list[nats.NatsServer] = []
         self.services: dict[str, list[processes.Process]] = {}
@@ -84,6 +91,7 @@ class World:
         self._nodes = nodes
         self._replicas = replicas
         self._events_s = events_s
+        self._names = names
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -101,7 +109,9 @@ class World:
             names = [HOSTILE, *(connections.name_of(number) for number in range(self._nodes))]
             self.tokens = {name: _token(name) for name in names}
             (self.directory / "tokens.json").write_bytes(orjson.dumps(self.tokens))
-            gate = await exits.enter_async_context(production_nats.gate(where, self.urls))
+            gate = await exits.enter_async_context(
+                production_nats.gate(where, self.urls, plugins=self._names)
+            )
             self.services = {"gate": [gate]}
             await self._kubernetes(exits)
             for name in SERVICES:

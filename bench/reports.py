@@ -62,7 +62,7 @@ class Reports:
         """Publish for ever."""
         clock = asyncio.get_running_loop().time
         for node in nodes:
-            self._put(node, _inventory(node.name))
+            self.change(node, "NVIDIA L4", 23_034)
         began_at, done = clock(), 0
         turns = itertools.cycle(nodes)
         while True:
@@ -75,6 +75,10 @@ class Reports:
                     self._put(node, _allocation(node.name))
             done = max(due, done)
             await asyncio.sleep(_TURN_S)
+
+    def change(self, node: Node, product: str, memory_mib: int) -> None:
+        """Publish an inventory with other GPUs."""
+        self._put(node, _inventory(node.name, product, memory_mib))
 
     async def settle(self) -> None:
         """Publish nothing new; return once all is acknowledged, or when that takes too long."""
@@ -110,9 +114,9 @@ class Reports:
         self.published[event.subject] += 1
 
 
-def _inventory(node: str) -> vocabulary.InventoryReported:
+def _inventory(node: str, product: str, memory_mib: int) -> vocabulary.InventoryReported:
     gpus = tuple(
-        vocabulary.Gpu(uuid=f"GPU-{node[:12]}-{index}", product="NVIDIA L4", memory_mib=23_034)
+        vocabulary.Gpu(uuid=f"GPU-{node[:12]}-{index}", product=product, memory_mib=memory_mib)
         for index in range(_GPUS)
     )
     return vocabulary.InventoryReported(

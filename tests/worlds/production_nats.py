@@ -69,14 +69,15 @@ async def three(where: Path) -> AsyncIterator[list[nats.NatsServer]]:
 
 
 @contextlib.asynccontextmanager
-async def gate(where: Path, urls: str) -> AsyncIterator[processes.Process]:
-    """Run a gate that believes the tokens of one key."""
+async def gate(where: Path, urls: str, **more: object) -> AsyncIterator[processes.Process]:
+    """Run a gate that believes the tokens of one key; `more` are settings."""
     (where / "jwks.json").write_bytes(token_issuer.key_set(token_issuer.jwk("e1", "ES256")))
     settings = {
         "signing": f"{where}/gate.json",
         "bus": {"url": urls},
         "keys": {"file": f"{where}/jwks.json"},
         "tokens": {"issuer": token_issuer.ISSUER},
+        **more,
     }
     (where / "gate.yaml").write_text(json.dumps(settings))
     credentials = {"NATS_CREDS": f"{where}/gate.creds"}
