@@ -56,9 +56,7 @@ async def events(
     async with bus.Bus(target, producer="clients/subscriber", name="subscriber") as connected:
         by_stream: dict[streams.Stream, list[str]] = {}
         for subject in filters:
-            stream = streams.stream_of(subject)
-            assert stream is not None, f"no stream keeps {subject}"
-            by_stream.setdefault(stream, []).append(subject)
+            by_stream.setdefault(streams.required(subject), []).append(subject)
         following = [asyncio.create_task(keep(s, f)) for s, f in by_stream.items()]
         try:
             await reach(connected, target, timeout_s=None if follow else REACH_S)

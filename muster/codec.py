@@ -50,7 +50,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `id` is unique and repeats only when the same fact is sent again. `instance` and `sequence`
     order the events of one producer; `boot` distinguishes a restart of the process from a restart
-    of the node. `position` is the event's sequence in the stream; 0 if it is not from a stream.
+    of the node. `position` is the event's sequence in the `stream`; 0 if it is not from a stream.
     """
 
     id: str
@@ -62,6 +62,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     boot: str
     data: vocabulary.Event
     position: int = 0
+    stream: str = ""
 
     @property
     def node(self) -> str:
@@ -72,11 +73,13 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return whether this event is older than `other`; redelivered messages arrive late.
 
         A producer numbers its events, even if their stream is lost and created again; the stream's
-        order decides between producers.
+        order decides between producers, and the time where they are in two streams.
         """
         if (self.source, self.instance) == (other.source, other.instance):
             return self.sequence < other.sequence
-        return self.position < other.position
+        if self.stream == other.stream:
+            return self.position < other.position
+        return self.time < other.time
 
     def __str__(self) -> str:
         """Return the event as one readable line."""
@@ -151,7 +154,7 @@ def dump(event: CloudEvent) -> bytes:
     )
 
 
-def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
+def decode(subject: str, payload: bytes, *, position: int = 0, stream: str = "") -> CloudEvent:
     """Return the event, validated against its type and its subject.
 
     Raises MalformedEvent, whose reason is one of a closed set.
@@ -171,12 +174,13 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
     try:
         data = _DATA[event_type].decode(envelope.data)
         expected = data.subject
+        is_expected = subject in {expected, data.earlier_subject}
         sequence = int(envelope.sequence)
     except (*UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
     if envelope.time != data.at:
         raise MalformedEvent(MalformedReason.INVALID_DATA, "time is not that of the data")
-    if subject != expected:
+    if not is_expected:
         raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
     return CloudEvent(
         id=envelope.id,
@@ -188,6 +192,7 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
         boot=envelope.boot,
         data=data,
         position=position,
+        stream=stream,
     )
 
 

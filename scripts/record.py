@@ -49,7 +49,7 @@ _HEARD: Final = (
 )
 """Not all there is: who listens to requests as well makes a dead plugin look like a slow one."""
 _WORDS: Final = {"node": "gpu-1.example", "fingerprint": "0123456789abcdef"}
-_NUMBERS: Final = {"v": 1}
+_NUMBERS: Final = {"v": 1, "page": 0}
 
 
 def spoken() -> dict[str, list[Message]]:

@@ -186,7 +186,7 @@ async def subscribe_all(
                 f"{url}: not ready after {_START_TIMEOUT_S:g} s; JetStream needs about 1.4 GiB of "
                 "free disk"
             ) from None
-        tasks = [asyncio.create_task(follow(s)) for s in (streams.EVENTS, streams.ALERTS)]
+        tasks = [asyncio.create_task(follow(s)) for s in streams.FOLLOWED]
         try:
             yield connected
         finally:

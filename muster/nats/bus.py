@@ -15,8 +15,8 @@ from typing import Final, Self
 import nats.errors
 import prometheus_client
 
-from muster import codec, vocabulary
-from muster.nats import connection, jetstream
+from muster import codec, inventory_pages, shortening, vocabulary
+from muster.nats import connection, jetstream, streams
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
@@ -236,28 +236,58 @@ class Bus:
         event_id: str | None = None,
         is_leader: Callable[[], bool] | None = None,
     ) -> bool:
-        # another publisher of the stream could use a predictable id first
-        key = event_id or uuid.uuid4().hex
-        try:
-            subject = event.subject
-            payload = codec.encode(
-                event,
-                event_id=key,
-                producer=self._producer,
-                instance=self.instance,
-                sequence=sequence,
-                boot=self._boot,
+        """Publish an event in as many messages as it needs; return False if not the leader."""
+        for subject, payload, key in self._messages(event, sequence, event_id):
+            headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
+            stored = await jetstream.store(
+                self.link, subject, payload, headers, is_leader=is_leader
             )
+            if stored is jetstream.Stored.NO_LONGER_LEADER:
+                return False
+        return True
+
+    def _messages(
+        self, event: vocabulary.Event, sequence: int, event_id: str | None
+    ) -> list[tuple[str, bytes, str]]:
+        """Return subject, payload and id of each message; an event that fits in none is logged."""
+        try:
+            if isinstance(event, vocabulary.InventoryReported):
+                pages = inventory_pages.numbered(event, sequence)
+                return [self._encoded(page, sequence, None) for page in pages]
+            subject, payload, key = self._encoded(event, sequence, event_id)
+            stream = streams.stream_of(subject)
+            payload_max = streams.payload_bytes_max(stream) if stream else codec.EVENT_BYTES_MAX
+            if len(payload) <= payload_max:
+                return [(subject, payload, key)]
+            parts = shortening.fit(event, payload_max - inventory_pages.ATTRIBUTES_BYTES)
+            messages = [self._encoded(part, sequence, None) for part in parts]
+        except inventory_pages.TooManyPages as error:
+            connection.PUBLISHED.labels("oversized").inc()
+            self._log.error("event_oversized", type=event.TYPE, error=str(error))
+            return []
         except (ValueError, OverflowError) as error:
             # such as a name that cannot be in a subject, half a surrogate pair, or a number of 65
             # bits
             connection.PUBLISHED.labels("invalid").inc()
             self._log.error("event_invalid", type=event.TYPE, error=str(error))
-            return True
-        if len(payload) > codec.EVENT_BYTES_MAX:
-            connection.PUBLISHED.labels("oversized").inc()
-            self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
-            return True
-        headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
-        stored = await jetstream.store(self.link, subject, payload, headers, is_leader=is_leader)
-        return stored is not jetstream.Stored.NO_LONGER_LEADER
+            return []
+        connection.PUBLISHED.labels("shortened").inc()
+        self._log.warning(
+            "event_shortened", type=event.TYPE, bytes=len(payload), messages=len(messages)
+        )
+        return messages
+
+    def _encoded(
+        self, event: vocabulary.Event, sequence: int, event_id: str | None
+    ) -> tuple[str, bytes, str]:
+        # another publisher of the stream could use a predictable id first
+        key = event_id or uuid.uuid4().hex
+        payload = codec.encode(
+            event,
+            event_id=key,
+            producer=self._producer,
+            instance=self.instance,
+            sequence=sequence,
+            boot=self._boot,
+        )
+        return event.subject, payload, key

@@ -107,7 +107,7 @@ async def sweep_consumers(client: Client) -> int:
     nats-server allows 1,000 consumers for each stream in total (2.15). Raises nats-py's errors.
     """
     removed = 0
-    for stream in (streams.EVENTS, streams.ALERTS):
+    for stream in streams.FOLLOWED:
         for name in await _abandoned(client, stream.name):
             # the server may have removed it first
             with contextlib.suppress(nats.js.errors.NotFoundError):

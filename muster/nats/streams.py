@@ -1,15 +1,26 @@
 """Pure: the JetStream streams and buckets of muster, with all their limits.
 
-Plugins report to EVENTS and may not write to ALERTS, which has the conclusions and actions of the
-central services. DEAD_LETTERS has unreadable events and undelivered notifications, OUTBOX the
-notifications to deliver.
+Plugins report to EVENTS and INVENTORY and may not write to ALERTS, which has the conclusions and
+actions of the central services. DEAD_LETTERS has unreadable events and undelivered notifications,
+OUTBOX the notifications to deliver.
+
+A full stream removes its oldest messages, whoever published them. So the messages of plugins are
+small and few on each subject: a node that publishes as much as it can removes its own earlier
+messages, and fills only a part of the stream (`node_bytes_max`).
 """
 
 from dataclasses import dataclass
 from typing import Final
 
+from muster import inventory_pages, vocabulary
+
 _DAY_S: Final = 86_400.0
-_MIB: Final = 1024 * 1024
+_KIB: Final = 1024
+_MIB: Final = 1024 * _KIB
+HEADERS_BYTES_MAX: Final = _KIB
+"""What the headers of a message may take of a stream's longest message."""
+PLUGINS_MAX: Final = 8
+"""The most plugins of one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +58,17 @@ EVENTS: Final = Stream(
     subjects=("muster.event.>",),
     age_max_s=7 * _DAY_S,
     bytes_max=512 * _MIB,
-    per_subject_max=1_000,
+    per_subject_max=50,
+    message_bytes_max=16 * _KIB,
+)
+INVENTORY: Final = Stream(
+    name="MUSTER_INVENTORY",
+    # no other subject is stored: a node cannot have more pages than an inventory
+    subjects=tuple(f"muster.inventory.*.*.{page}" for page in range(vocabulary.PAGES_MAX)),
+    age_max_s=7 * _DAY_S,
+    bytes_max=256 * _MIB,
+    per_subject_max=1,
+    message_bytes_max=inventory_pages.PAGE_BYTES_MAX + HEADERS_BYTES_MAX,
 )
 ALERTS: Final = Stream(
     name="MUSTER_ALERTS",
@@ -80,7 +101,9 @@ OUTBOX: Final = Stream(
     per_subject_max=1,
     is_queue=True,
 )
-STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS, OUTBOX)
+STREAMS: Final = (EVENTS, INVENTORY, ALERTS, DEAD_LETTERS, OUTBOX)
+FOLLOWED: Final = (EVENTS, INVENTORY, ALERTS)
+"""The streams that any number of readers follow."""
 
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
@@ -103,5 +126,29 @@ class Claimed:
 
 def stream_of(subject: str) -> Stream | None:
     """Return the stream that stores a subject or filter, or None."""
-    kind = subject.split(".")[1]
-    return next((s for s in STREAMS if f"muster.{kind}.>" in s.subjects), None)
+    prefix = ".".join(subject.split(".")[:2])
+    return next((s for s in STREAMS if any(x.startswith(f"{prefix}.") for x in s.subjects)), None)
+
+
+def required(subject: str) -> Stream:
+    """Return the stream that stores a subject or filter, which one does."""
+    stream = stream_of(subject)
+    assert stream is not None, f"no stream stores {subject}"
+    return stream
+
+
+def payload_bytes_max(stream: Stream) -> int:
+    """Return how long a message may be, without its headers."""
+    return stream.message_bytes_max - HEADERS_BYTES_MAX
+
+
+def node_bytes_max(stream: Stream) -> int:
+    """Return what one node can have in EVENTS or INVENTORY at most, with all its plugins."""
+    templates = {
+        template
+        for event in vocabulary.EVENTS
+        for template in (event.SUBJECT, event.EARLIER_SUBJECT)
+        if template and stream_of(template) is stream
+    }
+    subjects = sum(vocabulary.PAGES_MAX if "{page}" in each else 1 for each in templates)
+    return PLUGINS_MAX * subjects * stream.per_subject_max * stream.message_bytes_max

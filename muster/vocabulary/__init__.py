@@ -1,10 +1,10 @@
 """All events on the bus and their subjects; `EVENTS` is the complete set.
 
 `facts` has the common parts (names, subjects, node and time), `plugin` the events of plugins,
-`conclusions` the events of the central services. Plugins publish on `muster.heartbeat` and
-`muster.event` and answer on `muster.rpc`; the central services on `muster.verdict`, `muster.alert`,
-`muster.label` and `muster.notification`; `muster.sys` is about muster itself. Import this package,
-not its modules: `from muster import vocabulary`.
+`conclusions` the events of the central services. Plugins publish on `muster.heartbeat`,
+`muster.event` and `muster.inventory`, and answer on `muster.rpc`; the central services on
+`muster.verdict`, `muster.alert`, `muster.label` and `muster.notification`; `muster.sys` is about
+muster itself. Import this package, not its modules: `from muster import vocabulary`.
 """
 
 import fnmatch
@@ -34,6 +34,7 @@ from muster.vocabulary.conclusions import (
 )
 from muster.vocabulary.facts import (
     FLEET as FLEET,
+    PAGES_MAX as PAGES_MAX,
     SCHEMA_VERSION as SCHEMA_VERSION,
     BeatNode as BeatNode,
     BeatPlugin as BeatPlugin,
@@ -122,4 +123,5 @@ def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ..
         names = ", ".join(sorted(BY_TYPE))
         raise ValueError(f"no event type matches {type_pattern!r}; there are: {names}")
     node = "*" if re.search(r"[*?\[]", node_pattern) else node_token(node_pattern)
-    return tuple(re.sub(r"\{\w+\}", "*", e.SUBJECT.replace("{node}", node)) for e in types)
+    templates = [t for e in types for t in (e.SUBJECT, e.EARLIER_SUBJECT) if t]
+    return tuple(re.sub(r"\{\w+\}", "*", t.replace("{node}", node)) for t in templates)

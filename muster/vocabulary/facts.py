@@ -13,6 +13,8 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 
 SCHEMA_VERSION: Final = 1
+PAGES_MAX: Final = 64
+"""The most messages that one inventory takes."""
 FLEET: Final = "_fleet"
 """Stands for the node of a fact that is not about one node; node names start with [a-z0-9]."""
 
@@ -55,6 +57,8 @@ class Event(Struct, frozen=True, kw_only=True):
 
     TYPE: ClassVar[str]
     SUBJECT: ClassVar[str]
+    EARLIER_SUBJECT: ClassVar[str] = ""
+    """Where earlier versions published it, if that was elsewhere: it is still read there."""
 
     node: NodeName
     at: datetime
@@ -68,6 +72,11 @@ class Event(Struct, frozen=True, kw_only=True):
     def subject(self) -> str:
         """The NATS subject that this event is published on."""
         return fill_subject(self.SUBJECT, self)
+
+    @property
+    def earlier_subject(self) -> str:
+        """The NATS subject on which an earlier version published this event; empty for most."""
+        return fill_subject(self.EARLIER_SUBJECT, self)
 
 
 def node_token(node: str) -> str:

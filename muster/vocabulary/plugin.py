@@ -188,13 +188,23 @@ class PluginStopping(PluginEvent, frozen=True, kw_only=True):
 
 
 class InventoryReported(PluginEvent, frozen=True, kw_only=True):
-    """All devices of a node: at start, after every (re)connect, periodically and on request."""
+    """All devices of a node: at start, after every (re)connect, periodically and on request.
+
+    A long inventory is published in `pages` messages: each has the next part of `devices`,
+    `resources`, and of the lists in `gpus`. Pages of the same `instance` and `version` belong
+    together, and only all of them are an inventory (`muster.inventory_pages`).
+    """
 
     TYPE = "inventory.reported"
-    SUBJECT = "muster.event.{node}.{plugin}.inventory.reported"
+    SUBJECT = "muster.inventory.{node}.{plugin}.{page}"
+    EARLIER_SUBJECT = "muster.event.{node}.{plugin}.inventory.reported"
     devices: tuple[Device, ...]
     resources: tuple[facts.Name, ...] = ()
     gpus: GpuNode | None = None
+    version: facts.Count = 0
+    """The event's sequence, in every page of it."""
+    page: Annotated[int, msgspec.Meta(ge=0, le=facts.PAGES_MAX - 1)] = 0
+    pages: Annotated[int, msgspec.Meta(ge=1, le=facts.PAGES_MAX)] = 1
 
 
 class DeviceAdded(PluginEvent, frozen=True, kw_only=True):

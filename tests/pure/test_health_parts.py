@@ -425,12 +425,52 @@ def test_events_of_the_instance_that_stays_are_processed_whichever_came_first() 
     stale = [signals.Noted(note=signals.Note.EVENT_STALE)]
 
     def is_taken(instance: str, sequence: int) -> bool:
-        event = vocabulary.InventoryReported(node="a.b", at=AT, plugin="p", devices=())
+        event = vocabulary.ExpectationChanged(node="a.b", at=AT, plugin="p", resource="r", short="")
         reported = signals.FromPlugin(event=event, instance=instance, sequence=sequence)
         return plugin.receive(reported, 1.0) != stale
 
     places = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
     assert [is_taken(*place) for place in places] == [True, True, True, False, False, True, True]
+
+
+def test_an_inventory_from_the_other_stream_hides_no_event_and_undoes_none() -> None:
+    about = config.Context(
+        settings=config.Detection(),
+        bounds=config.Bounds(),
+        runbook_url="",
+        has_cluster=False,
+        leader=0,
+    )
+    plugin = tracked_plugin.TrackedPlugin("a.b", "p", about, now=0.0)
+
+    def receive(event: vocabulary.PluginEvent, sequence: int) -> set[str]:
+        plugin.receive(signals.FromPlugin(event=event, instance="i", sequence=sequence), 1.0)
+        unhealthy = plugin.faults.by_group.get((vocabulary.AlertKind.DEVICE_UNHEALTHY, "r"), {})
+        return {*unhealthy}
+
+    def listed(*unhealthy: str) -> vocabulary.InventoryReported:
+        devices = tuple(
+            vocabulary.Device(
+                id=name,
+                resource="r",
+                health=Health.UNHEALTHY if name in unhealthy else Health.HEALTHY,
+            )
+            for name in "xyz"
+        )
+        return vocabulary.InventoryReported(node="a.b", at=AT, plugin="p", devices=devices)
+
+    def changed(name: str, health: Health) -> vocabulary.DeviceHealthChanged:
+        return vocabulary.DeviceHealthChanged(
+            node="a.b", at=AT, plugin="p", resource="r", device_id=name, health=health, reason="why"
+        )
+
+    assert receive(listed("x"), 4) == {"x"}
+    # published before that inventory, and overtaken by it
+    assert receive(changed("x", Health.UNHEALTHY), 3) == {"x"}
+    assert receive(changed("y", Health.UNHEALTHY), 5) == {"x", "y"}
+    # an inventory of before that, such as the newest stored one after a restart
+    assert receive(listed("x"), 4) == {"x", "y"}
+    assert receive(listed("z"), 6) == {"z"}
 
 
 def test_a_deadline_that_moved_back_is_queued_anew_without_a_wakeup() -> None:

@@ -11,6 +11,7 @@ from tests.worlds import event_map
 ROOT = Path(__file__).resolve().parents[2]
 SPEAKER = {
     "event": "plugin",
+    "inventory": "plugin",
     "heartbeat": "plugin",
     "verdict": "health",
     "alert": "health",

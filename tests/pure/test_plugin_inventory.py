@@ -16,7 +16,6 @@ from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, cdi, protobuf, registration_model
 from muster_plugin.model import advertised, gpu
 
-LARGE = codec.EVENT_BYTES_MAX
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 FUSE, KVM, TUN = (
     scan_result.Node(path=f"/dev/{name}", kind=scan_result.Kind.CHAR, major=10, minor=minor)
@@ -290,9 +289,7 @@ def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_tha
 
     def unhealthy() -> list[str]:
         return [
-            d.physical
-            for d in devices.snapshot(AT, bytes_max=LARGE).event.devices
-            if d.health is Health.UNHEALTHY
+            d.physical for d in devices.snapshot(AT).event.devices if d.health is Health.UNHEALTHY
         ]
 
     devices.apply_fault(fault(GPU_0, gi=2))
@@ -393,7 +390,7 @@ def test_a_snapshot_has_every_device_with_its_reason_and_equal_replicas_once() -
     devices = made()
     devices.apply_fault(fault(GPU_1))
     look(devices, FUSE, offers=(SHARED,))
-    snapshot = devices.snapshot(AT, bytes_max=LARGE).event
+    snapshot = devices.snapshot(AT).event
     listed = {d.id: (d.count, d.health, d.reason) for d in snapshot.devices}
     assert listed == {
         "fuse-0": (2, Health.HEALTHY, ""),
@@ -403,7 +400,7 @@ def test_a_snapshot_has_every_device_with_its_reason_and_equal_replicas_once() -
         f"{GPU_1}::0": (2, Health.UNHEALTHY, "broken"),
     }
     assert snapshot.resources == ("a.com/fuse", "nvidia.com/gpu")
-    assert devices.snapshot(AT, bytes_max=LARGE) == (snapshot, "")
+    assert devices.snapshot(AT) == (snapshot, "")
 
 
 def test_simulated_gpus_of_two_nodes_have_different_uuids() -> None:
@@ -674,7 +671,7 @@ def test_a_heartbeat_that_is_too_large_is_cut_and_still_has_the_problems() -> No
 
 
 def test_a_heartbeat_that_fits_is_sent_as_it_is() -> None:
-    assert bus_reporter.fit_heartbeat(HEARTBEAT, LARGE) == HEARTBEAT
+    assert bus_reporter.fit_heartbeat(HEARTBEAT, codec.HEARTBEAT_BYTES_MAX) == HEARTBEAT
 
 
 def test_an_age_is_rounded_and_has_a_number_for_never() -> None:

@@ -81,7 +81,7 @@ def calls(work: Callable[[], object]) -> int:
 def test_eight_gpus_in_a_thousand_replicas_each_fit_into_one_snapshot_that_health_accepts() -> None:
     many = shared(1000)
     many.apply_fault(fault(UUIDS[0], 79))
-    event, problem = many.snapshot(AT, bytes_max=codec.EVENT_BYTES_MAX)
+    event, problem = many.snapshot(AT)
     assert problem == ""
     read = codec.decode(event.subject, encoded(event)).data
     assert read == event
@@ -131,7 +131,9 @@ def nodes(count: int, bad: int, *, reason: str = "/dev/x is gone") -> list[Devic
 def test_too_many_devices_are_summed_up_and_unhealthy_ones_are_listed_first(
     devices: list[Device], entries: int, words: str
 ) -> None:
-    listed = device_messages.fit_list(devices, 300_000)
+    listed = device_messages.fit_list(
+        devices, lambda some: len(msgspec.json.encode(some)) <= 300_000
+    )
     assert len(listed.devices) == entries
     assert len(msgspec.json.encode(listed.devices)) <= 300_000
     assert listed.problem.endswith(words)

@@ -8,18 +8,35 @@ from muster.nats import streams
 
 @pytest.mark.parametrize("kind", vocabulary.EVENTS, ids=lambda kind: kind.TYPE)
 def test_every_event_is_stored_by_one_stream(kind: type[vocabulary.Event]) -> None:
-    prefix = ".".join(kind.SUBJECT.split(".")[:2])
-    assert [s for s in streams.STREAMS if f"{prefix}.>" in s.subjects] == [
-        streams.stream_of(kind.SUBJECT)
-    ]
+    for template in filter(None, (kind.SUBJECT, kind.EARLIER_SUBJECT)):
+        prefix = ".".join(template.split(".")[:2])
+        assert [
+            stream
+            for stream in streams.STREAMS
+            if any(subject.startswith(f"{prefix}.") for subject in stream.subjects)
+        ] == [streams.required(template)]
 
 
 def test_reports_of_plugins_and_conclusions_are_in_separate_streams() -> None:
     reported = {k.TYPE for k in vocabulary.EVENTS if issubclass(k, vocabulary.PluginEvent)}
-    by_plugins = {
-        k.TYPE for k in vocabulary.EVENTS if streams.stream_of(k.SUBJECT) is streams.EVENTS
+    by_stream = {
+        stream: {k.TYPE for k in vocabulary.EVENTS if streams.stream_of(k.SUBJECT) is stream}
+        for stream in streams.FOLLOWED
     }
-    assert by_plugins == reported
+    inventory = {vocabulary.InventoryReported.TYPE}
+    assert by_stream[streams.INVENTORY] == inventory
+    assert by_stream[streams.EVENTS] == reported - inventory
+
+
+@pytest.mark.parametrize("stream", [streams.EVENTS, streams.INVENTORY], ids=lambda s: s.name)
+def test_one_node_fills_less_than_a_fifth_of_a_stream(stream: streams.Stream) -> None:
+    mib = 1024**2
+    expected = {"MUSTER_EVENTS": 87.5 * mib, "MUSTER_INVENTORY": 24.5 * mib}
+    assert streams.node_bytes_max(stream) == expected[stream.name] < stream.bytes_max / 5
+
+
+def test_every_page_of_an_inventory_is_stored_and_no_other() -> None:
+    assert streams.INVENTORY.subjects == tuple(f"muster.inventory.*.*.{n}" for n in range(64))
 
 
 def test_heartbeats_and_requests_are_stored_by_no_stream() -> None:
@@ -29,16 +46,17 @@ def test_heartbeats_and_requests_are_stored_by_no_stream() -> None:
 
 def test_a_filter_finds_its_stream_too() -> None:
     kept_by = {streams.stream_of(f) for f in vocabulary.subject_filters("*", "a.b")}
-    assert kept_by == {streams.EVENTS, streams.ALERTS}
+    assert kept_by == {*streams.FOLLOWED}
 
 
 @pytest.mark.parametrize("stream", streams.STREAMS, ids=lambda stream: stream.name)
-def test_every_stream_is_bounded_and_accepts_the_largest_event(stream: streams.Stream) -> None:
+def test_every_stream_is_bounded(stream: streams.Stream) -> None:
     assert 0 < stream.age_max_s <= 90 * 86_400
     assert 0 < stream.bytes_max <= 1024**3
     assert 0 < stream.per_subject_max <= 1_000
-    # a dead letter is an event and the headers that say why
-    assert stream.message_bytes_max >= codec.EVENT_BYTES_MAX + 4096
+    if stream not in {streams.EVENTS, streams.INVENTORY}:
+        # a dead letter is an event and the headers that say why
+        assert stream.message_bytes_max >= codec.EVENT_BYTES_MAX + 4096
     assert 0 < stream.duplicate_window_s <= stream.age_max_s
 
 

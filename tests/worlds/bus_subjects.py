@@ -29,7 +29,7 @@ _TOKENS = st.one_of(
     st.sampled_from(
         (  # noqa: SIM905
             "node-a node-b node-a_x _fleet device-plugin * > health critical muster heartbeat "
-            "event verdict alert label notification sys rpc cmd nats dlq outbox lease $JS API "
+            "event inventory verdict alert label notification sys rpc cmd nats dlq outbox lease $JS API "
             "$KV $SYS ACK STREAM CONSUMER DELETE PURGE CREATE MSG NEXT GET INFO DIRECT REQ USER "
             "AUTH ACCOUNT CLAIMS UPDATE MUSTER_EVENTS MUSTER_ALERTS KV_muster_state muster_state "
             "muster_leader _INBOX _R_ {{tag(node)}} plugin_node-a plugin_node-b "
@@ -37,7 +37,9 @@ _TOKENS = st.one_of(
     ),
     st.from_regex(r"[a-zA-Z0-9_$-]{1,12}", fullmatch=True),
 )
-_KINDS = st.sampled_from(["heartbeat", "event", "rpc", "verdict", "alert", "sys", "lease", "cmd"])
+_KINDS = st.sampled_from(
+    ["heartbeat", "event", "inventory", "rpc", "verdict", "alert", "sys", "lease", "cmd"]
+)
 SUBJECTS = st.one_of(
     st.lists(_TOKENS, min_size=1, max_size=6).map(".".join),
     st.sampled_from(OWN),
@@ -61,7 +63,8 @@ WRITES = [
 
 def may_publish(subject: str) -> bool:
     """Return whether a plugin on node-a may publish, independently of the configuration."""
-    return subject in OWN
+    kind, _, page = subject.partition("muster.inventory.node-a.device-plugin.")
+    return subject in OWN or (not kind and "." not in page and page != "")
 
 
 def may_subscribe(subject: str) -> bool:

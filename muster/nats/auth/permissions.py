@@ -33,7 +33,7 @@ CLOSED: Final = "muster.gate.closed"
 """Where the gate receives what a closed connection of a plugin had sent."""
 PENALTIES: Final = "muster.gate.penalties"
 """Where gates announce to each other which nodes they refuse."""
-REPORTS: Final = ("muster.heartbeat.>", "muster.event.>")
+REPORTS: Final = ("muster.heartbeat.>", "muster.event.>", "muster.inventory.>")
 """What plugins publish to muster's account. Heartbeats are a service, too, although nobody answers:
 for an imported stream, nats-server does not count what it delivers, and would ignore the number
 after which a subscription ends (server/client.go, addShadowSub; 2.15)."""
@@ -44,7 +44,7 @@ OWN_INBOX: Final = "_INBOX.{{name()}}.>"
 ANSWER_S: Final = 10
 PLUGIN: Final = "device-plugin"
 """The name that the plugins of every node may use."""
-PLUGIN_NAMES_MAX: Final = 8
+PLUGIN_NAMES_MAX: Final = streams.PLUGINS_MAX
 """How many names the plugins of one node may use."""
 PLUGIN_PAYLOAD_MAX: Final = 65_536
 PLUGIN_SUBSCRIPTIONS_MAX: Final = 16
@@ -145,14 +145,13 @@ def health() -> Grant:
         publish=(
             *("muster.verdict.>", "muster.alert.>", "muster.sys.>", "muster.rpc.>"),
             "$JS.API.INFO",
-            *_reads(streams.EVENTS.name),
-            *_reads(streams.ALERTS.name),
+            *_follows(),
             *_writes(streams.STATE),
             *_reads(f"KV_{streams.STATE.name}"),
             *_holds(streams.LEADER),
             *_keeps_streams(),
         ),
-        publish_denied=_of_others(streams.EVENTS, ""),
+        publish_denied=(*_of_others(streams.EVENTS, ""), *_of_others(streams.INVENTORY, "")),
         subscribe=("muster.heartbeat.>", "muster.nats.>", "muster.sys.*.node.limited"),
     )
 
@@ -163,10 +162,9 @@ def labeler() -> Grant:
         "labeler",
         publish=(
             "muster.label.>",
-            *_reads(streams.EVENTS.name),
-            *_reads(streams.ALERTS.name),
+            *_follows(),
         ),
-        publish_denied=(*_of_others(streams.EVENTS, ""), *_of_others(streams.ALERTS, "")),
+        publish_denied=tuple(right for s in streams.FOLLOWED for right in _of_others(s, "")),
     )
 
 
@@ -201,12 +199,8 @@ def reader(name: str) -> Grant:
     """Return the rights of an outside tool: to receive events and heartbeats, nothing else."""
     return _grant(
         f"reader_{name}" if name else "reader",
-        publish=tuple(
-            right for stream in (streams.EVENTS, streams.ALERTS) for right in _reads(stream.name)
-        ),
-        publish_denied=tuple(
-            right for stream in (streams.EVENTS, streams.ALERTS) for right in _of_others(stream, "")
-        ),
+        publish=_follows(),
+        publish_denied=tuple(right for s in streams.FOLLOWED for right in _of_others(s, "")),
         subscribe=("muster.heartbeat.>",),
     )
 
@@ -239,10 +233,12 @@ def central() -> tuple[Grant, ...]:
 def _plugin(user: str, node: str, names: Sequence[str]) -> Grant:
     heartbeats = [f"muster.heartbeat.{node}.{name}" for name in names]
     events = [f"muster.event.{node}.{name}.{type_}" for name in names for type_ in PLUGIN_EVENTS]
+    # the stream of inventories stores no more pages than one inventory may have
+    inventories = [f"muster.inventory.{node}.{name}.*" for name in names]
     return _grant(
         user,
         account=PLUGINS,
-        publish=(*heartbeats, *events),
+        publish=(*heartbeats, *events, *inventories),
         subscribe=(f"muster.rpc.{node}.>",),
         answers=True,
     )
@@ -287,6 +283,10 @@ def _reads(stream: str) -> tuple[str, ...]:
     )
 
 
+def _follows() -> tuple[str, ...]:
+    return tuple(right for stream in streams.FOLLOWED for right in _reads(stream.name))
+
+
 def _of_others(stream: streams.Stream, own: str) -> tuple[str, ...]:
     """Return the subjects that would take messages from other services' durable consumers."""
     return tuple(
@@ -319,7 +319,7 @@ def _keeps_streams() -> tuple[str, ...]:
     ]
     swept = [
         f"$JS.API.CONSUMER.{verb}"
-        for stream in (streams.EVENTS, streams.ALERTS)
+        for stream in streams.FOLLOWED
         for verb in (f"LIST.{stream.name}", f"DELETE.{stream.name}.*")
     ]
     return (*kept, *swept)

@@ -44,12 +44,14 @@ _PLUGINS_SHARES: Final = """\
     imports: [
       {service: {account: MUSTER, subject: "muster.heartbeat.>"}}
       {service: {account: MUSTER, subject: "muster.event.>"}}
+      {service: {account: MUSTER, subject: "muster.inventory.>"}}
     ]
 """
 _TO_PLUGINS: Final = """\
     exports: [
       {service: "muster.heartbeat.>", accounts: [PLUGINS]}
       {service: "muster.event.>", accounts: [PLUGINS]}
+      {service: "muster.inventory.>", accounts: [PLUGINS]}
     ]
 """
 _MORE_EXPORTS: Final = """\

@@ -12,18 +12,17 @@ import msgspec
 
 from muster import codec, leadership, vocabulary
 from muster.kubernetes import api, lease
-from muster.nats import bus, connection, consumers, jetstream, streams
+from muster.nats import bus, consumers, streams
 from muster.service import entry, logs, probes, runtime
 from muster_labeler import config
 from muster_labeler.kubernetes import cluster_api
 from muster_labeler.service import decision_publisher, limits, reconciler, stream_reader
 
-_INVENTORIES: Final = "muster.event.*.*.inventory.reported"
-_VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
+_INVENTORIES: Final = vocabulary.subject_filters(vocabulary.InventoryReported.TYPE)
+"""Earlier plugins publish theirs on another subject."""
+_VERDICTS: Final = vocabulary.subject_filters(vocabulary.VerdictChanged.TYPE)
 _OVERLAP: Final = timedelta(seconds=5)
 """Events are followed from this long before the newest are read; duplicates do no harm."""
-_ONCE_S: Final = 2.0
-"""How long the server keeps the consumer that reads one node; it allows a limited number."""
 _ATTEMPTS: Final = 4
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -139,65 +138,32 @@ def _permissions(settings: config.Settings) -> list[cluster_api.Permission]:
 
 def _bus(settings: config.Settings, connected: bus.Bus) -> stream_reader.Bus:
     since = datetime.now(UTC) - _OVERLAP
-    kinds = [_INVENTORIES, *([_VERDICTS] if settings.condition else [])]
+    subjects = (*_INVENTORIES, *(_VERDICTS if settings.condition else ()))
 
     async def newest(wants: stream_reader.Wants, node: str) -> AsyncIterator[codec.CloudEvent]:
-        for kind in kinds:
-            subject = kind.replace("*", vocabulary.node_token(node), 1) if node else kind
-            read_max = limits.PLUGINS_MAX if node else None
-            async for event in _newest(connected, subject, wants, read_max=read_max):
+        for each in subjects:
+            subject = each.replace("*", vocabulary.node_token(node), 1) if node else each
+            async for event in consumers.each_newest(
+                connected.link,
+                streams.required(subject),
+                subject,
+                wants=wants,
+                read_max=limits.MESSAGES_MAX if node else None,
+            ):
                 yield event
 
-    def follow(kind: str, wants: stream_reader.Wants) -> AsyncIterator[codec.CloudEvent]:
-        return consumers.follow(
-            connected.link, _stream(kind), filters=[kind], since=since, wants=wants
-        )
+    def follow(subject: str, wants: stream_reader.Wants) -> AsyncIterator[codec.CloudEvent]:
+        stream = streams.required(subject)
+        return consumers.follow(connected.link, stream, filters=[subject], since=since, wants=wants)
 
     async def publish(event: vocabulary.Event, event_id: str) -> None:
         await connected.publish(event, event_id=event_id)
 
     return stream_reader.Bus(
-        newest=newest, follow=[functools.partial(follow, kind) for kind in kinds], publish=publish
+        newest=newest,
+        follow=[functools.partial(follow, each) for each in subjects],
+        publish=publish,
     )
-
-
-def _stream(subject: str) -> streams.Stream:
-    stream = streams.stream_of(subject)
-    assert stream is not None, f"{subject}: in no stream"
-    return stream
-
-
-async def _newest(
-    connected: bus.Bus, subject: str, wants: stream_reader.Wants, *, read_max: int | None
-) -> AsyncIterator[codec.CloudEvent]:
-    """Yield the newest event of each subject, one at a time: ten thousand at once take 90 MiB.
-
-    Starts over when the connection breaks; duplicates do no harm. Ends after `read_max` messages.
-    """
-    stream = _stream(subject).name
-    retry = jetstream.ReadRetry(connected.link, stream)
-    newest = jetstream.newest_of_each(subject)
-    if read_max is not None:
-        newest = newest.evolve(inactive_threshold=_ONCE_S)
-    while True:
-        client = await connected.link.client()
-        try:
-            pulled = jetstream.pull(client, stream, newest, until_empty=True, served=retry.reset)
-            async with contextlib.aclosing(pulled) as messages:
-                read = 0
-                async for message in messages:
-                    position, left = message.metadata.sequence.stream, message.metadata.num_pending
-                    # malformed events are counted where events are followed
-                    with contextlib.suppress(codec.MalformedEvent):
-                        if wants(message.subject, left):
-                            yield codec.decode(message.subject, message.data, position=position)
-                    read += 1
-                    if read == read_max:
-                        return
-        except (jetstream.ConsumerLost, *connection.LOST) as error:
-            await retry.wait(error)
-        else:
-            return
 
 
 if __name__ == "__main__":

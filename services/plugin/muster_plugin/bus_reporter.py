@@ -136,8 +136,7 @@ class BusReporter:
                 self._publish_snapshot(connected)
 
     def _publish_snapshot(self, connected: bus.Bus) -> None:
-        at = datetime.now(UTC)
-        connected.enqueue(self._node.snapshot(at, bytes_max=codec.EVENT_BYTES_MAX))
+        connected.enqueue(self._node.snapshot(datetime.now(UTC)))
 
     async def _publish_stopping(self, connected: bus.Bus) -> None:
         self._is_draining = True

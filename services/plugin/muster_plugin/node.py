@@ -140,9 +140,9 @@ class Node:
                 return f"the last check of the {kind} was {age_s:.0f} s ago"
         return None
 
-    def snapshot(self, at: datetime, *, bytes_max: int) -> vocabulary.InventoryReported:
+    def snapshot(self, at: datetime) -> vocabulary.InventoryReported:
         """Return the whole inventory as an event; report as a problem if it does not fit."""
-        event, problem = self.inventory.snapshot(at, bytes_max=bytes_max)
+        event, problem = self.inventory.snapshot(at)
         if problem != self._snapshot_problem:
             self._snapshot_problem = problem
             self._record_problems()

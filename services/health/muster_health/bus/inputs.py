@@ -22,6 +22,8 @@ Put = Callable[[signals.Input], Awaitable[None]]
 _REPORTS: Final = tuple(
     f"muster.event.*.*.{kind}.*" for kind in ("plugin", "inventory", "device", "expectation")
 )
+"""Earlier plugins publish their inventories here too."""
+_INVENTORIES: Final = ("muster.inventory.*.*.*",)
 
 
 _LIMITED: Final = vocabulary.NodeLimited.SUBJECT.replace("{node}", "*")
@@ -59,9 +61,21 @@ class Inputs:
             if not position:
                 # without saved state, the newest report of each subject is enough
                 position = await self._catch_up()
+            tasks.create_task(self._follow_inventories())
             reports = consumers.follow(self._link, streams.EVENTS, filters=_REPORTS, after=position)
             async for event in reports:
                 await self.put(_report(event, position=event.position))
+
+    async def _follow_inventories(self) -> None:
+        """Put the newest inventory of each plugin into the inbox, then each new one.
+
+        Every process begins with all of them: the saved position is of the other stream.
+        """
+        inventories = consumers.follow(
+            self._link, streams.INVENTORY, filters=_INVENTORIES, is_newest_first=True
+        )
+        async for event in inventories:
+            await self.put(_report(event))
 
     async def _follow_leadership(self) -> None:
         """Put changes of leadership into the inbox; a new leader first gets all saved state."""
@@ -102,8 +116,10 @@ class Inputs:
             for subject in _REPORTS
             for event in await consumers.newest(self._link, streams.EVENTS, subject)
         ]
-        for event in sorted(newest, key=lambda event: event.position):
-            await self.put(_report(event, position=event.position))
+        inventories = await consumers.newest(self._link, streams.INVENTORY, _INVENTORIES[0])
+        # two streams have no common order, but those of one plugin have its clock in common
+        for event in sorted([*newest, *inventories], key=lambda event: event.time):
+            await self.put(_report(event))
         return max((event.position for event in newest), default=0)
 
     async def _put_heartbeats(self, heartbeats: Sequence[vocabulary.Heartbeat]) -> None:
@@ -155,7 +171,7 @@ class Inputs:
                 tasks.create_task(watch(link))
 
 
-def _report(event: codec.CloudEvent, *, position: int) -> signals.FromPlugin:
+def _report(event: codec.CloudEvent, *, position: int = 0) -> signals.FromPlugin:
     return signals.FromPlugin(
         event=event.data, instance=event.instance, sequence=event.sequence, position=position
     )

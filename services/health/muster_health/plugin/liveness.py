@@ -289,6 +289,14 @@ class Liveness:
         self.event_order = (*last.items(), (instance, sequence))[-_INSTANCES_MAX:]
         return True
 
+    def is_late(self, instance: str, sequence: int) -> bool:
+        """Return whether a later event of this instance has arrived.
+
+        Inventories come from a stream of their own, so they are not numbered among the events here:
+        an event that an inventory has overtaken still counts.
+        """
+        return sequence < dict(self.event_order).get(instance, -1)
+
     def confirm(self, now: float) -> None:
         """Record a sign of life."""
         self.last_heard_at = self.silent_since = now

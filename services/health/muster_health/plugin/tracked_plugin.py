@@ -291,9 +291,14 @@ class TrackedPlugin(parts.Parts):
             self.alerting.is_dirty = True
 
     def _event(self, reported: signals.FromPlugin, now: float) -> list[steps.Effect]:
-        if not self.alive.is_next_event(reported.instance, reported.sequence):
-            return [signals.Noted(note=signals.Note.EVENT_STALE)]
         event = reported.event
+        is_stale = (
+            self.alive.is_late(reported.instance, reported.sequence)
+            if isinstance(event, vocabulary.InventoryReported)
+            else not self.alive.is_next_event(reported.instance, reported.sequence)
+        )
+        if is_stale:
+            return [signals.Noted(note=signals.Note.EVENT_STALE)]
         self.alive.is_known = True
         self.alerting.is_dirty = True
         changes = self.faults.changes, self.counts.changes

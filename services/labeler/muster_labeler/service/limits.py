@@ -11,6 +11,8 @@ NODES_MAX: Final = 20_000
 """Only while the nodes of the cluster are unknown; later only these count."""
 PLUGINS_MAX: Final = 8
 """Plugins of one node."""
+MESSAGES_MAX: Final = PLUGINS_MAX * vocabulary.PAGES_MAX
+"""The newest messages of one node's inventories."""
 GPUS_MAX: Final = 1_024
 """GPUs of one plugin."""
 DEVICES_MAX: Final = 10_000

@@ -98,7 +98,8 @@ class StreamReader:
 
     def _wants(self, subject: str, _left: int) -> bool:
         """Return whether to read a message; verdicts come from health, which has its own limits."""
-        if not subject.endswith(vocabulary.InventoryReported.TYPE):
+        is_earlier_form = subject.endswith(vocabulary.InventoryReported.TYPE)
+        if not is_earlier_form and not subject.startswith("muster.inventory."):
             return True
         refusal = self._intake.refusal(subject, self._clock())
         if refusal is not None:

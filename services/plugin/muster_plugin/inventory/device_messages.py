@@ -1,13 +1,13 @@
 """Pure: messages for the bus about devices: an event for each change, and lists of all devices.
 
-Replicas of one GPU that change in the same way become one event. A list has to fit into one message
-of limited size: equal replicas are listed once, with their number. If that is not enough, all
+Replicas of one GPU that change in the same way become one event. A list has to fit into a limited
+number of messages: equal replicas are listed once, with their number. If that is not enough, all
 Healthy devices of a resource become one entry, so that all Unhealthy devices are still listed. If
 that is not enough either, the Unhealthy devices after the first few become one entry too.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final, TypedDict
 
@@ -21,6 +21,7 @@ from muster_plugin.model import gpu
 _UNHEALTHY_LISTED_MAX: Final = (resource_plan.DEVICES_MAX, 20, 1)
 """How many Unhealthy devices of a resource are listed one by one if there are too many."""
 _SHORT_REASON_MAX: Final = 100
+Fits = Callable[[tuple[vocabulary.Device, ...]], bool]
 
 
 class Origin(TypedDict):
@@ -170,16 +171,16 @@ def group_replicas(
     return tuple(_counted(group) for group in replicas.values())
 
 
-def fit_list(devices: Sequence[vocabulary.Device], bytes_max: int) -> Listing:
-    """List the devices in at most `bytes_max` bytes of JSON."""
-    if _fits(devices, bytes_max):
+def fit_list(devices: Sequence[vocabulary.Device], fits: Fits) -> Listing:
+    """List the devices so that they fit."""
+    if fits(tuple(devices)):
         return Listing(tuple(devices))
     every = sum(device.count for device in devices)
     few, *fewer = (_shortened(devices, named_max) for named_max in _UNHEALTHY_LISTED_MAX)
     problem = f"{every} devices are too many to list; Healthy ones are only counted"
-    if _fits(few, bytes_max):
+    if fits(few):
         return Listing(few, problem)
-    shortest = next((short for short in fewer if _fits(short, bytes_max)), fewer[-1])
+    shortest = next((short for short in fewer if fits(short)), fewer[-1])
     return Listing(
         shortest, f"{problem}, and only a few Unhealthy ones of each resource are listed"
     )
@@ -206,7 +207,3 @@ def _shortened(
 def _counted(devices: Sequence[vocabulary.Device]) -> vocabulary.Device:
     count = sum(device.count for device in devices)
     return devices[0] if count == 1 else msgspec.structs.replace(devices[0], count=count)
-
-
-def _fits(devices: Iterable[vocabulary.Device], bytes_max: int) -> bool:
-    return len(msgspec.json.encode([*devices])) <= bytes_max

@@ -8,20 +8,17 @@ in every resource. All queries are deterministic.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from muster import vocabulary
+from muster import inventory_pages, vocabulary
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings
 from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec, replicas
 from muster_plugin.inventory import device_lifecycle, device_messages, resource_devices
 from muster_plugin.model import advertised, gpu
-
-_ENVELOPE_BYTES: Final = 32 * 1024
-"""Reserved for the rest of the message: names of all resources and CloudEvents attributes."""
 
 
 class Snapshot(NamedTuple):
@@ -203,24 +200,28 @@ class Inventory:
         # GPUs may be configured on a node without GPUs; only unusable GPUs are a problem
         return f"{scan.on_bus} NVIDIA GPUs on the PCI bus, and {scan.driver}: {scan.problem}"[:1000]
 
-    def snapshot(self, at: datetime, *, bytes_max: int) -> Snapshot:
-        """Return the whole inventory as one event of limited size."""
+    def snapshot(self, at: datetime) -> Snapshot:
+        """Return the whole inventory as one event, of as many pages as may be published."""
         devices = device_messages.group_replicas(
             (device, unit.physical)
             for resource in self._resources.values()
             for device, unit in zip(resource.devices(), resource.offered(), strict=True)
         )
-        devices_bytes_max = bytes_max - _ENVELOPE_BYTES - len(msgspec.json.encode(self.gpus))
-        listed = device_messages.fit_list(devices, devices_bytes_max)
         event = vocabulary.InventoryReported(
             node=self._node,
             at=at,
             plugin=self._plugin,
-            devices=listed.devices,
+            devices=(),
             resources=self.resources,
             gpus=self.gpus,
         )
-        return Snapshot(event, listed.problem)
+
+        def fits(some: tuple[vocabulary.Device, ...]) -> bool:
+            whole = msgspec.structs.replace(event, devices=some)
+            return len(inventory_pages.split(whole)) <= vocabulary.PAGES_MAX
+
+        listed = device_messages.fit_list(devices, fits)
+        return Snapshot(msgspec.structs.replace(event, devices=listed.devices), listed.problem)
 
     def _added(self, offer: resource_plan.PlannedResource) -> resource_devices.ResourceDevices:
         return resource_devices.ResourceDevices(offer.name, offer.rule, self._faults)
