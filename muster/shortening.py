@@ -11,8 +11,10 @@ import msgspec
 
 from muster import vocabulary
 
-_LIMITS: Final = ((1_000, 50), (300, 20), (300, 5), (256, 1))
-"""Longest text and list, tried one after the other. Names have at most 253 characters."""
+_LIMITS: Final = ((1_000, 50), (300, 20), (300, 5), (100, 1))
+"""Longest text and list, tried one after the other."""
+_NAME_MAX: Final = 253
+"""The longest name; a name is never cut."""
 _MARK: Final = "... (shortened)"
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
@@ -53,7 +55,7 @@ def _shorten_fields(struct: _Struct, text_max: int, items_max: int) -> _Struct:
 
 def _shorten(value: Any, text_max: int, items_max: int) -> Any:
     match value:
-        case str() if len(value) > text_max:
+        case str() if len(value) > max(text_max, _NAME_MAX):
             return value[: text_max - len(_MARK)] + _MARK
         case vocabulary.Evidence():
             return _shorten_fields(value, text_max, items_max)

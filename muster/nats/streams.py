@@ -58,8 +58,9 @@ EVENTS: Final = Stream(
     subjects=("muster.event.>",),
     age_max_s=7 * _DAY_S,
     bytes_max=512 * _MIB,
-    per_subject_max=50,
-    message_bytes_max=16 * _KIB,
+    # so many changes of one kind may come at once before a reader has read them
+    per_subject_max=200,
+    message_bytes_max=8 * _KIB,
 )
 INVENTORY: Final = Stream(
     name="MUSTER_INVENTORY",
@@ -142,8 +143,8 @@ def payload_bytes_max(stream: Stream) -> int:
     return stream.message_bytes_max - HEADERS_BYTES_MAX
 
 
-def node_bytes_max(stream: Stream) -> int:
-    """Return what one node can have in EVENTS or INVENTORY at most, with all its plugins."""
+def node_bytes_max(stream: Stream, *, plugins: int = PLUGINS_MAX) -> int:
+    """Return what one node with so many plugins can have in EVENTS or INVENTORY at most."""
     templates = {
         template
         for event in vocabulary.EVENTS
@@ -151,4 +152,4 @@ def node_bytes_max(stream: Stream) -> int:
         if template and stream_of(template) is stream
     }
     subjects = sum(vocabulary.PAGES_MAX if "{page}" in each else 1 for each in templates)
-    return PLUGINS_MAX * subjects * stream.per_subject_max * stream.message_bytes_max
+    return plugins * subjects * stream.per_subject_max * stream.message_bytes_max

@@ -235,7 +235,7 @@ def test_a_list_is_cut_with_the_number_of_what_is_missing() -> None:
     event = vocabulary.ConfigurationRefused(
         node="node-a", plugin="p", at=AT, config_hash="h", problems=("x" * 900,) * 100
     )
-    (short,) = shortening.fit(event, 20_000)
+    (short,) = shortening.fit(event, 10_000)
     assert isinstance(short, vocabulary.ConfigurationRefused)
     text = "x" * 285 + "... (shortened)"
     assert short.problems == (*[text] * 20, "(80 more left out)")

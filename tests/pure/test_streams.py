@@ -29,10 +29,12 @@ def test_reports_of_plugins_and_conclusions_are_in_separate_streams() -> None:
 
 
 @pytest.mark.parametrize("stream", [streams.EVENTS, streams.INVENTORY], ids=lambda s: s.name)
-def test_one_node_fills_less_than_a_fifth_of_a_stream(stream: streams.Stream) -> None:
+def test_one_node_fills_a_small_part_of_a_stream(stream: streams.Stream) -> None:
     mib = 1024**2
-    expected = {"MUSTER_EVENTS": 87.5 * mib, "MUSTER_INVENTORY": 24.5 * mib}
-    assert streams.node_bytes_max(stream) == expected[stream.name] < stream.bytes_max / 5
+    expected = {"MUSTER_EVENTS": 21.875 * mib, "MUSTER_INVENTORY": 3.0625 * mib}
+    of_one_plugin = streams.node_bytes_max(stream, plugins=1)
+    assert of_one_plugin == expected[stream.name] < stream.bytes_max / 20
+    assert streams.node_bytes_max(stream) == 8 * of_one_plugin < stream.bytes_max * 3 / 8
 
 
 def test_every_page_of_an_inventory_is_stored_and_no_other() -> None:

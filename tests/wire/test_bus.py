@@ -170,7 +170,8 @@ def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
             await server.kill()
             await nats_links.until(lambda: not link.link.is_connected)
             for n in range(1, bus.QUEUE_MAX + 301):
-                link.enqueue(fact(n))
+                # a subject keeps fewer
+                link.enqueue(fact(n, f"node-{n % 10}"))
             await server.start()
             assert await link.flush(20)
         assert await stored_numbers(server) == [0, *range(301, bus.QUEUE_MAX + 301)]
@@ -203,7 +204,7 @@ def test_an_event_that_cannot_be_encoded_is_logged_and_the_next_is_published(
         plugin="p",
         devices=tuple(
             vocabulary.Device(id=str(n), resource="example.com/r", reason="x" * 2_000)
-            for n in range(300)
+            for n in range(3_000)
         ),
     )
     unsayable = vocabulary.PluginStopping(
@@ -526,16 +527,15 @@ def test_a_malformed_message_becomes_a_dead_letter_with_its_reason_and_the_consu
         )
         unbelievable = [
             (b"\xff nonsense", "not_a_cloudevent"),
-            (b" " * (codec.EVENT_BYTES_MAX + 1), "oversized"),
             (believable.replace(b"schemas/v1/", b"schemas/v9/"), "unknown_version"),
             (believable.replace(b"device.removed", b"device.eaten"), "unknown_type"),
             (believable.replace(b'"device_id":"7"', b'"device_id":7'), "invalid_data"),
             (believable.replace(b"node-a", b"node-b"), "wrong_subject"),
-            (b'{"a":' + b"[" * 100_000, "not_a_cloudevent"),
+            (b'{"a":' + b"[" * 5_000, "not_a_cloudevent"),
         ]
         subject = fact(7).subject
         events: list[int] = []
-        before = count("received", "malformed_oversized")
+        before = count("received", "malformed_wrong_subject")
         async with owner(server) as link, nats_links.raw(server.url) as client:
             await link.publish(fact(1))
             for payload, _ in unbelievable:
@@ -546,7 +546,7 @@ def test_a_malformed_message_becomes_a_dead_letter_with_its_reason_and_the_consu
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
         assert events == [1, 2]
-        assert count("received", "malformed_oversized") == before + 1
+        assert count("received", "malformed_wrong_subject") == before + 1
         aside = await stored(server, "MUSTER_DLQ")
         assert [(m.subject, m.data) for m in aside] == [
             (f"muster.dlq.reader.{reason}", payload) for payload, reason in unbelievable

@@ -88,13 +88,17 @@ def test_it_serves_reports_answers_and_publishes_its_end(root: Path) -> None:
             kept = await consumers.newest(
                 listener.link, streams.EVENTS, "muster.event.n1_example.>"
             )
+            (inventory,) = await consumers.newest(
+                listener.link, streams.INVENTORY, "muster.inventory.n1_example.>"
+            )
+            assert isinstance(inventory.data, vocabulary.InventoryReported)
+            assert inventory.data.resources == (FUSE,)
             types = [event.type for event in kept]
             assert types[0] == "plugin.started"
             assert types[-1] == "plugin.stopping"
             assert set(types) == {
                 "plugin.started",
                 "plugin.registered",
-                "inventory.reported",
                 "plugin.stopping",
             }
             assert [path.name for path in kubelet.plugins_directory.glob("muster-*")] == []

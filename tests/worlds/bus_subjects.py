@@ -29,7 +29,8 @@ _TOKENS = st.one_of(
     st.sampled_from(
         (  # noqa: SIM905
             "node-a node-b node-a_x _fleet device-plugin * > health critical muster heartbeat "
-            "event inventory verdict alert label notification sys rpc cmd nats dlq outbox lease $JS API "
+            "event inventory verdict alert label notification sys rpc cmd nats dlq outbox lease "
+            "$JS API "
             "$KV $SYS ACK STREAM CONSUMER DELETE PURGE CREATE MSG NEXT GET INFO DIRECT REQ USER "
             "AUTH ACCOUNT CLAIMS UPDATE MUSTER_EVENTS MUSTER_ALERTS KV_muster_state muster_state "
             "muster_leader _INBOX _R_ {{tag(node)}} plugin_node-a plugin_node-b "
