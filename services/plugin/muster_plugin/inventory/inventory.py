@@ -217,6 +217,8 @@ class Inventory:
         )
 
         def fits(some: tuple[vocabulary.Device, ...]) -> bool:
+            if len(some) > resource_plan.DEVICES_MAX:
+                return False
             whole = msgspec.structs.replace(event, devices=some)
             return len(inventory_pages.split(whole)) <= vocabulary.PAGES_MAX
 
