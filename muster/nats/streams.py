@@ -6,13 +6,11 @@ OUTBOX the notifications to deliver.
 
 A full stream removes its oldest messages, whoever published them. So the messages of plugins are
 small and few on each subject: a node that publishes as much as it can removes its own earlier
-messages, and fills only a part of the stream (`node_bytes_max`).
+messages, and fills only a small part of the stream.
 """
 
 from dataclasses import dataclass
 from typing import Final
-
-from muster import inventory_pages, vocabulary
 
 _DAY_S: Final = 86_400.0
 _KIB: Final = 1024
@@ -21,6 +19,9 @@ HEADERS_BYTES_MAX: Final = _KIB
 """What the headers of a message may take of a stream's longest message."""
 PLUGINS_MAX: Final = 8
 """The most plugins of one node."""
+_PAGES_MAX: Final = 64
+"""As `vocabulary.PAGES_MAX`."""
+_PAGE_BYTES_MAX: Final = 48 * _KIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +66,11 @@ EVENTS: Final = Stream(
 INVENTORY: Final = Stream(
     name="MUSTER_INVENTORY",
     # no other subject is stored: a node cannot have more pages than an inventory
-    subjects=tuple(f"muster.inventory.*.*.{page}" for page in range(vocabulary.PAGES_MAX)),
+    subjects=tuple(f"muster.inventory.*.*.{page}" for page in range(_PAGES_MAX)),
     age_max_s=7 * _DAY_S,
     bytes_max=256 * _MIB,
     per_subject_max=1,
-    message_bytes_max=inventory_pages.PAGE_BYTES_MAX + HEADERS_BYTES_MAX,
+    message_bytes_max=_PAGE_BYTES_MAX + HEADERS_BYTES_MAX,
 )
 ALERTS: Final = Stream(
     name="MUSTER_ALERTS",
@@ -141,15 +142,3 @@ def required(subject: str) -> Stream:
 def payload_bytes_max(stream: Stream) -> int:
     """Return how long a message may be, without its headers."""
     return stream.message_bytes_max - HEADERS_BYTES_MAX
-
-
-def node_bytes_max(stream: Stream, *, plugins: int = PLUGINS_MAX) -> int:
-    """Return what one node with so many plugins can have in EVENTS or INVENTORY at most."""
-    templates = {
-        template
-        for event in vocabulary.EVENTS
-        for template in (event.SUBJECT, event.EARLIER_SUBJECT)
-        if template and stream_of(template) is stream
-    }
-    subjects = sum(vocabulary.PAGES_MAX if "{page}" in each else 1 for each in templates)
-    return plugins * subjects * stream.per_subject_max * stream.message_bytes_max

@@ -32,9 +32,12 @@ def test_reports_of_plugins_and_conclusions_are_in_separate_streams() -> None:
 def test_one_node_fills_a_small_part_of_a_stream(stream: streams.Stream) -> None:
     mib = 1024**2
     expected = {"MUSTER_EVENTS": 21.875 * mib, "MUSTER_INVENTORY": 3.0625 * mib}
-    of_one_plugin = streams.node_bytes_max(stream, plugins=1)
-    assert of_one_plugin == expected[stream.name] < stream.bytes_max / 20
-    assert streams.node_bytes_max(stream) == 8 * of_one_plugin < stream.bytes_max * 3 / 8
+    templates = {t for kind in vocabulary.EVENTS for t in (kind.SUBJECT, kind.EARLIER_SUBJECT)}
+    of_stream = [t for t in templates if t and streams.required(t) is stream]
+    subjects = sum(vocabulary.PAGES_MAX if "{page}" in t else 1 for t in of_stream)
+    of_a_plugin = subjects * stream.per_subject_max * stream.message_bytes_max
+    assert of_a_plugin == expected[stream.name] < stream.bytes_max / 20
+    assert streams.PLUGINS_MAX * of_a_plugin < stream.bytes_max * 3 / 8
 
 
 def test_every_page_of_an_inventory_is_stored_and_no_other() -> None:
