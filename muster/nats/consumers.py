@@ -23,6 +23,7 @@ from typing import Final, Self
 
 import nats.aio.client
 import nats.errors
+import nats.js.errors
 import prometheus_client
 from nats.js import api
 
@@ -33,6 +34,9 @@ from muster.service import logs, runtime
 _UNACKNOWLEDGED_MAX: Final = 1_000
 _ACK_WAIT_S: Final = 30.0
 _DETAIL_SHOWN_MAX: Final = 500
+_NO_STREAM: Final = 10059
+"""nats-server's JSStreamNotFoundErr."""
+_MISSING_S: Final = 1.0
 _ONCE_S: Final = 2.0
 """How long the server keeps a consumer that reads a little once; it allows a limited number."""
 Wants = Callable[[str, int], bool]
@@ -143,7 +147,7 @@ async def follow(
                     if event is not None:
                         yield event
         except (jetstream.ConsumerLost, *connection.LOST) as error:
-            await retry.wait(error)
+            await _wait(retry, stream, error)
 
 
 async def newest(
@@ -193,9 +197,21 @@ async def each_newest(
                     if read == read_max:
                         return
         except (jetstream.ConsumerLost, *connection.LOST) as error:
+            if _is_missing(stream, error):
+                return
             await retry.wait(error)
         else:
             return
+
+
+def _is_missing(stream: streams.Stream, error: BaseException) -> bool:
+    is_missing = isinstance(error, nats.js.errors.NotFoundError) and error.err_code == _NO_STREAM
+    return is_missing and stream.is_optional
+
+
+async def _wait(retry: jetstream.ReadRetry, stream: streams.Stream, error: BaseException) -> None:
+    """Wait for the next attempt; it is no problem of a reader that an optional stream is missing."""
+    await (asyncio.sleep(_MISSING_S) if _is_missing(stream, error) else retry.wait(error))
 
 
 def _wanted(wants: Wants, message: connection.Message) -> bool:

@@ -38,6 +38,8 @@ class Stream:
     """At least as long as a publisher may repeat a message after an outage."""
     rolls_up: bool = False
     """Whether a message may replace others (Nats-Rollup): any publisher can empty the stream."""
+    is_optional: bool = False
+    """Whether a health of the version before does not create it: without it there is no message."""
     is_queue: bool = False
     """Whether messages stay until they are acknowledged, and a full stream refuses new messages."""
 
@@ -71,6 +73,7 @@ INVENTORY: Final = Stream(
     bytes_max=256 * _MIB,
     per_subject_max=1,
     message_bytes_max=_PAGE_BYTES_MAX + HEADERS_BYTES_MAX,
+    is_optional=True,
 )
 ALERTS: Final = Stream(
     name="MUSTER_ALERTS",

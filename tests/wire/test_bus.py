@@ -756,3 +756,23 @@ def test_a_plugin_can_publish_for_its_own_node_only_and_logs_a_refusal(
         assert 'publish to "muster.event.node-b.p.device.removed"' in refusals[1]
 
     nats_links.play(tmp_path, story, ONE_NODE)
+
+
+def test_a_reader_takes_a_stream_that_health_has_not_created_yet_for_empty(tmp_path: Path) -> None:
+    stream = streams.INVENTORY
+
+    async def story(server: local.NatsServer) -> None:
+        subject = vocabulary.subject_filters("inventory.*")[0]
+        async with bus.Bus(server.url, producer="p", name="reader") as link:
+            newest = [e async for e in consumers.each_newest(link.link, stream, subject)]
+            assert newest == []
+            following = consumers.follow(link.link, stream, filters=[subject], since=NOW)
+            async with collected(following) as events, owner(server) as publisher:
+                assert link.link.problem() is None
+                await publisher.publish(
+                    vocabulary.InventoryReported(node="node-a", plugin="p", at=NOW, devices=())
+                )
+                await nats_links.until(lambda: _has(events, 1))
+                assert link.link.problem() is None
+
+    nats_links.play(tmp_path, story)

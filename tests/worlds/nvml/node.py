@@ -219,10 +219,16 @@ def timeless(event: Kind) -> Kind:
 
 async def _follow(listener: bus.Bus, heard: Heard[vocabulary.Event]) -> None:
     since = datetime.now(UTC)
-    async for event in consumers.follow(
-        listener.link, streams.EVENTS, filters=["muster.event.>"], since=since
-    ):
-        heard.add(event.data)
+
+    async def follow(stream: streams.Stream) -> None:
+        async for event in consumers.follow(
+            listener.link, stream, filters=stream.subjects, since=since
+        ):
+            heard.add(event.data)
+
+    async with asyncio.TaskGroup() as tasks:
+        for stream in (streams.EVENTS, streams.INVENTORY):
+            tasks.create_task(follow(stream))
 
 
 def _adding(
