@@ -210,7 +210,7 @@ def _is_missing(stream: streams.Stream, error: BaseException) -> bool:
 
 
 async def _wait(retry: jetstream.ReadRetry, stream: streams.Stream, error: BaseException) -> None:
-    """Wait for the next attempt; it is no problem of a reader that an optional stream is missing."""
+    """Wait for the next attempt; that an optional stream is missing is no problem of a reader."""
     await (asyncio.sleep(_MISSING_S) if _is_missing(stream, error) else retry.wait(error))
 
 
