@@ -495,7 +495,7 @@ def devices_of_one_resource(n: int) -> Work:
             devices.observe(plan, [rule], now=float(now), at=T0)
         devices.tick(now=1_000.0, at=T0)
         devices.units_to_check("a/b"), devices.devices("a/b"), devices.count("a/b")
-        devices.snapshot(T0, bytes_max=codec.EVENT_BYTES_MAX)
+        devices.snapshot(T0)
 
     return work
 
