@@ -883,6 +883,22 @@ def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_w
     play(story)
 
 
+def test_apprise_sends_a_text_as_a_text_to_a_service_that_shows_html(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(200)
+        address = server.url.replace("http://", "json://") + "/hook/?format=html"
+        receiver = sender(apprise=receiver_settings.Apprise(url_from=secret(tmp_path, address)))
+        link = make_notification([alert(summary="a<a href='https://evil.example'>b</a>")])
+        assert (await receiver.send(link, {})).kind is Kind.TAKEN
+        (body,) = server.bodies()
+        assert "&lt;&nbsp;a&nbsp;href=" in body["message"]
+        assert "<a" not in body["message"] + body["title"]
+
+    play(story)
+
+
 def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     where = receiver_settings.Secret(file="/etc/hostname")
