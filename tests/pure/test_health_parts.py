@@ -328,7 +328,13 @@ def test_the_way_through_memory_changes_nothing() -> None:
         since=AT,
         order=(("zero", 3), ("one", 7)),
         firing=(
-            alerts.Alert(kind=AlertKind.STUCK, summary="s", evidence=(), starts_at=AT, told_at=AT),
+            alerts.Alert(
+                kind=AlertKind.STUCK,
+                summary="s",
+                evidence=(evidence.of("plugin", "x"),),
+                starts_at=AT,
+                told_at=AT,
+            ),
         ),
     )
 
