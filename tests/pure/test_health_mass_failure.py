@@ -74,11 +74,11 @@ class HostileWorld(World):
             else:
                 self._connect(node, name, is_open=act == "connect")
 
-    def beat(self, node: str, plugin: str, interval_s: float) -> None:
+    def beat(self, node: str, plugin: str, interval_s: float, wall: float = 0.0) -> None:
         """Send a heartbeat."""
         self.seq += 1
         heartbeat = vocabulary.Heartbeat(
-            node=node, plugin=plugin, instance="i", seq=self.seq, interval_s=interval_s
+            node=node, plugin=plugin, instance="i", seq=self.seq, interval_s=interval_s, wall=wall
         )
         self._feed_all(signals.HeartbeatArrived(heartbeat=heartbeat))
 
@@ -277,3 +277,25 @@ def test_plugins_of_a_single_node_that_fail_are_alerts_about_that_node() -> None
     world.run(60.0)
     assert [node for node, kind, _ in world.alerts() if kind is AlertKind.STUCK] == ["h0"] * 8
     assert world.storms() == 0
+
+
+def test_a_node_whose_plugins_come_and_go_for_ever_is_an_alert_about_that_node() -> None:
+    world = HostileWorld(1)
+    world.attack(IN_TURN, 0.1, world.now + 120.0)
+    assert ("h0", AlertKind.NOISY_NODE, "") in world.alerts()
+    (alert,) = world.services[0].detector.fleet_alerts()
+    assert alert.summary == "the plugins on h0 become suspected again and again"
+    seen = [each.observed for each in alert.evidence]
+    assert seen == ["at least 60 suspicions within 60.0 s"]
+    world.run(60.0)
+    assert world.services[0].detector.fleet_alerts() == ()
+
+
+def test_the_clocks_of_one_nodes_plugins_say_nothing_about_our_own() -> None:
+    world = HostileWorld(1, honest=HONEST[:6])
+    for _ in range(20):
+        for name in world.names:
+            world.beat("h0", name, 1.0, wall=1.0)
+        world.run(1.0)
+    world.run(20.0)
+    assert world.fleet_alerts(AlertKind.CLOCK_SKEW) == []

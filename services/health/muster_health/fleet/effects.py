@@ -69,6 +69,7 @@ class Fleet:
             match effect:
                 case signals.Noted() | signals.Probe() | signals.AskCluster():
                     outs.append(effect)
+                    self._count_suspicion(plugin, effect, now)
                 case steps.VerdictReached() | steps.VerdictConfirmed() | steps.ReturnOverdue():
                     is_decided = True
                 case steps.ClockSkewChanged():
@@ -100,6 +101,13 @@ class Fleet:
         if skewed is not None:
             self._evaluate_soon(skewed, now)
             self._fleet.clock_skew = self._clocks.text()
+            self._timers.set(FLEET_DUE, now + suspension.SOON_S)
+
+    def _count_suspicion(
+        self, plugin: tracked_plugin.TrackedPlugin, effect: signals.Output, now: float
+    ) -> None:
+        is_suspicion = effect == signals.Noted(note=signals.Note.SUSPECTED)
+        if is_suspicion and self._fleet.noisy.suspected(plugin.node, now):
             self._timers.set(FLEET_DUE, now + suspension.SOON_S)
 
     def _is_suspended(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
@@ -149,7 +157,7 @@ class Fleet:
         """Forget a plugin and resolve its open alerts."""
         self._evaluate_soon(self._registry.remove(plugin), now)
         self._suspensions.removed(plugin.key, now)
-        self._clocks.forget(plugin.key)
+        self._clocks.forget(plugin)
         self._fleet.hold(plugin.key, ())
         return plugin.end(now, self._self_check.at(now), why)
 

@@ -1,7 +1,8 @@
 """Pure: noisy nodes: which nodes send more than they may, and their alerts.
 
 A node stays noisy until it has been within its limits for a while. What it sends beyond them is not
-read, so that the others are judged as usual.
+read, so that the others are judged as usual. A node is noisy, too, if its plugins become suspected
+again and again: one node alone is never a mass failure, but an alert about that node.
 """
 
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from muster import vocabulary
+from muster import pacing, vocabulary
 from muster.vocabulary import AlertKind
 from muster_health.alerting import evidence
 from muster_health.model import alerts, signals
@@ -18,6 +19,10 @@ NODES_MAX: Final = 16
 """How many noisy nodes are named at once; the fleet's other alerts need room, too."""
 _QUIET_S: Final = 30.0
 _SENDERS_MAX: Final = 8
+_SUSPICIONS_MAX: Final = 60
+_SUSPICIONS_S: Final = 60.0
+"""So many suspicions within this time: a plugin with the usual interval causes at most 5."""
+_NODES_COUNTED_MAX: Final = 20_000
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +36,23 @@ class NoisyNodes:
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Noise] = {}
+        self._suspicions = pacing.KeyedBuckets[str](
+            per_s=_SUSPICIONS_MAX / _SUSPICIONS_S,
+            burst=_SUSPICIONS_MAX,
+            keys_max=_NODES_COUNTED_MAX,
+        )
+
+    def suspected(self, node: str, now: float) -> bool:
+        """Count a suspicion; return whether the node is named now, and was not before."""
+        if self._suspicions.try_take(node, now):
+            return False
+        noisy = signals.NodeNoisy(
+            node=node,
+            channel=signals.Channel.SUSPICIONS,
+            messages=_SUSPICIONS_MAX,
+            seconds=_SUSPICIONS_S,
+        )
+        return self.report(noisy, now)
 
     def report(self, noisy: signals.NodeNoisy, now: float) -> bool:
         """Record a report; return whether the node is named now, and was not before."""
@@ -56,15 +78,23 @@ class NoisyNodes:
     def alerts(self, at: datetime) -> Iterable[alerts.Alert]:
         """Yield one alert for each noisy node."""
         for node, noise in self._nodes.items():
-            channels = ", ".join(sorted(noise.reports))
             yield alerts.Alert(
                 kind=AlertKind.NOISY_NODE,
-                summary=f"{node} sends more than it may: {channels}; the rest is not read",
+                summary=_summary(node, set(noise.reports)),
                 evidence=tuple(map(_observed, noise.reports.values())),
                 starts_at=at,
                 told_at=at,
                 resource=node,
             )
+
+
+def _summary(node: str, channels: set[signals.Channel]) -> str:
+    come_and_go = f"the plugins on {node} become suspected again and again"
+    limited = ", ".join(sorted(channels - {signals.Channel.SUSPICIONS}))
+    if not limited:
+        return come_and_go
+    more = f"; {come_and_go}" if signals.Channel.SUSPICIONS in channels else ""
+    return f"{node} sends more than it may: {limited}; the rest is not read{more}"
 
 
 def why_ended() -> tuple[vocabulary.Evidence, ...]:
@@ -85,5 +115,6 @@ def _observed(noisy: signals.NodeNoisy) -> vocabulary.Evidence:
 _WORDS: Final = {
     signals.Channel.HEARTBEATS: "heartbeats",
     signals.Channel.EVENTS: "events",
+    signals.Channel.SUSPICIONS: "suspicions",
     signals.Channel.CONNECTION: "messages over its connections, which the gate has closed",
 }

@@ -5,6 +5,7 @@ called much later than it requested. If most nodes' clocks differ from ours, our
 these is a fault of a plugin.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
@@ -90,15 +91,19 @@ class FleetClocks:
         self._context = context
         self._plugins = plugins
         self._skewed_keys: set[str] = set()
+        self._skewed_nodes: Counter[str] = Counter()
 
     def compare(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> list[tracked_plugin.TrackedPlugin] | None:
         """Record whether a clock is skewed; if that changes whether ours is, return all skewed."""
-        is_skewed = changed.clock.is_skewed
-        (self._skewed_keys.add if is_skewed else self._skewed_keys.discard)(changed.key)
-        most = max(self._context.settings.storm_min, len(self._plugins) / 2)
-        is_ours = len(self._skewed_keys) > most
+        self.forget(changed)
+        if changed.clock.is_skewed:
+            self._skewed_keys.add(changed.key)
+            self._skewed_nodes[changed.node] += 1
+        # the plugins of one node have one clock, and one sender
+        are_many = len(self._skewed_nodes) > self._context.settings.storm_min
+        is_ours = are_many and len(self._skewed_keys) > len(self._plugins) / 2
         if is_ours is self._context.is_our_clock_skewed:
             return None
         self._context.is_our_clock_skewed = is_ours
@@ -112,9 +117,14 @@ class FleetClocks:
         middle = clocks[len(clocks) // 2].text()
         return f"{len(clocks)} of {len(self._plugins)} plugins; for the median plugin, {middle}"
 
-    def forget(self, key: str) -> None:
+    def forget(self, plugin: tracked_plugin.TrackedPlugin) -> None:
         """Forget a plugin that is removed."""
-        self._skewed_keys.discard(key)
+        if plugin.key not in self._skewed_keys:
+            return
+        self._skewed_keys.discard(plugin.key)
+        self._skewed_nodes[plugin.node] -= 1
+        if not self._skewed_nodes[plugin.node]:
+            del self._skewed_nodes[plugin.node]
 
     @property
     def _skewed(self) -> list[tracked_plugin.TrackedPlugin]:

@@ -18,6 +18,7 @@ SOON_S: Final = 0.05
 _CHECK_S: Final = 1.0
 _TURN_S: Final = 0.5
 _AT_ONCE: Final = 25
+_ASKED_AT_ONCE: Final = 10
 _SIZES_S: Final = 10.0
 _MASS_FAILURES: Final = 3
 _REFILL_S: Final = 0.1
@@ -251,7 +252,9 @@ class Suspensions:
         return [self._plugins[key] for key in keys]
 
     def _to_ask_now(self, now: float) -> list[tracked_plugin.TrackedPlugin]:
-        keys = [key for key, due in itertools.islice(self._to_ask.items(), _AT_ONCE) if due <= now]
+        keys = [
+            key for key, due in itertools.islice(self._to_ask.items(), _ASKED_AT_ONCE) if due <= now
+        ]
         for key in keys:
             del self._to_ask[key]
         return [self._plugins[key] for key in keys if key in self._held]

@@ -274,6 +274,8 @@ class Channel(enum.StrEnum):
     EVENTS = "events"
     CONNECTION = "connection"
     """The gate has closed the node's connections to NATS."""
+    SUSPICIONS = "suspicions"
+    """Nothing too much, but its plugins become suspected again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
