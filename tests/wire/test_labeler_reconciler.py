@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
+import itertools
 import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -491,5 +492,35 @@ def test_a_node_that_reports_thousands_of_plugins_delays_nobody_not_even_after_a
         await made.reports("node-b", "NVIDIA A10")
         await made.labelled(**{"node-a": "l4", "node-b": "a10"})
         assert made.log(0).count("refused") == 1
+
+    play(story, tmp_path)
+
+
+def test_of_a_node_whose_gpus_keep_changing_only_some_decisions_are_published(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        await made.make("node-b")
+        labeler = await made.start(mode="suggest")
+
+        async def nodes() -> dict[str, dict[str, object]]:
+            return dict(orjson.loads((await made.ask(labeler, "/state"))[1])["nodes"])
+
+        for product in itertools.cycle(("NVIDIA L4", "Tesla T4")):
+            await made.reports("node-a", product)
+            state = (await nodes()).get("node-a", {})
+            if state.get("is_waiting"):
+                break
+        assert state["reason"] == "what its plugins report keeps changing"
+        decided = made.log().count("decided")
+        # a token comes back every 6 s
+        assert 10 <= decided <= 20
+        await made.reports("node-b", "NVIDIA L4")
+
+        async def labels_of_b() -> object:
+            return (await nodes()).get("node-b", {}).get("labels")
+
+        await made.until(labels_of_b, {KEY: "l4"})
 
     play(story, tmp_path)

@@ -40,8 +40,6 @@ _DECISIONS = prometheus_client.Counter(
 _WAITING = prometheus_client.Gauge(
     "muster_labeler_waiting_nodes", "Nodes that are to be labelled but cannot be labelled yet."
 )
-_AFFECTED_PER_S: Final = 0.1
-_AFFECTED_BURST: Final = 5
 _WRITES_MAX: Final = 10
 _WRITES_PERIOD_S: Final = 60.0
 _CHANGES_OFTEN: Final = "what its plugins report keeps changing"
@@ -78,10 +76,6 @@ class Reconciler:
         self._causes: dict[str, str] = {}
         self._is_held = False
         self._covering_scheme: str | None = None
-        self._affected = pacing.TokenBucket(
-            per_s=_AFFECTED_PER_S, burst=_AFFECTED_BURST, now=self._clock()
-        )
-        self._affected_later: asyncio.TimerHandle | None = None
         self._news: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
             per_s=_WRITES_MAX / _WRITES_PERIOD_S, burst=_WRITES_MAX, keys_max=limits.NODES_MAX
         )
@@ -165,19 +159,8 @@ class Reconciler:
         self._enqueue_affected()
 
     def _enqueue_affected(self) -> None:
-        """Queue other nodes whose decision depends on the node that has just changed.
-
-        A node that keeps changing must not have all the others evaluated each time.
-        """
+        """Queue other nodes whose decision depends on the node that has just changed."""
         held, covering = self._fleet.objection(), self._fleet.covering_scheme()
-        if (held is not None, covering) == (self._is_held, self._covering_scheme):
-            return
-        if not self._affected.try_take(self._clock()):
-            if self._affected_later is None:
-                self._affected_later = asyncio.get_running_loop().call_at(
-                    self._affected.ready_at(self._clock()), self._enqueue_affected_later
-                )
-            return
         if (held is not None) != self._is_held:
             self._is_held = held is not None
             if self._settings.mode is config.Mode.APPLY:
@@ -190,10 +173,6 @@ class Reconciler:
             self._covering_scheme = covering
             for name in self._fleet.names():
                 self._enqueue(name, f"covering:{name}:{covering}")
-
-    def _enqueue_affected_later(self) -> None:
-        self._affected_later = None
-        self._enqueue_affected()
 
     def _replaced(self, nodes: list[model.Node]) -> None:
         self._fleet.are_nodes_unknown = False
