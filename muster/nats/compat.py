@@ -111,6 +111,12 @@ async def connect(client: Client, servers: list[str], **options: Any) -> None:
         raise TimeoutError("NATS has not accepted the connection")
 
 
+async def send(client: Client, lines: bytes) -> None:
+    """Send lines of the protocol, such as subscriptions that nats-py does not know."""
+    await client._send_command(lines)  # noqa: SLF001
+    await client._flush_pending()  # noqa: SLF001
+
+
 async def close(client: Client) -> None:
     """Close a client completely, whatever goes wrong on the way."""
     client._error_cb = ignore_error  # noqa: SLF001

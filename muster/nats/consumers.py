@@ -1,25 +1,15 @@
-"""Adapter: NATS: reads validated events from streams, and a fleet's heartbeats in batches.
+"""Adapter: NATS: reads validated events from streams, across every outage.
 
-Events come across every outage. Malformed messages are counted; a durable consumer moves them to
-the dead letters with a reason. An inventory in several pages is yielded once it is whole.
-
-Heartbeats arrive over a connection of their own, so that answers to requests do not queue behind
-ten thousand heartbeats. A reader that cannot keep up leaves them with nats-server, which in the end
-closes the connection. It is then known that heartbeats are missing; if some were dropped, their
-senders would look silent.
-
-A single heartbeat is handled at once. When more arrive, they are read every 100 ms, and when very
-many arrive, every 250 ms: 2,000 heartbeats a second take 17 % of a core one by one through nats-py,
-but 4 % in batches (CPython 3.11, nats-py 2.16).
+Malformed messages are counted; a durable consumer moves them to the dead letters with a reason. An
+inventory in several pages is yielded once it is whole.
 """
 
 import asyncio
 import contextlib
 import functools
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
-from typing import Final, Self
+from typing import Final
 
 import nats.aio.client
 import nats.errors
@@ -27,8 +17,8 @@ import nats.js.errors
 import prometheus_client
 from nats.js import api
 
-from muster import codec, vocabulary
-from muster.nats import assembly, compat, connection, jetstream, streams
+from muster import codec
+from muster.nats import assembly, connection, jetstream, streams
 from muster.service import logs, runtime
 
 _UNACKNOWLEDGED_MAX: Final = 1_000
@@ -272,140 +262,3 @@ async def _dead_letter(
             "Muster-Reason": str(error.reason),
         },
     )
-
-
-HeartbeatHandler = Callable[[Sequence[vocabulary.Heartbeat]], Awaitable[None]]
-
-_BATCH_S: Final = 0.1
-_MANY: Final = 100
-_LONG_BATCH_S: Final = 0.25
-"""Each wake-up costs a millisecond because caches are cold. No suspicion depends on it."""
-_BATCH_MAX: Final = 1_000
-"""Larger batches would keep the event loop from other tasks."""
-_COUNT: Final = re.compile(rb"[0-9]{1,8}")
-"""NATS allows at most 64 MiB a message (max_payload)."""
-_SHOWN_MAX: Final = 200
-_LINE_BYTES_MAX: Final = 1024 * 1024
-"""A longer line is no NATS; the longest are INFO with the addresses of a cluster."""
-
-
-class HeartbeatStream:
-    """Reads every heartbeat of a fleet; entering the context never waits for the server."""
-
-    def __init__(self, url: str, *, name: str) -> None:
-        self.link = connection.Connection(url, name=name, make=self._client)
-        self._handler: HeartbeatHandler | None = None
-
-    async def __aenter__(self) -> Self:
-        """Start connecting."""
-        await self.link.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close the connection."""
-        await self.link.__aexit__()
-
-    async def follow(self, handler: HeartbeatHandler) -> None:
-        """Call `handler` with the valid heartbeats of each batch; count invalid ones.
-
-        The next batch waits until it returns.
-        """
-        self._handler = handler
-        await self.link.subscribe("muster.heartbeat.*.*", _ignore)
-
-    def _client(self) -> nats.aio.client.Client:
-        client = nats.aio.client.Client()
-        _BatchParser(client, self._on_batch)
-        return client
-
-    async def _on_batch(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        heartbeats = []
-        for subject, payload in messages:
-            try:
-                heartbeats.append(codec.decode_heartbeat(payload, subject=subject.decode()))
-            except (codec.MalformedEvent, UnicodeDecodeError) as error:
-                reason = getattr(error, "reason", codec.MalformedReason.WRONG_SUBJECT)
-                connection.RECEIVED.labels(f"malformed_{reason}").inc()
-        connection.RECEIVED.labels("heartbeat").inc(len(heartbeats))
-        if heartbeats and self._handler is not None:
-            await self._handler(heartbeats)
-
-
-class _BatchParser(compat.Parser):
-    """Extracts the messages from a client's input; nats-py's parser handles the rest."""
-
-    def __init__(
-        self,
-        client: nats.aio.client.Client,
-        on_batch: Callable[[Sequence[tuple[bytes, bytes]]], Awaitable[None]],
-    ) -> None:
-        super().__init__(client)
-        self._on_batch = on_batch
-        self._read_at = 0.0
-        self._received = 0
-        """How many messages have arrived since then."""
-
-    def reset(self) -> None:
-        """Start over for another connection."""
-        super().reset()
-        self._rest = b""
-        self._messages: list[tuple[bytes, bytes]] = []
-
-    async def parse(self, data: bytes = b"") -> None:
-        """Handle the bytes that were read; return when it is time to read again."""
-        messages, others, self._rest = split_messages(self._rest + data)
-        self._messages += messages
-        self._received += len(messages)
-        for line in others:
-            await super().parse(line)
-        if self.has_unread() and len(self._messages) < _BATCH_MAX:
-            return
-        if self._messages:
-            await self._on_batch(self._messages)
-            self._messages = []
-        if len(data) < compat.READ_BYTES:
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """Pause reading, unless the last read was long ago."""
-        clock = asyncio.get_running_loop().time
-        batch_s = _BATCH_S if self._received < _MANY else _LONG_BATCH_S
-        await self.pause_reading(self._read_at + batch_s - clock())
-        self._read_at, self._received = clock(), 0
-
-
-def split_messages(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[bytes], bytes]:
-    """Return (subject, payload) of each message, all other lines, and the incomplete rest.
-
-    NATS protocol: `MSG <subject> <sid> [reply] <bytes>`, and with headers `HMSG <subject> <sid>
-    [reply] <bytes of headers> <bytes>`. Raises ProtocolError.
-    """
-    messages: list[tuple[bytes, bytes]] = []
-    others: list[bytes] = []
-    at = 0
-    while (end := data.find(b"\r\n", at)) >= 0:
-        start = end + 2
-        is_plain = data.startswith(b"MSG ", at)
-        if not is_plain and not data.startswith(b"HMSG ", at):
-            others.append(data[at:start])
-            at = start
-            continue
-        words = data[at:end].split()
-        # int() would also accept a sign: a negative length would lead back, for ever
-        counts = words[-1:] if is_plain else words[-2:]
-        is_whole = len(words) in ((4, 5) if is_plain else (5, 6))
-        if not is_whole or not all(_COUNT.fullmatch(count) for count in counts):
-            raise nats.errors.ProtocolError(f"nats: malformed {data[at:end][:_SHOWN_MAX]!r}")
-        subject, stop = words[1], start + int(counts[-1])
-        skip = 0 if is_plain else int(counts[0])
-        if len(data) < stop + 2:
-            break
-        messages.append((subject, data[start + skip : stop]))
-        at = stop + 2
-    if end < 0 and len(data) - at > _LINE_BYTES_MAX:
-        raise nats.errors.ProtocolError(f"nats: endless {data[at:][:_SHOWN_MAX]!r}")
-    return messages, others, data[at:]
-
-
-async def _ignore(_: connection.Message) -> None:
-    """Ignore a message; never called, because the batch parser takes all messages."""

@@ -119,6 +119,7 @@ INPUTS = st.one_of(
     st.builds(signals.Connected, **LINK),
     st.builds(signals.Disconnected, **LINK, reason=TEXTS),
     st.builds(signals.ServerEvent, server=NAMES, what=TEXTS),
+    st.builds(signals.NodesListed),
     st.builds(signals.Leadership, revision=st.none() | st.integers(1, 9)),
     st.builds(signals.BusLost),
     st.builds(signals.BusBack, at=st.just(ZERO)),

@@ -281,6 +281,7 @@ INPUTS: list[recording.Entry] = [
     signals.ExpectedNodes(plugin="p", nodes={"a": signals.Expected(age_s=1.0, causes=("z=1",))}),
     signals.NodeOffers(node="a", offers={"r": signals.Offer(capacity=2, allocatable=1)}),
     signals.NodeOffers(node="a", offers=None),
+    signals.NodesListed(),
     signals.Leadership(revision=7),
     signals.ClockStalled(seconds=1.5),
     signals.NodeNoisy(

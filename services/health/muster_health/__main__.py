@@ -17,7 +17,7 @@ import prometheus_client
 
 from muster import leadership, machine
 from muster.kubernetes import api
-from muster.nats import bus, consumers, lock, streams
+from muster.nats import bus, heartbeats, lock, streams
 from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
 from muster_health.bus import inputs, nats_connections, outputs, self_monitoring
@@ -44,11 +44,11 @@ async def serve(settings: config.Settings) -> None:
         connected = await stack.enter_async_context(_bus(settings))
         name = f"muster-health {connected.instance}"
         election = await stack.enter_async_context(_election(connected, settings.leading, name))
-        heartbeats = await stack.enter_async_context(
-            consumers.HeartbeatStream(settings.bus.url, name=name)
+        stream = await stack.enter_async_context(
+            heartbeats.HeartbeatStream(settings.bus.url, name=name)
         )
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
-        incoming = inputs.Inputs(connected.link, heartbeats, election, inbox)
+        incoming = inputs.Inputs(connected.link, stream, election, inbox, watched.nodes)
         link = nats_connections.Link(
             connected.subscribe, connected.link.probe_connect, connected.link.changes
         )

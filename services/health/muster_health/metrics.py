@@ -38,6 +38,11 @@ NOTES: Final = prometheus_client.Counter(
     "Reasons why a verdict or an alert was delayed or dropped.",
     ["note"],
 )
+REFUSED: Final = prometheus_client.Counter(
+    "muster_health_refused_total",
+    "What was not kept, because of a limit or because Kubernetes does not know its node.",
+    ["reason"],
+)
 DELAY: Final = prometheus_client.Histogram(
     "muster_health_detection_delay_seconds",
     "Seconds from the last heartbeat, or the first reported problem, to the verdict.",
@@ -79,12 +84,10 @@ def count(noted: signals.Noted) -> None:
             STALLS.inc()
         case signals.Note.DISCONNECTED:
             DISCONNECTED_S.inc(noted.seconds)
-        case (
-            signals.Note.WAITS_RESTARTED
-            | signals.Note.REFUSED
-            | signals.Note.RATE_LIMITED
-            | signals.Note.SUSPENDED
-        ):
+        case signals.Note.REFUSED:
+            NOTES.labels(noted.note.value).inc()
+            REFUSED.labels(noted.refusal or "").inc()
+        case signals.Note.WAITS_RESTARTED | signals.Note.RATE_LIMITED | signals.Note.SUSPENDED:
             NOTES.labels(noted.note.value).inc()
         case _:
             assert_never(noted.note)

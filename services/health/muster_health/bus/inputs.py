@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from muster import codec, leadership, vocabulary
-from muster.nats import bus, connection, consumers, storage, streams
+from muster.nats import bus, connection, consumers, heartbeat_budget, heartbeats, storage, streams
 from muster.service import logs, runtime
 from muster_health import metrics
 from muster_health.model import signals, snapshot
@@ -35,12 +35,14 @@ class Inputs:
     def __init__(
         self,
         link: connection.Connection,
-        heartbeats: consumers.HeartbeatStream,
+        stream: heartbeats.HeartbeatStream,
         election: leadership.Election,
         inbox: Inbox,
+        nodes: heartbeats.Nodes,
     ) -> None:
         self._link = link
-        self._heartbeats = heartbeats
+        self._heartbeats = stream
+        self._nodes = nodes
         self._election = election
         self._inbox = inbox
         self._has_state = False
@@ -56,7 +58,10 @@ class Inputs:
             tasks.create_task(self._watch_connections())
             position = await self._restore()
             tasks.create_task(self._follow_leadership())
-            await self._heartbeats.follow(self._put_heartbeats)
+            await self._heartbeats.follow(
+                self._put_heartbeats, nodes=self._nodes, on_excess=self._put_excess
+            )
+            tasks.create_task(self._heartbeats.run())
             await self._link.subscribe(_LIMITED, self._put_limited)
             if not position:
                 # without saved state, the newest report of each subject is enough
@@ -122,18 +127,28 @@ class Inputs:
             await self.put(_report(event))
         return max((event.position for event in newest), default=0)
 
-    async def _put_heartbeats(self, heartbeats: Sequence[vocabulary.Heartbeat]) -> None:
+    async def _put_heartbeats(self, batch: Sequence[vocabulary.Heartbeat]) -> None:
         """Put heartbeats into the inbox in batches; the next ones wait in NATS meanwhile."""
         processed = asyncio.Event()
 
         async def ack() -> None:
             processed.set()
 
-        await self._inbox.put(
-            runtime.Delivery(signals.HeartbeatsArrived(heartbeats=heartbeats), ack)
-        )
+        await self._inbox.put(runtime.Delivery(signals.HeartbeatsArrived(heartbeats=batch), ack))
         await processed.wait()
-        metrics.HEARTBEATS.labels("accepted").inc(len(heartbeats))
+        metrics.HEARTBEATS.labels("accepted").inc(len(batch))
+
+    async def _put_excess(self, excess: heartbeat_budget.Excess) -> None:
+        """Put it into the inbox that a node sends more heartbeats than it may."""
+        noisy = signals.NodeNoisy(
+            node=excess.node,
+            channel=signals.Channel.HEARTBEATS,
+            messages=excess.messages,
+            bytes=excess.bytes,
+            seconds=excess.seconds,
+            senders=excess.senders,
+        )
+        await self.put(noisy)
 
     async def _put_limited(self, message: connection.Message) -> None:
         """Put it into the inbox that the gate has closed a node's connections."""

@@ -55,6 +55,7 @@ class Outputs:
         self._prober = prober
         self._alarms = alarms
         self._cluster = cluster
+        self._refusals = RefusalLog()
 
     async def execute(self, output: signals.Output) -> None:
         """Carry out one output; outputs reserved for the leader are dropped unless we lead."""
@@ -67,6 +68,8 @@ class Outputs:
                 await self._alarms.send(output)
             case signals.Noted():
                 metrics.count(output)
+                if output.refusal is not None:
+                    self._refusals.refused(output.refusal, output.node)
             case signals.Publish() | signals.Store() | signals.Remediate():
                 term = self._election.term()
                 if term is not None:
@@ -149,6 +152,28 @@ class Outputs:
 
 async def _save(connected: bus.Bus, key: str, value: bytes, is_leader: IsLeader) -> bool:
     return await storage.put(connected.link, streams.STATE, key, value, is_leader=is_leader)
+
+
+_REFUSALS_S: Final = 60.0
+
+
+class RefusalLog:
+    """Logs what is refused, each reason at most once a minute."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._counts: dict[signals.Refusal, int] = {}
+        self._logged_at: dict[signals.Refusal, float] = {}
+
+    def refused(self, refusal: signals.Refusal, node: str) -> None:
+        """Count a refusal, and log it unless its reason was logged recently."""
+        self._counts[refusal] = self._counts.get(refusal, 0) + 1
+        now = self._clock()
+        if now - self._logged_at.get(refusal, -_REFUSALS_S) < _REFUSALS_S:
+            return
+        self._logged_at[refusal] = now
+        count = self._counts.pop(refusal)
+        logs.logger().warning("refused", reason=refusal, node=node, count=count)
 
 
 Action = Callable[[], Awaitable[None]]

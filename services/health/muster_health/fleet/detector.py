@@ -8,7 +8,7 @@ The detector reaches verdicts whether or not it leads, but publishes only while 
 leader first restores what the former one stored, and publishes only the differences.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Final, assert_never
 
@@ -25,6 +25,7 @@ _POSITION_DUE: Final = "position"
 _NOT_EXPECTED: Final = (
     "no heartbeat, and no longer expected: the node was removed or is no longer selected"
 )
+_NOT_IN_CLUSTER: Final = "the cluster has no node of this name"
 
 
 class Detector(effects.Fleet):
@@ -86,6 +87,10 @@ class Detector(effects.Fleet):
         """Return the last processed position in the stream of events."""
         return self._fleet.position
 
+    def nodes(self) -> tuple[int, Collection[str]]:
+        """Return all known nodes, and a number that changes whenever they do."""
+        return self._registry.version, self._registry.nodes.keys()
+
     def fleet_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
         """Return the open alerts about the whole fleet."""
         return self._fleet.view()
@@ -116,7 +121,7 @@ class Detector(effects.Fleet):
             ):
                 outs = self._hand_on(event.node, event.plugin, event, now)
             case signals.Restored(state=before):
-                self._restore(event, before, now)
+                outs = self._restore(event, before, now)
             case signals.BusLost():
                 self._self_check.lost(now)
             case signals.BusBack(at=at):
@@ -130,6 +135,9 @@ class Detector(effects.Fleet):
                     if event.offers is None:
                         self._suspensions.gone(plugin.key, now)
                     self._reschedule(plugin)
+            case signals.NodesListed():
+                for plugin in self._registry.list_nodes():
+                    outs += self._remove(plugin, _NOT_IN_CLUSTER, now)
             case signals.Leadership(revision=revision):
                 outs = self._lead(revision, now)
             case signals.ClockStalled(seconds=seconds):
@@ -145,9 +153,10 @@ class Detector(effects.Fleet):
     def _heartbeat(self, heartbeat: vocabulary.Heartbeat, now: float) -> list[signals.Output]:
         plugin = self._find(heartbeat.node, heartbeat.plugin)
         if plugin is None:
-            plugin = self._registry.find_or_add(heartbeat.node, heartbeat.plugin, now)
-        if plugin is None:
-            return [signals.Noted(note=signals.Note.REFUSED)]
+            added = self._registry.find_or_add(heartbeat.node, heartbeat.plugin, now)
+            if isinstance(added, signals.Refusal):
+                return [effects.refused(added, heartbeat.node)]
+            plugin = added
         returned = plugin.receive(heartbeat, now)
         # nearly always there are none: the deadline is later now, and its old entry stays queued
         return self._act(plugin, returned, now) if returned else []
@@ -172,11 +181,9 @@ class Detector(effects.Fleet):
             self._timers.set(_POSITION_DUE, now + _POSITION_S)
         if not isinstance(event, vocabulary.PluginEvent):
             return []
-        plugin = self._find(event.node, event.plugin)
-        if plugin is None:
-            plugin = self._registry.find_or_add(event.node, event.plugin, now)
-        if plugin is None:
-            return [signals.Noted(note=signals.Note.REFUSED)]
+        plugin = self._registry.find_or_add(event.node, event.plugin, now)
+        if isinstance(plugin, signals.Refusal):
+            return [effects.refused(plugin, event.node)]
         return self._act(plugin, plugin.receive(reported, now), now)
 
     def _hand_on(
@@ -189,20 +196,23 @@ class Detector(effects.Fleet):
             self._remediator.answered(plugin.key, event.number)
         return self._act(plugin, plugin.receive(event, now), now)
 
-    def _restore(self, event: signals.Restored, before: snapshot.Snapshot, now: float) -> None:
+    def _restore(
+        self, event: signals.Restored, before: snapshot.Snapshot, now: float
+    ) -> list[signals.Output]:
         if before.node == vocabulary.FLEET:
             self._fleet.restore(before, now + self._settle_s)
             self._timers.set(effects.FLEET_DUE, now + self._settle_s)
-            return
+            return []
         plugin = self._registry.find_or_add(before.node, before.plugin, now)
-        if plugin is None:
-            return
+        if isinstance(plugin, signals.Refusal):
+            return [effects.refused(plugin, before.node)]
         plugin.receive(event, now)
         wall = self._context.wall_zero + now
         times = tuple(now - (wall - acted.timestamp()) for acted in before.remedies)
         self._remediator.restore(before.node, before.plugin, times)
         self._evaluate_soon(self._registry.inhibit(plugin), now)
         self._reschedule(plugin)
+        return []
 
     def _expected(self, event: signals.ExpectedNodes, now: float) -> list[signals.Output]:
         present, gone = self._registry.expect(event.plugin, event.nodes, now)

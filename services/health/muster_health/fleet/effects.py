@@ -170,6 +170,11 @@ class Fleet:
         self._timers.set(plugin.key, plugin.next_deadline())
 
 
+def refused(refusal: signals.Refusal, node: str) -> signals.Noted:
+    """Return the note that something of a node was not kept."""
+    return signals.Noted(note=signals.Note.REFUSED, refusal=refusal, node=node)
+
+
 _TURN_S: Final = 0.1
 _EACH_TURN: Final = 50
 

@@ -1,4 +1,7 @@
-"""Pure: registry of all nodes and plugins that are tracked or expected, with limits per node."""
+"""Pure: registry of all nodes and plugins that are tracked or expected, with limits per node.
+
+Once the Kubernetes API has named all nodes, only these are tracked; until then, a limited number.
+"""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -30,6 +33,9 @@ class Registry:
         self._has_cluster_nodes = False
         """Whether Kubernetes has ever named the nodes."""
         self._bucket: pacing.TokenBucket | None = None
+        self._has_all_nodes = False
+        self.version = 0
+        """A number that changes whenever a node is added or removed."""
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return a plugin if it is tracked."""
@@ -42,31 +48,39 @@ class Registry:
         return None
 
     def find_or_add(
-        self, node: str, plugin: str, now: float
-    ) -> tracked_plugin.TrackedPlugin | None:
-        """Return a plugin, adding it if needed; None if its node has too many."""
+        self, node: str, plugin: str, now: float, *, is_expected: bool = False
+    ) -> tracked_plugin.TrackedPlugin | signals.Refusal:
+        """Return a plugin, adding it if needed and allowed; otherwise why it is refused."""
         known = self.find(node, plugin)
         if known is not None:
             return known
-        if node == vocabulary.FLEET:
-            # this name is reserved for health's own alerts and saved state
-            return None
-        there = self.nodes.setdefault(node, Node())
-        if len(there.plugins) >= self._context.bounds.plugins_per_node:
-            return None
+        refusal = self._refusal(node, is_expected=is_expected)
+        if refusal is not None:
+            return refusal
+        there = self._node(node)
         tracked = tracked_plugin.TrackedPlugin(node, _same(plugin), self._context, now=now)
         tracked.receive(signals.NodeOffers(node=node, offers=there.offers), now)
         self.plugins[tracked.key] = tracked
         there.plugins = (*there.plugins, tracked)
         return tracked
 
+    def list_nodes(self) -> list[tracked_plugin.TrackedPlugin]:
+        """Record that all nodes of the cluster are known; return the plugins on others."""
+        self._has_all_nodes = True
+        return [
+            tracked
+            for node in self.nodes.values()
+            if node.offers is None
+            for tracked in node.plugins
+            if not tracked.alive.is_expected
+        ]
+
     def remove(self, gone: tracked_plugin.TrackedPlugin) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Remove a plugin; return the plugins on its node whose inhibition changes."""
         del self.plugins[gone.key]
         node = self.nodes[gone.node]
         node.plugins = tuple(tracked for tracked in node.plugins if tracked is not gone)
-        if not node.plugins and node.offers is None:
-            del self.nodes[gone.node]
+        self._forget_if_empty(gone.node)
         return _inhibit(node.plugins)
 
     def is_known(self, node: str) -> bool:
@@ -98,8 +112,8 @@ class Registry:
         for node, expected in nodes.items():
             if before.get(node) is expected and self.find(node, plugin) is not None:
                 continue
-            tracked = self.find_or_add(node, plugin, now)
-            if tracked is not None:
+            tracked = self.find_or_add(node, plugin, now, is_expected=True)
+            if not isinstance(tracked, signals.Refusal):
                 tracked.receive(expected, now)
                 present.append(tracked)
         gone = [self.find(node, plugin) for node in before.keys() - nodes.keys()]
@@ -109,11 +123,10 @@ class Registry:
         self, event: signals.NodeOffers, now: float
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Record what a node offers (None: the node does not exist); return its plugins."""
-        node = self.nodes.setdefault(event.node, Node())
+        node = self._node(event.node)
         node.offers = event.offers
         self._has_cluster_nodes = True
-        if event.offers is None and not node.plugins:
-            del self.nodes[event.node]
+        self._forget_if_empty(event.node)
         for tracked in node.plugins:
             tracked.receive(event, now)
         return node.plugins
@@ -142,6 +155,34 @@ class Registry:
         fleet.take(now)
         there.bucket.take(now)
         return True
+
+    def _refusal(self, node: str, *, is_expected: bool) -> signals.Refusal | None:
+        if node == vocabulary.FLEET:
+            # this name is reserved for health's own alerts and saved state
+            return signals.Refusal.RESERVED
+        there = self.nodes.get(node)
+        if there is not None and len(there.plugins) >= self._context.bounds.plugins_per_node:
+            return signals.Refusal.PLUGINS
+        if is_expected or (there is not None and there.offers is not None):
+            return None
+        if self._has_all_nodes:
+            return signals.Refusal.UNKNOWN_NODE
+        if there is None and len(self.nodes) >= self._context.bounds.nodes:
+            return signals.Refusal.NODES
+        return None
+
+    def _node(self, name: str) -> Node:
+        node = self.nodes.get(name)
+        if node is None:
+            node = self.nodes[name] = Node()
+            self.version += 1
+        return node
+
+    def _forget_if_empty(self, name: str) -> None:
+        node = self.nodes[name]
+        if not node.plugins and node.offers is None:
+            del self.nodes[name]
+            self.version += 1
 
     def _whole(self, now: float) -> pacing.TokenBucket:
         if self._bucket is None:

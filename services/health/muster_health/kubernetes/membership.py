@@ -130,6 +130,7 @@ class Membership:
         self._nodes: dict[str, Node] = {}
         self._changed_offers: dict[str, Mapping[str, signals.Offer] | None] = {}
         self._has_nodes = False
+        self._are_nodes_reported = False
 
     @property
     def label_keys(self) -> frozenset[str]:
@@ -226,15 +227,20 @@ class Membership:
         revisions = (pod.revision for pod in plugin.pods.values() if pod.generation == generation)
         return next(revisions, f"generation {generation}")
 
-    def changes(self, now: float) -> list[signals.ExpectedNodes | signals.NodeOffers]:
-        """Return all changes since the last call."""
+    def changes(
+        self, now: float
+    ) -> list[signals.ExpectedNodes | signals.NodeOffers | signals.NodesListed]:
+        """Return all changes since the last call; the first ones name all nodes."""
         if not self._has_nodes:
             return []
-        changes: list[signals.ExpectedNodes | signals.NodeOffers] = [
+        changes: list[signals.ExpectedNodes | signals.NodeOffers | signals.NodesListed] = [
             signals.NodeOffers(node=node, offers=offers)
             for node, offers in self._changed_offers.items()
         ]
         self._changed_offers.clear()
+        if not self._are_nodes_reported:
+            self._are_nodes_reported = True
+            changes.append(signals.NodesListed())
         for name, plugin in self._plugins.items():
             if _is_determined(plugin) and self._update(plugin, now):
                 assert plugin.reported is not None, "an update sets what is reported"

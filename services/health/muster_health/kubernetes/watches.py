@@ -17,7 +17,11 @@ from muster_health.kubernetes import cluster_facts, membership, queries
 from muster_health.model import config, signals
 
 ClusterEvent = (
-    signals.ExpectedNodes | signals.NodeOffers | signals.ClusterAnswered | signals.Remediated
+    signals.ExpectedNodes
+    | signals.NodeOffers
+    | signals.NodesListed
+    | signals.ClusterAnswered
+    | signals.Remediated
 )
 
 _REPORT_S: Final = 1.0

@@ -81,8 +81,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     alerts_per_minute: Count = 60
     alerts_per_node_minute: Count = 10
-    plugins_per_node: Count = 16
-    devices_per_plugin: Count = 4096
+    nodes: Count = 20_000
+    """How many nodes are tracked while the Kubernetes API has not said which nodes there are."""
+    plugins_per_node: Count = 8
+    devices_per_plugin: Count = 10_000
     alerts_per_plugin: Count = 32
     update_s: sections.Period = 5.0
     """The shortest time between two updates of an open alert about devices."""

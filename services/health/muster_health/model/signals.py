@@ -108,11 +108,26 @@ class Note(enum.StrEnum):
     WAITS_RESTARTED = "waits_restarted"
     """All waits were restarted or extended; while that happens often, no verdict is reached."""
     REFUSED = "refused"
-    """A plugin, a resource or a device was ignored, because its node has too many."""
+    """A node, a plugin, a resource or a device was ignored; `refusal` says why."""
     RATE_LIMITED = "rate_limited"
     """An alert is held back by the rate limit; another alert counts it."""
     SUSPENDED = "suspended"
     """A verdict was not reached, because many plugins are suspected at once."""
+
+
+class Refusal(enum.StrEnum):
+    """Why something was not kept."""
+
+    UNKNOWN_NODE = "unknown_node"
+    """Kubernetes does not know the node."""
+    NODES = "nodes"
+    """There are too many nodes, and the Kubernetes API has not said which of them exist."""
+    PLUGINS = "plugins"
+    """The node has too many plugins."""
+    DEVICES = "devices"
+    """The plugin has too many devices or resources with faults."""
+    RESERVED = "reserved"
+    """The node's name stands for the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +265,11 @@ class NodeOffers:
     offers: Mapping[str, Offer] | None
 
 
+@dataclass(frozen=True, slots=True)
+class NodesListed:
+    """`NodeOffers` have named every node of the cluster; from now on others are not tracked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
     """We lead under this revision of the lock, or (None) another replica leads.
@@ -318,6 +338,7 @@ Input = (
     | ClusterAnswered
     | ExpectedNodes
     | NodeOffers
+    | NodesListed
     | Leadership
     | ClockStalled
     | NodeNoisy
@@ -387,6 +408,9 @@ class Noted:
 
     note: Note
     seconds: float = 0.0
+    refusal: Refusal | None = None
+    node: str = ""
+    """The node of what was refused."""
 
 
 Output = Probe | AskCluster | Publish | Store | Alarm | Remediate | Noted

@@ -86,6 +86,7 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "ClusterAnswered": signals.ClusterAnswered,
     "ExpectedNodes": signals.ExpectedNodes,
     "NodeOffers": signals.NodeOffers,
+    "NodesListed": signals.NodesListed,
     "Leadership": signals.Leadership,
     "ClockStalled": signals.ClockStalled,
     "NodeNoisy": signals.NodeNoisy,

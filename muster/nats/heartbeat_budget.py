@@ -1,0 +1,238 @@
+"""Pure: how many heartbeats of each node nats-server may still deliver, and who sends too many.
+
+Each known node has a subscription of its own, which nats-server ends after a number of messages
+(`UNSUB <sid> <number>`). When half of them have been used, they are renewed, but at most once a
+period. So nats-server itself drops what a node sends beyond that, wherever the reader is just then:
+a flood neither delays others' heartbeats nor makes the reader a slow consumer. That works only for
+subscriptions in the publisher's account or below a service import (see `auth.permissions`); if the
+server delivers more nevertheless, the reader ends the subscription itself.
+
+Unknown nodes are discovered by a subscription to all, with a small budget of its own. While it
+finds new nodes it is renewed at once, otherwise more and more seldom; a node that it misses is
+known by its events or from the Kubernetes API. A heartbeat may be received twice while
+subscriptions change; receivers ignore the second one by its number.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster import vocabulary
+
+_ALL: Final = b"muster.heartbeat.*.*"
+_FIRST_SID: Final = 1_000_000
+"""Above the numbers that nats-py gives to subscriptions of its own."""
+_STRIKES: Final = 3
+"""After so many periods in a row in which it needed more, a node is noisy."""
+_DISCOVER_S: Final = 0.05
+_SENDERS_MAX: Final = 8
+
+Message = tuple[bytes, bytes, bytes]
+"""Subject, number of the subscription, payload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How many messages are delivered in a row: of a node, of unknown nodes, of a noisy node.
+
+    Plugins may send 64 KiB at once: times `messages`, that is far below nats-server's
+    `max_pending`. Where a server accepts larger messages, who sends them gets `noisy_messages`.
+    """
+
+    messages: int = 48
+    unknown_messages: int = 64
+    noisy_messages: int = 8
+    message_bytes: int = 65_536
+    period_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """A node sends more than it may: this was delivered, the rest was not."""
+
+    node: str
+    messages: int
+    bytes: int
+    seconds: float
+    senders: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Grant:
+    """What may be delivered of one node; `left` is negative if the server delivered more."""
+
+    subject: bytes
+    node: str = ""
+    sid: bytes = b""
+    former: bytes = b""
+    """The previous subscription, some of whose messages may still be under way."""
+    granted: int = 0
+    left: int = 0
+    at: float = 0.0
+    used_up_at: float = 0.0
+    size: int = 0
+    largest: int = 0
+    strikes: int = 0
+    senders: dict[str, int] = field(default_factory=dict)
+    """The plugins, or the unknown nodes, that used the second half, and how much of it."""
+
+
+class HeartbeatBudget:
+    """The subscriptions of one connection; what its methods return as bytes must be sent."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._nodes: dict[str, _Grant] = {}
+        self._by_sid: dict[bytes, _Grant] = {}
+        self._low: dict[_Grant, None] = {}
+        self._sids = itertools.count(_FIRST_SID)
+        # until something was received, messages may be large
+        self._all = _Grant(_ALL, largest=limits.message_bytes + 1)
+        self._news = 0
+        self._discover_s = 0.0
+
+    @property
+    def is_discovering(self) -> bool:
+        """Return whether the last messages of unknown nodes led to new nodes."""
+        return self._discover_s == 0.0
+
+    def connect(self, now: float) -> bytes:
+        """Return the subscriptions for a new connection."""
+        self._by_sid.clear()
+        self._low.clear()
+        grants = (self._all, *self._nodes.values())
+        for grant in grants:
+            grant.sid = grant.former = b""
+        return b"".join(self._renewed(grant, now) for grant in grants)
+
+    def follow(self, nodes: Collection[str], now: float) -> bytes:
+        """Return the subscriptions that are missing for these nodes, and the end of all others."""
+        lines = []
+        for node in self._nodes.keys() - nodes:
+            grant = self._nodes.pop(node)
+            self._low.pop(grant, None)
+            self._by_sid.pop(grant.former, None)
+            if self._by_sid.pop(grant.sid, None) is not None:
+                lines.append(b"UNSUB %b\r\n" % grant.sid)
+        for node in set(nodes).difference(self._nodes):
+            try:
+                token = vocabulary.node_token(node)
+            except ValueError:
+                continue
+            grant = self._nodes[node] = _Grant(b"muster.heartbeat.%b.*" % token.encode(), node)
+            lines.append(self._renewed(grant, now))
+            self._news += 1
+        return b"".join(lines)
+
+    def admit(
+        self, messages: Iterable[Message], now: float
+    ) -> tuple[Sequence[tuple[bytes, bytes]], bytes]:
+        """Return (subject, payload) of the messages to read; of a noisy node only the newest."""
+        kept: list[tuple[bytes, bytes]] = []
+        newest: dict[bytes, bytes] = {}
+        lines = []
+        for subject, sid, payload in messages:
+            grant = self._by_sid.get(sid)
+            if grant is None:
+                continue
+            size = len(payload)
+            grant.left -= 1
+            grant.size += size
+            grant.largest = max(grant.largest, size)
+            if grant.left <= grant.granted // 2 and not self._used(grant, subject, now):
+                if grant.left == -1:
+                    lines.append(b"UNSUB %b\r\n" % grant.sid)
+            elif grant is self._all:
+                if _node_of(subject) not in self._nodes:
+                    kept.append((subject, payload))
+            elif grant.strikes >= _STRIKES:
+                newest[subject] = payload
+            else:
+                kept.append((subject, payload))
+        return [*kept, *newest.items()], b"".join(lines)
+
+    def renew(self, now: float) -> tuple[bytes, list[Excess]]:
+        """Return new subscriptions for those that are nearly used up, and the noisy nodes."""
+        lines: list[bytes] = []
+        excesses: list[Excess] = []
+        period_s = self._limits.period_s
+        for grant in list(self._low):
+            is_all = grant is self._all
+            wait_s = self._discover_s if is_all and not self._news else period_s
+            if now - grant.at < (0.0 if is_all and self._news else wait_s):
+                continue
+            if is_all:
+                slower_s = min(period_s, max(_DISCOVER_S, 2 * self._discover_s))
+                self._discover_s = 0.0 if self._news else slower_s
+                self._news = 0
+            excesses += self._judged(grant)
+            lines.append(self._renewed(grant, now))
+        return b"".join(lines), excesses
+
+    def _used(self, grant: _Grant, subject: bytes, now: float) -> bool:
+        """Record that half of a grant or more is used; return False if it was exceeded."""
+        self._low[grant] = None
+        if grant.left >= 0:
+            grant.used_up_at = now
+        sender = subject.split(b".", 3)[2 if grant is self._all else 3].decode("ascii", "replace")
+        if sender in grant.senders or len(grant.senders) < _SENDERS_MAX:
+            grant.senders[sender] = grant.senders.get(sender, 0) + 1
+        return grant.left >= 0
+
+    def _judged(self, grant: _Grant) -> list[Excess]:
+        """Count how often in a row a grant was used up early; return who is noisy because of it."""
+        period_s = self._limits.period_s
+        if grant.left > 0 or grant.used_up_at - grant.at > 2 * period_s:
+            grant.strikes = 0
+            return []
+        grant.strikes += 1
+        if grant.strikes < _STRIKES:
+            return []
+        if grant is not self._all:
+            return [_excess(grant, grant.node, tuple(grant.senders))]
+        # all nodes share this: only one that sends most of it is noisy
+        token, count = max(grant.senders.items(), key=lambda sender: sender[1])
+        node = vocabulary.node_of(token)
+        if 2 * count <= sum(grant.senders.values()) or node in self._nodes:
+            return []
+        return [_excess(grant, node, ())]
+
+    def _renewed(self, grant: _Grant, now: float) -> bytes:
+        limits = self._limits
+        is_all = grant is self._all
+        is_noisy = grant.largest > limits.message_bytes or (
+            grant.strikes >= _STRIKES and not is_all
+        )
+        count = limits.unknown_messages if is_all else limits.messages
+        count = min(limits.noisy_messages, count) if is_noisy else count
+        self._by_sid.pop(grant.former, None)
+        grant.former, grant.sid = grant.sid, b"%d" % next(self._sids)
+        self._by_sid[grant.sid] = grant
+        self._low.pop(grant, None)
+        grant.granted = grant.left = count
+        grant.at, grant.size, grant.largest = now, 0, 0
+        grant.senders.clear()
+        # the former one ends last: a heartbeat is rather received twice than missed
+        ended = b"UNSUB %b\r\n" % grant.former if grant.former else b""
+        return b"SUB %b %b\r\nUNSUB %b %d\r\n%b" % (
+            grant.subject,
+            grant.sid,
+            grant.sid,
+            count,
+            ended,
+        )
+
+
+def _excess(grant: _Grant, node: str, senders: tuple[str, ...]) -> Excess:
+    return Excess(
+        node=node,
+        messages=grant.granted - min(grant.left, 0),
+        bytes=grant.size,
+        seconds=grant.used_up_at - grant.at,
+        senders=senders,
+    )
+
+
+def _node_of(subject: bytes) -> str:
+    return vocabulary.node_of(subject.split(b".", 3)[2].decode("ascii", "replace"))
