@@ -10,7 +10,7 @@ import msgspec
 import nats.errors
 
 from muster import codec, vocabulary
-from muster.nats import heartbeats
+from muster.nats import heartbeats as stream
 from muster_health.bus import nats_connections
 from muster_health.fleet import detector
 from muster_health.model import config, signals
@@ -216,13 +216,13 @@ def _wire() -> Iterator[bytes]:
 def protocol(data: bytes) -> None:
     """The bytes from NATS are split into the same messages wherever a read ends, and none twice."""
     try:
-        messages, others, rest = heartbeats.split_messages(data)
+        messages, others, rest = stream.split_messages(data)
     except nats.errors.ProtocolError:
         return
     payloads = sum(len(subject) + len(payload) for subject, _, payload in messages)
     assert payloads + sum(map(len, others)) + len(rest) <= len(data)
     assert data.endswith(rest)
     middle = len(data) // 2
-    first, *_, left = heartbeats.split_messages(data[:middle])
-    second, *_ = heartbeats.split_messages(left + data[middle:])
+    first, *_, left = stream.split_messages(data[:middle])
+    second, *_ = stream.split_messages(left + data[middle:])
     assert first + second == messages

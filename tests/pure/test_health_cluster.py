@@ -272,7 +272,8 @@ def test_causes_are_the_zone_and_the_revision_that_runs_there() -> None:
     assert fleet.membership.current_revision("p") == "generation 2"
     fleet.membership.put_pod("p", pod("u2", "b", "r2", "2"))
     assert fleet.membership.current_revision("p") == "r2"
-    (_, change) = fleet.membership.changes(0.0)
+    _, listed, change = fleet.membership.changes(0.0)
+    assert listed == signals.NodesListed()
     assert change == signals.ExpectedNodes(
         plugin="p",
         nodes={"a": signals.Expected(age_s=0.0, causes=("zone=z1", "revision=r1"), revision="r1")},

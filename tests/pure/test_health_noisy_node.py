@@ -5,7 +5,7 @@ from datetime import timedelta
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState
 from muster_health.fleet import noisy_nodes
-from muster_health.model import signals, snapshot
+from muster_health.model import limits, signals, snapshot
 from tests.worlds.detector_fleet import ZERO, World
 
 
@@ -16,7 +16,7 @@ def running(*nodes: str) -> World:
     return world
 
 
-def noisy(node: str, channel: signals.Channel = signals.Channel.HEARTBEATS) -> signals.NodeNoisy:
+def noisy(node: str, channel: limits.Channel = limits.Channel.HEARTBEATS) -> signals.NodeNoisy:
     """Return a report about a node."""
     return signals.NodeNoisy(
         node=node,
@@ -67,7 +67,7 @@ def test_it_lasts_as_long_as_the_noise_and_ends_thirty_seconds_later() -> None:
 def test_another_kind_of_noise_changes_the_alert() -> None:
     world = running("a")
     flood(world, "a", 1)
-    world.services[0].feed(noisy("a", signals.Channel.CONNECTION))
+    world.services[0].feed(noisy("a", limits.Channel.CONNECTION))
     world.run(10.0)
     assert world.story("a") == [(AlertKind.NOISY_NODE, AlertState.FIRING)] * 2
     (shown,) = world.services[0].detector.fleet_alerts()

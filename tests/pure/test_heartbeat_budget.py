@@ -149,8 +149,8 @@ def test_thousands_of_unknown_nodes_are_discovered_within_two_of_their_intervals
         for at in range(0, len(names), 40):
             for name in names[at : at + 40]:
                 reader.server.publish(subject(name))
-            for name, _ in reader.read():
-                reader.nodes.add(name.split(b".")[2].decode())
+            for heard, _ in reader.read():
+                reader.nodes.add(heard.split(b".")[2].decode())
             reader.now += 0.01
     assert len(reader.nodes) == 5_000
 

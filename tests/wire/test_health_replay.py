@@ -15,7 +15,7 @@ import pytest
 from muster import vocabulary
 from muster.cli import registry
 from muster_health.fleet import detector
-from muster_health.model import config, signals, snapshot
+from muster_health.model import config, limits, signals, snapshot
 from muster_health.replay import recorder, recording
 
 ZERO = datetime(2026, 1, 1, tzinfo=UTC)
@@ -285,7 +285,7 @@ INPUTS: list[recording.Entry] = [
     signals.Leadership(revision=7),
     signals.ClockStalled(seconds=1.5),
     signals.NodeNoisy(
-        node="a", channel=signals.Channel.EVENTS, messages=9, seconds=1.0, senders=("p",)
+        node="a", channel=limits.Channel.EVENTS, messages=9, seconds=1.0, senders=("p",)
     ),
     signals.Remediated(node="a", plugin="p", pod="m/p", error="gone"),
 ]

@@ -17,7 +17,7 @@ from muster.local import nats as local
 from muster.nats import heartbeat_budget, heartbeats
 from tests.worlds import nats_links
 
-MANY = heartbeat_budget.Limits(unknown_messages=100_000)
+MANY = heartbeat_budget.Limits(unknown_messages=100_000, noisy_messages=100_000)
 """Enough for every test that is not about the budget."""
 
 

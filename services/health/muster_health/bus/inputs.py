@@ -13,7 +13,7 @@ from muster import codec, leadership, vocabulary
 from muster.nats import bus, connection, consumers, heartbeat_budget, heartbeats, storage, streams
 from muster.service import logs, runtime
 from muster_health import metrics
-from muster_health.model import signals, snapshot
+from muster_health.model import limits, signals, snapshot
 
 Inbox = asyncio.Queue[runtime.Delivery[signals.Input]]
 Put = Callable[[signals.Input], Awaitable[None]]
@@ -142,7 +142,7 @@ class Inputs:
         """Put it into the inbox that a node sends more heartbeats than it may."""
         noisy = signals.NodeNoisy(
             node=excess.node,
-            channel=signals.Channel.HEARTBEATS,
+            channel=limits.Channel.HEARTBEATS,
             messages=excess.messages,
             bytes=excess.bytes,
             seconds=excess.seconds,
@@ -160,7 +160,7 @@ class Inputs:
         assert isinstance(event, vocabulary.NodeLimited), "the subject determines the type"
         noisy = signals.NodeNoisy(
             node=event.node,
-            channel=signals.Channel.CONNECTION,
+            channel=limits.Channel.CONNECTION,
             messages=event.messages,
             bytes=event.bytes,
             seconds=event.seconds,

@@ -25,7 +25,7 @@ from muster_health import metrics
 from muster_health.bus import inputs, self_monitoring
 from muster_health.fleet import fleet_alerts
 from muster_health.kubernetes import watches
-from muster_health.model import signals
+from muster_health.model import limits, signals
 
 IsLeader = Callable[[], bool]
 _LeaderOnly = signals.Publish | signals.Store | signals.Remediate
@@ -162,10 +162,10 @@ class RefusalLog:
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._counts: dict[signals.Refusal, int] = {}
-        self._logged_at: dict[signals.Refusal, float] = {}
+        self._counts: dict[limits.Refusal, int] = {}
+        self._logged_at: dict[limits.Refusal, float] = {}
 
-    def refused(self, refusal: signals.Refusal, node: str) -> None:
+    def refused(self, refusal: limits.Refusal, node: str) -> None:
         """Count a refusal, and log it unless its reason was logged recently."""
         self._counts[refusal] = self._counts.get(refusal, 0) + 1
         now = self._clock()

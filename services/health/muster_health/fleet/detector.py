@@ -14,7 +14,7 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster_health.fleet import effects
-from muster_health.model import signals, snapshot, steps
+from muster_health.model import limits, signals, snapshot, steps
 from muster_health.plugin import tracked_plugin
 
 _POSITION_S: Final = 5.0
@@ -154,7 +154,7 @@ class Detector(effects.Fleet):
         plugin = self._find(heartbeat.node, heartbeat.plugin)
         if plugin is None:
             added = self._registry.find_or_add(heartbeat.node, heartbeat.plugin, now)
-            if isinstance(added, signals.Refusal):
+            if isinstance(added, limits.Refusal):
                 return [effects.refused(added, heartbeat.node)]
             plugin = added
         returned = plugin.receive(heartbeat, now)
@@ -181,9 +181,12 @@ class Detector(effects.Fleet):
             self._timers.set(_POSITION_DUE, now + _POSITION_S)
         if not isinstance(event, vocabulary.PluginEvent):
             return []
-        plugin = self._registry.find_or_add(event.node, event.plugin, now)
-        if isinstance(plugin, signals.Refusal):
-            return [effects.refused(plugin, event.node)]
+        plugin = self._find(event.node, event.plugin)
+        if plugin is None:
+            added = self._registry.find_or_add(event.node, event.plugin, now)
+            if isinstance(added, limits.Refusal):
+                return [effects.refused(added, event.node)]
+            plugin = added
         return self._act(plugin, plugin.receive(reported, now), now)
 
     def _hand_on(
@@ -204,7 +207,7 @@ class Detector(effects.Fleet):
             self._timers.set(effects.FLEET_DUE, now + self._settle_s)
             return []
         plugin = self._registry.find_or_add(before.node, before.plugin, now)
-        if isinstance(plugin, signals.Refusal):
+        if isinstance(plugin, limits.Refusal):
             return [effects.refused(plugin, before.node)]
         plugin.receive(event, now)
         wall = self._context.wall_zero + now

@@ -13,7 +13,7 @@ from typing import Final
 from muster import pacing, vocabulary
 from muster.vocabulary import AlertKind
 from muster_health.alerting import evidence
-from muster_health.model import alerts, signals
+from muster_health.model import alerts, limits, signals
 
 NODES_MAX: Final = 16
 """How many noisy nodes are named at once; the fleet's other alerts need room, too."""
@@ -28,7 +28,7 @@ _NODES_COUNTED_MAX: Final = 20_000
 @dataclass(slots=True, eq=False)
 class _Noise:
     last_at: float
-    reports: dict[signals.Channel, signals.NodeNoisy] = field(default_factory=dict)
+    reports: dict[limits.Channel, signals.NodeNoisy] = field(default_factory=dict)
 
 
 class NoisyNodes:
@@ -48,7 +48,7 @@ class NoisyNodes:
             return False
         noisy = signals.NodeNoisy(
             node=node,
-            channel=signals.Channel.SUSPICIONS,
+            channel=limits.Channel.SUSPICIONS,
             messages=_SUSPICIONS_MAX,
             seconds=_SUSPICIONS_S,
         )
@@ -88,12 +88,12 @@ class NoisyNodes:
             )
 
 
-def _summary(node: str, channels: set[signals.Channel]) -> str:
+def _summary(node: str, channels: set[limits.Channel]) -> str:
     come_and_go = f"the plugins on {node} become suspected again and again"
-    limited = ", ".join(sorted(channels - {signals.Channel.SUSPICIONS}))
+    limited = ", ".join(sorted(channels - {limits.Channel.SUSPICIONS}))
     if not limited:
         return come_and_go
-    more = f"; {come_and_go}" if signals.Channel.SUSPICIONS in channels else ""
+    more = f"; {come_and_go}" if limits.Channel.SUSPICIONS in channels else ""
     return f"{node} sends more than it may: {limited}; the rest is not read{more}"
 
 
@@ -113,8 +113,8 @@ def _observed(noisy: signals.NodeNoisy) -> vocabulary.Evidence:
 
 
 _WORDS: Final = {
-    signals.Channel.HEARTBEATS: "heartbeats",
-    signals.Channel.EVENTS: "events",
-    signals.Channel.SUSPICIONS: "suspicions",
-    signals.Channel.CONNECTION: "messages over its connections, which the gate has closed",
+    limits.Channel.HEARTBEATS: "heartbeats",
+    limits.Channel.EVENTS: "events",
+    limits.Channel.SUSPICIONS: "suspicions",
+    limits.Channel.CONNECTION: "messages over its connections, which the gate has closed",
 }

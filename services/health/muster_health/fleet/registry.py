@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from muster import pacing, vocabulary
 from muster.vocabulary import Verdict
-from muster_health.model import config, signals
+from muster_health.model import config, limits, signals
 from muster_health.plugin import tracked_plugin
 
 
@@ -49,7 +49,7 @@ class Registry:
 
     def find_or_add(
         self, node: str, plugin: str, now: float, *, is_expected: bool = False
-    ) -> tracked_plugin.TrackedPlugin | signals.Refusal:
+    ) -> tracked_plugin.TrackedPlugin | limits.Refusal:
         """Return a plugin, adding it if needed and allowed; otherwise why it is refused."""
         known = self.find(node, plugin)
         if known is not None:
@@ -113,7 +113,7 @@ class Registry:
             if before.get(node) is expected and self.find(node, plugin) is not None:
                 continue
             tracked = self.find_or_add(node, plugin, now, is_expected=True)
-            if not isinstance(tracked, signals.Refusal):
+            if not isinstance(tracked, limits.Refusal):
                 tracked.receive(expected, now)
                 present.append(tracked)
         gone = [self.find(node, plugin) for node in before.keys() - nodes.keys()]
@@ -156,19 +156,19 @@ class Registry:
         there.bucket.take(now)
         return True
 
-    def _refusal(self, node: str, *, is_expected: bool) -> signals.Refusal | None:
+    def _refusal(self, node: str, *, is_expected: bool) -> limits.Refusal | None:
         if node == vocabulary.FLEET:
             # this name is reserved for health's own alerts and saved state
-            return signals.Refusal.RESERVED
+            return limits.Refusal.RESERVED
         there = self.nodes.get(node)
         if there is not None and len(there.plugins) >= self._context.bounds.plugins_per_node:
-            return signals.Refusal.PLUGINS
+            return limits.Refusal.PLUGINS
         if is_expected or (there is not None and there.offers is not None):
             return None
         if self._has_all_nodes:
-            return signals.Refusal.UNKNOWN_NODE
+            return limits.Refusal.UNKNOWN_NODE
         if there is None and len(self.nodes) >= self._context.bounds.nodes:
-            return signals.Refusal.NODES
+            return limits.Refusal.NODES
         return None
 
     def _node(self, name: str) -> Node:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from muster import vocabulary
-from muster_health.model import snapshot
+from muster_health.model import limits, snapshot
 
 
 class Planned(enum.StrEnum):
@@ -113,21 +113,6 @@ class Note(enum.StrEnum):
     """An alert is held back by the rate limit; another alert counts it."""
     SUSPENDED = "suspended"
     """A verdict was not reached, because many plugins are suspected at once."""
-
-
-class Refusal(enum.StrEnum):
-    """Why something was not kept."""
-
-    UNKNOWN_NODE = "unknown_node"
-    """Kubernetes does not know the node."""
-    NODES = "nodes"
-    """There are too many nodes, and the Kubernetes API has not said which of them exist."""
-    PLUGINS = "plugins"
-    """The node has too many plugins."""
-    DEVICES = "devices"
-    """The plugin has too many devices or resources with faults."""
-    RESERVED = "reserved"
-    """The node's name stands for the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,17 +272,6 @@ class ClockStalled:
     seconds: float
 
 
-class Channel(enum.StrEnum):
-    """Where a node sends more than it may."""
-
-    HEARTBEATS = "heartbeats"
-    EVENTS = "events"
-    CONNECTION = "connection"
-    """The gate has closed the node's connections to NATS."""
-    SUSPICIONS = "suspicions"
-    """Nothing too much, but its plugins become suspected again and again."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNoisy:
     """A node sends more than it may; most of that is not read. Repeated while it lasts.
@@ -307,7 +281,7 @@ class NodeNoisy:
     """
 
     node: str
-    channel: Channel
+    channel: limits.Channel
     messages: int
     seconds: float
     bytes: int = 0
@@ -408,7 +382,7 @@ class Noted:
 
     note: Note
     seconds: float = 0.0
-    refusal: Refusal | None = None
+    refusal: limits.Refusal | None = None
     node: str = ""
     """The node of what was refused."""
 

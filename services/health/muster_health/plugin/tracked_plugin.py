@@ -25,7 +25,7 @@ from typing import assert_never
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import alert_lifecycle, plugin_alerting
-from muster_health.model import alerts, signals, snapshot, steps
+from muster_health.model import alerts, limits, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.plugin import liveness, parts
 
@@ -307,7 +307,7 @@ class TrackedPlugin(parts.Parts):
         if not is_kept:
             steps_taken.append(
                 signals.Noted(
-                    note=signals.Note.REFUSED, refusal=signals.Refusal.DEVICES, node=self.node
+                    note=signals.Note.REFUSED, refusal=limits.Refusal.DEVICES, node=self.node
                 )
             )
         match event:
