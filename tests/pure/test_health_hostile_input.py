@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster.vocabulary import Condition, Health, StopReason
 from muster_health.fleet import detector
-from muster_health.model import config, signals
+from muster_health.model import config, limits, signals
 
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 BOUNDS = config.Bounds(plugins_per_node=3, devices_per_plugin=5, alerts_per_plugin=4)
@@ -133,7 +133,7 @@ INPUTS = st.one_of(
         ),
     ),
     st.builds(
-        signals.NodeNoisy, node=NODES, messages=COUNTS, bytes=COUNTS, senders=st.tuples(NAMES)
+        limits.NodeNoisy, node=NODES, messages=COUNTS, bytes=COUNTS, senders=st.tuples(NAMES)
     ),
     st.builds(signals.Remediated, node=NODES, plugin=PLUGINS, pod=NAMES, error=TEXTS),
 )

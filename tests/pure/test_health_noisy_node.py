@@ -5,7 +5,7 @@ from datetime import timedelta
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState
 from muster_health.fleet import noisy_nodes
-from muster_health.model import limits, signals, snapshot
+from muster_health.model import limits, snapshot
 from tests.worlds.detector_fleet import ZERO, World
 
 
@@ -16,9 +16,9 @@ def running(*nodes: str) -> World:
     return world
 
 
-def noisy(node: str, channel: limits.Channel = limits.Channel.HEARTBEATS) -> signals.NodeNoisy:
+def noisy(node: str, channel: limits.Channel = limits.Channel.HEARTBEATS) -> limits.NodeNoisy:
     """Return a report about a node."""
-    return signals.NodeNoisy(
+    return limits.NodeNoisy(
         node=node,
         channel=channel,
         messages=10_400,

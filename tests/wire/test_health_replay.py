@@ -284,7 +284,7 @@ INPUTS: list[recording.Entry] = [
     signals.NodesListed(),
     signals.Leadership(revision=7),
     signals.ClockStalled(seconds=1.5),
-    signals.NodeNoisy(
+    limits.NodeNoisy(
         node="a", channel=limits.Channel.EVENTS, messages=9, seconds=1.0, senders=("p",)
     ),
     signals.Remediated(node="a", plugin="p", pod="m/p", error="gone"),

@@ -140,7 +140,7 @@ class Inputs:
 
     async def _put_excess(self, excess: heartbeat_budget.Excess) -> None:
         """Put it into the inbox that a node sends more heartbeats than it may."""
-        noisy = signals.NodeNoisy(
+        noisy = limits.NodeNoisy(
             node=excess.node,
             channel=limits.Channel.HEARTBEATS,
             messages=excess.messages,
@@ -158,7 +158,7 @@ class Inputs:
             connection.RECEIVED.labels(f"malformed_{error.reason}").inc()
             return
         assert isinstance(event, vocabulary.NodeLimited), "the subject determines the type"
-        noisy = signals.NodeNoisy(
+        noisy = limits.NodeNoisy(
             node=event.node,
             channel=limits.Channel.CONNECTION,
             messages=event.messages,

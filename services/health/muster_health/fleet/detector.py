@@ -142,7 +142,7 @@ class Detector(effects.Fleet):
                 outs = self._lead(revision, now)
             case signals.ClockStalled(seconds=seconds):
                 outs = self._clock_stalled(seconds, now)
-            case signals.NodeNoisy():
+            case limits.NodeNoisy():
                 self._noisy(event, now)
             case signals.Remediated():
                 outs = self._remediated(event, now)
@@ -155,13 +155,13 @@ class Detector(effects.Fleet):
         if plugin is None:
             added = self._registry.find_or_add(heartbeat.node, heartbeat.plugin, now)
             if isinstance(added, limits.Refusal):
-                return [effects.refused(added, heartbeat.node)]
+                return [signals.refused(added, heartbeat.node)]
             plugin = added
         returned = plugin.receive(heartbeat, now)
         # nearly always there are none: the deadline is later now, and its old entry stays queued
         return self._act(plugin, returned, now) if returned else []
 
-    def _noisy(self, event: signals.NodeNoisy, now: float) -> None:
+    def _noisy(self, event: limits.NodeNoisy, now: float) -> None:
         if self._fleet.noisy.report(event, now):
             self._timers.set(effects.FLEET_DUE, now)
 
@@ -185,7 +185,7 @@ class Detector(effects.Fleet):
         if plugin is None:
             added = self._registry.find_or_add(event.node, event.plugin, now)
             if isinstance(added, limits.Refusal):
-                return [effects.refused(added, event.node)]
+                return [signals.refused(added, event.node)]
             plugin = added
         return self._act(plugin, plugin.receive(reported, now), now)
 
@@ -208,7 +208,7 @@ class Detector(effects.Fleet):
             return []
         plugin = self._registry.find_or_add(before.node, before.plugin, now)
         if isinstance(plugin, limits.Refusal):
-            return [effects.refused(plugin, before.node)]
+            return [signals.refused(plugin, before.node)]
         plugin.receive(event, now)
         wall = self._context.wall_zero + now
         times = tuple(now - (wall - acted.timestamp()) for acted in before.remedies)

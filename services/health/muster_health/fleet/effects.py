@@ -16,7 +16,7 @@ from muster_health.fleet import (
     suspension,
     timer_queue,
 )
-from muster_health.model import alerts, config, limits, signals, steps
+from muster_health.model import alerts, config, signals, steps
 from muster_health.plugin import tracked_plugin
 
 FLEET_DUE: Final = "fleet"
@@ -168,11 +168,6 @@ class Fleet:
 
     def _reschedule(self, plugin: tracked_plugin.TrackedPlugin) -> None:
         self._timers.set(plugin.key, plugin.next_deadline())
-
-
-def refused(refusal: limits.Refusal, node: str) -> signals.Noted:
-    """Return the note that something of a node was not kept."""
-    return signals.Noted(note=signals.Note.REFUSED, refusal=refusal, node=node)
 
 
 _TURN_S: Final = 0.1

@@ -13,7 +13,7 @@ from typing import Final
 from muster import pacing, vocabulary
 from muster.vocabulary import AlertKind
 from muster_health.alerting import evidence
-from muster_health.model import alerts, limits, signals
+from muster_health.model import alerts, limits
 
 NODES_MAX: Final = 16
 """How many noisy nodes are named at once; the fleet's other alerts need room, too."""
@@ -28,7 +28,7 @@ _NODES_COUNTED_MAX: Final = 20_000
 @dataclass(slots=True, eq=False)
 class _Noise:
     last_at: float
-    reports: dict[limits.Channel, signals.NodeNoisy] = field(default_factory=dict)
+    reports: dict[limits.Channel, limits.NodeNoisy] = field(default_factory=dict)
 
 
 class NoisyNodes:
@@ -46,7 +46,7 @@ class NoisyNodes:
         """Count a suspicion; return whether the node is named now, and was not before."""
         if self._suspicions.try_take(node, now):
             return False
-        noisy = signals.NodeNoisy(
+        noisy = limits.NodeNoisy(
             node=node,
             channel=limits.Channel.SUSPICIONS,
             messages=_SUSPICIONS_MAX,
@@ -54,7 +54,7 @@ class NoisyNodes:
         )
         return self.report(noisy, now)
 
-    def report(self, noisy: signals.NodeNoisy, now: float) -> bool:
+    def report(self, noisy: limits.NodeNoisy, now: float) -> bool:
         """Record a report; return whether the node is named now, and was not before."""
         noise = self._nodes.get(noisy.node)
         is_new = noise is None
@@ -102,7 +102,7 @@ def why_ended() -> tuple[vocabulary.Evidence, ...]:
     return (evidence.of("bus", f"the node has been within its limits for {_QUIET_S:.0f} s"),)
 
 
-def _observed(noisy: signals.NodeNoisy) -> vocabulary.Evidence:
+def _observed(noisy: limits.NodeNoisy) -> vocabulary.Evidence:
     size = f" ({noisy.bytes / 1e6:,.1f} MB)" if noisy.bytes else ""
     senders = ", ".join(noisy.senders[:_SENDERS_MAX])
     more = len(noisy.senders) - _SENDERS_MAX

@@ -1,6 +1,7 @@
 """Pure: why something of a node is not kept or not read."""
 
 import enum
+from dataclasses import dataclass
 
 
 class Refusal(enum.StrEnum):
@@ -27,3 +28,19 @@ class Channel(enum.StrEnum):
     """The gate has closed the node's connections to NATS."""
     SUSPICIONS = "suspicions"
     """Nothing too much, but its plugins become suspected again and again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNoisy:
+    """A node sends more than it may; most of that is not read. Repeated while it lasts.
+
+    `messages` and `bytes` (0 if unknown) were received within `seconds`, mostly from `senders`:
+    plugin names, or what closed the connections and why.
+    """
+
+    node: str
+    channel: Channel
+    messages: int
+    seconds: float
+    bytes: int = 0
+    senders: tuple[str, ...] = ()

@@ -273,22 +273,6 @@ class ClockStalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeNoisy:
-    """A node sends more than it may; most of that is not read. Repeated while it lasts.
-
-    `messages` and `bytes` (0 if unknown) were received within `seconds`, mostly from `senders`:
-    plugin names, or what closed the connections and why.
-    """
-
-    node: str
-    channel: limits.Channel
-    messages: int
-    seconds: float
-    bytes: int = 0
-    senders: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Remediated(_OfPlugin):
     """The result of `Remediate`; `error` is empty if the pod was deleted (or could be: dry run)."""
 
@@ -315,7 +299,7 @@ Input = (
     | NodesListed
     | Leadership
     | ClockStalled
-    | NodeNoisy
+    | limits.NodeNoisy
     | Remediated
 )
 
@@ -385,6 +369,11 @@ class Noted:
     refusal: limits.Refusal | None = None
     node: str = ""
     """The node of what was refused."""
+
+
+def refused(refusal: limits.Refusal, node: str) -> Noted:
+    """Return the note that something of a node was not kept."""
+    return Noted(note=Note.REFUSED, refusal=refusal, node=node)
 
 
 Output = Probe | AskCluster | Publish | Store | Alarm | Remediate | Noted

@@ -305,11 +305,7 @@ class TrackedPlugin(parts.Parts):
         is_kept = self.faults.apply(event, self.counts.had)
         steps_taken: list[steps.Step] = []
         if not is_kept:
-            steps_taken.append(
-                signals.Noted(
-                    note=signals.Note.REFUSED, refusal=limits.Refusal.DEVICES, node=self.node
-                )
-            )
+            steps_taken.append(signals.refused(limits.Refusal.DEVICES, self.node))
         match event:
             case vocabulary.DeviceRemoved():
                 self.counts.removed(event.resource, event.count, now)

@@ -15,7 +15,7 @@ import msgspec
 from muster import codec, vocabulary
 from muster.vocabulary import facts
 from muster_health.fleet import fleet_alerts
-from muster_health.model import alerts, config, signals, snapshot
+from muster_health.model import alerts, config, limits, signals, snapshot
 
 VERSION: Final = 1
 _CLOCK_MAX_S: Final = 1e10
@@ -89,7 +89,7 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "NodesListed": signals.NodesListed,
     "Leadership": signals.Leadership,
     "ClockStalled": signals.ClockStalled,
-    "NodeNoisy": signals.NodeNoisy,
+    "NodeNoisy": limits.NodeNoisy,
     "Remediated": signals.Remediated,
 }
 """The names in a recording, independent of class names."""
