@@ -260,6 +260,23 @@ def test_a_plugin_is_suspended_for_a_limited_time_however_many_mass_failures_the
     assert BUDGET_S < suspended_s < BUDGET_S + 0.1 * 8 * 30.0
 
 
+def test_servers_that_are_restarted_one_after_the_other_hide_nobody_who_dies_meanwhile() -> None:
+    nodes = [f"n{number:02}" for number in range(60)]
+    world = HostileWorld(0, honest=nodes)
+    world.run(10.0)
+    for dead, first in zip(nodes[:3], (3, 22, 41), strict=True):
+        for node in nodes[first : first + 19]:
+            world.cut(node)
+        world.kill(dead)
+        world.run(1.5)
+        for node in nodes[first : first + 19]:
+            world.mend(node)
+        world.run(1.5)
+        assert world.verdicts(dead)[-1] is Verdict.PLUGIN_DOWN
+        world.run(20.0)
+    assert failed(world) == dict.fromkeys(nodes[:3], Verdict.PLUGIN_DOWN)
+
+
 def test_nodes_that_kubernetes_does_not_know_make_no_mass_failure() -> None:
     world = HostileWorld(0)
     for _ in range(3):

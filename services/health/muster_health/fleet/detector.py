@@ -280,7 +280,7 @@ class Detector(effects.Fleet):
         resumed, asked = self._suspensions.turn(now)
         for plugin in resumed:
             outs += self._act(plugin, plugin.receive(steps.Resume(), now), now)
-        outs += [plugin.ask_while_suspended() for plugin in asked]
+        outs += [plugin.verdict.ask_while_suspended() for plugin in asked]
         for key in self._fleet.held_keys():
             if not self._registry.may_open(now):
                 break

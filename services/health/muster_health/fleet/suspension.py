@@ -139,7 +139,7 @@ class Suspensions:
         if key in self._held:
             if not plugin.is_suspended:
                 self._suspend(key, now)
-            if plugin.is_gone:
+            if plugin.verdict.is_gone:
                 self.gone(key, now)
         elif plugin.is_suspended and key not in self._to_resume:
             self._to_resume[key] = None

@@ -140,15 +140,6 @@ class TrackedPlugin(parts.Parts):
         server = liveness.short_server(self.alive.connections.server)
         return (*self.causes, f"server={server}") if server else self.causes
 
-    def ask_while_suspended(self) -> signals.AskCluster:
-        """Return a query whether the plugin's pod or node is gone."""
-        return self.verdict.ask_while_suspended()
-
-    @property
-    def is_gone(self) -> bool:
-        """Return whether the plugin is suspended, and its pod or its node has ended or is gone."""
-        return self.verdict.is_gone
-
     def ask_kubernetes(self) -> signals.AskCluster:
         """Return a query to Kubernetes for the plugin's pods that no investigation waits for."""
         return self.verdict.investigation.ask_kubernetes()
