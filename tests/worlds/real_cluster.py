@@ -321,7 +321,10 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         pytest.skip("no real cluster: KUBECONFIG names none (make cluster starts one)")
     cluster = Cluster(kubeconfig)
     if cluster.get("namespace", NAMESPACE):
-        pytest.skip("no throwaway cluster: it has a namespace muster already")
+        if Path(kubeconfig) != layout.KUBECONFIG:
+            pytest.skip("no throwaway cluster: it has a namespace muster already")
+        # left by a run that was interrupted
+        cluster.rest()
     yield cluster
     cluster.rest()
 
