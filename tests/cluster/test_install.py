@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -23,7 +23,9 @@ READS_STATUS: Final = "muster-test-reads-status"
 def installed(cluster: Cluster) -> Iterator[Cluster]:
     before = cluster.snapshot()
     cluster.good("apply", "-k", str(OVERLAY))
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {}}
+    # the API says who owns the fields of an object only if it was created with some
+    metadata = {"name": NODE, "labels": {"example.com/rack": "7"}}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}}
     cluster.good("create", "-f", "-", given=node)
     # kubectl reads what it patches; without this right the policy would not be asked at all
     rights = ("--verb=get", "--resource=nodes/status")
@@ -44,7 +46,7 @@ def _patch(cluster: Cluster, patch: object, *more: str) -> tuple[int, str]:
     """Try to patch the node as the labeler."""
     # a strategic merge adds to a list of conditions; a JSON merge would replace the kubelet's
     words = ("patch", "node", NODE, "--type=strategic", "--as", LABELER, "-p", json.dumps(patch))
-    return cluster.ask(*words, *more)
+    return cluster.ask(*words, "--field-manager=muster-labeler", *more)
 
 
 def test_the_server_has_every_object_and_a_second_apply_changes_nothing(
@@ -79,6 +81,11 @@ def test_the_labeler_writes_labels_of_accelerators_and_nothing_else(installed: C
         {"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}},
         {"metadata": {"labels": {"team": "x"}}},
         {"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}},
+        {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "false"}}},
+        {"metadata": {"labels": {"nvidia.com/mig.config": "all-disabled"}}},
+        {"metadata": {"labels": {"nvidia.com/gpu.workload.config": "vm-passthrough"}}},
+        {"metadata": {"labels": {"muster.dev/x": "y"}}},
+        {"metadata": {"labels": {KEY: "H100"}}},
         {"metadata": {"annotations": {"team": "x"}}},
         {"metadata": {"finalizers": ["example.com/x"]}},
     ]
@@ -91,6 +98,12 @@ def test_the_labeler_writes_labels_of_accelerators_and_nothing_else(installed: C
         code, output = _patch(installed, {"status": patch}, "--subresource=status")
         assert (code, POLICY in output) == (1, True), (patch, output)
     assert installed.ask("delete", "node", NODE, "--as", LABELER)[0] == 1
+    others = {"metadata": {"labels": {KEY: "h100"}}}
+    code, output = _patch(installed, others, "--field-manager=other")
+    assert (code, POLICY in output) == (1, True), output
+    owners: dict[str, Any] = {"metadata": {"managedFields": [{}]}}
+    code, output = _patch(installed, owners, "--type=merge")
+    assert (code, POLICY in output) == (1, True), output
     code, output = _patch(installed, {"metadata": {"labels": {KEY: "h100"}}})
     assert code == 0, output
     ours = {**condition, "type": "DevicePluginHealthy"}
