@@ -57,6 +57,7 @@ class _Heard:
     alerts: Counter[str] = field(default_factory=Counter)
     about_hostile: Counter[str] = field(default_factory=Counter)
     storms: list[str] = field(default_factory=list)
+    stage: str = "before"
 
     async def receive(self, message: Any) -> None:
         """Take one event."""
@@ -83,7 +84,7 @@ class _Heard:
         else:
             self.alerts[event.kind] += 1
         if event.kind is vocabulary.AlertKind.STORM:
-            self.storms.append(event.summary)
+            self.storms.append(f"{self.stage}: {event.summary}")
 
     async def until(
         self, times: dict[str, float], node: str, since: float, within_s: float
@@ -129,6 +130,7 @@ class _Trial:
             hostile.command("go")
             phases.append(await self._phase("during"))
             hostile.command("stop")
+            self._heard.stage = "stopped"
             stopped_at = self._clock()
             sent = await hostile.answer("stopped")
             await asyncio.sleep(max(0.0, stopped_at + _RECOVERY_S - self._clock()))
@@ -158,6 +160,7 @@ class _Trial:
 
     async def _phase(self, name: str) -> hostile_rows.Phase:
         phase = hostile_rows.Phase(name)
+        self._heard.stage = name
         began_at, cpu_s = self._clock(), _cpu_s(self._world)
         disconnected_s = await self._disconnected_s()
         watching = [
@@ -268,6 +271,7 @@ class _Trial:
     async def _restarts(self) -> dict[str, float]:
         """Return how long health and labeler take to be ready after a restart."""
         taken_s = {}
+        self._heard.stage = "restarted"
         for name in ("health", "labeler"):
             for process in self._world.services[name]:
                 await process.kill()

@@ -56,6 +56,7 @@ class Outcome:
     about_node: Counter[str]
     about_others: Counter[str]
     storms: list[str]
+    """The summaries of mass failures, each after the phase in which it began."""
     restarts_s: Mapping[str, float]
 
 
