@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from muster import codec, vocabulary
+from muster import codec, inventory_pages, vocabulary
 from muster.nats.auth import permissions
 
 PLUGIN: Final = "device-plugin"
@@ -25,7 +25,8 @@ CHURN_NAMES: Final = 9
 LINKS: Final = 3
 """Connections of a flood, one to each server."""
 _MANY: Final = 500
-_DEVICES: Final = 3_000
+_DEVICES: Final = 10_000
+_VERSION: Final = 10**9
 _LARGE: Final = 900_000
 _MEDIUM: Final = 65_536
 _EVENT: Final = 1_000_000
@@ -140,9 +141,12 @@ def _names(node: str, link: int) -> Iterator[bytes]:
 
 
 def _inventories(node: str, link: int) -> Iterator[bytes]:
-    template = _event(_inventory(node, PLUGIN, devices=_DEVICES))
-    for number in itertools.count():
-        yield _named(template, _MARK, link, number)
+    """Yield whole inventories, in pages; each has a version of its own."""
+    pages = inventory_pages.numbered(_inventory(node, PLUGIN, devices=_DEVICES), _VERSION)
+    whole = b"".join(_event(page) for page in pages)
+    for number in itertools.count(link, LINKS):
+        version = b'"version":%d' % (_VERSION + number % _VERSION)
+        yield _named(whole, _MARK, link, number).replace(b'"version":%d' % _VERSION, version)
 
 
 def _large_events(token: str, link: int) -> Iterator[bytes]:

@@ -255,15 +255,19 @@ class _Trial:
         counted = await self._world.honest.ask("events", "events")
         stored = await self._stored()
         published: dict[str, int] = counted["published"]
-        lost = sum(max(0, count - stored.get(key, 0)) for key, count in published.items())
+        kept = {key: 1 if ".inventory." in key else count for key, count in published.items()}
+        lost = sum(max(0, count - stored.get(key, 0)) for key, count in kept.items())
         return lost, sum(published.values()), max(counted["stored_s"], default=0.0)
 
     async def _stored(self) -> dict[str, int]:
-        """Return how many events of each subject the stream has, of honest nodes."""
+        """Return how many events of each subject their stream has, of honest nodes."""
         stored: dict[str, int] = {}
-        for what in ("allocation.observed", "inventory.reported"):
+        for stream, subject in (
+            (streams.EVENTS, f"muster.event.*.{connections.PLUGIN}.allocation.observed"),
+            (streams.INVENTORY, f"muster.inventory.*.{connections.PLUGIN}.0"),
+        ):
             info = await self._admin.raw.jetstream().stream_info(
-                streams.EVENTS.name, subjects_filter=f"muster.event.*.{connections.PLUGIN}.{what}"
+                stream.name, subjects_filter=subject
             )
             stored |= info.state.subjects or {}
         return stored
