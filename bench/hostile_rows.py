@@ -18,6 +18,8 @@ NATS: Final = "nats-server"
 _LATER: Final = 1.5
 _HEALTH_MIB: Final = 200.0
 _POD_MIB: Final = 512.0
+_NATS_MIB: Final = 1024.0
+"""The limits of the pods, as shipped."""
 _READY_S: Final = 10.0
 _STORMS_SHOWN: Final = 2
 
@@ -165,7 +167,7 @@ def _cost(name: str, service: str, phases: list[Phase]) -> report.Row:
         f"{name}: {service}, memory",
         max(during.memory_mib[service], after.memory_mib[service]),
         "MiB",
-        target={"health": _HEALTH_MIB, NATS: None}.get(service, _POD_MIB),
+        target={"health": _HEALTH_MIB, NATS: _NATS_MIB}.get(service, _POD_MIB),
         floor=before.memory_mib[service],
         how=f"during or after; CPU {cpu} % of a core",
     )
