@@ -25,6 +25,7 @@ READ_BYTES: Final = DEFAULT_BUFFER_SIZE
 """How much nats-py reads at once; after a read of this size there may be more data."""
 
 _CLOSE_TIMEOUT_S: Final = 2
+_SHORT_REPLY: Final = 9
 _TAKEN_AT_ONCE: Final = 20
 _LOOKS: Final = 8
 """How often a reader that waits looks whether its client was closed."""
@@ -82,6 +83,20 @@ class Received:
             if self._client.is_closed:
                 raise nats.errors.ConnectionClosedError
         raise nats.errors.TimeoutError
+
+
+def place(message: Msg) -> tuple[int, int]:
+    """Return a message's position in its stream, and how many more the consumer has to deliver.
+
+    nats-py's `metadata` takes 7 us (NATS' ADR-15: `$JS.ACK.` and 7 tokens, or 9 and a random one).
+    Raises NotJSMessageError.
+    """
+    words = message.reply.split(".")
+    last = len(words) - (1 if len(words) <= _SHORT_REPLY else 2)
+    try:
+        return int(words[last - 3]), int(words[last])
+    except (ValueError, IndexError):
+        raise nats.errors.NotJSMessageError from None
 
 
 def certificate_end(client: Client) -> str | None:

@@ -130,8 +130,8 @@ async def follow(
                 jetstream.pull(client, stream.name, config, served=retry.reset)
             ) as messages:
                 async for message in messages:
-                    position = message.metadata.sequence.stream
-                    if wants is not None and not _wanted(wants, message):
+                    position, left = compat.place(message)
+                    if wants is not None and not wants(message.subject, left):
                         continue
                     event = whole.add(_decoded(message))
                     if event is not None:
@@ -180,7 +180,7 @@ async def each_newest(
                 read = 0
                 async for message in messages:
                     read += 1
-                    is_wanted = wants is None or _wanted(wants, message)
+                    is_wanted = wants is None or wants(message.subject, compat.place(message)[1])
                     event = whole.add(_decoded(message)) if is_wanted else None
                     if event is not None:
                         yield event
@@ -202,10 +202,6 @@ def _is_missing(stream: streams.Stream, error: BaseException) -> bool:
 async def _wait(retry: jetstream.ReadRetry, stream: streams.Stream, error: BaseException) -> None:
     """Wait for the next attempt; that an optional stream is missing is no problem of a reader."""
     await (asyncio.sleep(_MISSING_S) if _is_missing(stream, error) else retry.wait(error))
-
-
-def _wanted(wants: Wants, message: connection.Message) -> bool:
-    return wants(message.subject, message.metadata.num_pending)
 
 
 class _Whole:

@@ -33,8 +33,9 @@ class Intake:
 
     def refusal(self, subject: str, now: float) -> limits.Refusal | None:
         """Return why a message is not read; None if it is."""
-        node = self.node_of(subject)
-        refusal = self._fleet.refusal(node, subject.split(".")[_PLUGIN])
+        words = subject.split(".", _PLUGIN + 1)
+        node = vocabulary.node_of(words[_NODE])
+        refusal = self._fleet.refusal(node, words[_PLUGIN])
         if refusal is not None:
             return refusal
         if node in self._again:
