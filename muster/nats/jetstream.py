@@ -137,8 +137,8 @@ ABANDONED_S: Final = 30.0
 
 _STORE_TIMEOUT_S: Final = 2.0
 _PULL_S: Final = 1.0
-_PULL_BATCH: Final = 100
-"""Of at most a MiB each: nats-py drops messages while 128 MiB wait in a subscription."""
+_PULL_BATCH: Final = 500
+"""Of at most 49 KiB each from plugins: nats-py drops messages while 128 MiB wait."""
 _FAILURES_LOGGED: Final = 5
 """Log after this many consecutive failures."""
 _FINAL_REFUSALS: Final = (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError)
