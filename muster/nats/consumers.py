@@ -18,7 +18,7 @@ import prometheus_client
 from nats.js import api
 
 from muster import codec
-from muster.nats import assembly, connection, jetstream, streams
+from muster.nats import assembly, compat, connection, jetstream, streams
 from muster.service import logs, runtime
 
 _UNACKNOWLEDGED_MAX: Final = 1_000
