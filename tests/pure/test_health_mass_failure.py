@@ -232,6 +232,18 @@ def test_many_pods_that_ended_are_a_mass_failure_too() -> None:
     assert failed(world) == {}
 
 
+def test_mass_failures_with_several_causes_are_a_single_alert_about_all_of_them() -> None:
+    nodes = [f"n{number:02}" for number in range(40)]
+    world = zone_a_cut_off(nodes)
+    for node in nodes[25:]:
+        world.part(node)
+    world.run(10.0)
+    *_, alert = world.fleet_alerts(AlertKind.STORM)
+    how = "went silent or reported problems"
+    assert alert.summary == f"35 of 40 plugins {how} at once; in common: zone=a, zone=b"
+    assert (world.storms(), failed(world)) == (1, {})
+
+
 def test_the_alert_names_who_makes_the_mass_failure() -> None:
     world = zone_a_cut_off([f"n{number:02}" for number in range(40)], hostile=1)
     world.attack(IN_TURN[:1], 0.1, world.now + 12.0)

@@ -22,6 +22,7 @@ KEY: Final = f"{vocabulary.FLEET}.{PLUGIN}"
 
 _URGENCY: Final = tuple(vocabulary.Severity)
 _SHOWN_MAX: Final = 16
+_CAUSES_MAX: Final = 4
 _EVENTS_MAX: Final = 64
 _EVENT_S: Final = 120.0
 
@@ -149,17 +150,19 @@ class FleetAlerts:
     ) -> Iterable[alerts.Alert]:
         if not failures.active:
             return
-        failure = max(failures.active.values(), key=lambda each: (each.peak, each.cause))
-        common = self._words(failure.cause, now)
-        many = f"{failure.peak} of {plugins} plugins"
-        summary = f"{many} {failure.manner} at once; in common: {common}"
-        text = f"{failure.peak} suspected; no verdicts about them until the mass failure is over"
+        running = sorted(failures.active.values(), key=lambda each: (-each.peak, each.cause))
+        peak = sum(failure.peak for failure in running)
+        causes = [self._words(failure.cause, now) for failure in running]
+        common = ", ".join(list(dict.fromkeys(causes))[:_CAUSES_MAX])
+        manners = " or ".join(dict.fromkeys(failure.manner.value for failure in running))
+        summary = f"{peak} of {plugins} plugins {manners} at once; in common: {common}"
+        text = f"{peak} suspected; no verdicts about them until the mass failure is over"
         yield alerts.Alert(
             kind=AlertKind.STORM,
             summary=summary,
             evidence=(
                 evidence.of("health", text),
-                evidence.of("health", failure.makers()),
+                evidence.of("health", mass_failure.makers(running)),
                 evidence.of("bus", f"in common: {common}"),
             ),
             starts_at=at,

@@ -34,7 +34,7 @@ others have joined for 10 s.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,14 +90,17 @@ class MassFailure:
         self.joined[node] += 1
         self.joined_at = now
 
-    def makers(self) -> str:
-        """Return which nodes make most of it, each with its share of the suspicions."""
-        total = self.joined.total()
-        top = self.joined.most_common(_SHOWN_MAX)
-        shares = ", ".join(f"{node} {many} ({many / total:.0%})" for node, many in top)
-        more = len(self.joined) - len(top)
-        others = f" and {more} more nodes" if more else ""
-        return f"{total} suspicions, by node: {shares}{others}"
+
+def makers(failures: Iterable[MassFailure]) -> str:
+    """Return which nodes make most of the suspicions, each with its share."""
+    joined = Counter[str]()
+    for failure in failures:
+        joined.update(failure.joined)
+    total, top = joined.total(), joined.most_common(_SHOWN_MAX)
+    shares = ", ".join(f"{node} {many} ({many / total:.0%})" for node, many in top)
+    more = len(joined) - len(top)
+    others = f" and {more} more nodes" if more else ""
+    return f"{total} suspicions, by node: {shares}{others}"
 
 
 @dataclass(frozen=True, slots=True)
