@@ -78,7 +78,7 @@ def _run(name: str, *, seconds: int, keep: bool) -> int:
         f"-timeout={RUN_S}",
         f"-rss_limit_mb={MEMORY_MIB}",
         f"-artifact_prefix={place / 'defects'}/",
-        f"-dict={place / 'words'}",
+        *([f"-dict={place / 'words'}"] if words else []),
         "-print_final_stats=1",
         "-max_len=16384",
     ]

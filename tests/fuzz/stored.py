@@ -184,7 +184,7 @@ def _inventories() -> Iterator[bytes]:
         {"products": [{"name": "H100"}], "nodes": {f"n{n}": {"0": 8} for n in range(size)}}
     ),
 )
-def labeller_inventory(data: bytes) -> None:
+def labeler_inventory(data: bytes) -> None:
     """The labeler's ConfigMap is refused, or is written as it was read."""
     try:
         nodes, simulated = projection.decode_inventory(data.decode("utf-8", "replace"))
