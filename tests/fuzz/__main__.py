@@ -123,7 +123,9 @@ def _word(word: str) -> str:
 def _run_here(name: str, *options: str) -> int:
     """Run one target in this process, as libFuzzer does."""
     import atheris
+    import structlog
 
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with atheris.instrument_imports(include=list(INSTRUMENTED), enable_loader_override=False):
         import_targets()
     from tests.fuzz import mutation

@@ -1,6 +1,8 @@
 """Fuzz targets: who may connect: tokens, key sets, the callout's requests, keys and credentials."""
 
+import asyncio
 import json
+import types
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -8,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from muster import vocabulary
 from muster.nats.auth import accounts, nkeys
-from muster_gate import callout, config, tokens
+from muster_gate import callout, config, patrol, police, tokens
 from tests.fuzz.target import compact, split, target
 from tests.worlds import token_issuer
 
@@ -229,3 +231,42 @@ def credentials(data: bytes) -> None:
         callout.read_signing(data)
     except ValueError as refused:
         assert len(str(refused)) < 200
+
+
+def _reports() -> Iterator[bytes]:
+    at = {"start": "2026-01-02T00:00:00Z", "stop": "2026-01-02T00:00:05Z"}
+    connections = [
+        {"cid": number, "start": at["start"], "in_msgs": 10**6, "authorized_user": "plugin_node-a"}
+        for number in range(3)
+    ]
+    traffic = {"server_id": "N", "now": "2026-01-02T00:01:00Z", "connections": connections}
+    yield b"read\n" + compact({"data": traffic})
+    client = {"id": 7, "user": "U", "tags": ["node:node-a"], **at}
+    sent = {"msgs": 10**6, "bytes": 10**9}
+    yield b"closed\n" + compact({"server": {"id": "N"}, "client": client, "sent": sent})
+    yield b"penalties\n" + compact([{"node": "node-a", "offences": 2, "rest_s": 20.0}])
+
+
+@target(
+    seeds=_reports, words=('"cid":', '"in_msgs":', '"tags":', '"node:', '"rest_s":', '"offences":')
+)
+def traffic_reports(data: bytes) -> None:
+    """What servers and other gates say about nodes is left out, or leads to a bounded penalty."""
+    rates = config.Rates()
+    watch = police.Police(rates)
+    patrolled = patrol.Patrol(watch, rates)
+    handlers = {
+        "read": patrolled._read,
+        "closed": patrolled._read_closed,
+        "penalties": patrolled._hear,
+    }
+
+    async def hear() -> None:
+        for part in data.split(b"\n\n")[:4]:
+            handler, body = split(part, handlers)
+            if handler is not None:
+                await handler(types.SimpleNamespace(data=body))
+        for penalty in watch.penalties(asyncio.get_running_loop().time()):
+            assert 0 < penalty.rest_s <= rates.refuse_max_s + 1
+
+    asyncio.run(hear())

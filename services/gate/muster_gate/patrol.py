@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import nats.aio.client
@@ -52,9 +52,12 @@ READ: Final = prometheus_client.Gauge(
 )
 
 
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
 class _Connection(msgspec.Struct, frozen=True):
     cid: int
-    start: datetime
+    start: _Time
     in_msgs: int = 0
     in_bytes: int = 0
     authorized_user: str = ""
@@ -63,7 +66,7 @@ class _Connection(msgspec.Struct, frozen=True):
 
 class _Connections(msgspec.Struct, frozen=True):
     server_id: str
-    now: datetime
+    now: _Time
     connections: tuple[_Connection, ...] = ()
 
 
@@ -79,8 +82,8 @@ class _Server(msgspec.Struct, frozen=True):
 
 class _Client(msgspec.Struct, frozen=True):
     id: int
-    start: datetime
-    stop: datetime
+    start: _Time
+    stop: _Time
     user: str = ""
     tags: tuple[str, ...] = ()
 

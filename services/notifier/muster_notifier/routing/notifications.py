@@ -12,6 +12,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from muster import codec, vocabulary
+from muster.vocabulary import facts
 
 ENCODED_BYTES_MAX: Final = 256 * 1024
 ALERTS_MAX: Final = 100
@@ -55,6 +56,10 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     pods_of: dict[str, int] = {}
     why: str = ""
     is_test: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a time that nothing could be added to."""
+        facts.check_time("at", self.at)
 
     @property
     def node(self) -> str:
@@ -200,6 +205,10 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     attempts: vocabulary.Count
     data: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse a time that nothing could be added to."""
+        facts.check_time("at", self.at)
 
 
 def entry_of(
