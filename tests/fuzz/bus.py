@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 import nats.errors
 
-from muster import codec, vocabulary
+from muster import codec, inventory_pages, vocabulary
+from muster.nats import assembly
 from muster.nats import heartbeats as stream
 from muster_health.bus import nats_connections
 from muster_health.fleet import detector
@@ -18,13 +19,14 @@ from muster_labeler.naming import feature_discovery
 from tests.fuzz.target import compact, recorded, target
 
 _ZERO: Final = datetime(2026, 1, 2, tzinfo=UTC)
+_OF_PLUGINS: Final = ("muster.event.", "muster.inventory.")
 _KINDS: Final[tuple[type[msgspec.Struct], ...]] = (*vocabulary.EVENTS, vocabulary.Heartbeat)
 _WORDS: Final = tuple(f'"{name}":' for kind in _KINDS for name in kind.__struct_fields__)
 
 
 def _events() -> Iterator[tuple[str, bytes]]:
     for subject, payload in recorded():
-        if subject.startswith("muster.event."):
+        if subject.startswith(_OF_PLUGINS):
             yield subject, payload
 
 
@@ -67,6 +69,43 @@ def events(data: bytes) -> None:
         for value in feature_discovery.labels(event.data.gpus).values():
             assert len(value) <= 63
             assert value.isascii()
+
+
+def _pages() -> Iterator[bytes]:
+    device = vocabulary.Device(id="d", resource="a.com/x", health=vocabulary.Health.HEALTHY)
+    whole = vocabulary.InventoryReported(node="a", at=_ZERO, plugin="p", devices=(device,))
+    yield _page(whole)
+    for count in (2, 3):
+        pages = [
+            msgspec.structs.replace(whole, version=1, page=page, pages=count)
+            for page in reversed(range(count))
+        ]
+        yield b"\n".join(map(_page, pages))
+
+
+def _page(page: vocabulary.InventoryReported) -> bytes:
+    return codec.encode(
+        page, event_id=f"i:{page.page}", producer="p", instance="i", sequence=1, boot="b"
+    )
+
+
+@target(seeds=_pages, words=('"page":', '"pages":', '"version":', '"devices":', '"gpus":'))
+def inventories(data: bytes) -> None:
+    """Pages in any order are a whole inventory or none, and few wait; a whole is split again."""
+    assembler = assembly.Assembler()
+    pages = 0
+    for position, line in enumerate(data.split(b"\n"), start=1):
+        with contextlib.suppress(codec.MalformedEvent):
+            event = codec.decode(_subject(line), line, position=position)
+            pages += 1
+            whole = assembler.add(event)
+            if whole is None or not isinstance(whole.data, vocabulary.InventoryReported):
+                continue
+            assert (whole.data.page, whole.data.pages) == (0, 1)
+            parts = inventory_pages.numbered(whole.data, 7)
+            assert sum(len(part.devices) for part in parts) == len(whole.data.devices)
+    assert assembler.forgotten <= pages
+    assert assembler._waiting <= assembly.WAITING_MAX
 
 
 def _beats() -> Iterator[bytes]:
@@ -137,7 +176,7 @@ def _input(line: bytes, position: int) -> signals.Input:
     if b'"specversion"' not in line:
         return signals.HeartbeatArrived(heartbeat=codec.decode_heartbeat(line))
     event = codec.decode(_subject(line), line, position=position)
-    if not event.data.subject.startswith("muster.event."):
+    if not event.data.subject.startswith(_OF_PLUGINS):
         raise codec.MalformedEvent(codec.MalformedReason.UNKNOWN_TYPE, event.type)
     return signals.FromPlugin(
         event=event.data, instance=event.instance, sequence=event.sequence, position=position
@@ -149,8 +188,9 @@ def _subject(line: bytes) -> str:
     try:
         tree: Any = json.loads(line)
         data, kind = tree["data"], tree["type"].removeprefix(codec.TYPE_PREFIX)
-        node = vocabulary.node_token(data["node"])
-        return f"muster.event.{node}.{data['plugin']}.{kind}"
+        fields = {**data, "node": vocabulary.node_token(data["node"])}
+        template = vocabulary.BY_TYPE[kind].SUBJECT
+        return template.format_map({"page": 0, **fields})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
 
