@@ -67,7 +67,8 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer PING; count refusals. Messages to us are of no interest."""
-        assert self._transport is not None, "connected"
+        if self._transport is None:
+            return  # TLS had some left when the connection ended
         data = self._rest + data
         lines = data.split(b"\r\n")
         self._rest = lines.pop()[-4096:]
@@ -86,6 +87,7 @@ class _Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wake everybody who waits."""
         del exc
+        self._transport = None
         self.closed.set()
         self.opened.set()
         self.writable.set()

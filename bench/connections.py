@@ -176,7 +176,8 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer PING and probes."""
-        assert self._transport is not None, "connected"
+        if self._transport is None:
+            return  # TLS had some left when the connection ended
         data = self._rest + data
         while (end := data.find(b"\r\n")) >= 0:
             words = data[:end].split()

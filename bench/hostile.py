@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from bench import attacks, connections, hostile_rows, production, programs, report
 from muster import codec, vocabulary
+from muster.local import processes
 from muster.nats import compat, streams
 from muster.nats.auth import nkeys
 from tests.worlds import bus_subjects
@@ -280,10 +281,10 @@ class _Trial:
             for process in self._world.services[name]:
                 await process.kill()
             began_at = self._clock()
-            for process in self._world.services[name]:
-                await process.start()
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, processes.ProgramFailed):
                 async with asyncio.timeout(_LATE_S):
+                    for process in self._world.services[name]:
+                        await process.start()
                     await self._world.until_ready(name)
             taken_s[name] = self._clock() - began_at
         return taken_s
