@@ -38,6 +38,10 @@ NOTES: Final = prometheus_client.Counter(
     "Reasons why a verdict or an alert was delayed or dropped.",
     ["note"],
 )
+EVENTS_SKIPPED: Final = prometheus_client.Counter(
+    "muster_health_events_skipped_total",
+    "Events not read because their node published too many; the newest ones are read later.",
+)
 REFUSED: Final = prometheus_client.Counter(
     "muster_health_refused_total",
     "What was not kept, because of a limit or because Kubernetes does not know its node.",

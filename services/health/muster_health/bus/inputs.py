@@ -13,6 +13,7 @@ from muster import codec, leadership, vocabulary
 from muster.nats import bus, connection, consumers, heartbeat_budget, heartbeats, storage, streams
 from muster.service import logs, runtime
 from muster_health import metrics
+from muster_health.bus import event_budget
 from muster_health.model import limits, signals, snapshot
 
 Inbox = asyncio.Queue[runtime.Delivery[signals.Input]]
@@ -24,7 +25,7 @@ _REPORTS: Final = tuple(
 )
 """Earlier plugins publish their inventories here too."""
 _INVENTORIES: Final = ("muster.inventory.*.*.*",)
-
+_AGAIN_S: Final = 0.5
 
 _LIMITED: Final = vocabulary.NodeLimited.SUBJECT.replace("{node}", "*")
 
@@ -67,7 +68,15 @@ class Inputs:
                 # without saved state, the newest report of each subject is enough
                 position = await self._catch_up()
             tasks.create_task(self._follow_inventories())
-            reports = consumers.follow(self._link, streams.EVENTS, filters=_REPORTS, after=position)
+            budget = event_budget.EventBudget()
+            tasks.create_task(self._read_again(budget, streams.EVENTS))
+            reports = consumers.follow(
+                self._link,
+                streams.EVENTS,
+                filters=_REPORTS,
+                after=position,
+                wants=self._within(budget),
+            )
             async for event in reports:
                 await self.put(_report(event, position=event.position))
 
@@ -76,11 +85,44 @@ class Inputs:
 
         Every process begins with all of them: the saved position is of the other stream.
         """
+        budget = event_budget.EventBudget()
         inventories = consumers.follow(
-            self._link, streams.INVENTORY, filters=_INVENTORIES, is_newest_first=True
+            self._link,
+            streams.INVENTORY,
+            filters=_INVENTORIES,
+            is_newest_first=True,
+            wants=self._within(budget),
         )
-        async for event in inventories:
-            await self.put(_report(event))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_again(budget, streams.INVENTORY))
+            async for event in inventories:
+                await self.put(_report(event))
+
+    def _within(self, budget: event_budget.EventBudget) -> consumers.Wants:
+        clock = asyncio.get_running_loop().time
+
+        def wants(subject: str, pending: int) -> bool:
+            del pending
+            is_wanted = budget.wants(subject, clock())
+            if not is_wanted:
+                metrics.EVENTS_SKIPPED.inc()
+            return is_wanted
+
+        return wants
+
+    async def _read_again(self, budget: event_budget.EventBudget, stream: streams.Stream) -> None:
+        """Read the newest events of nodes of which some were skipped, forever."""
+        clock = asyncio.get_running_loop().time
+        kind = stream.subjects[0].split(".")[1]
+        while True:
+            await asyncio.sleep(_AGAIN_S)
+            tokens, noisy = budget.due(clock())
+            for each in noisy:
+                await self.put(each)
+            for token in tokens:
+                newest = await consumers.newest(self._link, stream, f"muster.{kind}.{token}.>")
+                for event in newest:
+                    await self.put(_report(event))
 
     async def _follow_leadership(self) -> None:
         """Put changes of leadership into the inbox; a new leader first gets all saved state."""

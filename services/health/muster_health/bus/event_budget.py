@@ -1,0 +1,87 @@
+"""Pure: how many events of each node are read: of a node with more, only the newest of each kind.
+
+An event that is over the budget is neither decoded nor handled; so what one node publishes does not
+delay the others. A moment later the newest event of each of its subjects is read again: a snapshot
+is the truth, and the changes before it do not matter.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from muster import pacing, vocabulary
+from muster_health.model import limits
+
+_PER_S: Final = 200.0
+_BURST: Final = 2_000.0
+"""A plugin sends up to 1,000 events that it has kept in an outage (`bus.QUEUE_MAX`)."""
+_AGAIN_S: Final = 2.0
+_NOISY_S: Final = 5.0
+"""A backlog that is read faster than it arose is no noise."""
+_NODES_MAX: Final = 1_000
+_NODE_WORD: Final = 2
+
+
+@dataclass(slots=True, eq=False)
+class _Skipped:
+    since: float
+    again_at: float
+    count: int = 0
+
+
+class EventBudget:
+    """The budgets of all nodes for the events of one stream."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, pacing.TokenBucket] = {}
+        self._skipped: dict[str, _Skipped] = {}
+
+    def wants(self, subject: str, now: float) -> bool:
+        """Return whether to read an event; otherwise its node has to be read again."""
+        token = subject.split(".", _NODE_WORD + 1)[_NODE_WORD]
+        bucket = self._buckets.get(token)
+        if bucket is None:
+            self._forget(now)
+            bucket = pacing.TokenBucket(per_s=_PER_S, burst=_BURST, now=now)
+            self._buckets[token] = bucket
+        if bucket.try_take(now):
+            return True
+        skipped = self._skipped.get(token)
+        if skipped is None:
+            skipped = self._skipped[token] = _Skipped(now, now + _AGAIN_S)
+        skipped.count += 1
+        return False
+
+    def due(self, now: float) -> tuple[list[str], list[limits.NodeNoisy]]:
+        """Return the tokens of the nodes to read again, and the noisy nodes."""
+        tokens: list[str] = []
+        noisy: list[limits.NodeNoisy] = []
+        for token, skipped in list(self._skipped.items()):
+            if now < skipped.again_at:
+                continue
+            tokens.append(token)
+            if not skipped.count:
+                # nothing was skipped since it was read again
+                del self._skipped[token]
+                continue
+            skipped.again_at = now + _AGAIN_S
+            if now - skipped.since >= _NOISY_S:
+                noisy.append(_noisy(token, skipped.count))
+            skipped.count = 0
+        return tokens, noisy
+
+    def _forget(self, now: float) -> None:
+        if len(self._buckets) < _NODES_MAX:
+            return
+        # a full bucket is as good as a new one
+        self._buckets = {
+            token: bucket for token, bucket in self._buckets.items() if not bucket.is_full(now)
+        }
+
+
+def _noisy(token: str, count: int) -> limits.NodeNoisy:
+    return limits.NodeNoisy(
+        node=vocabulary.node_of(token),
+        channel=limits.Channel.EVENTS,
+        messages=count,
+        seconds=_AGAIN_S,
+    )
