@@ -6,8 +6,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import pytest
-
 from muster import codec, vocabulary
 from muster.local import nats as local
 from muster.local import processes
@@ -16,7 +14,8 @@ from tests.worlds import nats_links, shipped_nats
 
 LIMITS = heartbeat_budget.Limits(period_s=0.5)
 NODES = frozenset({"node-a", "node-b"})
-_SENT = 60
+_SENT = 40
+_PAYLOAD_MAX = 65_536
 
 
 _FLOOD = """
@@ -47,10 +46,7 @@ async def flood(server: local.NatsServer, size: int) -> AsyncIterator[None]:
             await sender.wait()
 
 
-@pytest.mark.parametrize("size", [65_536, 2])
-def test_a_flood_of_one_node_delays_no_other_and_does_not_cut_the_reader(
-    tmp_path: Path, size: int
-) -> None:
+def test_a_flood_of_one_node_delays_no_other_and_does_not_cut_the_reader(tmp_path: Path) -> None:
     received: list[int] = []
     noisy: list[heartbeat_budget.Excess] = []
 
@@ -69,7 +65,7 @@ def test_a_flood_of_one_node_delays_no_other_and_does_not_cut_the_reader(
             await stream.follow(handle, nodes=lambda: (1, NODES), on_excess=note)
             renewing = asyncio.create_task(stream.run())
             await nats_links.settled(stream.link)
-            async with flood(server, size):
+            async with flood(server, _PAYLOAD_MAX):
                 for seq in range(_SENT):
                     heartbeat = vocabulary.Heartbeat(
                         node="node-b", plugin="device-plugin", instance="i", seq=seq, interval_s=1.0
