@@ -216,7 +216,7 @@ def _accounts() -> dict[Path, bytes]:
     nodes = [permissions.plugin(vocabulary.node_token(node.name)) for node in stack.NODES]
     return {
         Path(place, "accounts.conf"): server_conf.accounts_conf([*central, *plugins]).encode()
-        for place, plugins in (("k8s/base/nats", [permissions.any_plugin()]), ("compose", nodes))
+        for place, plugins in (("k8s/base/nats", [permissions.gate()]), ("compose", nodes))
     }
 
 

@@ -20,8 +20,6 @@ _CONNECTIONS: Final = "$SYS.REQ.ACCOUNT.{}.CONNZ"
 _DISCONNECT: Final = "$SYS.REQ.SERVER.*.KICK"
 NODE_TAG: Final = "node"
 PLUGIN_TAG: Final = "plugin"
-_CALLOUT_S: Final = 4
-"""How long nats-server waits for the gate; clients wait for 2 s and try again."""
 _NO_LIMIT: Final = -1
 _SUBSCRIPTIONS_MAX: Final = 20
 _PAYLOAD_MAX: Final = 1_048_576
@@ -86,15 +84,19 @@ def user(
     return claims if until is None else claims | {"exp": round(until)}
 
 
+def user_with_rights(grant: permissions.Grant, public: str, *, until: float) -> Claims:
+    """Return the claims of a user where a NATS with passwords asks the gate: there are no scopes.
+
+    The account is named as the audience (server/auth_callout.go; 2.15).
+    """
+    claims = {"sub": public, "name": grant.user, "aud": grant.account, "exp": round(until)}
+    return claims | {"nats": _kind("user") | _rights(grant)}
+
+
 def gate_user(public: str) -> Claims:
     """Return the claims of the gate itself, for the account AUTH to sign."""
     grant = permissions.gate()
-    rights = {
-        "sub": _allowed(grant.subscribe, ()),
-        "pub": _allowed(grant.publish, ()),
-        "resp": {"max": 1, "ttl": permissions.ANSWER_S * 10**9},
-    }
-    return {"sub": public, "name": grant.user, "nats": _kind("user") | _unlimited() | rights}
+    return {"sub": public, "name": grant.user, "nats": _kind("user") | _rights(grant)}
 
 
 def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
@@ -131,7 +133,7 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
         + nkeys.encode_jwt(
             {"sub": sentinel, "name": "sentinel", "nats": _kind("user") | nobody}, keys.auth, at=at
         ),
-        f"authorization {{ timeout: {_CALLOUT_S} }}",
+        f"authorization {{ timeout: {permissions.CALLOUT_S} }}",
     ]
     return "".join(f"{line}\n" for line in lines)
 
@@ -231,7 +233,13 @@ def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
 
 
 def _template(role: Role) -> Claims:
-    grant = _grant(role)
+    claims = _rights(_grant(role))
+    if role is Role.READER:
+        claims |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
+    return claims
+
+
+def _rights(grant: permissions.Grant) -> Claims:
     claims = _unlimited() | {
         "pub": _allowed(grant.publish, grant.publish_denied),
         "sub": _allowed(grant.subscribe, grant.subscribe_denied),
@@ -239,8 +247,6 @@ def _template(role: Role) -> Claims:
     }
     if grant.answers:
         claims["resp"] = {"max": 1, "ttl": permissions.ANSWER_S * 10**9}
-    if role is Role.READER:
-        claims |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
     return claims
 
 

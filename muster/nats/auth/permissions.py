@@ -23,6 +23,8 @@ AUTH: Final = "AUTH"
 """The account of the gate, and of clients that it has not admitted yet."""
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
 """The subject on which nats-server asks about unknown clients (server/auth_callout.go; 2.15)."""
+CALLOUT_S: Final = 4
+"""How long nats-server waits for the gate; clients wait for 2 s and try again."""
 CONNECTIONS: Final = "muster.gate.connections"
 """Where the gate asks each server what the connections of plugins have sent (CONNZ)."""
 TRAFFIC: Final = "muster.gate.traffic"
@@ -113,11 +115,6 @@ def check_names(names: Collection[str]) -> tuple[str, ...]:
         if not _PLUGIN.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a plugin: [a-z0-9-], 1 to 63 characters")
     return tuple(names)
-
-
-def any_plugin() -> Grant:
-    """Return the rights of all plugins together, for an installation where they share one user."""
-    return _plugin("plugin", "*", (PLUGIN,))
 
 
 def each_plugin() -> Grant:

@@ -8,6 +8,12 @@ from typing import Final
 from muster.nats.auth.permissions import (
     ACCOUNT,
     ANSWER_S,
+    AUTH,
+    CALLOUT_S,
+    CLOSED,
+    CONNECTIONS,
+    DISCONNECT,
+    LIMITED,
     PLUGIN_PAYLOAD_MAX,
     PLUGIN_SUBSCRIPTIONS_MAX,
     PLUGINS,
@@ -66,16 +72,57 @@ _MORE_IMPORTS: Final = """\
 """
 
 
+_GATE_EXPORTS: Final = """\
+      {stream: "$SYS.ACCOUNT.PLUGINS.DISCONNECT", accounts: [MUSTER, AUTH]}
+      # every server answers
+      {service: "$SYS.REQ.ACCOUNT.PLUGINS.CONNZ", response: stream, accounts: [AUTH]}
+      {service: "$SYS.REQ.SERVER.*.KICK", accounts: [AUTH]}
+"""
+_GATE_SHARES: Final = f"""\
+    exports: [{{stream: "{LIMITED}", accounts: [MUSTER]}}]
+    imports: [
+      {{service: {{account: SYS, subject: "$SYS.REQ.ACCOUNT.PLUGINS.CONNZ"}}, to: {CONNECTIONS}}}
+      {{service: {{account: SYS, subject: "$SYS.REQ.SERVER.*.KICK"}}, to: "{DISCONNECT}.*"}}
+      {{stream: {{account: SYS, subject: "$SYS.ACCOUNT.PLUGINS.DISCONNECT"}}, to: {CLOSED}}}
+    ]
+"""
+_GATE_IMPORTS: Final = f"""\
+      {{stream: {{account: AUTH, subject: "{LIMITED}"}}}}
+"""
+ISSUER_FILE: Final = "../nats-gate/issuer.conf"
+"""What `muster_gate.issuer` writes, as seen from accounts.conf."""
+
+
 def accounts_conf(grants: Iterable[Grant]) -> str:
-    """Return the accounts for nats-server; each password is in the environment, see `variable`."""
+    """Return the accounts for nats-server; each password is in the environment, see `variable`.
+
+    With a grant of the gate, nats-server asks the gate about everybody who has no password.
+    """
     held = tuple(grants)
+    exports, imports, asked = _MORE_EXPORTS, _MORE_IMPORTS, ""
+    if any(grant.account == AUTH for grant in held):
+        exports = _MORE_EXPORTS.splitlines(keepends=True)[0] + _GATE_EXPORTS
+        imports += _GATE_IMPORTS
+        asked = f"  {AUTH} {{\n{_users(AUTH, held)}{_GATE_SHARES}  }}\n"
     return (
         "# made by scripts/manifests.py from muster/nats/auth/permissions.py\n"
+        f"{_callout(held) if asked else ''}"
         "system_account: SYS\naccounts {\n  SYS {\n"
-        f"{_longer(EXPORTS, _MORE_EXPORTS)}  }}\n"
+        f"{_longer(EXPORTS, exports)}  }}\n{asked}"
         f"  {PLUGINS} {{\n{_PLUGINS_LIMITS}{_users(PLUGINS, held)}{_PLUGINS_SHARES}  }}\n"
         f"  {ACCOUNT} {{\n    jetstream: enabled\n{_users(ACCOUNT, held)}"
-        f"{_TO_PLUGINS}{_longer(IMPORTS, _MORE_IMPORTS)}  }}\n}}\n"
+        f"{_TO_PLUGINS}{_longer(IMPORTS, imports)}  }}\n}}\n"
+    )
+
+
+def _callout(grants: Iterable[Grant]) -> str:
+    users = ", ".join(grant.user for grant in grants)
+    return (
+        f"include {ISSUER_FILE}\n"
+        f"authorization {{\n  timeout: {CALLOUT_S}\n  auth_callout {{\n"
+        f"    issuer: $NATS_GATE_ISSUER\n    account: {AUTH}\n"
+        f"    # these have passwords; the gate decides about all others\n"
+        f"    auth_users: [{users}]\n  }}\n}}\n"
     )
 
 
@@ -91,7 +138,7 @@ def _longer(block: str, lines: str) -> str:
 
 def _users(account: str, grants: Iterable[Grant]) -> str:
     users = "".join(_user(grant) for grant in grants if grant.account == account)
-    return f"    users: [\n{users}    ]\n"
+    return f"    users: [\n{users}    ]\n" if users else ""
 
 
 def _user(grant: Grant) -> str:

@@ -211,7 +211,7 @@ class Gate:
 
     def _read_signing(self) -> None:
         try:
-            self._authorizer.signing = read_signing(self._settings.signing)
+            self._authorizer.signing = read_signing(self._settings)
         except entry.CannotStart as error:
             if not self._is_signing_unusable:
                 logs.logger().error("signing_unusable", error=str(error))
@@ -223,10 +223,12 @@ class Gate:
         SIGNING.set(not self._is_signing_unusable)
 
 
-def read_signing(file: str) -> callout.Signing:
+def read_signing(settings: config.Settings) -> callout.Signing:
     """Return the keys that sign answers. Raises CannotStart."""
+    file = settings.password or settings.signing
+    read = callout.derive_signing if settings.password else callout.read_signing
     try:
-        return callout.read_signing(Path(file).read_bytes())
+        return read(Path(file).read_bytes())
     except OSError as error:
         raise entry.CannotStart(f"signing: {file}: {error.strerror or error}") from None
     except ValueError as error:
@@ -239,7 +241,7 @@ async def serve(settings: config.Settings) -> None:
     api = cluster_keys.api_address(settings.keys.api)
     if settings.keys.file is None and not api:
         raise entry.CannotStart("keys: not running in a cluster; set keys.file or keys.api")
-    authorizer = callout.Authorizer(settings, read_signing(settings.signing))
+    authorizer = callout.Authorizer(settings, read_signing(settings))
     authorizer.ring = cluster_keys.cached(settings.keys, issuer=settings.tokens.issuer)
     if authorizer.ring is not None:
         KEYS_FETCHED.set(authorizer.ring.fetched_at)

@@ -4,6 +4,7 @@ The server signs requests, and we sign answers. The user in an answer is signed 
 scope has the permissions of a plugin. The user's name is its inbox prefix, its tag the node.
 """
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,8 @@ from muster_gate import config, police, tokens
 from muster_gate.tokens import Reason, Refused
 
 _AUDIENCE: Final = "nats-authorization-request"
+_PASSWORD_MIN: Final = 32
+_PURPOSE: Final = b"muster gate signs users\0"
 _NODES_MAX: Final = 200_000
 """A compromised plugin must not open so many connections that nats-server accepts no others."""
 
@@ -52,7 +55,10 @@ class _Claims(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signing:
-    """The keys that sign answers, and the accounts that answers are issued for."""
+    """The keys that sign answers, and the accounts that answers are issued for.
+
+    A NATS with passwords knows one key, has no `auth`, and leaves a user's rights to the gate.
+    """
 
     answer: nkeys.Key
     node: nkeys.Key
@@ -150,6 +156,19 @@ def read_signing(document: bytes) -> Signing:
     )
 
 
+def derive_signing(password: bytes) -> Signing:
+    """Return the key that belongs to the gate's password, which NATS knows too.
+
+    Raises ValueError, without any of the password.
+    """
+    secret = password.strip()
+    if len(secret) < _PASSWORD_MIN:
+        raise ValueError(f"a password of fewer than {_PASSWORD_MIN} characters could be guessed")
+    derived = hashlib.sha256(_PURPOSE + secret).digest()
+    key = nkeys.Key(nkeys.Kind.ACCOUNT, derived)
+    return Signing(answer=key, node=key, auth="", plugins=permissions.PLUGINS)
+
+
 def read_request(payload: bytes) -> AuthRequest:
     """Return the request of a server. Raises Refused if the request cannot be answered."""
     try:
@@ -183,14 +202,19 @@ def allow(
     plugins: Collection[str],
 ) -> bytes:
     """Return the answer that allows a connection, for one node and a limited time."""
-    user = accounts.user(
-        accounts.Role.NODE,
-        request.user_nkey,
-        name=permissions.plugin_user(bearer.node),
-        account=keys.plugins,
-        until=at + bearer.lifetime_s,
-        plugins=plugins,
-    )
+    until = at + bearer.lifetime_s
+    if keys.auth:
+        user = accounts.user(
+            accounts.Role.NODE,
+            request.user_nkey,
+            name=permissions.plugin_user(bearer.node),
+            account=keys.plugins,
+            until=until,
+            plugins=plugins,
+        )
+    else:
+        grant = permissions.plugin(bearer.node, plugins)
+        user = accounts.user_with_rights(grant, request.user_nkey, until=until)
     return _answer(request, {"jwt": nkeys.encode_jwt(user, keys.node, at=at)}, keys, at=at)
 
 
@@ -200,6 +224,8 @@ def deny(request: AuthRequest, reason: Reason, keys: Signing, *, at: float) -> b
 
 
 def _answer(request: AuthRequest, content: dict[str, str], keys: Signing, *, at: float) -> bytes:
-    nats = content | {"type": "authorization_response", "version": 2, "issuer_account": keys.auth}
+    nats = content | {"type": "authorization_response", "version": 2}
+    if keys.auth:
+        nats["issuer_account"] = keys.auth
     claims = {"sub": request.user_nkey, "aud": request.server_id.id, "nats": nats}
     return nkeys.encode_jwt(claims, keys.answer, at=at).encode()

@@ -75,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     signing: File = "/etc/muster-gate/gate.json"
     """The keys that sign answers, as `muster auth init` writes them; read again periodically."""
+    password: File | None = None
+    """For a NATS with passwords: the gate's, from which the signing key is derived instead."""
     bus: sections.Bus = sections.Bus()
     tokens: Tokens = Tokens()
     plugins: tuple[str, ...] = (permissions.PLUGIN,)
