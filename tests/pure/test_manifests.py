@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import posixpath
 import re
 import subprocess
 import warnings
@@ -20,6 +21,7 @@ from muster.local import nats
 from muster.nats.auth import permissions, server_conf
 from muster.service import settings
 from muster_gate import config as gate_config
+from muster_gate import issuer
 from muster_health.model import config as health_config
 from muster_labeler import config as labeler_config
 from muster_notifier.config import schema as notifier_config
@@ -170,15 +172,15 @@ def test_no_node_can_read_what_would_make_it_somebody_else(overlay: str) -> None
     # (kubernetes plugin/pkg/auth/authorizer/node), and there is a plugin on every node
     named = {name: secrets(pod) for name, pod in pods(overlay).items()}
     everywhere, nats = named.pop("muster-plugin"), named.pop("muster-nats")
+    assert everywhere == set()
     if overlay == "production":
-        assert (everywhere, nats) == (set(), {"muster-nats-tls"})
+        assert nats == {"muster-nats-tls"}
         own = {f"muster-{name}": {f"muster-{name}-creds"} for name in CENTRAL}
         assert named == own | {"muster-gate": {"muster-gate"}}
         return
-    users = [*(grant.user for grant in permissions.central()), "plugin"]
-    assert everywhere == {"muster-nats-plugin"}
+    users = [*(grant.user for grant in permissions.central()), "gate"]
     assert nats == {f"muster-nats-{user}" for user in users}
-    assert named == {f"muster-{name}": {f"muster-nats-{name}"} for name in CENTRAL}
+    assert named == {f"muster-{name}": {f"muster-nats-{name}"} for name in (*CENTRAL, "gate")}
 
 
 def secrets(pod: Object) -> set[str]:
@@ -204,7 +206,7 @@ def secrets(pod: Object) -> set[str]:
 def test_every_user_of_nats_has_its_password_from_the_secret_and_no_file_holds_one(
     overlay: str,
 ) -> None:
-    for name in (*CENTRAL, "plugin"):
+    for name in (*CENTRAL, "gate"):
         env = {e["name"]: e for e in pods(overlay)[f"muster-{name}"]["containers"][0]["env"]}
         assert env["NATS_PASSWORD"]["valueFrom"]["secretKeyRef"] == {
             "name": f"muster-nats-{name}",
@@ -224,8 +226,7 @@ def test_nats_has_the_password_of_every_user_that_its_accounts_name() -> None:
     }
     asked = re.findall(r"\$(NATS_PASSWORD_\w+)", file_in("minimal", "muster-nats", "accounts.conf"))
     users = {
-        server_conf.password_variable(user): user
-        for user in (*CENTRAL, "reader", "admin", "plugin")
+        server_conf.password_variable(user): user for user in (*CENTRAL, "reader", "admin", "gate")
     }
     assert given == {
         name: {"name": f"muster-nats-{users[name]}", "key": "password"} for name in set(asked)
@@ -248,9 +249,15 @@ def test_in_production_nobody_has_a_password_and_each_shows_what_is_its_own() ->
     for name in CENTRAL:
         assert environment[f"muster-{name}"]["NATS_CREDS"] == "/etc/nats-creds/nats.creds"
         assert volumes[f"muster-{name}"]["creds"]["secret"]["secretName"] == f"muster-{name}-creds"
-    shown = environment["muster-plugin"]["NATS_TOKEN_FILE"]
-    assert shown == "/var/run/secrets/muster-nats/token"
-    (token,) = volumes["muster-plugin"]["nats-token"]["projected"]["sources"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_plugin_shows_a_token_of_its_own_everywhere(overlay: str) -> None:
+    pod = pods(overlay)["muster-plugin"]
+    (shown,) = [e for e in pod["containers"][0]["env"] if e["name"] == "NATS_TOKEN_FILE"]
+    assert shown["value"] == "/var/run/secrets/muster-nats/token"
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "nats-token"]
+    (token,) = volume["projected"]["sources"]
     assert token["serviceAccountToken"] == {
         "path": "token",
         "audience": gate_config.Tokens().audience,
@@ -272,11 +279,31 @@ def test_the_gate_takes_its_settings_and_believes_the_plugins_account() -> None:
     assert only("production", "Deployment", "muster-gate")["spec"]["replicas"] == 2
 
 
+def test_the_gate_and_nats_read_the_same_password() -> None:
+    gate, nats = pods("minimal")["muster-gate"], pods("minimal")["muster-nats"]
+    variables = {e["name"]: e.get("value", "muster") for e in gate["containers"][0]["env"]}
+    loaded = settings.load(
+        gate_config.Settings, prefix="MUSTER_GATE", file=None, environment=variables
+    )
+    (first,) = nats["initContainers"]
+    assert first["args"] == ["muster_gate.issuer", loaded.password, "/etc/nats-gate/issuer.conf"]
+    configured = posixpath.join("/etc/nats", server_conf.ISSUER_FILE)
+    assert posixpath.normpath(configured) == first["args"][-1]
+    of_gate = {v["name"]: v for v in gate["volumes"]}["keys"]
+    of_nats = {v["name"]: v for v in nats["volumes"]}["gate-password"]
+    assert of_gate["secret"] == of_nats["secret"] == {"secretName": "muster-nats-gate"}
+
+
 def test_nats_server_takes_its_configuration(tmp_path: Path) -> None:
+    etc = tmp_path / "nats"
+    etc.mkdir()
     for name in ("nats.conf", "accounts.conf"):
-        (tmp_path / name).write_text(file_in("minimal", "muster-nats", name))
-    users = [*(grant.user for grant in permissions.central()), "plugin"]
-    taken(tmp_path, {server_conf.password_variable(user): "p" for user in users})
+        (etc / name).write_text(file_in("minimal", "muster-nats", name))
+    (tmp_path / "nats-gate").mkdir()
+    (tmp_path / "password").write_text("p" * 32)
+    issuer.main(["issuer", f"{tmp_path}/password", f"{tmp_path}/nats-gate/issuer.conf"])
+    users = [*(grant.user for grant in permissions.central()), "gate"]
+    taken(etc, {server_conf.password_variable(user): "p" for user in users})
 
 
 def test_nats_server_takes_the_configuration_of_production(tmp_path: Path) -> None:
