@@ -17,7 +17,7 @@ import prometheus_client
 from muster.nats import connection
 from muster.nats.auth import permissions
 from muster.service import entry, logs, probes, runtime
-from muster_gate import callout, cluster_keys, config, patrol
+from muster_gate import callout, cluster_keys, config, issuer, patrol
 from muster_gate.tokens import Reason
 
 _GROUP: Final = "muster-gate"
@@ -226,7 +226,7 @@ class Gate:
 def read_signing(settings: config.Settings) -> callout.Signing:
     """Return the keys that sign answers. Raises CannotStart."""
     file = settings.password or settings.signing
-    read = callout.derive_signing if settings.password else callout.read_signing
+    read = issuer.derive_signing if settings.password else callout.read_signing
     try:
         return read(Path(file).read_bytes())
     except OSError as error:

@@ -4,7 +4,6 @@ The server signs requests, and we sign answers. The user in an answer is signed 
 scope has the permissions of a plugin. The user's name is its inbox prefix, its tag the node.
 """
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -17,8 +16,6 @@ from muster_gate import config, police, tokens
 from muster_gate.tokens import Reason, Refused
 
 _AUDIENCE: Final = "nats-authorization-request"
-_PASSWORD_MIN: Final = 32
-_PURPOSE: Final = b"muster gate signs users\0"
 _NODES_MAX: Final = 200_000
 """A compromised plugin must not open so many connections that nats-server accepts no others."""
 
@@ -154,19 +151,6 @@ def read_signing(document: bytes) -> Signing:
         auth=nkeys.check(decoded.auth, nkeys.Kind.ACCOUNT),
         plugins=nkeys.check(decoded.plugins, nkeys.Kind.ACCOUNT),
     )
-
-
-def derive_signing(password: bytes) -> Signing:
-    """Return the key that belongs to the gate's password, which NATS knows too.
-
-    Raises ValueError, without any of the password.
-    """
-    secret = password.strip()
-    if len(secret) < _PASSWORD_MIN:
-        raise ValueError(f"a password of fewer than {_PASSWORD_MIN} characters could be guessed")
-    derived = hashlib.sha256(_PURPOSE + secret).digest()
-    key = nkeys.Key(nkeys.Kind.ACCOUNT, derived)
-    return Signing(answer=key, node=key, auth="", plugins=permissions.PLUGINS)
 
 
 def read_request(payload: bytes) -> AuthRequest:

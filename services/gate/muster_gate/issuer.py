@@ -1,18 +1,36 @@
-"""Adapter: files: tells nats-server by which key it knows the gate's answers.
+"""Adapter: files: derives the gate's key from its password, and tells nats-server its public half.
 
 python -m muster_gate.issuer PASSWORD FILE
 
 PASSWORD is the file with the gate's password. FILE becomes nats-server's configuration: a variable,
-and no secret.
+and no secret. In an installation with keys (`muster auth`) this is not used.
 """
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from muster.nats.auth import nkeys, permissions
 from muster_gate import callout
 
-_ARGUMENTS = 3
+_ARGUMENTS: Final = 3
+_PASSWORD_MIN: Final = 32
+_PURPOSE: Final = b"muster gate signs users\0"
+
+
+def derive_signing(password: bytes) -> callout.Signing:
+    """Return the key that belongs to the gate's password, which NATS knows too.
+
+    Raises ValueError, without any of the password.
+    """
+    secret = password.strip()
+    if len(secret) < _PASSWORD_MIN:
+        raise ValueError(f"a password of fewer than {_PASSWORD_MIN} characters could be guessed")
+    derived = hashlib.sha256(_PURPOSE + secret).digest()
+    key = nkeys.Key(nkeys.Kind.ACCOUNT, derived)
+    return callout.Signing(answer=key, node=key, auth="", plugins=permissions.PLUGINS)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -21,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit("usage: python -m muster_gate.issuer PASSWORD FILE")
     _, password, file = arguments
     try:
-        key = callout.derive_signing(Path(password).read_bytes()).answer
+        key = derive_signing(Path(password).read_bytes()).answer
         Path(file).write_text(f"NATS_GATE_ISSUER: {key.public}\n")
     except OSError as error:
         raise SystemExit(f"{error.filename}: {error.strerror}") from None
