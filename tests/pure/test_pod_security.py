@@ -156,7 +156,7 @@ def test_every_pod_is_critical_says_what_it_needs_and_has_room(overlay: str) -> 
     for name, pod in manifests.pods(overlay).items():
         class_ = "system-node-critical" if name == "muster-plugin" else "system-cluster-critical"
         assert pod["priorityClassName"] == class_, name
-        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        for container in pod["containers"]:
             needs = container["resources"]
             request, limit = (_mib(needs[kind]["memory"]) for kind in ("requests", "limits"))
             # no tiny limit: what is killed for a leak of its own takes devices or watchers away

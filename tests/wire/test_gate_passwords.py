@@ -33,7 +33,7 @@ def test_each_node_has_a_token_and_each_service_a_password(tmp_path: Path) -> No
                 try:
                     await plugin(token())
                     break
-                except nats.errors.Error:
+                except (nats.errors.Error, TimeoutError):
                     # the gate may not be connected yet
                     await asyncio.sleep(0.05)
             for wrong in (nats_with_gate.token(key="k1"), "x"):
