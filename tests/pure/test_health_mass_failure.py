@@ -291,6 +291,7 @@ def test_servers_that_are_restarted_one_after_the_other_hide_nobody_who_dies_mea
 
 def test_nodes_that_kubernetes_does_not_know_make_no_mass_failure() -> None:
     world = HostileWorld(0)
+    world.services[0].feed(signals.NodesListed())
     for _ in range(3):
         for number in range(50):
             world.beat(f"invented-{number}", "p", 0.5)

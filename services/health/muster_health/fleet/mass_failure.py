@@ -1,9 +1,9 @@
 """Pure: mass failures: many nodes whose plugins fail at once, in the same manner.
 
 A plugin is suspected when it is silent, or when a problem that it reports is about to lead to a
-verdict. Failures are counted by node: the plugins of a single node are never a mass failure, and a
-node that Kubernetes does not know does not count. `suspension` suspends the members of a mass
-failure: they are not probed, and get no verdict.
+verdict. Failures are counted by node: the plugins of a single node are never a mass failure. (A
+node that Kubernetes does not know is not tracked at all.) `suspension` suspends the members of a
+mass failure: they are not probed, and get no verdict.
 
 | a suspected plugin | event                                                     | becomes   |
 |--------------------|-----------------------------------------------------------|-----------|
@@ -124,13 +124,8 @@ class SuspectCounts:
         """The number of recent plugins of each node, by cause and manner."""
         self._member_of: dict[str, MassFailure] = {}
 
-    def suspected(
-        self, key: str, node: str, failure: steps.Failure, now: float, *, counts: bool
-    ) -> bool:
-        """Record that a plugin is suspected; return whether it joined a running mass failure.
-
-        `counts` means that its node counts towards a new mass failure.
-        """
+    def suspected(self, key: str, node: str, failure: steps.Failure, now: float) -> bool:
+        """Record that a plugin is suspected; return whether it joined a running mass failure."""
         known = self.suspects.get(key)
         if known is not None and known.manner is failure.manner:
             return False
@@ -140,10 +135,9 @@ class SuspectCounts:
         if running is not None:
             self._join(running, key, node, now)
             return True
-        if counts:
-            self._recent[key] = now, node
-            for cause in (FLEET, *failure.causes):
-                self._nodes.setdefault((cause, failure.manner), Counter())[node] += 1
+        self._recent[key] = now, node
+        for cause in (FLEET, *failure.causes):
+            self._nodes.setdefault((cause, failure.manner), Counter())[node] += 1
         return False
 
     def grow(self, sizes: Sizes, now: float) -> list[str]:

@@ -30,8 +30,6 @@ class Registry:
         self._context = context
         self.nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, signals.Expected]] = {}
-        self._has_cluster_nodes = False
-        """Whether Kubernetes has ever named the nodes."""
         self._bucket: pacing.TokenBucket | None = None
         self._has_all_nodes = False
         self.version = 0
@@ -83,20 +81,6 @@ class Registry:
         self._forget_if_empty(gone.node)
         return _inhibit(node.plugins)
 
-    def is_known(self, node: str) -> bool:
-        """Return whether Kubernetes knows a node; True if Kubernetes has named no nodes."""
-        there = self.nodes.get(node)
-        return there is not None and self._is_known(there)
-
-    def known_nodes(self) -> Iterable[Node]:
-        """Return the nodes with plugins that Kubernetes knows, or all of them."""
-        return [node for node in self.nodes.values() if node.plugins and self._is_known(node)]
-
-    def _is_known(self, node: Node) -> bool:
-        if not self._has_cluster_nodes or node.offers is not None:
-            return True
-        return any(plugin.alive.is_expected for plugin in node.plugins)
-
     def is_placed(self, plugin: str) -> bool:
         """Return whether Kubernetes reports on which nodes this plugin is expected."""
         return plugin in self._expected
@@ -107,7 +91,6 @@ class Registry:
         """Record where a plugin is expected; return its instances on new and on former nodes."""
         before = self._expected.get(plugin, {})
         self._expected[plugin] = nodes
-        self._has_cluster_nodes = True
         present = []
         for node, expected in nodes.items():
             if before.get(node) is expected and self.find(node, plugin) is not None:
@@ -125,7 +108,6 @@ class Registry:
         """Record what a node offers (None: the node does not exist); return its plugins."""
         node = self._node(event.node)
         node.offers = event.offers
-        self._has_cluster_nodes = True
         self._forget_if_empty(event.node)
         for tracked in node.plugins:
             tracked.receive(event, now)

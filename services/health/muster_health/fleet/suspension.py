@@ -199,9 +199,7 @@ class Suspensions:
 
     def _count(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
         """Count a suspected plugin; return whether a mass failure began or grew."""
-        counts = self._registry.is_known(plugin.node)
-        failure = plugin.failure(now)
-        joins = self.counts.suspected(plugin.key, plugin.node, failure, now, counts=counts)
+        joins = self.counts.suspected(plugin.key, plugin.node, plugin.failure(now), now)
         grown = self.counts.grow(lambda: self._group_sizes(now), now)
         for key in [plugin.key, *grown] if joins else grown:
             if self._budget.allows(key, now):
@@ -265,7 +263,8 @@ class Suspensions:
         if now - counted_at >= _SIZES_S:
             sizes = Counter(
                 cause
-                for node in self._registry.known_nodes()
+                for node in self._registry.nodes.values()
+                if node.plugins
                 for cause in {
                     mass_failure.FLEET,
                     *(cause for plugin in node.plugins for cause in plugin.common_causes()),
