@@ -234,15 +234,19 @@ class Patrol:
             reason=offence.reason,
         )
         await self._announce(self._police.penalties(self._now()))
-        event = vocabulary.NodeLimited(
-            node=node,
-            at=datetime.now(UTC),
-            messages=offence.messages,
-            bytes=offence.bytes,
-            seconds=offence.seconds,
-            refused_s=offence.refused_s,
-            reason=offence.reason,
-        )
+        try:
+            event = vocabulary.NodeLimited(
+                node=node,
+                at=datetime.now(UTC),
+                messages=offence.messages,
+                bytes=offence.bytes,
+                seconds=offence.seconds,
+                refused_s=offence.refused_s,
+                reason=offence.reason,
+            )
+        except ValueError:
+            # signed by hand, with a name that no node can have: limited, but no event is about it
+            return
         self._sequence += 1
         payload = codec.encode(
             event,
