@@ -11,21 +11,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from typing import Final
 
-import nats.aio.client
-import nats.errors
-import nats.js.errors
 import prometheus_client
 from nats.js import api
 
 from muster import codec
-from muster.nats import assembly, compat, connection, jetstream, streams
+from muster.nats import assembly, compat, connection, jetstream, stream_info, streams
 from muster.service import logs, runtime
 
 _UNACKNOWLEDGED_MAX: Final = 1_000
 _ACK_WAIT_S: Final = 30.0
 _DETAIL_SHOWN_MAX: Final = 500
-_NO_STREAM: Final = 10059
-"""nats-server's JSStreamNotFoundErr."""
 _MISSING_S: Final = 1.0
 _ONCE_S: Final = 2.0
 """How long the server keeps a consumer that reads a little once; it allows a limited number."""
@@ -137,7 +132,8 @@ async def follow(
                     if event is not None:
                         yield event
         except (jetstream.ConsumerLost, *connection.LOST) as error:
-            await _wait(retry, stream, error)
+            is_missing = stream_info.is_missing(stream, error)
+            await (asyncio.sleep(_MISSING_S) if is_missing else retry.wait(error))
 
 
 async def newest(
@@ -187,21 +183,11 @@ async def each_newest(
                     if read == read_max:
                         return
         except (jetstream.ConsumerLost, *connection.LOST) as error:
-            if _is_missing(stream, error):
+            if stream_info.is_missing(stream, error):
                 return
             await retry.wait(error)
         else:
             return
-
-
-def _is_missing(stream: streams.Stream, error: BaseException) -> bool:
-    is_missing = isinstance(error, nats.js.errors.NotFoundError) and error.err_code == _NO_STREAM
-    return is_missing and stream.is_optional
-
-
-async def _wait(retry: jetstream.ReadRetry, stream: streams.Stream, error: BaseException) -> None:
-    """Wait for the next attempt; that an optional stream is missing is no problem of a reader."""
-    await (asyncio.sleep(_MISSING_S) if _is_missing(stream, error) else retry.wait(error))
 
 
 class _Whole:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 _DAY_S: Final = 86_400.0
+_HOUR_S: Final = 3_600.0
 _KIB: Final = 1024
+_FULL: Final = 0.9
 _MIB: Final = 1024 * _KIB
 HEADERS_BYTES_MAX: Final = _KIB
 """What the headers of a message may take of a stream's longest message."""
@@ -33,6 +35,8 @@ class Stream:
     age_max_s: float
     bytes_max: int
     per_subject_max: int
+    kept_min_s: float = 0.0
+    """How old its oldest message should be at least while the stream is full."""
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
     """At least as long as a publisher may repeat a message after an outage."""
@@ -63,6 +67,7 @@ EVENTS: Final = Stream(
     bytes_max=512 * _MIB,
     # so many changes of one kind may come at once before a reader has read them
     per_subject_max=200,
+    kept_min_s=_HOUR_S,
     message_bytes_max=8 * _KIB,
 )
 INVENTORY: Final = Stream(
@@ -72,6 +77,7 @@ INVENTORY: Final = Stream(
     age_max_s=7 * _DAY_S,
     bytes_max=256 * _MIB,
     per_subject_max=1,
+    kept_min_s=_HOUR_S / 4,
     message_bytes_max=_PAGE_BYTES_MAX + HEADERS_BYTES_MAX,
     is_optional=True,
 )
@@ -88,6 +94,7 @@ ALERTS: Final = Stream(
     age_max_s=90 * _DAY_S,
     bytes_max=256 * _MIB,
     per_subject_max=1_000,
+    kept_min_s=_DAY_S,
 )
 DEAD_LETTERS: Final = Stream(
     name="MUSTER_DLQ",
@@ -140,6 +147,16 @@ def required(subject: str) -> Stream:
     stream = stream_of(subject)
     assert stream is not None, f"no stream stores {subject}"
     return stream
+
+
+def early_eviction(stream: Stream, stored_bytes: int, oldest_age_s: float) -> str:
+    """Return how a stream removes messages too early; empty if it does not."""
+    if stored_bytes < _FULL * stream.bytes_max or oldest_age_s >= stream.kept_min_s:
+        return ""
+    return (
+        f"{stream.name} has {stored_bytes / _MIB:.0f} of {stream.bytes_max / _MIB:.0f} MiB, and "
+        f"its oldest message is {oldest_age_s:.0f} s old; it should keep {stream.kept_min_s:.0f} s"
+    )
 
 
 def payload_bytes_max(stream: Stream) -> int:

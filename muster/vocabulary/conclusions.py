@@ -52,6 +52,8 @@ class AlertKind(enum.StrEnum):
     CLOCK_SKEW = "clock_skew"
     NOISY_NODE = "noisy_node"
     STORM = "storm"
+    EVICTIONS = "evictions"
+    """A full stream removes messages that are still needed."""
     MORE_ALERTS = "more_alerts"
     HEALTH_SILENT = "health_silent"
     DEAD_LETTERS = "dead_letters"

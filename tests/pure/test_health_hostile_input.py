@@ -135,6 +135,7 @@ INPUTS = st.one_of(
     st.builds(
         limits.NodeNoisy, node=NODES, messages=COUNTS, bytes=COUNTS, senders=st.tuples(NAMES)
     ),
+    st.builds(signals.StreamsChecked, early=st.lists(TEXTS, max_size=3).map(tuple)),
     st.builds(signals.Remediated, node=NODES, plugin=PLUGINS, pod=NAMES, error=TEXTS),
 )
 

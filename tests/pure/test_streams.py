@@ -75,3 +75,18 @@ def test_names_and_subjects_are_each_used_once() -> None:
     assert len(names) == len(set(names))
     subjects = [subject for stream in streams.STREAMS for subject in stream.subjects]
     assert len(subjects) == len(set(subjects))
+
+
+@pytest.mark.parametrize("stream", streams.FOLLOWED, ids=lambda stream: stream.name)
+def test_a_full_stream_with_a_young_oldest_message_removes_too_early(
+    stream: streams.Stream,
+) -> None:
+    full, short_s = stream.bytes_max, stream.kept_min_s - 1
+    assert 0 < stream.kept_min_s < stream.age_max_s
+    assert streams.early_eviction(stream, full // 2, short_s) == ""
+    assert streams.early_eviction(stream, full, stream.kept_min_s) == ""
+    mib = full // 2**20
+    assert streams.early_eviction(stream, full, short_s) == (
+        f"{stream.name} has {mib} of {mib} MiB, and its oldest message is {short_s:.0f} s old; "
+        f"it should keep {stream.kept_min_s:.0f} s"
+    )

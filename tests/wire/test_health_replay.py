@@ -287,6 +287,7 @@ INPUTS: list[recording.Entry] = [
     limits.NodeNoisy(
         node="a", channel=limits.Channel.EVENTS, messages=9, seconds=1.0, senders=("p",)
     ),
+    signals.StreamsChecked(early=("MUSTER_EVENTS has 512 of 512 MiB",)),
     signals.Remediated(node="a", plugin="p", pod="m/p", error="gone"),
 ]
 

@@ -5,12 +5,22 @@ own connection to NATS worked before and after the probe.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from muster import codec, leadership, vocabulary
-from muster.nats import bus, connection, consumers, heartbeat_budget, heartbeats, storage, streams
+from muster.nats import (
+    bus,
+    connection,
+    consumers,
+    heartbeat_budget,
+    heartbeats,
+    storage,
+    stream_info,
+    streams,
+)
 from muster.service import logs, runtime
 from muster_health import metrics
 from muster_health.bus import event_budget
@@ -26,7 +36,7 @@ _REPORTS: Final = tuple(
 """Earlier plugins publish their inventories here too."""
 _INVENTORIES: Final = ("muster.inventory.*.*.*",)
 _AGAIN_S: Final = 0.5
-
+_STREAMS_S: Final = 15.0
 _LIMITED: Final = vocabulary.NodeLimited.SUBJECT.replace("{node}", "*")
 
 
@@ -68,6 +78,7 @@ class Inputs:
                 # without saved state, the newest report of each subject is enough
                 position = await self._catch_up()
             tasks.create_task(self._follow_inventories())
+            tasks.create_task(self._watch_streams())
             budget = event_budget.EventBudget()
             tasks.create_task(self._read_again(budget, streams.EVENTS))
             reports = consumers.follow(
@@ -123,6 +134,18 @@ class Inputs:
                 newest = await consumers.newest(self._link, stream, f"muster.{kind}.{token}.>")
                 for event in newest:
                     await self.put(_report(event))
+
+    async def _watch_streams(self) -> None:
+        """Report whether a full stream removes messages too early, every few seconds."""
+        while True:
+            client = await self._link.client()
+            with contextlib.suppress(*connection.LOST):
+                early = [
+                    streams.early_eviction(each, *await stream_info.stored(client, each.name))
+                    for each in streams.FOLLOWED
+                ]
+                await self.put(signals.StreamsChecked(early=tuple(filter(None, early))))
+            await asyncio.sleep(_STREAMS_S)
 
     async def _follow_leadership(self) -> None:
         """Put changes of leadership into the inbox; a new leader first gets all saved state."""

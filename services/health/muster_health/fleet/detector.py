@@ -144,6 +144,10 @@ class Detector(effects.Fleet):
                 outs = self._clock_stalled(seconds, now)
             case limits.NodeNoisy():
                 self._noisy(event, now)
+            case signals.StreamsChecked(early=early):
+                if self._fleet.evictions != early:
+                    self._fleet.evictions = early
+                    self._timers.set(effects.FLEET_DUE, now)
             case signals.Remediated():
                 outs = self._remediated(event, now)
             case _:

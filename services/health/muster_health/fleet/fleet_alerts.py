@@ -38,6 +38,8 @@ class FleetAlerts:
         self.clock_skew = ""
         """How the clocks of most nodes differ from ours, as evidence."""
         self.noisy = noisy_nodes.NoisyNodes()
+        self.evictions: tuple[str, ...] = ()
+        """Which streams remove messages too early, as evidence."""
         self._servers: dict[str, tuple[str, float]] = {}
         self._ended: tuple[vocabulary.Evidence, ...] = ()
         self._stored = 0
@@ -95,6 +97,7 @@ class FleetAlerts:
             *self._mass_failure(failures, plugins, now, at),
             *self._more(at),
             *self._clock(at),
+            *self._evictions(at),
             *self.noisy.alerts(at),
         ]
         wanted |= {alert.key: alert for alert in now_wanted}
@@ -200,9 +203,22 @@ class FleetAlerts:
             told_at=at,
         )
 
+    def _evictions(self, at: datetime) -> Iterable[alerts.Alert]:
+        if not self.evictions:
+            return
+        yield alerts.Alert(
+            kind=AlertKind.EVICTIONS,
+            summary="a stream is full and removes messages before everybody has read them",
+            evidence=tuple(evidence.of("bus", text) for text in self.evictions),
+            starts_at=at,
+            told_at=at,
+        )
+
     def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
         if key[0] == AlertKind.STORM and self._ended:
             return self._ended
+        if key[0] == AlertKind.EVICTIONS:
+            return (evidence.of("bus", "every stream keeps its messages long enough"),)
         if key[0] == AlertKind.CLOCK_SKEW:
             return (evidence.of("heartbeat", "the clocks of most nodes agree with health's"),)
         if key[0] == AlertKind.NOISY_NODE:

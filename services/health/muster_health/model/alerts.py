@@ -30,7 +30,9 @@ OF_DEVICES: Final = frozenset(
     }
 )
 """The kinds of alerts that are about devices, not about their plugin."""
-OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS, AlertKind.NOISY_NODE})
+OF_FLEET: Final = frozenset(
+    {AlertKind.STORM, AlertKind.MORE_ALERTS, AlertKind.NOISY_NODE, AlertKind.EVICTIONS}
+)
 """The kinds of alerts that are about the fleet or a whole node, not about a single plugin."""
 
 
@@ -149,6 +151,7 @@ def severity_of(kind: AlertKind) -> Severity:
             | AlertKind.DEVICES_SHORT
             | AlertKind.MORE_ALERTS
             | AlertKind.NOISY_NODE
+            | AlertKind.EVICTIONS
         ):
             return Severity.WARNING
         case AlertKind.DEGRADED | AlertKind.DEVICE_DEGRADED | AlertKind.CLOCK_SKEW:
@@ -283,6 +286,7 @@ _ADVICE: Final = {
     AlertKind.DEVICES_SHORT: "look for the missing devices: lspci, dmesg, cables",
     AlertKind.CLOCK_SKEW: "check time synchronization on the node, and on health's own node",
     AlertKind.NOISY_NODE: "find out what sends on the node; cordon it if nothing explains that",
+    AlertKind.EVICTIONS: "find out which nodes fill the stream: many publish too much, or one does",
     AlertKind.STORM: "look for the common cause first; verdicts on single plugins follow",
     AlertKind.MORE_ALERTS: "see them all with `muster status`",
 }

@@ -273,6 +273,13 @@ class ClockStalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsChecked:
+    """Health has looked at the streams; `early` says which remove messages too early, and how."""
+
+    early: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remediated(_OfPlugin):
     """The result of `Remediate`; `error` is empty if the pod was deleted (or could be: dry run)."""
 
@@ -300,6 +307,7 @@ Input = (
     | Leadership
     | ClockStalled
     | limits.NodeNoisy
+    | StreamsChecked
     | Remediated
 )
 

@@ -276,26 +276,21 @@ class Liveness:
         self.is_due_sooner = self.order.interval_s < interval_s or self._window_s > 0.0
         return freshness
 
-    def is_next_event(self, instance: str, sequence: int) -> bool:
+    def is_next_event(self, event: vocabulary.Event, instance: str, sequence: int) -> bool:
         """Record an event's place in order; return False if a newer one has arrived already.
 
         After we restart, the server delivers events again that we had not acknowledged, possibly
-        after later ones.
+        after later ones. Inventories come from a stream of their own, so they are not recorded: an
+        event that an inventory has overtaken still counts.
         """
         last = dict(self.event_order)
+        if isinstance(event, vocabulary.InventoryReported):
+            return sequence >= last.get(instance, -1)
         if sequence <= last.pop(instance, -1):
             return False
         # a former instance may return: an update was rolled back, or a second instance stopped
         self.event_order = (*last.items(), (instance, sequence))[-_INSTANCES_MAX:]
         return True
-
-    def is_late(self, instance: str, sequence: int) -> bool:
-        """Return whether a later event of this instance has arrived.
-
-        Inventories come from a stream of their own, so they are not numbered among the events here:
-        an event that an inventory has overtaken still counts.
-        """
-        return sequence < dict(self.event_order).get(instance, -1)
 
     def confirm(self, now: float) -> None:
         """Record a sign of life."""

@@ -283,12 +283,7 @@ class TrackedPlugin(parts.Parts):
 
     def _event(self, reported: signals.FromPlugin, now: float) -> list[steps.Effect]:
         event = reported.event
-        is_stale = (
-            self.alive.is_late(reported.instance, reported.sequence)
-            if isinstance(event, vocabulary.InventoryReported)
-            else not self.alive.is_next_event(reported.instance, reported.sequence)
-        )
-        if is_stale:
+        if not self.alive.is_next_event(event, reported.instance, reported.sequence):
             return [signals.Noted(note=signals.Note.EVENT_STALE)]
         self.alive.is_known = True
         self.alerting.is_dirty = True

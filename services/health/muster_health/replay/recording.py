@@ -90,6 +90,7 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "Leadership": signals.Leadership,
     "ClockStalled": signals.ClockStalled,
     "NodeNoisy": limits.NodeNoisy,
+    "StreamsChecked": signals.StreamsChecked,
     "Remediated": signals.Remediated,
 }
 """The names in a recording, independent of class names."""

@@ -1,0 +1,223 @@
+"""One hostile node publishes all that it may: the others lose no event and no inventory."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import nats.js.errors
+from nats.js import api
+
+from muster import vocabulary
+from muster.local import nats as local
+from muster.nats import bus, consumers, stream_info, streams
+from muster.nats.auth import permissions
+from tests.worlds import nats_links
+
+NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+OTHERS: Final = [f"node-{number}" for number in range(20)]
+AT_ONCE: Final = 200
+REPORTED: Final = (streams.EVENTS, streams.INVENTORY)
+
+
+def inventory(node: str, count: int = 3) -> vocabulary.InventoryReported:
+    return vocabulary.InventoryReported(
+        node=node,
+        plugin="device-plugin",
+        at=NOW,
+        devices=tuple(
+            vocabulary.Device(id=f"{n:05}", resource="example.com/device") for n in range(count)
+        ),
+    )
+
+
+def of_others(node: str) -> tuple[vocabulary.Event, ...]:
+    started = vocabulary.PluginStarted(
+        node=node, plugin="device-plugin", at=NOW, version="1", instance="i"
+    )
+    return started, inventory(node)
+
+
+def subjects(grant: permissions.Grant) -> Iterator[str]:
+    """Return every subject that a stream stores and a node may publish on."""
+    for subject in grant.publish:
+        kind = subject.split(".")[1]
+        if kind == "event":
+            yield subject
+        elif kind == "inventory":
+            yield from (f"{subject[:-1]}{page}" for page in range(vocabulary.PAGES_MAX))
+
+
+def test_a_node_that_publishes_all_it_may_removes_only_its_own_messages(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with (
+            bus.Bus(server.url, producer="plugins/p", name="o", owner=True) as link,
+            nats_links.raw(server.url) as hostile,
+        ):
+            for event in itertools.chain(*map(of_others, OTHERS)):
+                await link.publish(event)
+            publishing = hostile.jetstream()
+
+            async def flood(subject: str, size: int, count: int) -> None:
+                for _ in range(0, count, AT_ONCE):
+                    await asyncio.gather(
+                        *(publishing.publish(subject, b"x" * size) for _ in range(AT_ONCE))
+                    )
+
+            refused = 0
+            hostile_subjects = [*subjects(permissions.plugin("evil"))]
+            assert len(hostile_subjects) == 14 + vocabulary.PAGES_MAX
+            for number in range(60):
+                try:
+                    subject = hostile_subjects[number % len(hostile_subjects)]
+                    await publishing.publish(subject, b"x" * 1_000_000)
+                except nats.js.errors.BadRequestError as error:
+                    assert error.err_code == 10054  # noqa: PT017  # JSStreamMessageExceedsMaximum
+                    refused += 1
+            assert refused == 60
+            for subject in hostile_subjects[:3]:
+                await flood(subject, streams.payload_bytes_max(streams.EVENTS), 600)
+            for subject in hostile_subjects[-3:]:
+                await flood(subject, streams.payload_bytes_max(streams.INVENTORY), AT_ONCE)
+            counts: dict[str, int] = {}
+            for stream in REPORTED:
+                info = await publishing.stream_info(stream.name, subjects_filter=">")
+                counts |= info.state.subjects or {}
+            evil = {s: n for s, n in counts.items() if ".evil." in s}
+            assert evil == {
+                **dict.fromkeys(hostile_subjects[:3], streams.EVENTS.per_subject_max),
+                **dict.fromkeys(hostile_subjects[-3:], 1),
+            }
+            newest = [
+                event.data
+                for stream, kind in zip(REPORTED, ("event", "inventory"), strict=True)
+                for event in await consumers.newest(link.link, stream, f"muster.{kind}.*.*.>")
+            ]
+            assert len(newest) == 2 * len(OTHERS)
+            assert {event.node for event in newest} == {*OTHERS}
+
+    nats_links.play(tmp_path, story)
+
+
+def test_a_page_that_no_inventory_has_is_not_stored(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with (
+            bus.Bus(server.url, producer="plugins/p", name="o", owner=True) as link,
+            nats_links.raw(server.url) as hostile,
+        ):
+            await link.publish(inventory("node-a"))
+            for page in ("64", "00", "x"):
+                try:
+                    await hostile.jetstream().publish(f"muster.inventory.evil.p.{page}", b"")
+                except nats.js.errors.NoStreamResponseError:
+                    continue
+                raise AssertionError(f"page {page} was stored")
+
+    nats_links.play(tmp_path, story)
+
+
+def test_ten_thousand_devices_are_published_in_pages_and_read_whole(tmp_path: Path) -> None:
+    whole = inventory("node-a", 10_000)
+
+    async def story(server: local.NatsServer) -> None:
+        async with bus.Bus(server.url, producer="plugins/p", name="o", owner=True) as link:
+            following = consumers.follow(
+                link.link, streams.INVENTORY, filters=streams.INVENTORY.subjects, since=NOW
+            )
+            await link.publish(whole)
+            first = await anext(following)
+            (newest,) = await consumers.newest(
+                link.link, streams.INVENTORY, "muster.inventory.*.*.*"
+            )
+            assert first == newest
+            assert isinstance(first.data, vocabulary.InventoryReported)
+            assert first.data.devices == whole.devices
+            async with nats_links.raw(server.url) as client:
+                info = await client.jetstream().stream_info(streams.INVENTORY.name)
+            assert 20 < info.state.messages < vocabulary.PAGES_MAX
+
+    nats_links.play(tmp_path, story)
+
+
+def test_an_event_longer_than_its_message_arrives_shortened(tmp_path: Path) -> None:
+    pods = tuple(f"namespace/pod-{number}" + "x" * 200 for number in range(300))
+    event = vocabulary.DeviceHealthChanged(
+        node="node-a",
+        plugin="p",
+        at=NOW,
+        resource="example.com/r",
+        device_id="d",
+        health=vocabulary.Health.UNHEALTHY,
+        reason="why",
+        pods=pods,
+    )
+
+    async def story(server: local.NatsServer) -> None:
+        async with bus.Bus(server.url, producer="plugins/p", name="o", owner=True) as link:
+            await link.publish(event)
+            (stored,) = await consumers.newest(link.link, streams.EVENTS, "muster.event.>")
+            assert isinstance(stored.data, vocabulary.DeviceHealthChanged)
+            assert stored.data.pods == (*pods[:20], "(280 more left out)")
+
+    nats_links.play(tmp_path, story)
+
+
+def test_an_upgrade_keeps_the_inventories_that_earlier_plugins_published(tmp_path: Path) -> None:
+    """Health updates the stream of the version before, whose inventories were events."""
+    subject = "muster.event.{}.device-plugin.inventory.reported"
+
+    async def story(server: local.NatsServer) -> None:
+        async with nats_links.raw(server.url) as plugin:
+            publishing = plugin.jetstream()
+            await publishing.add_stream(
+                api.StreamConfig(
+                    name="MUSTER_EVENTS", subjects=["muster.event.>"], max_msgs_per_subject=1_000
+                )
+            )
+            async with bus.Bus(server.url, producer="plugins/p", name="old") as earlier:
+                long = {"node-a": 3, "node-b": 2_000}
+                for node, count in long.items():
+                    _, payload, _ = earlier._encoded(inventory(node, count), 1, None)
+                    await publishing.publish(subject.format(node), payload)
+                health = bus.Bus(server.url, producer="services/health", name="h", owner=True)
+                async with health:
+                    # it updates the streams before it uses them
+                    await health.link.client()
+                    # a node that is not upgraded yet goes on
+                    _, payload, _ = earlier._encoded(inventory("node-c"), 2, None)
+                    await publishing.publish(subject.format("node-c"), payload)
+                    await earlier.publish(inventory("node-a", 4))
+                    counts = {}
+                    for filter_ in vocabulary.subject_filters("inventory.reported"):
+                        stream = streams.required(filter_)
+                        async for event in consumers.each_newest(earlier.link, stream, filter_):
+                            assert isinstance(event.data, vocabulary.InventoryReported)
+                            counts[event.node, stream.name] = len(event.data.devices)
+                    assert counts == {
+                        ("node-a", "MUSTER_EVENTS"): 3,
+                        ("node-b", "MUSTER_EVENTS"): 2_000,
+                        ("node-c", "MUSTER_EVENTS"): 3,
+                        ("node-a", "MUSTER_INVENTORY"): 4,
+                    }
+
+    nats_links.play(tmp_path, story)
+
+
+def test_the_age_of_the_oldest_message_is_known_by_the_servers_clock(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with bus.Bus(server.url, producer="plugins/p", name="o", owner=True) as link:
+            client = await link.link.client()
+            assert await stream_info.stored(client, "MUSTER_INVENTORY") == (0, 0.0)
+            await link.publish(inventory("node-a"))
+            size, age_s = await stream_info.stored(client, "MUSTER_INVENTORY")
+            assert size > 500
+            assert 0.0 < age_s < 60.0
+            try:
+                await stream_info.stored(client, "NO_SUCH")
+            except nats.errors.Error:
+                return
+            raise AssertionError("there is no such stream")
+
+    nats_links.play(tmp_path, story)
