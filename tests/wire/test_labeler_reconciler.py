@@ -488,7 +488,8 @@ def test_a_node_that_reports_thousands_of_plugins_delays_nobody_not_even_after_a
         while (await made.ask(second, "/readyz"))[0] != 200:
             began = asyncio.get_running_loop().time()
             assert (await made.ask(second, "/healthz"))[0] == 200
-            assert asyncio.get_running_loop().time() - began < 1
+            # the liveness probe waits that long
+            assert asyncio.get_running_loop().time() - began < 5
         await made.reports("node-b", "NVIDIA A10")
         await made.labelled(**{"node-a": "l4", "node-b": "a10"})
         assert made.log(0).count("refused") == 1
