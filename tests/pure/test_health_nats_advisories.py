@@ -11,8 +11,14 @@ from muster_health.model import signals
 from muster_health.plugin import liveness
 
 
-def advisory(name: str = "", user: str = "", kind: str = "Client", reason: str = "") -> bytes:
-    client = {"id": 7, "name": name, "user": user, "kind": kind, "acc": "MUSTER"}
+def advisory(
+    name: str = "",
+    user: str = "",
+    kind: str = "Client",
+    reason: str = "",
+    tags: tuple[str, ...] = (),
+) -> bytes:
+    client = {"id": 7, "name": name, "user": user, "kind": kind, "acc": "MUSTER", "tags": tags}
     return json.dumps({"server": {"id": "NA"}, "client": client, "reason": reason}).encode()
 
 
@@ -39,6 +45,19 @@ def test_a_user_of_one_nodes_plugin_cannot_pass_for_another_nodes() -> None:
     assert nats_connections.decode(
         nats_connections.DISCONNECT, other
     ) == nats_connections.OtherClient("device-plugin c", is_connected=False)
+
+
+@pytest.mark.parametrize("user", ["device-plugin b", "plugin_b", "UABC", ""])
+def test_credentials_of_one_node_cannot_pass_for_another_whatever_user_they_name(user: str) -> None:
+    tags = ("plugin:other", "node:a")
+    other = advisory(name="device-plugin b", user=user, tags=tags)
+    assert nats_connections.decode(
+        nats_connections.DISCONNECT, other
+    ) == nats_connections.OtherClient("device-plugin b", is_connected=False)
+    own = advisory(name="device-plugin a", user="UABC", tags=tags)
+    assert nats_connections.decode(nats_connections.CONNECT, own) == signals.Connected(
+        node="a", plugin="device-plugin", server="NA", client=7
+    )
 
 
 @pytest.mark.parametrize(

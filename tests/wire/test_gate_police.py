@@ -12,6 +12,7 @@ from muster import codec, vocabulary
 from muster.cli import keyfiles
 from muster.nats import connection
 from muster.nats.auth import accounts
+from muster_health.bus import nats_connections
 from tests.worlds import bus_subjects, nats_with_gate
 
 RATES = {"messages_per_s": 50, "burst_s": 2, "read_s": 0.1, "refuse_s": 0.7, "connections": 3}
@@ -103,16 +104,26 @@ def test_credentials_and_many_connections_are_policed_and_nobody_is_punished_for
     async def floods_with_credentials(world: nats_with_gate.World) -> None:
         """A user with credentials may call itself what it likes."""
         creds = keyfiles.user(world.keys, accounts.Role.NODE, name="plugin_node-a", at=1)
-        async with world.plugin(nats_with_gate.token("node-b")) as other:
+        async with world.plugin(nats_with_gate.token("node-b")) as other, world.admin() as admin:
+            await admin.raw.subscribe(nats_connections.DISCONNECT, cb=hear)
+            await admin.flush()
             for _ in range(2):
                 # nobody refuses these, but as long as the penalty lasts they are closed at once
-                async with world.holder(creds, user="plugin_node-b") as plugin:
+                name = "device-plugin node-b"
+                async with world.holder(creds, user="plugin_node-b", name=name) as plugin:
                     await flood(plugin)
                     await bus_subjects.until(lambda: plugin.raw.is_closed)
             await flood(other, "node-b", 20)
             await other.flush()
+            await bus_subjects.until(lambda: len(ended) == 2)
+            assert ended == [nats_connections.OtherClient(name, is_connected=False)] * 2
             assert not await is_refused(world, "node-b")
         assert {line["node"] for line in world.logged("node_limited")} == {"node-a"}
+
+    ended: list[object] = []
+
+    async def hear(message: connection.Message) -> None:
+        ended.append(nats_connections.decode(message.subject, message.data))
 
     run(tmp_path, story, rates=RATES | {"refuse_s": 10})
 

@@ -18,7 +18,6 @@ Claims: TypeAlias = dict[str, object]
 
 _CONNECTIONS: Final = "$SYS.REQ.ACCOUNT.{}.CONNZ"
 _DISCONNECT: Final = "$SYS.REQ.SERVER.*.KICK"
-NODE_TAG: Final = "node"
 PLUGIN_TAG: Final = "plugin"
 _NO_LIMIT: Final = -1
 _SUBSCRIPTIONS_MAX: Final = 20
@@ -80,7 +79,7 @@ def user(
     if role is Role.NODE:
         node = name.removeprefix(permissions.plugin_user(""))
         names = sorted(set(plugins) - {permissions.PLUGIN})
-        nats["tags"] = [f"{NODE_TAG}:{node}", *(f"{PLUGIN_TAG}:{plugin}" for plugin in names)]
+        nats["tags"] = [permissions.node_tag(node), *(f"{PLUGIN_TAG}:{plugin}" for plugin in names)]
     return claims if until is None else claims | {"exp": round(until)}
 
 

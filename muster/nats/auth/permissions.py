@@ -107,6 +107,11 @@ def plugin_user(node: str) -> str:
     return f"plugin_{node}"
 
 
+def node_tag(node: str) -> str:
+    """Return the tag in the credentials of the plugins on one node, by its token."""
+    return f"node:{node}"
+
+
 def check_names(names: Collection[str]) -> tuple[str, ...]:
     """Return the names that the plugins of a node may use. Raises ValueError."""
     if not 0 < len(names) <= PLUGIN_NAMES_MAX:

@@ -19,7 +19,7 @@ import prometheus_client
 
 from muster import codec, vocabulary
 from muster.nats import connection
-from muster.nats.auth import accounts, permissions
+from muster.nats.auth import permissions
 from muster.service import logs
 from muster_gate import config, police
 
@@ -283,8 +283,7 @@ def node_of(user: str, tags: Iterable[str]) -> str:
     the name that the gate gave it, and no tags.
     """
     for tag in tags:
-        name, _, value = tag.partition(":")
-        if name == accounts.NODE_TAG:
-            return value
+        if tag.startswith(permissions.node_tag("")):
+            return tag.removeprefix(permissions.node_tag(""))
     prefix = permissions.plugin_user("")
     return user.removeprefix(prefix) if user.startswith(prefix) else ""

@@ -49,6 +49,8 @@ class _Client(msgspec.Struct, frozen=True):
     name: str = ""
     user: str = ""
     kind: str = "Client"
+    tags: tuple[str, ...] = ()
+    """What its credentials say, if it has any; a client with credentials chooses its `user`."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -102,7 +104,7 @@ def _client_advisory(
         # when a leaf dies, its clients are not reported one by one
         return signals.ServerEvent(server=client.name[:_TEXT_MAX], what="leaf_lost")
     identity = _plugin_and_node((client.user, client.name))
-    if identity is None or not _may_be_on(identity[1], client.user):
+    if identity is None or not _may_be_on(identity[1], client):
         return OtherClient(client.name[:_TEXT_MAX], is_connected)
     plugin, node = identity
     server = _interned(server[:_TEXT_MAX])
@@ -119,10 +121,14 @@ def _interned(server: str) -> str:
     return server
 
 
-def _may_be_on(node: str, user: str) -> bool:
-    """Return whether a user may be a plugin on this node; most users are not tied to a node."""
-    is_node_user = user.startswith(permissions.plugin_user(""))
-    return not is_node_user or user == permissions.plugin_user(vocabulary.node_token(node))
+def _may_be_on(node: str, client: _Client) -> bool:
+    """Return whether a client may be a plugin on this node; most clients are not tied to a node."""
+    token = vocabulary.node_token(node)
+    bound = [tag for tag in client.tags if tag.startswith(permissions.node_tag(""))]
+    if bound:
+        return bound == [permissions.node_tag(token)]
+    is_node_user = client.user.startswith(permissions.plugin_user(""))
+    return not is_node_user or client.user == permissions.plugin_user(token)
 
 
 def _plugin_and_node(names: Sequence[str]) -> tuple[str, str] | None:
