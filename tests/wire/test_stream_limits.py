@@ -1,6 +1,7 @@
 """One hostile node publishes all that it may: the others lose no event and no inventory."""
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -219,5 +220,26 @@ def test_the_age_of_the_oldest_message_is_known_by_the_servers_clock(tmp_path: P
             except nats.errors.Error:
                 return
             raise AssertionError("there is no such stream")
+
+    nats_links.play(tmp_path, story)
+
+
+def test_a_stream_that_many_nodes_fill_together_is_seen_to_remove_too_early(tmp_path: Path) -> None:
+    small = dataclasses.replace(streams.EVENTS, bytes_max=100_000)
+
+    async def story(server: local.NatsServer) -> None:
+        async with nats_links.raw(server.url) as client:
+            publishing = client.jetstream()
+            await publishing.add_stream(
+                name=small.name, subjects=[*small.subjects], max_bytes=small.bytes_max
+            )
+
+            async def fill(count: int) -> str:
+                for number in range(count):
+                    await publishing.publish(f"muster.event.node-{number}.p.x.y", b"x" * 5_000)
+                return streams.early_eviction(small, *await stream_info.stored(client, small.name))
+
+            assert await fill(10) == ""
+            assert (await fill(30)).startswith("MUSTER_EVENTS has 0 of 0 MiB, and its oldest ")
 
     nats_links.play(tmp_path, story)
