@@ -776,3 +776,29 @@ def test_a_reader_takes_a_stream_that_health_has_not_created_yet_for_empty(tmp_p
                 assert link.link.problem() is None
 
     nats_links.play(tmp_path, story)
+
+
+def test_what_a_full_stream_refuses_for_the_moment_is_stored_later(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text(f"{local.CONFIG}jetstream {{ max_buffered_size: 200KB }}\n")
+
+    async def story() -> None:
+        async with local.NatsServer(tmp_path / "nats", config=config) as server, owner(server) as b:
+            await b.publish(fact(0))
+            before = count("published", "retried")
+            inventories = [
+                vocabulary.InventoryReported(
+                    node=f"n{each}",
+                    plugin="p",
+                    at=NOW,
+                    devices=(),
+                    resources=("x" * 200,) * 150,
+                )
+                for each in range(200)
+            ]
+            await asyncio.gather(*(b.publish(each) for each in inventories))
+            assert count("published", "retried") > before
+            subjects = {m.subject for m in await stored(server, "MUSTER_INVENTORY")}
+            assert subjects == {f"muster.inventory.n{each}.p.0" for each in range(200)}
+
+    asyncio.run(story())
