@@ -8,9 +8,9 @@ subscriptions in the publisher's account or below a service import (see `auth.pe
 server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all, with a small budget of its own. While it
-finds new nodes it is renewed at once, otherwise more and more seldom; a node that it misses is
-known by its events or from the Kubernetes API. A heartbeat may be received twice while
-subscriptions change; receivers ignore the second one by its number.
+finds new nodes, and no single node uses most of it, it is renewed at once, otherwise more and more
+seldom; a node that it misses is known by its events or from the Kubernetes API. A heartbeat may be
+received twice while subscriptions change; receivers ignore the second one by its number.
 """
 
 import itertools
@@ -26,6 +26,8 @@ _FIRST_SID: Final = 1_000_000
 _STRIKES: Final = 3
 """After so many periods in a row in which it needed more, a node is noisy."""
 _DISCOVER_S: Final = 0.05
+_DISCOVER_LONG_S: Final = 10.0
+"""Two of the usual intervals: then every node has been heard that is not new."""
 _SENDERS_MAX: Final = 8
 
 Message = tuple[bytes, bytes, bytes]
@@ -89,8 +91,11 @@ class HeartbeatBudget:
         self._sids = itertools.count(_FIRST_SID)
         # until something was received, messages may be large
         self._all = _Grant(_ALL, largest=limits.message_bytes + 1)
-        self._news = 0
+        self._unknown: set[str] = set()
+        """Nodes without a subscription of their own that were heard lately."""
+        self._has_news = False
         self._discover_s = 0.0
+        self._discover_until = 0.0
 
     @property
     def is_discovering(self) -> bool:
@@ -122,7 +127,7 @@ class HeartbeatBudget:
                 continue
             grant = self._nodes[node] = _Grant(b"muster.heartbeat.%b.*" % token.encode(), node)
             lines.append(self._renewed(grant, now))
-            self._news += 1
+            self._has_news |= node in self._unknown
         return b"".join(lines)
 
     def admit(
@@ -144,7 +149,9 @@ class HeartbeatBudget:
                 if grant.left == -1:
                     lines.append(b"UNSUB %b\r\n" % grant.sid)
             elif grant is self._all:
-                if _node_of(subject) not in self._nodes:
+                node = _node_of(subject)
+                if node not in self._nodes:
+                    self._unknown.add(node)
                     kept.append((subject, payload))
             elif grant.strikes >= _STRIKES:
                 newest[subject] = payload
@@ -159,16 +166,26 @@ class HeartbeatBudget:
         period_s = self._limits.period_s
         for grant in list(self._low):
             is_all = grant is self._all
-            wait_s = self._discover_s if is_all and not self._news else period_s
-            if now - grant.at < (0.0 if is_all and self._news else wait_s):
+            wait_s = period_s
+            if is_all:
+                wait_s = 0.0 if self._has_news else self._discover_s
+            if now - grant.at < wait_s:
                 continue
             if is_all:
-                slower_s = min(period_s, max(_DISCOVER_S, 2 * self._discover_s))
-                self._discover_s = 0.0 if self._news else slower_s
-                self._news = 0
+                self._pace(now)
             excesses += self._judged(grant)
             lines.append(self._renewed(grant, now))
         return b"".join(lines), excesses
+
+    def _pace(self, now: float) -> None:
+        """Set how soon unknown nodes may be heard again: at once, while new ones appear."""
+        if self._has_news:
+            self._discover_until = now + _DISCOVER_LONG_S
+        self._has_news = False
+        self._unknown.clear()
+        slower_s = min(self._limits.period_s, max(_DISCOVER_S, 2 * self._discover_s))
+        is_open = now < self._discover_until and _main_sender(self._all) is None
+        self._discover_s = 0.0 if is_open else slower_s
 
     def _used(self, grant: _Grant, subject: bytes, now: float) -> bool:
         """Record that half of a grant or more is used; return False if it was exceeded."""
@@ -192,11 +209,8 @@ class HeartbeatBudget:
         if grant is not self._all:
             return [_excess(grant, grant.node, tuple(grant.senders))]
         # all nodes share this: only one that sends most of it is noisy
-        token, count = max(grant.senders.items(), key=lambda sender: sender[1])
-        node = vocabulary.node_of(token)
-        if 2 * count <= sum(grant.senders.values()) or node in self._nodes:
-            return []
-        return [_excess(grant, node, ())]
+        node = _main_sender(grant)
+        return [] if node is None or node in self._nodes else [_excess(grant, node, ())]
 
     def _renewed(self, grant: _Grant, now: float) -> bytes:
         limits = self._limits
@@ -232,6 +246,13 @@ def _excess(grant: _Grant, node: str, senders: tuple[str, ...]) -> Excess:
         seconds=grant.used_up_at - grant.at,
         senders=senders,
     )
+
+
+def _main_sender(grant: _Grant) -> str | None:
+    """Return the node that sent more than all others together, if there is such a node."""
+    token, count = max(grant.senders.items(), key=lambda sender: sender[1])
+    is_main = count >= _SENDERS_MAX and 2 * count > sum(grant.senders.values())
+    return vocabulary.node_of(token) if is_main else None
 
 
 def _node_of(subject: bytes) -> str:

@@ -28,6 +28,8 @@ OnExcess = Callable[[Excess], Awaitable[None]]
 Nodes = Callable[[], tuple[int, Collection[str]]]
 """Returns the nodes that are known now, and a number that changes whenever they do."""
 
+_SHORT_BATCH_S: Final = 0.02
+"""While new nodes are discovered."""
 _BATCH_S: Final = 0.1
 _MANY: Final = 100
 _LONG_BATCH_S: Final = 0.25
@@ -128,7 +130,7 @@ class HeartbeatStream:
         return client
 
     async def _on_batch(self, messages: Sequence[Message]) -> bool:
-        """Handle messages; return whether more should be read at once."""
+        """Handle messages; return whether more should be read soon."""
         now = asyncio.get_running_loop().time()
         admitted, ended = self._budget.admit(messages, now)
         if ended and self._client is not None:
@@ -187,13 +189,14 @@ class _BatchParser(compat.Parser):
         if self._messages:
             is_urgent = await self._on_batch(self._messages)
             self._messages = []
-        if len(data) < compat.READ_BYTES and not is_urgent:
-            await self._pause()
+        if len(data) < compat.READ_BYTES:
+            await self._pause(is_urgent=is_urgent)
 
-    async def _pause(self) -> None:
+    async def _pause(self, *, is_urgent: bool) -> None:
         """Pause reading, unless the last read was long ago."""
         clock = asyncio.get_running_loop().time
         batch_s = _BATCH_S if self._received < _MANY else _LONG_BATCH_S
+        batch_s = _SHORT_BATCH_S if is_urgent else batch_s
         await self.pause_reading(self._read_at + batch_s - clock())
         self._read_at, self._received = clock(), 0
 
