@@ -1,8 +1,8 @@
 """Adapter: muster as k8s/overlays/production has it, on this machine, with many honest nodes.
 
-Real: three nats-servers with TLS, gates, health, labeler and notifier, with the settings that are
-shipped and as many replicas. Simulated: the Kubernetes API, and the plugins: a process holds the
-connections of all of them (`bench.connections`), one for each node, with a token of its own.
+Real: three nats-servers with TLS, one gate, and health, labeler and notifier with the settings that
+are shipped. Simulated: the Kubernetes API, and the plugins: one process holds the connections of
+all of them (`bench.connections`), one for each node, with a token of its own.
 """
 
 import asyncio
