@@ -56,7 +56,7 @@ node.spawn(components.apiserver(), [layout.STATE / "bin"])
 """
 _SECRETS: Final = """
 kubectl apply -f muster/k8s/base/namespace.yaml
-for user in health labeler notifier reader admin plugin; do
+for user in health labeler notifier reader admin gate; do
   printf "p%s" "$(openssl rand -hex 24)" |
     kubectl -n muster create secret generic muster-nats-$user --from-file=password=/dev/stdin
 done
