@@ -45,7 +45,7 @@ _SUBJECTS: Final = {
     "detection": "From a fault to its verdict",
     "simulation": "Wrong verdicts and delays, simulated",
     "health": "Health under load",
-    "hostile": "One hostile node beside 1,000 honest ones",
+    "hostile": "One hostile node beside many honest ones",
     "crashes": "Nothing lost or repeated when services are killed",
     "notifier": "The notifier",
     "labeler": "The labeler and its commands",
