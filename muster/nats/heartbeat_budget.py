@@ -251,7 +251,8 @@ def _excess(grant: _Grant, node: str, senders: tuple[str, ...]) -> Excess:
 def _main_sender(grant: _Grant) -> str | None:
     """Return the node that sent more than all others together, if there is such a node."""
     token, count = max(grant.senders.items(), key=lambda sender: sender[1])
-    is_main = count >= _SENDERS_MAX and 2 * count > sum(grant.senders.values())
+    least = min(_SENDERS_MAX, grant.granted // 2)
+    is_main = count >= least and 2 * count > sum(grant.senders.values())
     return vocabulary.node_of(token) if is_main else None
 
 

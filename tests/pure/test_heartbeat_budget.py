@@ -170,12 +170,13 @@ def test_an_unknown_node_is_discovered_in_a_busy_fleet() -> None:
     assert found_after is not None
 
 
-def test_an_unknown_node_that_floods_is_named_and_known_ones_are_read() -> None:
+@pytest.mark.parametrize("size", [1, 900_000])
+def test_an_unknown_node_that_floods_is_named_and_known_ones_are_read(size: int) -> None:
     reader = Reader("calm")
     calm = 0
     for _ in range(10):
         for _ in range(1_000):
-            reader.server.publish(subject("alien.a"))
+            reader.server.publish(subject("alien.a"), b"x" * size)
         reader.server.publish(subject("calm"))
         calm += sum(name == subject("calm") for name, _ in reader.read())
         reader.now += 1.0
