@@ -23,6 +23,8 @@ QUEUE_MAX: Final = 1_000
 """Events kept in an outage; older events are dropped and counted. A reconnect sends a snapshot."""
 
 _SWEEP_S: Final = 15.0
+_NOBODY: Final = vocabulary.rpc_subject(vocabulary.FLEET, "nobody", "probe")
+"""Where no plugin can listen."""
 _CANCEL_AGAIN_S: Final = 0.1
 
 _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
@@ -187,15 +189,18 @@ class Bus:
         """Return whether the server answers now; otherwise a peer's silence proves nothing.
 
         A request instead of a ping: nats-py's read loop fails on the pong of a ping that was
-        abandoned (2.16, `_process_pong`).
+        abandoned (2.16, `_process_pong`). Nobody answers it, and the server says so at once;
+        JetStream would be slow to answer while somebody floods a stream. A server that is cut off
+        from the others answers too; what health then concludes is not published, because its lock
+        is in JetStream.
         """
         client = self.link.live_client()
         if client is None:
             return False
         try:
-            await client.request("$JS.API.INFO", timeout=timeout_s)
+            await client.request(_NOBODY, timeout=timeout_s)
         except nats.errors.NoRespondersError:
-            return True  # a server without JetStream answered
+            return True
         except connection.LOST:
             return False
         return True

@@ -146,7 +146,6 @@ def health() -> Grant:
         "health",
         publish=(
             *("muster.verdict.>", "muster.alert.>", "muster.sys.>", "muster.rpc.>"),
-            "$JS.API.INFO",
             *_follows(),
             *_writes(streams.STATE),
             *_reads(f"KV_{streams.STATE.name}"),
