@@ -491,7 +491,9 @@ class AnyLife(stateful.RuleBasedStateMachine):
             return
         assert disconnected.resource == ended.resource
         assert not self.manager.per_socket or disconnected.socket == ended.socket
-        if self.manager.client(ended.resource) is None:
+        # a second registration on the same socket may have made the first one be forgotten
+        is_served = any(stream.resource == ended.resource for stream in self.streams)
+        if self.manager.client(ended.resource) is None and not is_served:
             assert self.manager.allocatable().get(ended.resource, 0) == 0
 
     @stateful.rule(resource=st.sampled_from(RESOURCES), count=st.integers(0, 4))

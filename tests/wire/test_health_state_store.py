@@ -129,7 +129,8 @@ def test_messages_that_never_arrive_end_a_recall_with_an_error() -> None:
             client = await nats.connect(server.url)
             context = client.jetstream()
             await context.add_stream(name="S", subjects=["s"], storage=api.StorageType.MEMORY)
-            for _ in range(300):
+            # more than are asked for at once
+            for _ in range(1_200):
                 await context.publish("s", b"x")
             config = api.ConsumerConfig(ack_policy=api.AckPolicy.NONE, mem_storage=True)
 
