@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.nats.auth import permissions
 from muster_health.bus import nats_connections
 from muster_health.model import signals
 from muster_health.plugin import liveness
@@ -17,8 +18,10 @@ def advisory(
     kind: str = "Client",
     reason: str = "",
     tags: tuple[str, ...] = (),
+    account: str = "",
 ) -> bytes:
     client = {"id": 7, "name": name, "user": user, "kind": kind, "acc": "MUSTER", "tags": tags}
+    client |= {"name_tag": account} if account else {}
     return json.dumps({"server": {"id": "NA"}, "client": client, "reason": reason}).encode()
 
 
@@ -57,6 +60,33 @@ def test_credentials_of_one_node_cannot_pass_for_another_whatever_user_they_name
     own = advisory(name="device-plugin a", user="UABC", tags=tags)
     assert nats_connections.decode(nats_connections.CONNECT, own) == signals.Connected(
         node="a", plugin="device-plugin", server="NA", client=7
+    )
+
+
+@pytest.mark.parametrize("subject", [nats_connections.CONNECT, nats_connections.DISCONNECT])
+@pytest.mark.parametrize(
+    ("user", "account"),
+    [
+        # who has credentials chooses the user that is named
+        ("UABC", "MUSTER"),
+        ("", "MUSTER"),
+        ("plugin_b", "MUSTER"),
+        ("device-plugin b", "MUSTER"),
+        # where users have passwords, accounts have no such names
+        *((grant.user, "") for grant in permissions.central()),
+    ],
+)
+def test_a_reader_or_service_cannot_pass_for_a_plugin(
+    subject: str, user: str, account: str
+) -> None:
+    other = advisory(name="device-plugin b", user=user, account=account)
+    is_connected = subject == nats_connections.CONNECT
+    assert nats_connections.decode(subject, other) == nats_connections.OtherClient(
+        "device-plugin b", is_connected=is_connected
+    )
+    own = advisory(name="device-plugin b", user="plugin_b", account="PLUGINS")
+    assert isinstance(
+        nats_connections.decode(subject, own), signals.Connected | signals.Disconnected
     )
 
 

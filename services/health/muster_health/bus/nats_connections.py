@@ -2,7 +2,8 @@
 
 An advisory names a client by its user and by a name that the client chose itself. A plugin's name
 is `<plugin> <node>`; a user of that form takes precedence, because the server has checked it. If
-the user belongs to one node's plugin, a client name with another node is ignored.
+the user belongs to one node's plugin, a client name with another node is ignored. So is any name of
+a client that cannot be a plugin: a reader could otherwise hide that a plugin's process has ended.
 
 Whether advisories arrive depends on the server's configuration (docs/health.md), and nothing shows
 that a server does not send them. Therefore we open a second connection now and then, and check that
@@ -35,6 +36,8 @@ SUBJECTS: Final = (CONNECT, DISCONNECT, LAMEDUCK, SHUTDOWN)
 
 _LEAF: Final = "Leafnode"
 _TEXT_MAX: Final = 256
+_NO_PLUGINS: Final = frozenset(grant.user for grant in permissions.central())
+"""The users of services and tools, where users have passwords."""
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -51,6 +54,8 @@ class _Client(msgspec.Struct, frozen=True):
     kind: str = "Client"
     tags: tuple[str, ...] = ()
     """What its credentials say, if it has any; a client with credentials chooses its `user`."""
+    name_tag: str = ""
+    """The name of its account, if accounts are signed."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -123,6 +128,8 @@ def _interned(server: str) -> str:
 
 def _may_be_on(node: str, client: _Client) -> bool:
     """Return whether a client may be a plugin on this node; most clients are not tied to a node."""
+    if client.name_tag == permissions.ACCOUNT or client.user in _NO_PLUGINS:
+        return False
     token = vocabulary.node_token(node)
     bound = [tag for tag in client.tags if tag.startswith(permissions.node_tag(""))]
     if bound:
