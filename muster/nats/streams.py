@@ -24,6 +24,9 @@ PLUGINS_MAX: Final = 8
 _PAGES_MAX: Final = 64
 """As `vocabulary.PAGES_MAX`."""
 _PAGE_BYTES_MAX: Final = 48 * _KIB
+_REPEAT_S: Final = 120.0
+"""How long nats-server keeps the ids of plugins' messages, in memory: an id may be as long as a
+message. A later repeat is stored again; readers know it by its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ EVENTS: Final = Stream(
     per_subject_max=200,
     kept_min_s=_HOUR_S,
     message_bytes_max=8 * _KIB,
+    duplicate_window_s=_REPEAT_S,
 )
 INVENTORY: Final = Stream(
     name="MUSTER_INVENTORY",
@@ -79,6 +83,7 @@ INVENTORY: Final = Stream(
     per_subject_max=1,
     kept_min_s=_HOUR_S / 4,
     message_bytes_max=_PAGE_BYTES_MAX + HEADERS_BYTES_MAX,
+    duplicate_window_s=_REPEAT_S,
     is_optional=True,
 )
 ALERTS: Final = Stream(

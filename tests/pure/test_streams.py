@@ -4,6 +4,8 @@ import pytest
 
 from muster import codec, vocabulary
 from muster.nats import streams
+from muster_gate import config
+from tests.worlds import manifests
 
 
 @pytest.mark.parametrize("kind", vocabulary.EVENTS, ids=lambda kind: kind.TYPE)
@@ -38,6 +40,22 @@ def test_one_node_fills_a_small_part_of_a_stream(stream: streams.Stream) -> None
     of_a_plugin = subjects * stream.per_subject_max * stream.message_bytes_max
     assert of_a_plugin == expected[stream.name] < stream.bytes_max / 20
     assert streams.PLUGINS_MAX * of_a_plugin < stream.bytes_max * 3 / 8
+
+
+@pytest.mark.parametrize("stream", [streams.EVENTS, streams.INVENTORY], ids=lambda s: s.name)
+def test_the_ids_that_one_node_can_have_kept_are_a_small_part_of_a_servers_memory(
+    stream: streams.Stream,
+) -> None:
+    rates = config.Rates()
+    # an id can take nearly all that is sent
+    kept = rates.bytes_per_s * (rates.burst_s + stream.duplicate_window_s)
+    nats = manifests.only("production", "StatefulSet", "muster-nats")
+    container = nats["spec"]["template"]["spec"]["containers"][0]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 2**30
+    collected = next(v["value"] for v in container["env"] if v["name"] == "GOMEMLIMIT")
+    assert kept < limit / 10
+    # four nodes together, and all else
+    assert 4 * kept + 256 * 2**20 < int(collected.removesuffix("MiB")) * 2**20 < 0.8 * limit
 
 
 def test_every_page_of_an_inventory_is_stored_and_no_other() -> None:
