@@ -1,5 +1,6 @@
 """The gate's police: who is refused, for how long, and that nobody else ever is."""
 
+import itertools
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -19,6 +20,8 @@ def sent(id_: int, messages: int, bytes_: int = 0, *, node: str = "a", age_s: fl
 def test_a_node_that_exceeds_a_rate_is_refused_ever_longer_and_forgiven_in_the_end() -> None:
     made, now, lasted = police.Police(RATES), 0.0, []
     for number in range(8):
+        assert made.read("s", [], now=now) == NOTHING
+        now += 1
         # one message more than the reserve holds, beside what the rate allows
         assert made.read("s", [sent(number, 110)], now=now) == NOTHING
         now += 1
@@ -40,12 +43,14 @@ def test_a_node_that_exceeds_a_rate_is_refused_ever_longer_and_forgiven_in_the_e
         assert made.penalties(now) == []
     assert lasted == [10, 20, 40, 80, 160, 300, 300, 300]
     now += police.FORGET_S + 1
-    offence_ = made.read("s", [sent(99, 1000)], now=now).offences[0]
+    assert made.read("s", [], now=now) == NOTHING
+    offence_ = made.read("s", [sent(99, 1000)], now=now + 1).offences[0]
     assert offence_.refused_s == 10
 
 
 def test_bytes_count_as_messages_do_and_so_does_a_connection_that_was_never_read() -> None:
     made = police.Police(RATES)
+    # its server has not reported yet: it may have sent at its rates
     assert made.closed("s", sent(1, 0, 11_000), now=1) is None
     offence = made.closed("s", sent(2, 0, 1_001), now=1)
     assert offence is not None
@@ -55,9 +60,33 @@ def test_bytes_count_as_messages_do_and_so_does_a_connection_that_was_never_read
     for now in (1, 2, 3):
         assert again.read("s", [sent(1, 100)], now=now) == NOTHING
     assert again.closed("s", sent(1, 101), now=3) is None
-    assert again.closed("s", sent(2, 39), now=3) is None
-    assert again.closed("s", sent(2, 11), now=3) is not None
+    assert again.closed("s", sent(2, 29), now=3) is None
+    assert again.closed("s", sent(3, 1), now=3) is not None
     assert again.read("s", [], now=4) == NOTHING
+
+
+@given(st.integers(1, 40), st.floats(0.05, 0.9), st.booleans())
+def test_many_short_connections_are_allowed_no_more_than_a_single_one(
+    at_once: int,
+    open_s: float,
+    is_reported: bool,  # noqa: FBT001
+) -> None:
+    made = police.Police(RATES)
+    made.read("s", [], now=0)
+    ids, total = itertools.count(), 0
+    for step in range(1, 400):
+        now = step * open_s
+        # each is within the rate as long as it is open
+        each = int(10 * open_s) + 1
+        closed = [sent(next(ids), each, age_s=open_s) for _ in range(at_once)]
+        total += each * at_once
+        offences = [made.closed("s", one, now=now) for one in closed]
+        if is_reported:
+            offences += made.read("s", [], now=now).offences
+        if any(offences):
+            return
+        # the reserve, and the rate
+        assert total <= 100 + 10 * now + 1
 
 
 def test_the_connections_of_a_node_share_its_rates_and_the_oldest_of_too_many_are_closed() -> None:
@@ -102,6 +131,16 @@ def test_a_gate_that_starts_does_not_punish_what_was_sent_over_days() -> None:
     assert made.read("s", [sent(1, 10**7, 10**9, age_s=10**6)], now=0) == NOTHING
     # it counts from the beginning after a pause as well
     assert made.read("s", [sent(1, 10**7 + 900, 10**9, age_s=10**6)], now=100) == NOTHING
+
+
+def test_a_report_that_a_closed_connection_has_overtaken_does_not_punish_for_its_whole_life() -> (
+    None
+):
+    made, long = police.Police(RATES), sent(1, 10**6, age_s=10**6)
+    assert made.read("s", [long], now=0) == NOTHING
+    assert made.closed("s", long, now=1) is None
+    assert made.read("s", [long], now=1.1) == NOTHING
+    assert made.closed("s", long, now=1.2) is None
 
 
 def test_a_node_is_who_the_server_verified_and_not_who_the_client_says() -> None:

@@ -32,7 +32,8 @@ _SERVER_GONE_S: Final = 60.0
 _SERVERS_MAX: Final = 64
 _NODES_MAX: Final = 20_000
 _TOLERANCE_S: Final = 1.0
-"""An announced end is late by as long as the announcement took; that must not add up."""
+"""An announced end is late by as long as the announcement took; that must not add up.
+A connection's age is late by as long as its report took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +104,17 @@ class Police:
 
     def read(self, server: str, traffic: Iterable[Traffic], *, now: float) -> Orders:
         """Judge what a server reports about all of its connections; return what to do there."""
+        since_s = self._since_s(server, now)
         read_at, known = self._servers.pop(server, (now, {}))
         others = {k: v for k, v in self._servers.items() if now - v[0] < _SERVER_GONE_S}
         if len(others) >= _SERVERS_MAX:
             return Orders((), ())
         reported = {connection.id: connection for connection in traffic}
+        before = {id_: known.get(id_) or _opened(c, since_s) for id_, c in reported.items()}
         offences = [
-            self._charge(c, known.get(c.id), since=read_at, now=now)
+            self._charge(c, before[c.id], since=read_at, now=now)
             for c in reported.values()
-            if not self._is_quiet(c, known.get(c.id), now - read_at)
+            if not self._is_quiet(c, before[c.id], now - read_at)
         ]
         refused = {c.id for c in reported.values() if self.refused_s(c.node, now) > 0}
         self._servers = {**others, server: (now, reported)}
@@ -124,8 +127,10 @@ class Police:
 
     def closed(self, server: str, traffic: Traffic, *, now: float) -> Offence | None:
         """Judge a connection that was closed, perhaps before it was ever reported."""
+        since_s = self._since_s(server, now)
         read_at, known = self._servers.get(server, (now, {}))
-        return self._charge(traffic, known.pop(traffic.id, None), since=read_at, now=now)
+        before = known.pop(traffic.id, None) or _opened(traffic, since_s)
+        return self._charge(traffic, before, since=read_at, now=now)
 
     def hear(self, penalty: Penalty, *, now: float) -> None:
         """Adopt a penalty that another gate announced."""
@@ -153,6 +158,11 @@ class Police:
             for name, node in self._nodes.items()
             if node.until > now
         ]
+
+    def _since_s(self, server: str, now: float) -> float | None:
+        """Return how long ago a server reported; None if it has not."""
+        held = self._servers.get(server)
+        return None if held is None else now - held[0]
 
     def _is_quiet(self, new: Traffic, known: Traffic | None, since_s: float) -> bool:
         """Return whether even all connections of the node together would be within its rates."""
@@ -182,7 +192,7 @@ class Police:
         """Take what a connection has sent since it was last judged from its node's reserve."""
         rates = self._rates
         messages, bytes_ = new.messages, new.bytes
-        # before it was judged for the first time, it may have sent at its rates
+        # before its server reported for the first time, it may have sent at its rates
         covered_s = new.age_s
         if known is None:
             since = now - new.age_s
@@ -255,3 +265,15 @@ class Police:
             if now - node.updated_at < self._rates.burst_s
             or now - node.until < (FORGET_S if node.offences else 0.0)
         }
+
+
+def _opened(connection: Traffic, since_s: float | None) -> Traffic | None:
+    """Return what a connection had sent when its server reported last, if it was not open yet.
+
+    All connections of a node share what the rates allow since then. If each had that for itself, a
+    node with many short connections would send many times as much. An older one is already closed:
+    its end was announced before the report that still lists it.
+    """
+    if since_s is None or connection.age_s > since_s + _TOLERANCE_S:
+        return None
+    return Traffic(connection.id, connection.node, 0, 0, 0.0)
