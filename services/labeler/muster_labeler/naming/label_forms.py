@@ -2,8 +2,9 @@
 
 The admission policy is made from these forms (`scripts/manifests.py`): the API refuses anything
 else, even if the labeler is compromised. NVIDIA's operators act on some labels of the same domain,
-such as `nvidia.com/gpu.deploy.driver` and `nvidia.com/mig.config`; these must never be here. Of those that are, NVIDIA's GPU Operator reads `mig.capable` and
-`gpu.product` (controllers/state_manager.go, hasMIGCapableGPU): docs/security.md says what follows.
+such as `nvidia.com/gpu.deploy.driver` and `nvidia.com/mig.config`; these must never be here. Of
+those that are, the GPU Operator reads `mig.capable` and `gpu.product` (controllers/
+state_manager.go, hasMIGCapableGPU): docs/security.md says what follows.
 
 The forms are regular expressions that Python and CEL (RE2) understand alike, without backslashes.
 """
