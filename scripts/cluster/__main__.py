@@ -137,7 +137,8 @@ def _start(
         _until("kube-apiserver", lambda: _kubectl("get", "--raw", "/readyz") == "ok")
         say("kube-apiserver is ready")
         _spawn(components.controller_manager())
-        _spawn(components.scheduler())
+        # it ends itself if its cache is wrong, which it was after an API that hung (1.37.2)
+        _spawn(components.scheduler(), restarts=True)
         _spawn(components.proxy())
         _spawn(components.dns())
         imported.result()
@@ -159,8 +160,8 @@ def _link_programs(folders: Sequence[Path]) -> None:
             (target / program.name).symlink_to(program)
 
 
-def _spawn(command: Sequence[str]) -> None:
-    node.spawn(command, [layout.STATE / "bin"])
+def _spawn(command: Sequence[str], *, restarts: bool = False) -> None:
+    node.spawn(command, [layout.STATE / "bin"], restarts=restarts)
 
 
 def _import(archives: Sequence[Path], say: Callable[[str], None]) -> None:

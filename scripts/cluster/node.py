@@ -52,6 +52,7 @@ ip route add default via {layout.HOST_IP}
 echo 1 > /proc/sys/net/ipv4/ip_forward
 """
 _END_S: Final = 20.0
+_RESTARTING: Final = ("sh", "-c", 'until "$@"; do sleep 1; done', "sh")
 _TRIAL: Final = """
 mount -t tmpfs tmpfs /mnt && umount /mnt
 mount -t proc proc /proc
@@ -144,9 +145,16 @@ def entering(pid: int) -> list[str]:
 
 
 def spawn(
-    command: Sequence[str], folders: Sequence[Path], more: Mapping[str, str] | None = None
+    command: Sequence[str],
+    folders: Sequence[Path],
+    more: Mapping[str, str] | None = None,
+    *,
+    restarts: bool = False,
 ) -> None:
-    """Start a component inside the node; its output goes to a log of its name."""
+    """Start a component inside the node; its output goes to a log of its name.
+
+    With `restarts` it is started again whenever it fails, as a kubelet does with its static pods.
+    """
     pid = first()
     assert pid is not None
     path = ":".join(
@@ -158,7 +166,7 @@ def spawn(
         log.replace(log.with_suffix(".log.1"))
     with log.open("wb") as output:
         subprocess.Popen(
-            [*entering(pid), *command],
+            [*entering(pid), *(_RESTARTING if restarts else ()), *command],
             env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, cwd="/",
         )  # fmt: skip
