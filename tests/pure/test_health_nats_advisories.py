@@ -21,7 +21,7 @@ def advisory(
     account: str = "",
 ) -> bytes:
     client = {"id": 7, "name": name, "user": user, "kind": kind, "acc": "MUSTER", "tags": tags}
-    client |= {"name_tag": account} if account else {}
+    client |= {"acc": "A" * 56, "name_tag": account} if account else {"name_tag": "MUSTER"}
     return json.dumps({"server": {"id": "NA"}, "client": client, "reason": reason}).encode()
 
 

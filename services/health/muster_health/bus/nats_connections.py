@@ -54,8 +54,10 @@ class _Client(msgspec.Struct, frozen=True):
     kind: str = "Client"
     tags: tuple[str, ...] = ()
     """What its credentials say, if it has any; a client with credentials chooses its `user`."""
+    acc: str = ""
+    """Its account: a key, if accounts are signed; otherwise the name."""
     name_tag: str = ""
-    """The name of its account, if accounts are signed."""
+    """The name of its account."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -128,7 +130,9 @@ def _interned(server: str) -> str:
 
 def _may_be_on(node: str, client: _Client) -> bool:
     """Return whether a client may be a plugin on this node; most clients are not tied to a node."""
-    if client.name_tag == permissions.ACCOUNT or client.user in _NO_PLUGINS:
+    # where accounts are signed, plugins have one of their own; elsewhere all may share one
+    is_central = client.name_tag == permissions.ACCOUNT != client.acc
+    if is_central or client.user in _NO_PLUGINS:
         return False
     token = vocabulary.node_token(node)
     bound = [tag for tag in client.tags if tag.startswith(permissions.node_tag(""))]
