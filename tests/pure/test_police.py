@@ -80,7 +80,7 @@ def test_many_short_connections_are_allowed_no_more_than_a_single_one(
         each = int(10 * open_s) + 1
         closed = [sent(next(ids), each, age_s=open_s) for _ in range(at_once)]
         total += each * at_once
-        offences = [made.closed("s", one, now=now) for one in closed]
+        offences = [made.closed("s", connection, now=now) for connection in closed]
         if is_reported:
             offences += made.read("s", [], now=now).offences
         if any(offences):
