@@ -107,8 +107,10 @@ class Rounds:
             self._follow("dead", began)
 
     def _restart(self, began: float) -> None:
+        cluster = self._muster.cluster
+        before = cluster.posted()
         cluster_faults.kubelet("restart")
-        self._quiet("restart", began, lambda: self._muster.cluster.ask("get", "nodes")[0] == 0)
+        self._quiet("restart", began, lambda: cluster.posted() > before)
 
     def _delete(self, began: float) -> None:
         cluster = self._muster.cluster
