@@ -20,7 +20,7 @@ _MIB: Final = 1024 * _KIB
 HEADERS_BYTES_MAX: Final = _KIB
 """What the headers of a message may take of a stream's longest message."""
 PLUGINS_MAX: Final = 8
-"""The most plugins of one node."""
+"""As `vocabulary.PLUGINS_MAX`; stand-ins use streams, and share no events with us."""
 _PAGES_MAX: Final = 64
 """As `vocabulary.PAGES_MAX`."""
 _PAGE_BYTES_MAX: Final = 48 * _KIB

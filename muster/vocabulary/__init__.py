@@ -35,6 +35,7 @@ from muster.vocabulary.conclusions import (
 from muster.vocabulary.facts import (
     FLEET as FLEET,
     PAGES_MAX as PAGES_MAX,
+    PLUGINS_MAX as PLUGINS_MAX,
     SCHEMA_VERSION as SCHEMA_VERSION,
     BeatNode as BeatNode,
     BeatPlugin as BeatPlugin,

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from muster import vocabulary
 from muster.nats.auth import accounts, nkeys
-from muster_gate import callout, config, patrol, police, tokens
+from muster_gate import callout, config, rate_limiter, tokens, traffic_monitor
 from tests.fuzz.target import compact, split, target
 from tests.worlds import token_issuer
 
@@ -244,21 +244,22 @@ def _reports() -> Iterator[bytes]:
     client = {"id": 7, "user": "U", "tags": ["node:node-a"], **at}
     sent = {"msgs": 10**6, "bytes": 10**9}
     yield b"closed\n" + compact({"server": {"id": "N"}, "client": client, "sent": sent})
-    yield b"penalties\n" + compact([{"node": "node-a", "offences": 2, "rest_s": 20.0}])
+    yield b"penalties\n" + compact([{"node": "node-a", "violations": 2, "rest_s": 20.0}])
 
 
 @target(
-    seeds=_reports, words=('"cid":', '"in_msgs":', '"tags":', '"node:', '"rest_s":', '"offences":')
+    seeds=_reports,
+    words=('"cid":', '"in_msgs":', '"tags":', '"node:', '"rest_s":', '"violations":'),
 )
 def traffic_reports(data: bytes) -> None:
     """What servers and other gates say about nodes is left out, or leads to a bounded penalty."""
     rates = config.Rates()
-    watch = police.Police(rates)
-    patrolled = patrol.Patrol(watch, rates)
+    watch = rate_limiter.RateLimiter(rates)
+    monitor = traffic_monitor.TrafficMonitor(watch, rates)
     handlers = {
-        "read": patrolled._read,
-        "closed": patrolled._read_closed,
-        "penalties": patrolled._hear,
+        "read": monitor._read,
+        "closed": monitor._read_closed,
+        "penalties": monitor._hear,
     }
 
     async def hear() -> None:

@@ -52,4 +52,4 @@ def test_the_table_of_budgets_is_bounded() -> None:
     budget = EventBudget()
     for number in range(100_000):
         budget.wants(subject(f"n{number}"), number / 100)
-    assert len(budget._buckets) <= 1_000
+    assert len(budget._read) <= 1_000

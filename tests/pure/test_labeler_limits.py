@@ -52,11 +52,11 @@ def subject(node: str, plugin: str) -> str:
 def test_the_first_plugins_of_a_node_count_and_stay_current() -> None:
     nodes = known("a", "b")
     stored = [nodes.observe_inventory(inventory("a", f"p{number}")) for number in range(20)]
-    assert stored == [True] * limits.PLUGINS_MAX + [False] * (20 - limits.PLUGINS_MAX)
-    assert nodes.report("a").kinds == {L4: limits.PLUGINS_MAX}
+    assert stored == [True] * vocabulary.PLUGINS_MAX + [False] * (20 - vocabulary.PLUGINS_MAX)
+    assert nodes.report("a").kinds == {L4: vocabulary.PLUGINS_MAX}
     assert nodes.refusal("a", "p19") is Refusal.TOO_MANY_PLUGINS
     assert nodes.observe_inventory(inventory("a", "p0", ("NVIDIA L4",) * 3, sequence=2))
-    assert nodes.report("a").kinds == {L4: limits.PLUGINS_MAX + 2}
+    assert nodes.report("a").kinds == {L4: vocabulary.PLUGINS_MAX + 2}
     assert nodes.observe_inventory(inventory("b", "p19"))
 
 
@@ -129,7 +129,7 @@ def test_verdicts_count_for_as_many_plugins() -> None:
         )
         for number in range(10)
     ]
-    assert stored == [True] * limits.PLUGINS_MAX + [False] * 2
+    assert stored == [True] * vocabulary.PLUGINS_MAX + [False] * 2
 
 
 def test_a_node_that_sends_too_much_is_read_again_later_and_the_others_at_once() -> None:

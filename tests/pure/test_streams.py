@@ -39,6 +39,7 @@ def test_one_node_fills_a_small_part_of_a_stream(stream: streams.Stream) -> None
     subjects = sum(vocabulary.PAGES_MAX if "{page}" in t else 1 for t in of_stream)
     of_a_plugin = subjects * stream.per_subject_max * stream.message_bytes_max
     assert of_a_plugin == expected[stream.name] < stream.bytes_max / 20
+    assert streams.PLUGINS_MAX == vocabulary.PLUGINS_MAX
     assert streams.PLUGINS_MAX * of_a_plugin < stream.bytes_max * 3 / 8
 
 

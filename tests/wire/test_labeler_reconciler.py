@@ -17,7 +17,7 @@ from muster.nats import bus
 from muster_labeler import model
 from muster_labeler.kubernetes import projection
 from muster_labeler.naming.sources import Product
-from muster_labeler.service import decisions, limits
+from muster_labeler.service import decisions
 from tests.worlds import labeler_cluster as clusters
 
 KEY = decisions.KEY
@@ -480,7 +480,7 @@ def test_a_node_that_reports_thousands_of_plugins_delays_nobody_not_even_after_a
         await flood(made)
         await made.reports("node-b", "Tesla T4")
         await made.labelled(**{"node-a": "l4", "node-b": "t4"})
-        counted = limits.PLUGINS_MAX - 1
+        counted = vocabulary.PLUGINS_MAX - 1
         await made.until(lambda: made.refused("too_many_plugins"), wanted=names - counted)
         await first.kill()
         # the stream keeps them all

@@ -17,7 +17,7 @@ import prometheus_client
 from muster.nats import connection
 from muster.nats.auth import permissions
 from muster.service import entry, logs, probes, runtime
-from muster_gate import callout, cluster_keys, config, issuer, patrol
+from muster_gate import callout, cluster_keys, config, issuer, traffic_monitor
 from muster_gate.tokens import Reason
 
 _GROUP: Final = "muster-gate"
@@ -246,11 +246,11 @@ async def serve(settings: config.Settings) -> None:
     if authorizer.ring is not None:
         KEYS_FETCHED.set(authorizer.ring.fetched_at)
     gate = Gate(settings, authorizer, api)
-    watch = patrol.Patrol(authorizer.police, settings.rates)
+    monitor = traffic_monitor.TrafficMonitor(authorizer.limiter, settings.rates)
 
     async def prepare(client: nats.aio.client.Client) -> None:
         await gate.subscribe(client)
-        await watch.subscribe(client)
+        await monitor.subscribe(client)
 
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(
@@ -270,7 +270,7 @@ async def serve(settings: config.Settings) -> None:
             logs.logger().info("listening", http=address)
             await gate.refresh()
 
-        await runtime.run(work(), gate.answer(), watch.ask())
+        await runtime.run(work(), gate.answer(), monitor.ask())
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 from muster import codec, pacing, vocabulary
 from muster.nats.auth import accounts, nkeys, permissions
-from muster_gate import config, police, tokens
+from muster_gate import config, rate_limiter, tokens
 from muster_gate.tokens import Reason, Refused
 
 _AUDIENCE: Final = "nats-authorization-request"
@@ -90,7 +90,7 @@ class Authorizer:
     def __init__(self, settings: config.Settings, signing: Signing) -> None:
         self.ring: tokens.Keyring | None = None
         self.signing = signing
-        self.police = police.Police(settings.rates)
+        self.limiter = rate_limiter.RateLimiter(settings.rates)
         self._tokens = settings.tokens
         self._keys = settings.keys
         self._plugins = frozenset((permissions.PLUGIN, *settings.plugins))
@@ -126,7 +126,7 @@ class Authorizer:
     def _check(self, request: AuthRequest, bearer: tokens.Bearer, now: float) -> None:
         if not is_named_for(request.connect_opts.name, bearer.node, self._plugins):
             raise Refused(Reason.NAME, subject=bearer.node)
-        if self.police.refused_s(bearer.node, now) > 0:
+        if self.limiter.refused_s(bearer.node, now) > 0:
             raise Refused(Reason.NOISY, subject=bearer.node)
         if not self._connects.try_take(bearer.node, now):
             raise Refused(Reason.TOO_OFTEN, subject=bearer.node)

@@ -303,7 +303,7 @@ class Reason(enum.StrEnum):
     NAME = "name"
     """The connection is named like a plugin of another node."""
     NOISY = "noisy"
-    """The node sent more than it may, and is refused for a while (`police`)."""
+    """The node sent more than it may, and is refused for a while (`rate_limiter`)."""
     TOO_OFTEN = "too_often"
     LATE = "late"
     """The client has given up waiting: more clients connect than we can answer in time."""

@@ -32,18 +32,15 @@ class EventBudget:
     """The budgets of all nodes for the events of one stream."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, pacing.TokenBucket] = {}
+        self._read: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
+            per_s=_PER_S, burst=_BURST, keys_max=_NODES_MAX
+        )
         self._skipped: dict[str, _Skipped] = {}
 
     def wants(self, subject: str, now: float) -> bool:
         """Return whether to read an event; otherwise its node has to be read again."""
         token = subject.split(".", _NODE_WORD + 1)[_NODE_WORD]
-        bucket = self._buckets.get(token)
-        if bucket is None:
-            self._forget(now)
-            bucket = pacing.TokenBucket(per_s=_PER_S, burst=_BURST, now=now)
-            self._buckets[token] = bucket
-        if bucket.try_take(now):
+        if self._read.try_take(token, now):
             return True
         skipped = self._skipped.get(token)
         if skipped is None:
@@ -68,14 +65,6 @@ class EventBudget:
                 noisy.append(_noisy(token, skipped.count))
             skipped.count = 0
         return tokens, noisy
-
-    def _forget(self, now: float) -> None:
-        if len(self._buckets) < _NODES_MAX:
-            return
-        # a full bucket is as good as a new one
-        self._buckets = {
-            token: bucket for token, bucket in self._buckets.items() if not bucket.is_full(now)
-        }
 
 
 def _noisy(token: str, count: int) -> limits.NodeNoisy:

@@ -83,7 +83,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     alerts_per_node_minute: Count = 10
     nodes: Count = 20_000
     """How many nodes are tracked while the Kubernetes API has not said which nodes there are."""
-    plugins_per_node: Count = 8
+    plugins_per_node: Count = vocabulary.PLUGINS_MAX
     devices_per_plugin: Count = 10_000
     alerts_per_plugin: Count = 32
     update_s: sections.Period = 5.0

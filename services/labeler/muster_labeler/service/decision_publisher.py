@@ -22,7 +22,7 @@ from muster.vocabulary import Verdict
 from muster_labeler import model
 from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.naming import sources
-from muster_labeler.service import decisions, limits
+from muster_labeler.service import decisions
 
 Publish = Callable[[vocabulary.Event, str], Awaitable[None]]
 
@@ -215,7 +215,7 @@ class NodeConditionWriter:
         """
         verdicts = self._verdicts.setdefault(verdict.node, {})
         newest = verdicts.get(verdict.plugin)
-        if newest is None and len(verdicts) >= limits.PLUGINS_MAX:
+        if newest is None and len(verdicts) >= vocabulary.PLUGINS_MAX:
             return False
         if newest is not None and newest[0] > verdict.leader:
             return False

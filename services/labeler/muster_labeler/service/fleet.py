@@ -64,7 +64,7 @@ class Fleet:
         if plugins is None:
             is_full = len(self._events) >= limits.NODES_MAX and node not in self._nodes
             return limits.Refusal.TOO_MANY_NODES if is_full else None
-        if plugin not in plugins and len(plugins) >= limits.PLUGINS_MAX:
+        if plugin not in plugins and len(plugins) >= vocabulary.PLUGINS_MAX:
             return limits.Refusal.TOO_MANY_PLUGINS
         return None
 

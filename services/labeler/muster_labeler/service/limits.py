@@ -9,9 +9,7 @@ from muster_labeler.service import decisions
 
 NODES_MAX: Final = 20_000
 """Only while the nodes of the cluster are unknown; later only these count."""
-PLUGINS_MAX: Final = 8
-"""Plugins of one node."""
-MESSAGES_MAX: Final = PLUGINS_MAX * vocabulary.PAGES_MAX
+MESSAGES_MAX: Final = vocabulary.PLUGINS_MAX * vocabulary.PAGES_MAX
 """The newest messages of one node's inventories."""
 GPUS_MAX: Final = 1_024
 """GPUs of one plugin."""

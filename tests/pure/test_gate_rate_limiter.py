@@ -1,4 +1,4 @@
-"""The gate's police: who is refused, for how long, and that nobody else ever is."""
+"""The gate's rate_limiter: who is refused, for how long, and that nobody else ever is."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_gate import config, patrol, police
-from muster_gate.police import Offence, Orders, Penalty, Traffic
+from muster_gate import config, rate_limiter, traffic_monitor
+from muster_gate.rate_limiter import Decision, Penalty, Traffic, Violation
 
 RATES = config.Rates(messages_per_s=10, bytes_per_s=1000, burst_s=10, connections=3)
-NOTHING = Orders(disconnect=(), offences=())
+NOTHING = Decision(disconnect=(), violations=())
 
 
 def sent(id_: int, messages: int, bytes_: int = 0, *, node: str = "a", age_s: float = 1) -> Traffic:
@@ -18,15 +18,15 @@ def sent(id_: int, messages: int, bytes_: int = 0, *, node: str = "a", age_s: fl
 
 
 def test_a_node_that_exceeds_a_rate_is_refused_ever_longer_and_forgiven_in_the_end() -> None:
-    made, now, lasted = police.Police(RATES), 0.0, []
+    made, now, lasted = rate_limiter.RateLimiter(RATES), 0.0, []
     for number in range(8):
         assert made.read("s", [], now=now) == NOTHING
         now += 1
         # one message more than the reserve holds, beside what the rate allows
         assert made.read("s", [sent(number, 110)], now=now) == NOTHING
         now += 1
-        (offence,) = made.read("s", [sent(number, 121, 7)], now=now).offences
-        assert offence == Offence(
+        (violation,) = made.read("s", [sent(number, 121, 7)], now=now).violations
+        assert violation == Violation(
             node="a",
             messages=121,
             bytes=7,
@@ -34,29 +34,29 @@ def test_a_node_that_exceeds_a_rate_is_refused_ever_longer_and_forgiven_in_the_e
             reason="more than 10 messages a second",
             refused_s=made.refused_s("a", now),
         )
-        lasted.append(offence.refused_s)
-        assert made.penalties(now) == [Penalty(node="a", offences=number + 1, rest_s=lasted[-1])]
+        lasted.append(violation.refused_s)
+        assert made.penalties(now) == [Penalty(node="a", violations=number + 1, rest_s=lasted[-1])]
         # whatever it still sends changes nothing, and its connections are closed
-        assert made.read("s", [sent(number, 10**6)], now=now + 1) == Orders((number,), ())
+        assert made.read("s", [sent(number, 10**6)], now=now + 1) == Decision((number,), ())
         now += lasted[-1]
         assert made.refused_s("a", now) == 0
         assert made.penalties(now) == []
     assert lasted == [10, 20, 40, 80, 160, 300, 300, 300]
-    now += police.FORGET_S + 1
+    now += rate_limiter.FORGET_S + 1
     assert made.read("s", [], now=now) == NOTHING
-    offence_ = made.read("s", [sent(99, 1000)], now=now + 1).offences[0]
+    offence_ = made.read("s", [sent(99, 1000)], now=now + 1).violations[0]
     assert offence_.refused_s == 10
 
 
 def test_bytes_count_as_messages_do_and_so_does_a_connection_that_was_never_read() -> None:
-    made = police.Police(RATES)
+    made = rate_limiter.RateLimiter(RATES)
     # its server has not reported yet: it may have sent at its rates
     assert made.closed("s", sent(1, 0, 11_000), now=1) is None
-    offence = made.closed("s", sent(2, 0, 1_001), now=1)
-    assert offence is not None
-    assert (offence.reason, offence.bytes) == ("more than 1000 bytes a second", 12_001)
+    violation = made.closed("s", sent(2, 0, 1_001), now=1)
+    assert violation is not None
+    assert (violation.reason, violation.bytes) == ("more than 1000 bytes a second", 12_001)
     # what was read before is not counted again
-    again = police.Police(RATES)
+    again = rate_limiter.RateLimiter(RATES)
     for now in (1, 2, 3):
         assert again.read("s", [sent(1, 100)], now=now) == NOTHING
     assert again.closed("s", sent(1, 101), now=3) is None
@@ -71,7 +71,7 @@ def test_many_short_connections_are_allowed_no_more_than_a_single_one(
     open_s: float,
     is_reported: bool,  # noqa: FBT001
 ) -> None:
-    made = police.Police(RATES)
+    made = rate_limiter.RateLimiter(RATES)
     made.read("s", [], now=0)
     ids, total = itertools.count(), 0
     for step in range(1, 400):
@@ -80,34 +80,34 @@ def test_many_short_connections_are_allowed_no_more_than_a_single_one(
         each = int(10 * open_s) + 1
         closed = [sent(next(ids), each, age_s=open_s) for _ in range(at_once)]
         total += each * at_once
-        offences = [made.closed("s", connection, now=now) for connection in closed]
+        violations = [made.closed("s", connection, now=now) for connection in closed]
         if is_reported:
-            offences += made.read("s", [], now=now).offences
-        if any(offences):
+            violations += made.read("s", [], now=now).violations
+        if any(violations):
             return
         # the reserve, and the rate
         assert total <= 100 + 10 * now + 1
 
 
 def test_the_connections_of_a_node_share_its_rates_and_the_oldest_of_too_many_are_closed() -> None:
-    made = police.Police(RATES)
+    made = rate_limiter.RateLimiter(RATES)
     three = [sent(number, 0, age_s=number + 1) for number in range(3)]
     assert made.read("s", three, now=0) == NOTHING
-    assert made.read("t", [sent(7, 0, age_s=9), sent(8, 0, node="b", age_s=99)], now=0) == Orders(
-        disconnect=(7,), offences=()
+    assert made.read("t", [sent(7, 0, age_s=9), sent(8, 0, node="b", age_s=99)], now=0) == Decision(
+        disconnect=(7,), violations=()
     )
     assert made.read("t", [], now=1) == NOTHING
-    assert made.read("s", [*three, sent(3, 0)], now=1) == Orders((2,), ())
+    assert made.read("s", [*three, sent(3, 0)], now=1) == Decision((2,), ())
     # none of them sends more than the rate, all of them together do
     for now in range(2, 14):
         each = [sent(number, now * 9 - 9) for number in range(2)]
-        assert made.read("s", each, now=now).offences == ()
-    (offence,) = made.read("s", [sent(number, 13 * 9) for number in range(2)], now=14).offences
-    assert (offence.node, offence.messages, offence.seconds) == ("a", 234, 13)
+        assert made.read("s", each, now=now).violations == ()
+    (violation,) = made.read("s", [sent(number, 13 * 9) for number in range(2)], now=14).violations
+    assert (violation.node, violation.messages, violation.seconds) == ("a", 234, 13)
 
 
 def test_gates_adopt_what_others_announce_and_a_delay_never_adds_up() -> None:
-    first, second = police.Police(RATES), police.Police(RATES)
+    first, second = rate_limiter.RateLimiter(RATES), rate_limiter.RateLimiter(RATES)
     first.read("s", [sent(1, 1000)], now=0)
     now = 0.0
     for _ in range(1000):
@@ -116,18 +116,18 @@ def test_gates_adopt_what_others_announce_and_a_delay_never_adds_up() -> None:
                 hearer.hear(penalty, now=now + 0.5)
         now += 0.1
     assert (first.penalties(now), second.penalties(now)) == ([], [])
-    second.hear(Penalty(node="b", offences=3, rest_s=1e9), now=now)
+    second.hear(Penalty(node="b", violations=3, rest_s=1e9), now=now)
     assert second.refused_s("b", now) == RATES.refuse_max_s
-    second.hear(Penalty(node="b", offences=1, rest_s=-1), now=now)
-    assert second.penalties(now) == [Penalty(node="b", offences=3, rest_s=RATES.refuse_max_s)]
-    # the next offence goes on from what the other gate counted
+    second.hear(Penalty(node="b", violations=1, rest_s=-1), now=now)
+    assert second.penalties(now) == [Penalty(node="b", violations=3, rest_s=RATES.refuse_max_s)]
+    # the next violation goes on from what the other gate counted
     now += RATES.refuse_max_s
-    (offence,) = second.read("s", [sent(5, 1000, node="b")], now=now).offences
-    assert offence.refused_s == 80
+    (violation,) = second.read("s", [sent(5, 1000, node="b")], now=now).violations
+    assert violation.refused_s == 80
 
 
 def test_a_gate_that_starts_does_not_punish_what_was_sent_over_days() -> None:
-    made = police.Police(RATES)
+    made = rate_limiter.RateLimiter(RATES)
     assert made.read("s", [sent(1, 10**7, 10**9, age_s=10**6)], now=0) == NOTHING
     # it counts from the beginning after a pause as well
     assert made.read("s", [sent(1, 10**7 + 900, 10**9, age_s=10**6)], now=100) == NOTHING
@@ -136,7 +136,7 @@ def test_a_gate_that_starts_does_not_punish_what_was_sent_over_days() -> None:
 def test_a_report_that_a_closed_connection_has_overtaken_does_not_punish_for_its_whole_life() -> (
     None
 ):
-    made, long = police.Police(RATES), sent(1, 10**6, age_s=10**6)
+    made, long = rate_limiter.RateLimiter(RATES), sent(1, 10**6, age_s=10**6)
     assert made.read("s", [long], now=0) == NOTHING
     assert made.closed("s", long, now=1) is None
     assert made.read("s", [long], now=1.1) == NOTHING
@@ -144,9 +144,9 @@ def test_a_report_that_a_closed_connection_has_overtaken_does_not_punish_for_its
 
 
 def test_a_node_is_who_the_server_verified_and_not_who_the_client_says() -> None:
-    assert patrol.node_of("plugin_node-a", ()) == "node-a"
-    assert patrol.node_of("plugin_node-b", ("plugin:x", "node:node-a")) == "node-a"
-    assert patrol.node_of("UABC", ()) == ""
+    assert traffic_monitor.node_of("plugin_node-a", ()) == "node-a"
+    assert traffic_monitor.node_of("plugin_node-b", ("plugin:x", "node:node-a")) == "node-a"
+    assert traffic_monitor.node_of("UABC", ()) == ""
 
 
 STEPS = st.lists(
@@ -165,7 +165,7 @@ def test_whatever_others_do_an_honest_node_is_never_refused_and_penalties_end(
     steps: Sequence[tuple[str, int, float, int]],
 ) -> None:
     """The honest node sends what its rate and reserve allow, on several connections."""
-    gates = [police.Police(RATES), police.Police(RATES)]
+    gates = [rate_limiter.RateLimiter(RATES), rate_limiter.RateLimiter(RATES)]
     now, reserve, refilled_at = 0.0, 100.0, 0.0
     totals = {("honest", 0): 0, ("honest", 1): 0, ("noisy", 0): 0, ("noisy", 1): 0}
     for node, connection, wait_s, wanted in steps:
@@ -182,9 +182,9 @@ def test_whatever_others_do_an_honest_node_is_never_refused_and_penalties_end(
                 Traffic(number, n, total, 0, now)
                 for number, ((n, _), total) in enumerate(totals.items())
             ]
-            orders = gate.read("s", report, now=now)
-            assert {o.node for o in orders.offences} <= {"noisy"}
-            assert set(orders.disconnect) <= {2, 3}
+            decision = gate.read("s", report, now=now)
+            assert {o.node for o in decision.violations} <= {"noisy"}
+            assert set(decision.disconnect) <= {2, 3}
             assert gate.refused_s("honest", now) == 0
             assert gate.refused_s("noisy", now) <= RATES.refuse_max_s
         for penalty in gates[0].penalties(now):

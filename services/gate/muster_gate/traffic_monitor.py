@@ -1,7 +1,8 @@
 """Adapter: NATS: asks each server what plugins' connections have sent, and closes what is too much.
 
-Every gate reads the reports of all servers, whichever gate asked for them, and `police` decides. To
-close a connection that is closed already has no effect, so several gates may do the same.
+Every gate reads the reports of all servers, whichever gate asked for them, and `rate_limiter`
+decides. To close a connection that is closed already has no effect, so several gates may do the
+same.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from muster import codec, vocabulary
 from muster.nats import connection
 from muster.nats.auth import permissions
 from muster.service import logs
-from muster_gate import config, police
+from muster_gate import config, rate_limiter
 
 _PRODUCER: Final = "services/gate"
 _NOBODY: Final = f"{permissions.inbox('gate')}.nobody"
@@ -103,7 +104,7 @@ class _Closed(msgspec.Struct, frozen=True):
 
 class _Penalty(msgspec.Struct, frozen=True):
     node: str
-    offences: int
+    violations: int
     rest_s: float
 
 
@@ -112,11 +113,11 @@ _CLOSED: Final = msgspec.json.Decoder(_Closed)
 _PENALTIES: Final = msgspec.json.Decoder(tuple[_Penalty, ...])
 
 
-class Patrol:
-    """Reads what nodes send, on the gate's own connection, and enforces what `police` decides."""
+class TrafficMonitor:
+    """Reads what nodes send, over the gate's own connection; enforces what `rate_limiter` says."""
 
-    def __init__(self, made: police.Police, rates: config.Rates) -> None:
-        self._police = made
+    def __init__(self, limiter: rate_limiter.RateLimiter, rates: config.Rates) -> None:
+        self._limiter = limiter
         self._rates = rates
         self._client: nats.aio.client.Client | None = None
         self._instance = uuid.uuid4().hex[:16]
@@ -149,7 +150,7 @@ class Patrol:
                 continue
             self._asked_at = self._now()
             await self._publish(permissions.CONNECTIONS, _REQUEST, reply=permissions.TRAFFIC)
-            penalties = self._police.penalties(self._now())
+            penalties = self._limiter.penalties(self._now())
             REFUSED.set(len(penalties))
             if penalties and self._now() - self._announced_at >= _ANNOUNCE_S:
                 await self._announce(penalties)
@@ -158,7 +159,7 @@ class Patrol:
     def _period_s(self) -> float:
         if not self._is_answered:
             return _UNANSWERED_WAIT_S
-        return max(self._rates.read_s, self._police.connections() / _CONNECTIONS_PER_S)
+        return max(self._rates.read_s, self._limiter.connections() / _CONNECTIONS_PER_S)
 
     def _check_answers(self) -> None:
         """Log once that servers do not answer: their accounts are older than this gate."""
@@ -178,7 +179,7 @@ class Patrol:
         self._answered_at = self._asked_at = self._now()
         READ.set(time.time())
         traffic = [
-            police.Traffic(
+            rate_limiter.Traffic(
                 each.cid,
                 node_of(each.authorized_user, each.tags),
                 each.in_msgs,
@@ -188,10 +189,10 @@ class Patrol:
             for each in report.connections
         ]
         server = report.server_id
-        orders = self._police.read(server, [t for t in traffic if t.node], now=self._now())
-        for offence in orders.offences:
-            await self._limit(offence)
-        for number in orders.disconnect:
+        decision = self._limiter.read(server, [t for t in traffic if t.node], now=self._now())
+        for violation in decision.violations:
+            await self._limit(violation)
+        for number in decision.disconnect:
             DISCONNECTED.inc()
             request = msgspec.json.encode({"cid": number})
             # a server ignores a request that wants no answer
@@ -206,10 +207,10 @@ class Patrol:
         if not (node := node_of(client.user, client.tags)):
             return
         open_s = (client.stop - client.start).total_seconds()
-        traffic = police.Traffic(client.id, node, sent.msgs, sent.bytes, open_s)
-        offence = self._police.closed(event.server.id, traffic, now=self._now())
-        if offence is not None:
-            await self._limit(offence)
+        traffic = rate_limiter.Traffic(client.id, node, sent.msgs, sent.bytes, open_s)
+        violation = self._limiter.closed(event.server.id, traffic, now=self._now())
+        if violation is not None:
+            await self._limit(violation)
 
     async def _hear(self, message: connection.Message) -> None:
         try:
@@ -217,32 +218,34 @@ class Patrol:
         except codec.UNREADABLE:
             return
         for heard in penalties:
-            penalty = police.Penalty(node=heard.node, offences=heard.offences, rest_s=heard.rest_s)
-            self._police.hear(penalty, now=self._now())
+            penalty = rate_limiter.Penalty(
+                node=heard.node, violations=heard.violations, rest_s=heard.rest_s
+            )
+            self._limiter.hear(penalty, now=self._now())
 
-    async def _limit(self, offence: police.Offence) -> None:
+    async def _limit(self, violation: rate_limiter.Violation) -> None:
         """Announce that a node is refused."""
         LIMITED.inc()
-        node = vocabulary.node_of(offence.node)
+        node = vocabulary.node_of(violation.node)
         logs.logger().warning(
             "node_limited",
             node=node,
-            messages=offence.messages,
-            bytes=offence.bytes,
-            seconds=round(offence.seconds, 1),
-            refused_s=offence.refused_s,
-            reason=offence.reason,
+            messages=violation.messages,
+            bytes=violation.bytes,
+            seconds=round(violation.seconds, 1),
+            refused_s=violation.refused_s,
+            reason=violation.reason,
         )
-        await self._announce(self._police.penalties(self._now()))
+        await self._announce(self._limiter.penalties(self._now()))
         try:
             event = vocabulary.NodeLimited(
                 node=node,
                 at=datetime.now(UTC),
-                messages=offence.messages,
-                bytes=offence.bytes,
-                seconds=offence.seconds,
-                refused_s=offence.refused_s,
-                reason=offence.reason,
+                messages=violation.messages,
+                bytes=violation.bytes,
+                seconds=violation.seconds,
+                refused_s=violation.refused_s,
+                reason=violation.reason,
             )
         except ValueError:
             # signed by hand, with a name that no node can have: limited, but no event is about it
@@ -258,15 +261,15 @@ class Patrol:
         )
         await self._publish(event.subject, payload)
 
-    async def _announce(self, penalties: Iterable[police.Penalty]) -> None:
+    async def _announce(self, penalties: Iterable[rate_limiter.Penalty]) -> None:
         """Announce penalties to the other gates, the longest first."""
         self._announced_at = self._now()
         longest = sorted(penalties, key=lambda penalty: -penalty.rest_s)[:_PENALTIES_MAX]
-        listed = [_Penalty(each.node, each.offences, each.rest_s) for each in longest]
+        listed = [_Penalty(each.node, each.violations, each.rest_s) for each in longest]
         await self._publish(permissions.PENALTIES, msgspec.json.encode(listed))
 
     async def _publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
-        """Publish; what is lost is asked, closed or announced again."""
+        """Publish; a lost request is repeated when the servers report the next time."""
         if self._client is not None and self._client.is_connected:
             with contextlib.suppress(*connection.LOST):
                 await self._client.publish(subject, payload, reply=reply)

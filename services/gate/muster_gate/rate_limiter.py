@@ -10,11 +10,11 @@ allowances, for messages and for bytes: a rate, and what the rate gives in `burs
 | refused | has a connection | refused | disconnect it |
 | refused | its penalty is over | free, with a full reserve | |
 | free | another gate announces it | refused, until the later end | disconnect it |
-| free | exceeded no rate for `FORGET_S` | free, its offences forgotten | |
+| free | exceeded no rate for `FORGET_S` | free, its violations forgotten | |
 
 The first penalty is `refuse_s`, and each further one twice as long, up to `refuse_max_s`. Every
 gate decides alone, and what gates announce to each other can arrive twice, late or never: for a
-node the later end and the larger number of offences count.
+node the later end and the larger number of violations count.
 
 `now` is monotonic. The nodes and connections are those that gates admitted: nobody else is counted.
 """
@@ -49,15 +49,15 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalty:
-    """A node is refused for `rest_s` from now on, for so many offences."""
+    """A node is refused for `rest_s` from now on, for so many violations."""
 
     node: str
-    offences: int
+    violations: int
     rest_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offence:
+class Violation:
     """A node exceeded a rate: what it sent within `seconds`, and the penalty."""
 
     node: str
@@ -69,16 +69,16 @@ class Offence:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What a report leads to: connections to disconnect on that server, and new offences."""
+class Decision:
+    """What a report leads to: connections to disconnect on that server, and new violations."""
 
     disconnect: tuple[int, ...]
-    offences: tuple[Offence, ...]
+    violations: tuple[Violation, ...]
 
 
 @dataclass(slots=True)
 class _Node:
-    """What is known of a node: what it took from its reserve, and its offences."""
+    """What is known of a node: what it took from its reserve, and its violations."""
 
     updated_at: float
     since: float
@@ -88,11 +88,11 @@ class _Node:
     messages: int = 0
     bytes: int = 0
     """What it sent since then."""
-    offences: int = 0
+    violations: int = 0
     until: float = float("-inf")
 
 
-class Police:
+class RateLimiter:
     """The state machine for all nodes; each server reports its own connections."""
 
     def __init__(self, rates: config.Rates) -> None:
@@ -102,16 +102,16 @@ class Police:
         self._servers: dict[str, tuple[float, dict[int, Traffic]]] = {}
         """The open connections of each server, and when it reported them."""
 
-    def read(self, server: str, traffic: Iterable[Traffic], *, now: float) -> Orders:
+    def read(self, server: str, traffic: Iterable[Traffic], *, now: float) -> Decision:
         """Judge what a server reports about all of its connections; return what to do there."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.pop(server, (now, {}))
         others = {k: v for k, v in self._servers.items() if now - v[0] < _SERVER_GONE_S}
         if len(others) >= _SERVERS_MAX:
-            return Orders((), ())
+            return Decision((), ())
         reported = {connection.id: connection for connection in traffic}
         before = {id_: known.get(id_) or _opened(c, since_s) for id_, c in reported.items()}
-        offences = [
+        violations = [
             self._charge(c, before[c.id], since=read_at, now=now)
             for c in reported.values()
             if not self._is_quiet(c, before[c.id], now - read_at)
@@ -120,12 +120,12 @@ class Police:
         self._servers = {**others, server: (now, reported)}
         excess = self._excess(reported.values())
         self._forget(now)
-        return Orders(
+        return Decision(
             disconnect=tuple(sorted(refused | excess)),
-            offences=tuple(o for o in offences if o is not None),
+            violations=tuple(o for o in violations if o is not None),
         )
 
-    def closed(self, server: str, traffic: Traffic, *, now: float) -> Offence | None:
+    def closed(self, server: str, traffic: Traffic, *, now: float) -> Violation | None:
         """Judge a connection that was closed, perhaps before it was ever reported."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.get(server, (now, {}))
@@ -138,7 +138,7 @@ class Police:
         if rest_s <= 0:
             return
         node = self._node(penalty.node, now, read_at=now)
-        node.offences = max(node.offences, penalty.offences)
+        node.violations = max(node.violations, penalty.violations)
         if now + rest_s > node.until + _TOLERANCE_S:
             node.until = now + rest_s
 
@@ -154,7 +154,7 @@ class Police:
     def penalties(self, now: float) -> Sequence[Penalty]:
         """Return the penalties that are not over."""
         return [
-            Penalty(node=name, offences=node.offences, rest_s=node.until - now)
+            Penalty(node=name, violations=node.violations, rest_s=node.until - now)
             for name, node in self._nodes.items()
             if node.until > now
         ]
@@ -188,7 +188,7 @@ class Police:
 
     def _charge(
         self, new: Traffic, known: Traffic | None, *, since: float, now: float
-    ) -> Offence | None:
+    ) -> Violation | None:
         """Take what a connection has sent since it was last judged from its node's reserve."""
         rates = self._rates
         messages, bytes_ = new.messages, new.bytes
@@ -215,16 +215,16 @@ class Police:
             reason = f"more than {rates.bytes_per_s:g} bytes a second"
         else:
             return None
-        return self._punish(new.node, node, reason, now)
+        return self._penalize(new.node, node, reason, now)
 
-    def _punish(self, name: str, node: _Node, reason: str, now: float) -> Offence:
+    def _penalize(self, name: str, node: _Node, reason: str, now: float) -> Violation:
         longest_s = self._rates.refuse_max_s
         penalty = pacing.Backoff(first_s=self._rates.refuse_s, max_s=longest_s)
-        refused_s = penalty.delay_s(node.offences + 1)
+        refused_s = penalty.delay_s(node.violations + 1)
         self._nodes[name] = _Node(
-            updated_at=now, since=now, offences=node.offences + 1, until=now + refused_s
+            updated_at=now, since=now, violations=node.violations + 1, until=now + refused_s
         )
-        return Offence(
+        return Violation(
             node=name,
             messages=node.messages,
             bytes=node.bytes,
@@ -254,16 +254,16 @@ class Police:
             node.used_bytes = bytes_ - self._rates.bytes_per_s * unread_s
             node.updated_at = now
             if now - node.until > FORGET_S:
-                node.offences = 0
+                node.violations = 0
         return node
 
     def _forget(self, now: float) -> None:
-        """Forget free nodes whose reserve is full again and whose offences are long ago."""
+        """Forget free nodes whose reserve is full again and whose violations are long ago."""
         self._nodes = {
             name: node
             for name, node in self._nodes.items()
             if now - node.updated_at < self._rates.burst_s
-            or now - node.until < (FORGET_S if node.offences else 0.0)
+            or now - node.until < (FORGET_S if node.violations else 0.0)
         }
 
 

@@ -1,4 +1,4 @@
-"""The gate's police before a real nats-server: who sends too much is closed and refused."""
+"""The gate's rate limits on a real nats-server: who sends too much is closed and refused."""
 
 import asyncio
 import contextlib
