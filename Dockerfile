@@ -3,6 +3,8 @@
 # Every package is verified by its hash. To build without a network, put the wheels into build/wheels, and
 #   --build-arg PIP_OPTIONS="--no-index --find-links /wheels"
 ARG PYTHON_IMAGE=python:3.11-slim
+# a Debian with musl-tools and make needs no network for the helper
+ARG HELPER_IMAGE=${PYTHON_IMAGE}
 
 FROM ${PYTHON_IMAGE} AS build
 ARG PIP_OPTIONS=""
@@ -28,6 +30,7 @@ COPY services/labeler/muster_labeler /opt/muster/muster_labeler
 COPY services/health/muster_health /opt/muster/muster_health
 COPY services/notifier/muster_notifier /opt/muster/muster_notifier
 COPY services/gate/muster_gate /opt/muster/muster_gate
+COPY services/fuse/muster_fuse /opt/muster/muster_fuse
 # `muster` finds the services' commands by entry points, which exist only for installed packages
 COPY pyproject.toml scripts/entry_points.py /tmp/
 RUN python3 /tmp/entry_points.py /tmp/pyproject.toml /opt/muster
@@ -45,7 +48,15 @@ FROM base AS laptop
 COPY --from=build-laptop /opt/venv /opt/venv
 COPY --from=code /opt/muster /opt/muster
 
+FROM ${HELPER_IMAGE} AS helper
+RUN command -v musl-gcc >/dev/null \
+    || (apt-get update && apt-get install --yes --no-install-recommends gcc make musl-tools)
+COPY services/fuse/helper /helper
+RUN make -C /helper static OUT=/helper/made
+
 FROM base AS services
 COPY --from=build-services /opt/venv /opt/venv
 COPY --from=code /opt/muster /opt/muster
+# the FUSE broker puts it into pods
+COPY --from=helper /helper/made/fusermount3-static /opt/muster/fusermount3
 CMD ["muster_health"]

@@ -74,6 +74,8 @@ FUZZ_SECONDS ?= 60
 fuzz: $(STAMP) ## run every fuzz target for a minute (FUZZ_SECONDS=300: longer); needs Linux on x86-64
 	@$(BIN)/pip install --quiet --editable '.[fuzz]'
 	@$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+	@if command -v clang >/dev/null; then $(MAKE) --no-print-directory -C services/fuse/helper fuzz FUZZ_S=$(FUZZ_SECONDS); \
+	else echo "services/fuse/helper is not fuzzed: clang is missing"; fi
 
 manifests: $(STAMP) ## renew the generated manifests, then render and validate all of them
 	@$(BIN)/python scripts/manifests.py

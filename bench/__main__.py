@@ -16,6 +16,8 @@ from typing import Any, Final
 import orjson
 
 from bench import plots, report
+from scripts.cluster import node
+from tests.worlds import fuse_pods
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _KEPT: Final = _ROOT / "build" / "bench"
@@ -27,12 +29,14 @@ _RUNS: Final = {
     "peers": ("--quick",),
     "placement": (),
     "detection": ("--times", "10", "--minutes", "4"),
+    "cluster": ("--times", "10"),
     "simulation": (),
     "health": ("--only", "curve,storm", "--seconds", "15"),
     "hostile": ("--seconds", "20"),
     "crashes": ("--quick",),
     "notifier": ("--quick",),
     "labeler": ("--quick",),
+    "fuse": (),
     "scale": (),
     "demo": ("--quick",),
 }
@@ -43,22 +47,24 @@ _SUBJECTS: Final = {
     "peers": "Other device plugins beside ours",
     "placement": "Preferred allocation of 16 GPUs",
     "detection": "From a fault to its verdict",
+    "cluster": "Faults on a real cluster",
     "simulation": "Wrong verdicts and delays, simulated",
     "health": "Health under load",
     "hostile": "One hostile node beside many honest ones",
     "crashes": "Nothing lost or repeated when services are killed",
     "notifier": "The notifier",
     "labeler": "The labeler and its commands",
+    "fuse": "FUSE mounts in pods",
     "scale": "2,000 nodes and 10,000 pods on a real API server, beside the stand-in",
     "demo": "`muster demo`",
 }
 _HEAD: Final = """# Performance
 
 Made by `make bench`; do not edit. Real: plugins, health, labeler, notifier, nats-server, each a
-process of its own. Simulated: kubelets, the Kubernetes API, GPUs and, where a table says so, the
-plugins behind connections. The machines are shared and noisy: read the ratio to the floor, which
-was measured beside the figure and is what the machine takes for nothing. Every sample counts; what
-did not happen counts as the longest wait.
+process of its own. Simulated, unless a section names a real cluster: kubelets, the Kubernetes API,
+GPUs and, where a table says so, the plugins behind connections. The machines are shared and noisy:
+read the ratio to the floor, which was measured beside the figure and is what the machine takes for
+nothing. Every sample counts; what did not happen counts as the longest wait, or is counted.
 """
 
 
@@ -72,7 +78,9 @@ def main() -> int:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(_RUNS)}")
     _KEPT.mkdir(parents=True, exist_ok=True)
     for name in _RUNS:
-        if name in chosen:
+        if name in chosen and (missing := _missing(name)):
+            print(f"==> bench.{name}: not run: {missing}", flush=True)
+        elif name in chosen:
             print(f"==> bench.{name} {' '.join(_RUNS[name])}", flush=True)
             command = (*(sys.executable, "-m", f"bench.{name}"), *_RUNS[name])
             subprocess.run([*command, "--json", str(_KEPT / f"{name}.json")], check=True)  # noqa: S603
@@ -83,6 +91,13 @@ def main() -> int:
     _PAGE.write_text("\n".join(_page(results, drawn)))
     print(f"wrote {_PAGE.relative_to(_ROOT)}")
     return 0
+
+
+def _missing(name: str) -> str:
+    """Return why a benchmark cannot run here, or an empty text."""
+    if name == "cluster" and node.first() is None:
+        return "no cluster runs (make cluster)"
+    return fuse_pods.missing() if name == "fuse" else ""
 
 
 def _page(results: dict[str, Any], drawn: dict[str, list[tuple[str, str]]]) -> Iterator[str]:

@@ -18,7 +18,7 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -225,9 +225,14 @@ class _Subscriber:
 
     async def follow(self) -> None:
         """Collect what is published from now on."""
+        await asyncio.gather(
+            self._follow(streams.ALERTS, ["muster.verdict.>", "muster.alert.>"]),
+            self._follow(streams.LABELS, streams.LABELS.subjects),
+        )
+
+    async def _follow(self, stream: streams.Stream, filters: Sequence[str]) -> None:
         clock = asyncio.get_running_loop().time
-        filters = ["muster.verdict.>", "muster.alert.>", "muster.label.>"]
-        async for event in consumers.follow(self.bus.link, streams.ALERTS, filters=filters):
+        async for event in consumers.follow(self.bus.link, stream, filters=filters):
             match event.data:
                 case vocabulary.VerdictChanged():
                     self.verdicts.append((clock(), event.data))

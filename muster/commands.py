@@ -14,6 +14,8 @@ from muster import escaping
 _NEEDS: Final = {
     "auth": ("cryptography",),
     "cli": ("cyclopts", "rich"),
+    "fuse": ("google.protobuf", "grpc"),
+    "fuse-webhook": ("aiohttp", "cryptography", "kubernetes"),
     "labeler": ("kubernetes",),
     "local": ("aiohttp", "google.protobuf", "grpc"),
     "notifier": ("aiohttp", "aiosmtplib"),
@@ -50,6 +52,16 @@ def notifier() -> int:
 def gate() -> int:
     """Run the gate."""
     return _run("muster-gate", "auth", "muster_gate.__main__")
+
+
+def fuse_webhook() -> int:
+    """Run the admission webhook of the FUSE broker."""
+    return _run("muster-fuse-webhook", "fuse-webhook", "muster_fuse.admission.__main__")
+
+
+def fuse() -> int:
+    """Run the FUSE broker."""
+    return _run("muster-fuse", "fuse", "muster_fuse.__main__")
 
 
 def missing(*extras: str) -> str | None:

@@ -16,7 +16,7 @@ PAGE_BYTES_MAX: Final = 48 * 1024
 
 ATTRIBUTES_BYTES: Final = 1536
 """What the attributes of CloudEvents take of a message at most."""
-_Item = vocabulary.Device | vocabulary.Gpu | vocabulary.GpuResource | str
+_Item = vocabulary.Device | vocabulary.Gpu | vocabulary.GpuResource | vocabulary.FuseMount | str
 
 
 class TooManyPages(ValueError):
@@ -33,6 +33,7 @@ def split(inventory: vocabulary.InventoryReported) -> tuple[vocabulary.Inventory
         inventory,
         devices=(),
         resources=(),
+        fuse_mounts=(),
         gpus=msgspec.structs.replace(gpus, gpus=(), resources=()) if gpus else None,
     )
     room = PAGE_BYTES_MAX - ATTRIBUTES_BYTES - len(msgspec.json.encode(head))
@@ -68,6 +69,7 @@ def _items(inventory: vocabulary.InventoryReported) -> Iterator[_Item]:
     if inventory.gpus is not None:
         yield from inventory.gpus.resources
         yield from inventory.gpus.gpus
+    yield from inventory.fuse_mounts
     yield from inventory.devices
 
 
@@ -79,6 +81,7 @@ def _page(
         head,
         devices=tuple(item for item in part if isinstance(item, vocabulary.Device)),
         resources=tuple(item for item in part if isinstance(item, str)),
+        fuse_mounts=tuple(item for item in part if isinstance(item, vocabulary.FuseMount)),
         gpus=msgspec.structs.replace(
             gpus,
             gpus=tuple(item for item in part if isinstance(item, vocabulary.Gpu)),

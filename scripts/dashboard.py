@@ -147,6 +147,14 @@ PANELS: Final = (
         (("sum by (outcome) (increase(muster_gate_answers_total[15m]))", "{{outcome}}"),),
     ),
     Panel(
+        "Nodes that sent too much in 15 minutes, and are refused now",
+        (
+            ("max(increase(muster_gate_nodes_limited_total[15m]))", "refused for a while"),
+            ("max(muster_gate_nodes_refused)", "refused now"),
+            ("sum(increase(muster_gate_disconnected_total[15m]))", "connections closed"),
+        ),
+    ),
+    Panel(
         "Decisions of the labeler, and waiting nodes",
         (
             ("sum by (action) (increase(muster_labeler_decisions_total[15m]))", "{{action}}"),

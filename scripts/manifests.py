@@ -6,10 +6,13 @@ python scripts/manifests.py --check   write nothing; exit 1 and name what is sta
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -38,19 +41,23 @@ _IN_CHART: Final = (
     ),
     (r"namespace: muster\b", r"namespace: {{ .Release.Namespace }}"),
     (r"serviceaccount:muster:", r"serviceaccount:{{ .Release.Namespace }}:"),
+    (r"(kube-node-lease), muster\]", r"\1, {{ .Release.Namespace }}]"),
 )
+
+_FUSE: Final = "components/fuse-broker"
+_FUSE_WEBHOOK: Final = "components/fuse-webhook"
 
 # what a service reads when it starts; the plugin reads its settings again by itself
 _READ: Final = {
     **{
         name: f"{{{{ toYaml .Values.settings.{name} | sha256sum }}}}"
-        for name in ("health", "labeler", "notifier")
+        for name in ("health", "labeler", "notifier", "fuse")
     },
     "nats": '{{ (.Files.Glob "files/*.conf").AsConfig | sha256sum }}',
 }
 _POD: Final = re.compile(
     r"^    metadata:(?P<flow> \{|\n {6})(?=labels:(?: \{|\n {8})"
-    r"app\.kubernetes\.io/name: muster-(?P<name>[a-z]+)\b)",
+    r"app\.kubernetes\.io/name: muster-(?P<name>[a-z-]+))",
     re.MULTILINE,
 )
 
@@ -121,10 +128,15 @@ def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
     rendered = yaml.safe_dump_all(others.values(), sort_keys=False, width=1000)
     whole = f"{{{{- if .Values.production.enabled }}}}\n{rendered}{{{{- end }}}}\n"
     files[chart / "templates/production.yaml"] = _template(whole, "k8s/overlays/production")
+    files[chart / "templates/fuse.yaml"] = _fuse()
+    webhook = "\n---\n".join(_parts(_FUSE_WEBHOOK))
+    whole = f"{{{{- if .Values.fuse.webhook.enabled }}}}\n{webhook}\n{{{{- end }}}}\n"
+    files[chart / "templates/fuse-webhook.yaml"] = _template(whole, f"k8s/{_FUSE_WEBHOOK}")
     settings = {
         name: yaml.safe_load((base / f"settings/{name}.yaml").read_text("utf-8"))
         for name in ("plugin", "health", "labeler", "notifier")
     }
+    settings["fuse"] = yaml.safe_load((ROOT / "k8s" / _FUSE / "fuse.yaml").read_text("utf-8"))
     # the chart says where it is installed
     for plugin in settings["health"]["cluster"]["plugins"]:
         del plugin["namespace"]
@@ -134,11 +146,43 @@ def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
         "nats": {"image": {"repository": nats, "tag": tag}},
         "monitoring": {"enabled": False},
         "production": {"enabled": False},
+        "fuse": {"enabled": False, "webhook": {"enabled": False}},
         "settings": settings,
     }
     text = yaml.safe_dump(values, sort_keys=False)
     files[chart / "values.yaml"] = f"# made by scripts/manifests.py from k8s/base\n{text}".encode()
     return files
+
+
+def _fuse() -> bytes:
+    """Return the manifests of the FUSE broker, with TLS for production."""
+    with_tls = _rendered("overlays/production", components=[_FUSE, f"{_FUSE}-tls"])
+    texts = []
+    for part in _parts(_FUSE):
+        tree = yaml.safe_load(part)
+        in_production = with_tls[_key(tree)]
+        if tree["kind"] == "DaemonSet":
+            rendered = yaml.safe_dump(in_production, sort_keys=False, width=1000)
+            texts.append(
+                f"{{{{- if not .Values.production.enabled }}}}\n{part}\n"
+                f"{{{{- else }}}}\n{rendered}{{{{- end }}}}"
+            )
+        else:
+            assert tree == in_production, "only the address of NATS differs"
+            texts.append(part)
+    text = "\n---\n".join(texts)
+    whole = f"{{{{- if .Values.fuse.enabled }}}}\n{text}\n{{{{- end }}}}\n"
+    return _template(whole, f"k8s/{_FUSE}")
+
+
+def _parts(component: str) -> list[str]:
+    """Return the objects of a component as its files have them."""
+    return [
+        part
+        for file in sorted((ROOT / "k8s" / component).glob("*.yaml"))
+        for part in file.read_text("utf-8").rstrip().split("\n---\n")
+        if "kind" in (tree := yaml.safe_load(part)) and tree["kind"] != "Component"
+    ]
 
 
 def _template(text: str, source: str) -> bytes:
@@ -159,7 +203,7 @@ def _with_checksum(match: re.Match[str]) -> str:
 
 def _of_production() -> dict[_Key, _Object]:
     """Return what the overlay of production has and the minimal one has not, or otherwise."""
-    minimal, production = _rendered("minimal"), _rendered("production")
+    minimal, production = _rendered("overlays/minimal"), _rendered("overlays/production")
     return {
         key: item
         for key, item in production.items()
@@ -168,11 +212,18 @@ def _of_production() -> dict[_Key, _Object]:
     }
 
 
-def _rendered(overlay: str) -> dict[_Key, _Object]:
-    """Return the objects of an overlay, without the hashes in their names."""
+def _rendered(resource: str, components: Sequence[str] = ()) -> dict[_Key, _Object]:
+    """Return the objects of a folder below k8s, with components, and no hashes in their names."""
     kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
-    command = [kubectl, "kustomize", str(ROOT / "k8s/overlays" / overlay)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603  # ours
+    with tempfile.TemporaryDirectory() as where:
+        k8s = os.path.relpath(ROOT / "k8s", where)
+        parts = {
+            "resources": [f"{k8s}/{resource}"],
+            "components": [f"{k8s}/{component}" for component in components],
+        }
+        Path(where, "kustomization.yaml").write_text(json.dumps(parts), "utf-8")
+        command = [kubectl, "kustomize", where]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603  # ours
     text = re.sub(
         r"\b(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}$", r"\1", text, flags=re.MULTILINE
     )

@@ -183,7 +183,7 @@ async def subscribe_all(
                 await connected.link.client()
         except TimeoutError:
             raise nats.NatsUnavailable(
-                f"{url}: not ready after {_START_TIMEOUT_S:g} s; JetStream needs about 1.7 GiB of "
+                f"{url}: not ready after {_START_TIMEOUT_S:g} s; JetStream needs about 2 GiB of "
                 "free disk"
             ) from None
         tasks = [asyncio.create_task(follow(s)) for s in streams.FOLLOWED]

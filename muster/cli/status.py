@@ -77,6 +77,8 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...] = ()
     devices: dict[str, int] = msgspec.field(default_factory=dict)
     unhealthy: tuple[Device, ...] = ()
+    mounts: int = 0
+    """How many FUSE mounts its inventory lists."""
     problems: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()
 
@@ -220,6 +222,9 @@ def _verdicts(state: State) -> list[tuple[str, int]]:
 
 def _row(plugin: Plugin) -> tuple[str, str, str, str, str, str]:
     devices = ", ".join(f"{name} {count}" for name, count in sorted(plugin.devices.items()))
+    if plugin.mounts:
+        counted = f"{plugin.mounts} FUSE mount{'s' if plugin.mounts > 1 else ''}"
+        devices = f"{devices}, {counted}" if devices else counted
     faulty = f"; {len(plugin.unhealthy)} faulty" if plugin.unhealthy else ""
     verdict = f"{plugin.verdict or UNKNOWN}{' (suspended)' if plugin.is_suspended else ''}"
     kinds = ", ".join(sorted({alert.kind for alert in plugin.alerts})) or "-"

@@ -12,6 +12,7 @@ from muster.service import validation
 
 _CHANGES_MAX: Final = 30
 _LINE_MAX: Final = 400
+_MOUNTS_MAX: Final = 100
 _EVENTS_MAX: Final = 10_000
 """As many events as `muster.events` can order; later events are not received."""
 _CUT: Final = "  later changes are left out (too many); use a later --since"
@@ -56,6 +57,17 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.events or ()) >= _EVENTS_MAX
 
     @property
+    def mounts(self) -> tuple[vocabulary.FuseMount, ...]:
+        """Return the FUSE mounts that the newest inventory of each plugin lists."""
+        inventories = {
+            event.data.plugin: event.data.fuse_mounts
+            for event in self.events or ()
+            if isinstance(event.data, vocabulary.InventoryReported)
+        }
+        mounts = (mount for listed in inventories.values() for mount in listed)
+        return tuple(sorted(mounts, key=lambda mount: (mount.pod, mount.connection)))
+
+    @property
     def pods(self) -> list[tuple[str, str]]:
         """Return the pods that events or alerts name, each with the reason to show it."""
         reasons: dict[str, str] = {}
@@ -88,6 +100,7 @@ def report(view: NodeView) -> dict[str, object]:
         "caveats": status.caveats(view.state) if view.state else None,
         "alerts": view.alerts if view.state else None,
         "plugins": view.plugins if view.state else None,
+        "fuse_mounts": view.mounts,
         "pods": [{"pod": pod, "told": reason} for pod, reason in view.pods],
         "changes": None
         if view.events is None
@@ -108,6 +121,10 @@ def lines(view: NodeView) -> list[str]:
             text += ["", *_alert(alert, ())]
         for plugin in view.plugins:
             text += ["", *_plugin(plugin, view.now)]
+    if view.mounts:
+        text += ["", "FUSE mounts", *(f"  {_mount(mount)}" for mount in view.mounts[:_MOUNTS_MAX])]
+        more = len(view.mounts) - _MOUNTS_MAX
+        text += [f"  and {more} more; --json has them all"] if more > 0 else []
     if view.pods:
         text += ["", "pods (some may have ended)"]
         text += [f"  {texts.plain(pod)}: {texts.plain(reason)}" for pod, reason in view.pods]
@@ -140,6 +157,14 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
         yield f"  faulty     {texts.plain(fault)}"
     for alert in plugin.alerts:
         yield from _alert(alert, plugin.evidence)
+
+
+def _mount(mount: vocabulary.FuseMount) -> str:
+    place = f" on {mount.mount_point}" if mount.mount_point else ""
+    conditions = ", ".join(mount.conditions) or "works"
+    program = " ".join(filter(None, (mount.subtype, mount.source))) or "FUSE"
+    user = f"user {mount.user_id}, connection {mount.connection}"
+    return texts.plain(f"{mount.pod}: {program}{place}: {conditions} ({user})")
 
 
 def _alert(alert: status.Alert, shown: Sequence[status.Evidence]) -> Iterable[str]:
@@ -187,6 +212,11 @@ def _change(event: codec.CloudEvent) -> str:
             text = f"alert {change.state} {change.severity} {change.kind}: {change.summary}"
         case vocabulary.RemediationDecided() as change:
             text = f"restart {change.outcome} {change.pod}: {change.reason}"
+        case vocabulary.FuseMounted(mount=mount):
+            text = f"{event.type} {_mount(mount)}"
+        case vocabulary.FuseMountChanged(mount=mount) as change:
+            text = f"{event.type} {change.condition} {'begins' if change.holds else 'ends'}: "
+            text += f"{change.text}; {_mount(mount)}"
         case vocabulary.DeviceAdded(device=device):
             reason = f" {device.reason}" if device.reason else ""
             text = f"{event.type} {device.resource} {device.id}: {device.health}{reason}"

@@ -1,8 +1,6 @@
 """Pure: the objects and fields of the Kubernetes API that muster reads.
 
-Every field may be absent or null, other fields are skipped while decoding, and times are parsed
-when they are needed, so that one invalid value does not make the object unreadable. Properties
-return empty values for absent fields. A service decodes these objects and keeps what it needs.
+Every field may be absent or null: properties return empty values then. Times are parsed on demand.
 """
 
 from collections.abc import Iterable, Mapping
@@ -150,9 +148,11 @@ class NodeSpec(Object, frozen=True):
 
 
 class NodeInfo(Object, frozen=True):
-    """The software of a node, of which only the container runtime is read."""
+    """The versions of a node's software."""
 
     container_runtime_version: str = ""
+    kubelet_version: str = ""
+    kernel_version: str = ""
 
 
 class NodeStatus(Object, frozen=True):

@@ -135,11 +135,12 @@ async def send(client: Client, lines: bytes) -> None:
 async def close(client: Client) -> None:
     """Close a client completely, whatever goes wrong on the way."""
     client._error_cb = ignore_error  # noqa: SLF001
-    if not await _try_to_close(client):
-        # if the remaining data cannot be sent, nats-py marks the client as closed and stops
-        # half-way; a second call then finds no data (_close)
+    if await runtime.attempt(client.close(), limit_s=_CLOSE_TIMEOUT_S) is not None:
+        # nats-py marks the client as closed and stops half-way if the remaining data cannot be
+        # sent, or the socket does not close; without a socket a second call passes that (_close)
+        drop_socket(client)
         client._status = client.DISCONNECTED  # noqa: SLF001
-        await _try_to_close(client)
+        await runtime.attempt(client.close(), limit_s=_CLOSE_TIMEOUT_S)
     for subscription in client._subs.values():  # noqa: SLF001
         if subscription._wait_for_msgs_task is not None:  # noqa: SLF001
             subscription._wait_for_msgs_task.cancel()  # noqa: SLF001
@@ -148,30 +149,33 @@ async def close(client: Client) -> None:
 
 def abort(client: Client) -> None:
     """Abort the socket, because closing it could wait for the other side without limit."""
-    writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001
-    if writer is not None:
-        writer.transport.abort()
+    # TLS, then the socket below it: Python 3.11.2 cannot abort TLS that was closed twice, which
+    # happens if nats-py closes a connection that the server has ended (sslproto.py)
+    for name in ("_io_writer", "_bare_io_writer"):
+        writer = getattr(client._transport, name, None)  # noqa: SLF001
+        if writer is not None:
+            with contextlib.suppress(AttributeError):
+                writer.transport.abort()
+
+
+def drop_socket(client: Client) -> None:
+    """Abort the socket of a dial that failed, so that nats-py does not wait for its end.
+
+    If the TLS handshake failed, asyncio never reports that the socket is closed (3.11), and nats-py
+    would wait for that without limit before it dials again (`connect`, `_close`). After a loss it
+    would leave the socket open (`_attempt_reconnect`).
+    """
+    abort(client)
+    client._transport = None  # noqa: SLF001
+
+
+def is_redialling(client: Client) -> bool:
+    """Return whether the current task is the one in which nats-py dials again after a loss."""
+    return asyncio.current_task() is client._reconnection_task  # noqa: SLF001
 
 
 async def ignore_error(_: Exception) -> None:
     """Do nothing: for a client whose errors do not matter."""
-
-
-async def _try_to_close(client: Client) -> bool:
-    """Close a client within a time limit; return whether that is finished."""
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await client.close()
-    except asyncio.CancelledError:
-        # either nats-py's wait for a socket was cancelled, or this task was
-        runtime.end_if_cancelled()
-    except (AssertionError, TimeoutError):
-        # nats-py asserts that a client has dialled, which one with a bad address never did; and for
-        # some sockets asyncio never reports that they are closed (3.11)
-        pass
-    except LOST:
-        return False
-    return True
 
 
 def _is_no_tls_eof(record: logging.LogRecord) -> bool:

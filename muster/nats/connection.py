@@ -34,9 +34,9 @@ BACKOFF: Final = pacing.Backoff(first_s=0.05, max_s=5.0, jitter=0.5)
 
 _REDIAL_WAIT_S: Final = (0.1, 0.5)
 _CLIENT_TIMEOUT_S: Final = 2
-_CANCEL_AGAIN_S: Final = 0.1
 _CHECK_S: Final = 5.0
-_CHECKS_FAILED_MAX: Final = 2
+_IDLE_CHECKS_MAX: Final = 2
+_PREPARE_S: Final = 60.0
 _PING_S: Final = 5
 _PINGS_MAX: Final = 2
 _PENDING_MESSAGES_MAX: Final = 100_000
@@ -87,6 +87,8 @@ class Connection:
         self._make = make
         self._client = make()
         self._connected = False
+        self._attempts = 0
+        """How many attempts to dial failed before the client was ever connected."""
         self._outage_logged = False
         self._changed = asyncio.Condition()
         self._subscriptions: list[tuple[str, Handler]] = []
@@ -103,10 +105,7 @@ class Connection:
         """Close the connection."""
         assert self._task is not None, "left without being entered"
         self._outage_logged = True
-        # see runtime.end_if_cancelled
-        while not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=_CANCEL_AGAIN_S)
+        await runtime.end(self._task)
         await compat.close(self._client)
 
     @property
@@ -153,21 +152,13 @@ class Connection:
     async def probe_connect(self, name: str, timeout_s: float) -> bool:
         """Open a second connection under this name, close it; return whether it opened."""
         client = nats.aio.client.Client()
+        dial = _connect(
+            client, self._url, name=name, allow_reconnect=False, error_cb=compat.ignore_error
+        )
         try:
-            async with asyncio.timeout(timeout_s):
-                await _connect(
-                    client,
-                    self._url,
-                    name=name,
-                    allow_reconnect=False,
-                    error_cb=compat.ignore_error,
-                )
-            runtime.end_if_cancelled()
-        except LOST:
-            return False
+            return await runtime.attempt(dial, limit_s=timeout_s) is None
         finally:
             await compat.close(client)
-        return True
 
     async def prepare(self, client: nats.aio.client.Client) -> None:
         """Call `prepare` again. Raises one of LOST."""
@@ -175,14 +166,15 @@ class Connection:
             await self._prepare(client)
 
     async def _stay_connected(self) -> None:
+        """Dial for ever, each time with a new client.
+
+        Whatever nats-py does runs in tasks of its own: nothing that it raises or waits for ends or
+        holds up this one.
+        """
         retry = runtime.Retry(BACKOFF)
         while True:
-            closed = asyncio.Event()
             epoch = self.epoch
-            try:
-                await self._dial(closed)
-                await self._until_given_up(closed)
-            except LOST as error:
+            if error := await self._one_client():
                 await self._on_error(error)
             await self._set_connected(state=False)
             await compat.close(self._client)
@@ -190,24 +182,42 @@ class Connection:
                 retry.reset()
             await retry.wait()
 
-    async def _until_given_up(self, closed: asyncio.Event) -> None:
+    async def _one_client(self) -> BaseException | None:
+        """Dial, and wait until the client must be replaced; return why, if nats-py did not say."""
+        given_up = asyncio.Event()
+        dial = asyncio.create_task(self._dial(given_up))
+
+        def on_dialled(dial: asyncio.Task[None]) -> None:
+            if runtime.failure(dial) is not None:
+                given_up.set()
+
+        dial.add_done_callback(on_dialled)
+        try:
+            await self._until_given_up(given_up)
+            return runtime.failure(dial) if given_up.is_set() else TimeoutError("stopped dialling")
+        finally:
+            await runtime.end(dial)
+
+    async def _until_given_up(self, given_up: asyncio.Event) -> None:
         """Wait until the client is closed, or disconnected for so long that it must be replaced.
 
-        On an error that it does not expect, nats-py's reconnection task ends and no callback is
-        called (client.py, _attempt_reconnect, _close; 2.16).
+        A first dial goes on as long as attempts fail. After that, on an error that it does not
+        expect, nats-py's reconnection task ends and no callback is called (client.py,
+        _attempt_reconnect, _close; 2.16).
         """
-        failed = 0
-        while not closed.is_set() and failed < _CHECKS_FAILED_MAX:
+        idle = attempts = 0
+        while not given_up.is_set() and idle < _IDLE_CHECKS_MAX:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):
-                    await closed.wait()
-            failed = 0 if self._client.is_connected else failed + 1
+                    await given_up.wait()
+            is_idle = not self._client.is_connected and self._attempts == attempts
+            idle, attempts = idle + 1 if is_idle else 0, self._attempts
 
-    async def _dial(self, closed: asyncio.Event) -> None:
+    async def _dial(self, given_up: asyncio.Event) -> None:
         has_dialled = False
 
         async def on_closed() -> None:
-            closed.set()
+            given_up.set()
 
         async def on_error(error: Exception) -> None:
             # nats-py would keep using the certificates that it began with; while it dials for the
@@ -215,9 +225,12 @@ class Connection:
             is_tls = type(error).__module__ == "ssl"
             if is_tls and not has_dialled:
                 raise error
+            self._attempts += not has_dialled
+            if not has_dialled or compat.is_redialling(client):
+                compat.drop_socket(client)
             await self._on_error(error)
             if is_tls:
-                closed.set()
+                given_up.set()
 
         # a replaced client may still be closing: it no longer matters
         async def on_disconnected() -> None:
@@ -225,9 +238,9 @@ class Connection:
                 await self._set_connected(state=False)
 
         async def on_reconnected() -> None:
-            if client is self._client:
-                await self._subscribe_missing()
-                await self._use(client)
+            if error := await runtime.attempt(self._use(client)):
+                await self._on_error(error)
+                given_up.set()
 
         compat.ignore_tls_eof()
         client = self._client = self._make()
@@ -247,7 +260,6 @@ class Connection:
             max_outstanding_pings=_PINGS_MAX,
         )
         has_dialled = True
-        await self._subscribe_missing()
         await self._use(client)
 
     async def _subscribe_missing(self) -> None:
@@ -264,15 +276,24 @@ class Connection:
                 )
 
     async def _use(self, client: nats.aio.client.Client) -> None:
-        """Make a connected client available; a server that lost its disk is prepared again."""
+        """Make a connected client available; a server that lost its disk is prepared again.
+
+        Raises nats-py's Error for a client that must be replaced.
+        """
+        if client is not self._client:
+            # it was replaced, but its dial could not be ended
+            await compat.close(client)
+            return
+        error = await runtime.attempt(self._subscribe_missing(), limit_s=_PREPARE_S)
+        if error is not None:
+            raise nats.errors.Error(f"cannot subscribe: {error!r}") from error
         retry = runtime.Retry(BACKOFF)
         while client.is_connected:
-            try:
-                await self.prepare(client)
+            error = await runtime.attempt(self.prepare(client), limit_s=_PREPARE_S)
+            if error is None:
                 break
-            except LOST as error:
-                await self._on_error(error)
-                await retry.wait()
+            await self._on_error(error)
+            await retry.wait()
         if client.is_connected:
             _record_certificate(client)
             await self._set_connected(state=True)
@@ -296,7 +317,7 @@ class Connection:
             self._outage_logged = True
             self._log.warning("bus_disconnected", url=self._shown_url, error=error)
 
-    async def _on_error(self, error: Exception) -> None:
+    async def _on_error(self, error: BaseException) -> None:
         kind = type(error).__name__
         _ERRORS.labels(kind).inc()
         text = str(error) or kind

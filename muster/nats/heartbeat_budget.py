@@ -9,11 +9,15 @@ server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all, with a small budget of its own. While it
 finds new nodes, and no single node uses most of it, it is renewed at once, otherwise more and more
-seldom; a node that it misses is known by its events or from the Kubernetes API. A heartbeat may be
-received twice while subscriptions change; receivers ignore the second one by its number.
+seldom; a node that it misses is known by its events or from the Kubernetes API.
+
+nats-server may lose a message that it delivers to a subscription just while that ends. So a node's
+former subscription ends some time after the new one has begun, and a heartbeat may be received
+twice meanwhile; receivers ignore the second one by its number.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,12 +27,14 @@ from muster import vocabulary
 _ALL: Final = b"muster.heartbeat.*.*"
 _FIRST_SID: Final = 1_000_000
 """Above the numbers that nats-py gives to subscriptions of its own."""
-_STRIKES: Final = 3
+_NOISY_PERIODS: Final = 3
 """After so many periods in a row in which it needed more, a node is noisy."""
 _DISCOVER_S: Final = 0.05
 _DISCOVER_LONG_S: Final = 10.0
 """Two of the usual intervals: then every node has been heard that is not new."""
 _SENDERS_MAX: Final = 8
+_OVERLAP_S: Final = 0.2
+"""Far longer than a server that is busy takes from finding subscriptions to delivering to them."""
 
 Message = tuple[bytes, bytes, bytes]
 """Subject, number of the subscription, payload."""
@@ -61,7 +67,7 @@ class Excess:
 
 
 @dataclass(slots=True, eq=False)
-class _Grant:
+class _Subscription:
     """What may be delivered of one node; `left` is negative if the server delivered more."""
 
     subject: bytes
@@ -69,13 +75,13 @@ class _Grant:
     sid: bytes = b""
     former: bytes = b""
     """The previous subscription, some of whose messages may still be under way."""
-    granted: int = 0
+    messages_max: int = 0
     left: int = 0
     at: float = 0.0
     used_up_at: float = 0.0
     size: int = 0
     largest: int = 0
-    strikes: int = 0
+    periods_over: int = 0
     senders: dict[str, int] = field(default_factory=dict)
     """The plugins, or the unknown nodes, that used the second half, and how much of it."""
 
@@ -85,12 +91,14 @@ class HeartbeatBudget:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._nodes: dict[str, _Grant] = {}
-        self._by_sid: dict[bytes, _Grant] = {}
-        self._low: dict[_Grant, None] = {}
+        self._nodes: dict[str, _Subscription] = {}
+        self._by_sid: dict[bytes, _Subscription] = {}
+        self._low: dict[_Subscription, None] = {}
+        self._ending: deque[tuple[float, bytes]] = deque()
+        """Former subscriptions of nodes, and when each is to end."""
         self._sids = itertools.count(_FIRST_SID)
         # until something was received, messages may be large
-        self._all = _Grant(_ALL, largest=limits.message_bytes + 1)
+        self._all = _Subscription(_ALL, largest=limits.message_bytes + 1)
         self._unknown: set[str] = set()
         """Nodes without a subscription of their own that were heard lately."""
         self._has_news = False
@@ -106,27 +114,30 @@ class HeartbeatBudget:
         """Return the subscriptions for a new connection."""
         self._by_sid.clear()
         self._low.clear()
-        grants = (self._all, *self._nodes.values())
-        for grant in grants:
-            grant.sid = grant.former = b""
-        return b"".join(self._renewed(grant, now) for grant in grants)
+        self._ending.clear()
+        subscriptions = (self._all, *self._nodes.values())
+        for subscription in subscriptions:
+            subscription.sid = subscription.former = b""
+        return b"".join(self._renewed(subscription, now) for subscription in subscriptions)
 
     def follow(self, nodes: Collection[str], now: float) -> bytes:
         """Return the subscriptions that are missing for these nodes, and the end of all others."""
         lines = []
         for node in self._nodes.keys() - nodes:
-            grant = self._nodes.pop(node)
-            self._low.pop(grant, None)
-            self._by_sid.pop(grant.former, None)
-            if self._by_sid.pop(grant.sid, None) is not None:
-                lines.append(b"UNSUB %b\r\n" % grant.sid)
+            subscription = self._nodes.pop(node)
+            self._low.pop(subscription, None)
+            self._by_sid.pop(subscription.former, None)
+            if self._by_sid.pop(subscription.sid, None) is not None:
+                lines.append(b"UNSUB %b\r\n" % subscription.sid)
         for node in set(nodes).difference(self._nodes):
             try:
                 token = vocabulary.node_token(node)
             except ValueError:
                 continue
-            grant = self._nodes[node] = _Grant(b"muster.heartbeat.%b.*" % token.encode(), node)
-            lines.append(self._renewed(grant, now))
+            subscription = self._nodes[node] = _Subscription(
+                b"muster.heartbeat.%b.*" % token.encode(), node
+            )
+            lines.append(self._renewed(subscription, now))
             self._has_news |= node in self._unknown
         return b"".join(lines)
 
@@ -138,43 +149,47 @@ class HeartbeatBudget:
         newest: dict[bytes, bytes] = {}
         lines = []
         for subject, sid, payload in messages:
-            grant = self._by_sid.get(sid)
-            if grant is None:
+            subscription = self._by_sid.get(sid)
+            if subscription is None:
                 continue
             size = len(payload)
-            grant.left -= 1
-            grant.size += size
-            grant.largest = max(grant.largest, size)
-            if grant.left <= grant.granted // 2 and not self._used(grant, subject, now):
-                if grant.left == -1:
-                    lines.append(b"UNSUB %b\r\n" % grant.sid)
-            elif grant is self._all:
+            subscription.left -= 1
+            subscription.size += size
+            subscription.largest = max(subscription.largest, size)
+            if subscription.left <= subscription.messages_max // 2 and not self._used(
+                subscription, subject, now
+            ):
+                if subscription.left == -1:
+                    lines.append(b"UNSUB %b\r\n" % subscription.sid)
+            elif subscription is self._all:
                 node = _node_of(subject)
                 if node not in self._nodes:
                     self._unknown.add(node)
                     kept.append((subject, payload))
-            elif grant.strikes >= _STRIKES:
+            elif subscription.periods_over >= _NOISY_PERIODS:
                 newest[subject] = payload
             else:
                 kept.append((subject, payload))
         return [*kept, *newest.items()], b"".join(lines)
 
     def renew(self, now: float) -> tuple[bytes, list[Excess]]:
-        """Return new subscriptions for those that are nearly used up, and the noisy nodes."""
+        """Return new subscriptions for those nearly used up, ends of former ones; noisy nodes."""
         lines: list[bytes] = []
+        while self._ending and self._ending[0][0] <= now:
+            lines.append(b"UNSUB %b\r\n" % self._ending.popleft()[1])
         excesses: list[Excess] = []
         period_s = self._limits.period_s
-        for grant in list(self._low):
-            is_all = grant is self._all
+        for subscription in list(self._low):
+            is_all = subscription is self._all
             wait_s = period_s
             if is_all:
                 wait_s = 0.0 if self._has_news else self._discover_s
-            if now - grant.at < wait_s:
+            if now - subscription.at < wait_s:
                 continue
             if is_all:
                 self._pace(now)
-            excesses += self._judged(grant)
-            lines.append(self._renewed(grant, now))
+            excesses += self._judged(subscription)
+            lines.append(self._renewed(subscription, now))
         return b"".join(lines), excesses
 
     def _pace(self, now: float) -> None:
@@ -187,72 +202,76 @@ class HeartbeatBudget:
         is_open = now < self._discover_until and _main_sender(self._all) is None
         self._discover_s = 0.0 if is_open else slower_s
 
-    def _used(self, grant: _Grant, subject: bytes, now: float) -> bool:
-        """Record that half of a grant or more is used; return False if it was exceeded."""
-        self._low[grant] = None
-        if grant.left >= 0:
-            grant.used_up_at = now
-        sender = subject.split(b".", 3)[2 if grant is self._all else 3].decode("ascii", "replace")
-        if sender in grant.senders or len(grant.senders) < _SENDERS_MAX:
-            grant.senders[sender] = grant.senders.get(sender, 0) + 1
-        return grant.left >= 0
+    def _used(self, subscription: _Subscription, subject: bytes, now: float) -> bool:
+        """Record that half of it or more is used; return False if it was exceeded."""
+        self._low[subscription] = None
+        if subscription.left >= 0:
+            subscription.used_up_at = now
+        word = subject.split(b".", 3)[2 if subscription is self._all else 3]
+        sender = word.decode("ascii", "replace")
+        if sender in subscription.senders or len(subscription.senders) < _SENDERS_MAX:
+            subscription.senders[sender] = subscription.senders.get(sender, 0) + 1
+        return subscription.left >= 0
 
-    def _judged(self, grant: _Grant) -> list[Excess]:
-        """Count how often in a row a grant was used up early; return who is noisy because of it."""
+    def _judged(self, subscription: _Subscription) -> list[Excess]:
+        """Count how often in a row it was used up early; return who is noisy because of it."""
         period_s = self._limits.period_s
-        if grant.left > 0 or grant.used_up_at - grant.at > 2 * period_s:
-            grant.strikes = 0
+        if subscription.left > 0 or subscription.used_up_at - subscription.at > 2 * period_s:
+            subscription.periods_over = 0
             return []
-        grant.strikes += 1
-        if grant.strikes < _STRIKES:
+        subscription.periods_over += 1
+        if subscription.periods_over < _NOISY_PERIODS:
             return []
-        if grant is not self._all:
-            return [_excess(grant, grant.node, tuple(grant.senders))]
+        if subscription is not self._all:
+            return [_excess(subscription, subscription.node, tuple(subscription.senders))]
         # all nodes share this: only one that sends most of it is noisy
-        node = _main_sender(grant)
-        return [] if node is None or node in self._nodes else [_excess(grant, node, ())]
+        node = _main_sender(subscription)
+        return [] if node is None or node in self._nodes else [_excess(subscription, node, ())]
 
-    def _renewed(self, grant: _Grant, now: float) -> bytes:
+    def _renewed(self, subscription: _Subscription, now: float) -> bytes:
         limits = self._limits
-        is_all = grant is self._all
-        is_noisy = grant.largest > limits.message_bytes or (
-            grant.strikes >= _STRIKES and not is_all
+        is_all = subscription is self._all
+        is_noisy = subscription.largest > limits.message_bytes or (
+            subscription.periods_over >= _NOISY_PERIODS and not is_all
         )
         count = limits.unknown_messages if is_all else limits.messages
         count = min(limits.noisy_messages, count) if is_noisy else count
-        self._by_sid.pop(grant.former, None)
-        grant.former, grant.sid = grant.sid, b"%d" % next(self._sids)
-        self._by_sid[grant.sid] = grant
-        self._low.pop(grant, None)
-        grant.granted = grant.left = count
-        grant.at, grant.size, grant.largest = now, 0, 0
-        grant.senders.clear()
-        # the former one ends last: a heartbeat is rather received twice than missed
-        ended = b"UNSUB %b\r\n" % grant.former if grant.former else b""
+        self._by_sid.pop(subscription.former, None)
+        subscription.former, subscription.sid = subscription.sid, b"%d" % next(self._sids)
+        self._by_sid[subscription.sid] = subscription
+        self._low.pop(subscription, None)
+        subscription.messages_max = subscription.left = count
+        subscription.at, subscription.size, subscription.largest = now, 0, 0
+        subscription.senders.clear()
+        ended = b""
+        if subscription.former and is_all:
+            ended = b"UNSUB %b\r\n" % subscription.former
+        elif subscription.former:
+            self._ending.append((now + _OVERLAP_S, subscription.former))
         return b"SUB %b %b\r\nUNSUB %b %d\r\n%b" % (
-            grant.subject,
-            grant.sid,
-            grant.sid,
+            subscription.subject,
+            subscription.sid,
+            subscription.sid,
             count,
             ended,
         )
 
 
-def _excess(grant: _Grant, node: str, senders: tuple[str, ...]) -> Excess:
+def _excess(subscription: _Subscription, node: str, senders: tuple[str, ...]) -> Excess:
     return Excess(
         node=node,
-        messages=grant.granted - min(grant.left, 0),
-        bytes=grant.size,
-        seconds=grant.used_up_at - grant.at,
+        messages=subscription.messages_max - min(subscription.left, 0),
+        bytes=subscription.size,
+        seconds=subscription.used_up_at - subscription.at,
         senders=senders,
     )
 
 
-def _main_sender(grant: _Grant) -> str | None:
+def _main_sender(subscription: _Subscription) -> str | None:
     """Return the node that sent more than all others together, if there is such a node."""
-    token, count = max(grant.senders.items(), key=lambda sender: sender[1])
-    least = min(_SENDERS_MAX, grant.granted // 2)
-    is_main = count >= least and 2 * count > sum(grant.senders.values())
+    token, count = max(subscription.senders.items(), key=lambda sender: sender[1])
+    least = min(_SENDERS_MAX, subscription.messages_max // 2)
+    is_main = count >= least and 2 * count > sum(subscription.senders.values())
     return vocabulary.node_of(token) if is_main else None
 
 

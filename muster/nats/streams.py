@@ -1,8 +1,9 @@
 """Pure: the JetStream streams and buckets of muster, with all their limits.
 
-Plugins report to EVENTS and INVENTORY and may not write to ALERTS, which has the conclusions and
-actions of the central services. DEAD_LETTERS has unreadable events and undelivered notifications,
-OUTBOX the notifications to deliver.
+Plugins report to EVENTS and INVENTORY. ALERTS has what health concludes, LABELS what the labeler
+decides, NOTIFICATIONS what the notifier delivered: nobody can push out what another one published.
+DEAD_LETTERS has unreadable events and undelivered notifications, OUTBOX the notifications to
+deliver.
 
 A full stream removes its oldest messages, whoever published them. So the messages of plugins are
 small and few on each subject: a node that publishes as much as it can removes its own earlier
@@ -91,8 +92,6 @@ ALERTS: Final = Stream(
     subjects=(
         "muster.verdict.>",
         "muster.alert.>",
-        "muster.label.>",
-        "muster.notification.>",
         # the watchdog takes the same path as alerts, so that its arrival proves that alerts arrive
         "muster.sys.>",
     ),
@@ -100,6 +99,24 @@ ALERTS: Final = Stream(
     bytes_max=256 * _MIB,
     per_subject_max=1_000,
     kept_min_s=_DAY_S,
+)
+LABELS: Final = Stream(
+    name="MUSTER_LABELS",
+    subjects=("muster.label.>",),
+    age_max_s=90 * _DAY_S,
+    bytes_max=64 * _MIB,
+    per_subject_max=1_000,
+    kept_min_s=_DAY_S,
+    is_optional=True,
+)
+NOTIFICATIONS: Final = Stream(
+    name="MUSTER_NOTIFICATIONS",
+    subjects=("muster.notification.>",),
+    age_max_s=90 * _DAY_S,
+    bytes_max=64 * _MIB,
+    per_subject_max=1_000,
+    kept_min_s=_DAY_S,
+    is_optional=True,
 )
 DEAD_LETTERS: Final = Stream(
     name="MUSTER_DLQ",
@@ -118,8 +135,10 @@ OUTBOX: Final = Stream(
     per_subject_max=1,
     is_queue=True,
 )
-STREAMS: Final = (EVENTS, INVENTORY, ALERTS, DEAD_LETTERS, OUTBOX)
-FOLLOWED: Final = (EVENTS, INVENTORY, ALERTS)
+STREAMS: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS, DEAD_LETTERS, OUTBOX)
+"""In the order in which they are created: ALERTS of the version before has subjects of the others,
+and a subject can be in one stream only."""
+FOLLOWED: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS)
 """The streams that any number of readers follow."""
 
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)

@@ -36,7 +36,7 @@ else:
     Context = Unary = Stream = dict
 
 
-class _Unary(NamedTuple, Generic[Request, Answer]):
+class Method(NamedTuple, Generic[Request, Answer]):
     """A method with one request and one answer."""
 
     path: str
@@ -46,11 +46,13 @@ class _Unary(NamedTuple, Generic[Request, Answer]):
     def serve(
         self, method: Callable[[Request, Context[Request, Answer]], Awaitable[Answer]]
     ) -> Handler:
+        """Return what a server calls `method` with."""
         return grpc.unary_unary_rpc_method_handler(
             method, self.request.FromString, self.answer.SerializeToString
         )
 
     def on(self, channel: grpc.aio.Channel) -> Unary[Request, Answer]:
+        """Return the method of the server behind a channel."""
         return channel.unary_unary(
             self.path, self.request.SerializeToString, self.answer.FromString
         )
@@ -76,33 +78,33 @@ class _Stream(NamedTuple, Generic[Request, Answer]):
         )
 
 
-_REGISTER = _Unary(f"/{REGISTRATION}/Register", dp.RegisterRequest, dp.Empty)
-_OPTIONS = _Unary(f"/{DEVICE_PLUGIN}/GetDevicePluginOptions", dp.Empty, dp.DevicePluginOptions)
+_REGISTER = Method(f"/{REGISTRATION}/Register", dp.RegisterRequest, dp.Empty)
+_OPTIONS = Method(f"/{DEVICE_PLUGIN}/GetDevicePluginOptions", dp.Empty, dp.DevicePluginOptions)
 _LIST_AND_WATCH = _Stream(f"/{DEVICE_PLUGIN}/ListAndWatch", dp.Empty, dp.ListAndWatchResponse)
-_PREFERRED = _Unary(
+_PREFERRED = Method(
     f"/{DEVICE_PLUGIN}/GetPreferredAllocation",
     dp.PreferredAllocationRequest,
     dp.PreferredAllocationResponse,
 )
-_ALLOCATE = _Unary(f"/{DEVICE_PLUGIN}/Allocate", dp.AllocateRequest, dp.AllocateResponse)
-_PRE_START = _Unary(
+_ALLOCATE = Method(f"/{DEVICE_PLUGIN}/Allocate", dp.AllocateRequest, dp.AllocateResponse)
+_PRE_START = Method(
     f"/{DEVICE_PLUGIN}/PreStartContainer", dp.PreStartContainerRequest, dp.PreStartContainerResponse
 )
-_INFO = _Unary(f"/{PLUGIN_WATCHER}/GetInfo", pr.InfoRequest, pr.PluginInfo)
-_NOTIFY = _Unary(
+_INFO = Method(f"/{PLUGIN_WATCHER}/GetInfo", pr.InfoRequest, pr.PluginInfo)
+_NOTIFY = Method(
     f"/{PLUGIN_WATCHER}/NotifyRegistrationStatus",
     pr.RegistrationStatus,
     pr.RegistrationStatusResponse,
 )
-_LIST = _Unary(
+_LIST = Method(
     f"/{POD_RESOURCES}/List", podres.ListPodResourcesRequest, podres.ListPodResourcesResponse
 )
-_ALLOCATABLE = _Unary(
+_ALLOCATABLE = Method(
     f"/{POD_RESOURCES}/GetAllocatableResources",
     podres.AllocatableResourcesRequest,
     podres.AllocatableResourcesResponse,
 )
-_GET = _Unary(
+_GET = Method(
     f"/{POD_RESOURCES}/Get", podres.GetPodResourcesRequest, podres.GetPodResourcesResponse
 )
 
@@ -192,7 +194,7 @@ class PodResourcesServicer(Protocol):
 
 def registration_handler(servicer: RegistrationServicer) -> grpc.GenericRpcHandler:
     """Wrap the kubelet's half of a registration for a server."""
-    return _handler(REGISTRATION, {_REGISTER.path: _REGISTER.serve(servicer.register)})
+    return handler(REGISTRATION, {_REGISTER.path: _REGISTER.serve(servicer.register)})
 
 
 def device_plugin_handler(servicer: DevicePluginServicer) -> grpc.GenericRpcHandler:
@@ -204,7 +206,7 @@ def device_plugin_handler(servicer: DevicePluginServicer) -> grpc.GenericRpcHand
         _ALLOCATE.path: _ALLOCATE.serve(servicer.allocate),
         _PRE_START.path: _PRE_START.serve(servicer.pre_start_container),
     }
-    return _handler(DEVICE_PLUGIN, methods)
+    return handler(DEVICE_PLUGIN, methods)
 
 
 def plugin_watcher_handler(servicer: PluginWatcherServicer) -> grpc.GenericRpcHandler:
@@ -213,7 +215,7 @@ def plugin_watcher_handler(servicer: PluginWatcherServicer) -> grpc.GenericRpcHa
         _INFO.path: _INFO.serve(servicer.get_info),
         _NOTIFY.path: _NOTIFY.serve(servicer.notify_registration_status),
     }
-    return _handler(PLUGIN_WATCHER, methods)
+    return handler(PLUGIN_WATCHER, methods)
 
 
 def pod_resources_handler(servicer: PodResourcesServicer) -> grpc.GenericRpcHandler:
@@ -223,7 +225,7 @@ def pod_resources_handler(servicer: PodResourcesServicer) -> grpc.GenericRpcHand
         _ALLOCATABLE.path: _ALLOCATABLE.serve(servicer.get_allocatable_resources),
         _GET.path: _GET.serve(servicer.get),
     }
-    return _handler(POD_RESOURCES, methods)
+    return handler(POD_RESOURCES, methods)
 
 
 class RegistrationClient:
@@ -261,6 +263,7 @@ class PodResourcesClient:
         self.get = _GET.on(channel)
 
 
-def _handler(service: str, by_path: dict[str, Handler]) -> grpc.GenericRpcHandler:
+def handler(service: str, by_path: dict[str, Handler]) -> grpc.GenericRpcHandler:
+    """Wrap the methods of a service, by their paths, for a server."""
     methods = {path.rpartition("/")[2]: handler for path, handler in by_path.items()}
     return grpc.method_handlers_generic_handler(service, methods)

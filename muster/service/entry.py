@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import functools
 import os
+import socket
 import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 import muster
-from muster import escaping
+from muster import escaping, vocabulary
 from muster.service import logs, runtime, settings
 
 _HELP_WIDTH: Final = 80
@@ -63,7 +64,7 @@ def run(
     `resolve` returns the output of `--check` if that depends on more than the settings; it may
     raise CannotStart.
     """
-    prefix = f"MUSTER_{service.upper()}"
+    prefix = f"MUSTER_{service.upper().replace('-', '_')}"
     chosen = _parser(service, prefix, formats or {}).parse_args(argv)
     foreign = (formats or {}).get(chosen.config_format)
 
@@ -88,6 +89,21 @@ def run(
         _complain(service, str(error))
         return 2
     return 0
+
+
+def node_name(configured: str) -> str:
+    """Return the configured node name, else NODE_NAME, else the host's name. Raises CannotStart."""
+    source = "settings" if configured else "NODE_NAME"
+    name = configured or os.environ.get("NODE_NAME", "")
+    if not name:
+        source, name = "the host's name", socket.gethostname().lower()
+    try:
+        return msgspec.convert(name, vocabulary.NodeName)
+    except msgspec.ValidationError:
+        raise CannotStart(
+            f"node: {name!r} (from {source}) is not a Kubernetes node name; "
+            "give `node` in the settings or NODE_NAME in the environment"
+        ) from None
 
 
 def _complain(service: str, problem: str) -> None:

@@ -13,6 +13,8 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 INBOX_MAX: Final = 10_000
+_CANCEL_AGAIN_S: Final = 0.1
+_CANCELS_MAX: Final = 10
 
 
 class CannotStart(Exception):
@@ -41,6 +43,38 @@ def end_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel a task, again if it drops that (see `end_if_cancelled`); at last leave it behind."""
+    for _ in range(_CANCELS_MAX):
+        if task.done():
+            return
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
+
+
+def failure(task: asyncio.Task[None]) -> BaseException | None:
+    """Return why a task ended, or None if it goes on or has done its work."""
+    if task.cancelled():
+        return asyncio.CancelledError()
+    return task.exception() if task.done() else None
+
+
+async def attempt(
+    step: Coroutine[object, object, None], *, limit_s: float | None = None
+) -> BaseException | None:
+    """Run a step of code that may fail or wait in any way; return why it failed, or None.
+
+    asyncio.timeout cancels only once, and within the caller's task: code that drops the
+    cancellation would hold up the caller for ever.
+    """
+    task = asyncio.create_task(step)
+    try:
+        await asyncio.wait([task], timeout=limit_s)
+        return failure(task) if task.done() else TimeoutError(f"not finished after {limit_s} s")
+    finally:
+        await end(task)
 
 
 class Retry:

@@ -1,10 +1,11 @@
 """All events on the bus and their subjects; `EVENTS` is the complete set.
 
 `facts` has the common parts (names, subjects, node and time), `plugin` the events of plugins,
-`conclusions` the events of the central services. Plugins publish on `muster.heartbeat`,
-`muster.event` and `muster.inventory`, and answer on `muster.rpc`; the central services on
-`muster.verdict`, `muster.alert`, `muster.label` and `muster.notification`; `muster.sys` is about
-muster itself. Import this package, not its modules: `from muster import vocabulary`.
+`fuse` those of the FUSE broker, which is a plugin too, `conclusions` the events of the central
+services. Plugins publish on `muster.heartbeat`, `muster.event` and `muster.inventory`, and answer
+on `muster.rpc`; the central services on `muster.verdict`, `muster.alert`, `muster.label` and
+`muster.notification`; `muster.sys` is about muster itself. Import this package, not its modules:
+`from muster import vocabulary`.
 """
 
 import fnmatch
@@ -45,12 +46,21 @@ from muster.vocabulary.facts import (
     Evidence as Evidence,
     Name as Name,
     NodeName as NodeName,
+    PluginEvent as PluginEvent,
     PluginName as PluginName,
     Seconds as Seconds,
     Text as Text,
     node_of as node_of,
     node_token as node_token,
     rpc_subject as rpc_subject,
+)
+from muster.vocabulary.fuse import (
+    FuseAborted as FuseAborted,
+    FuseCondition as FuseCondition,
+    FuseMount as FuseMount,
+    FuseMountChanged as FuseMountChanged,
+    FuseMounted as FuseMounted,
+    FuseRefused as FuseRefused,
 )
 from muster.vocabulary.plugin import (
     AllocationObserved as AllocationObserved,
@@ -72,7 +82,6 @@ from muster.vocabulary.plugin import (
     MigDevice as MigDevice,
     Phase as Phase,
     PluginDeregistered as PluginDeregistered,
-    PluginEvent as PluginEvent,
     PluginRegistered as PluginRegistered,
     PluginStarted as PluginStarted,
     PluginStopping as PluginStopping,
@@ -97,6 +106,10 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     ConfigurationApplied,
     ConfigurationRefused,
     ProblemChanged,
+    FuseMounted,
+    FuseRefused,
+    FuseMountChanged,
+    FuseAborted,
     LabelsSuggested,
     LabelsApplied,
     LabelsRefused,

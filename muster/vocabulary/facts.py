@@ -81,6 +81,12 @@ class Event(Struct, frozen=True, kw_only=True):
         return fill_subject(self.EARLIER_SUBJECT, self)
 
 
+class PluginEvent(Event, frozen=True, kw_only=True):
+    """A fact that a plugin reports about its node."""
+
+    plugin: PluginName
+
+
 def node_token(node: str) -> str:
     """Return the node name as one subject token: `a.b` becomes `a_b`.
 

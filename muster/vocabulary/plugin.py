@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from muster.vocabulary import facts
+from muster.vocabulary import facts, fuse
 
 
 class Health(enum.StrEnum):
@@ -140,13 +140,7 @@ class Device(facts.Struct, frozen=True, kw_only=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
 
 
-class PluginEvent(facts.Event, frozen=True, kw_only=True):
-    """A fact that a plugin reports about its node."""
-
-    plugin: facts.PluginName
-
-
-class PluginStarted(PluginEvent, frozen=True, kw_only=True):
+class PluginStarted(facts.PluginEvent, frozen=True, kw_only=True):
     """A plugin process is serving; published at start and after every (re)connect to the bus."""
 
     TYPE = "plugin.started"
@@ -157,7 +151,7 @@ class PluginStarted(PluginEvent, frozen=True, kw_only=True):
     resources: tuple[facts.Name, ...] = ()
 
 
-class PluginRegistered(PluginEvent, frozen=True, kw_only=True):
+class PluginRegistered(facts.PluginEvent, frozen=True, kw_only=True):
     """The kubelet accepted a registration and opened its stream."""
 
     TYPE = "plugin.registered"
@@ -168,7 +162,7 @@ class PluginRegistered(PluginEvent, frozen=True, kw_only=True):
     registrations: facts.Count
 
 
-class PluginDeregistered(PluginEvent, frozen=True, kw_only=True):
+class PluginDeregistered(facts.PluginEvent, frozen=True, kw_only=True):
     """The kubelet no longer lists a resource of this plugin; the plugin is repairing it."""
 
     TYPE = "plugin.deregistered"
@@ -178,7 +172,7 @@ class PluginDeregistered(PluginEvent, frozen=True, kw_only=True):
     detail: facts.Text = ""
 
 
-class PluginStopping(PluginEvent, frozen=True, kw_only=True):
+class PluginStopping(facts.PluginEvent, frozen=True, kw_only=True):
     """A planned stop. `expected_return_s` is 0 if the plugin is not expected back."""
 
     TYPE = "plugin.stopping"
@@ -187,12 +181,12 @@ class PluginStopping(PluginEvent, frozen=True, kw_only=True):
     expected_return_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
 
-class InventoryReported(PluginEvent, frozen=True, kw_only=True):
+class InventoryReported(facts.PluginEvent, frozen=True, kw_only=True):
     """All devices of a node: at start, after every (re)connect, periodically and on request.
 
     A long inventory is published in `pages` messages: each has the next part of `devices`,
-    `resources`, and of the lists in `gpus`. Pages of the same `instance` and `version` belong
-    together, and only all of them are an inventory (`muster.inventory_pages`).
+    `resources`, `fuse_mounts`, and of the lists in `gpus`. Pages of the same `instance` and
+    `version` belong together, and only all of them are an inventory (`muster.inventory_pages`).
     """
 
     TYPE = "inventory.reported"
@@ -201,13 +195,15 @@ class InventoryReported(PluginEvent, frozen=True, kw_only=True):
     devices: tuple[Device, ...]
     resources: tuple[facts.Name, ...] = ()
     gpus: GpuNode | None = None
+    fuse_mounts: tuple[fuse.FuseMount, ...] = ()
+    """All mounts of the broker `fuse-broker`; others have none."""
     version: facts.Count = 0
     """The event's sequence, in every page of it."""
     page: Annotated[int, msgspec.Meta(ge=0, le=facts.PAGES_MAX - 1)] = 0
     pages: Annotated[int, msgspec.Meta(ge=1, le=facts.PAGES_MAX)] = 1
 
 
-class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
+class DeviceAdded(facts.PluginEvent, frozen=True, kw_only=True):
     """A device appeared and is advertised."""
 
     TYPE = "device.added"
@@ -215,7 +211,7 @@ class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
     device: Device
 
 
-class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
+class DeviceRemoved(facts.PluginEvent, frozen=True, kw_only=True):
     """A device was removed for good; `physical` is set once its last replica is gone.
 
     The event holds for `count` replicas of one GPU or MIG device; `device_id` is the first.
@@ -230,7 +226,7 @@ class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
 
 
-class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
+class DeviceHealthChanged(facts.PluginEvent, frozen=True, kw_only=True):
     """A device became Healthy or Unhealthy. `code` names the rule, such as `xid-79`.
 
     For a GPU or MIG device `device_id` is its uuid, and the event holds for all its replicas in
@@ -250,7 +246,7 @@ class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
     """`namespace/name` of the pods that hold the device, if podresources reports them."""
 
 
-class DeviceConditionChanged(PluginEvent, frozen=True, kw_only=True):
+class DeviceConditionChanged(facts.PluginEvent, frozen=True, kw_only=True):
     """A condition of a device that stays Healthy began or ended."""
 
     TYPE = "device.condition_changed"
@@ -266,7 +262,7 @@ class DeviceConditionChanged(PluginEvent, frozen=True, kw_only=True):
     pods: tuple[facts.Text, ...] = ()
 
 
-class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
+class AllocationObserved(facts.PluginEvent, frozen=True, kw_only=True):
     """Devices were allocated to a container; with its `pod` if podresources reports it."""
 
     TYPE = "allocation.observed"
@@ -276,7 +272,7 @@ class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
     pod: str = ""
 
 
-class ExpectationChanged(PluginEvent, frozen=True, kw_only=True):
+class ExpectationChanged(facts.PluginEvent, frozen=True, kw_only=True):
     """A resource has fewer devices than expected, or has enough again (`short` is empty)."""
 
     TYPE = "expectation.changed"
@@ -285,7 +281,7 @@ class ExpectationChanged(PluginEvent, frozen=True, kw_only=True):
     short: facts.Text
 
 
-class ConfigurationApplied(PluginEvent, frozen=True, kw_only=True):
+class ConfigurationApplied(facts.PluginEvent, frozen=True, kw_only=True):
     """A changed configuration is in force; resources that are not named did not change.
 
     `restart` names the changed settings that take effect only at the next start.
@@ -300,7 +296,7 @@ class ConfigurationApplied(PluginEvent, frozen=True, kw_only=True):
     restart: tuple[str, ...] = ()
 
 
-class ConfigurationRefused(PluginEvent, frozen=True, kw_only=True):
+class ConfigurationRefused(facts.PluginEvent, frozen=True, kw_only=True):
     """A changed configuration is invalid; the previous one stays in force."""
 
     TYPE = "configuration.refused"
@@ -309,7 +305,7 @@ class ConfigurationRefused(PluginEvent, frozen=True, kw_only=True):
     problems: tuple[facts.Text, ...]
 
 
-class ProblemChanged(PluginEvent, frozen=True, kw_only=True):
+class ProblemChanged(facts.PluginEvent, frozen=True, kw_only=True):
     """A problem with the configured devices, other than a device fault, began or ended."""
 
     TYPE = "problem.changed"
@@ -351,6 +347,8 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """How many devices are Healthy, but degraded; and how many cannot be monitored."""
     kubelet_away: bool = msgspec.field(name="awy", default=False)
     """Whether it is not registered only because the kubelet is away or has just started."""
+    extended: bool = msgspec.field(name="ext", default=True)
+    """Whether pods request it as an extended resource, which the node's allocatable then has."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -11,6 +11,8 @@ _CERTIFICATES: Final = layout.CERTIFICATES
 PAUSE: Final = "localhost/pause:1"
 STATUS_PERIOD: Final = "2s"
 """How often the kubelet writes the node's status; by default Kubernetes takes 10 s."""
+BACKOFF_MAX: Final = "5s"
+"""The longest pause before a container that fails is started again; by default it is 5 minutes."""
 
 
 def etcd() -> list[str]:
@@ -97,6 +99,8 @@ def kubelet(*, status_period: str = STATUS_PERIOD) -> list[str]:
         "nodeStatusUpdateFrequency": status_period,
         "nodeStatusReportFrequency": status_period,
         "syncFrequency": "10s",
+        "featureGates": {"KubeletCrashLoopBackOffMax": True},  # on by default since 1.35
+        "crashLoopBackOff": {"maxContainerRestartPeriod": BACKOFF_MAX},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},

@@ -17,12 +17,21 @@ from scripts.cluster import components, layout
 
 MUSTER: Final = "localhost/muster:test"
 BUSYBOX: Final = "localhost/busybox:1"
-_BASE: Final = "localhost/python:3.11-slim"
+_BASES: Final = {
+    "localhost/python:3.11-slim": "python3,python3-venv,ca-certificates",
+    "localhost/musl:1": "gcc,make,musl-tools",
+}
+"""Debians by their packages: what services run in, and what compiles the helper."""
+FUSE_PROGRAMS: Final = "localhost/fuse-programs:1"
+"""A Debian with sshfs, a server for it, and a user 1000."""
 _SOURCES: Final = (
     *("Dockerfile", "requirements", "muster", "services", "pyproject.toml"),
     "scripts/entry_points.py",
 )
 _SUITE: Final = "bookworm"
+_PROGRAMS: Final = "openssh-server,procps,sshfs"
+_USER: Final = ("useradd", "--uid", "1000", "--password", "*", "user")
+"""sshd lets nobody in whose password is locked."""
 _PAUSE: Final = '["/bin/sh", "-c", "trap \'exit 0\' TERM; sleep infinity & wait"]'
 
 
@@ -43,6 +52,7 @@ def build(say: Callable[[str], None]) -> list[Path]:
         ("busybox", _hash(busybox), lambda file: _busybox(file, BUSYBOX, '["/bin/sh"]')),
         ("pause", _hash(busybox), lambda file: _busybox(file, components.PAUSE, _PAUSE)),
         ("nats", _hash(server), lambda file: _nats(file, server)),
+        ("fuse-programs", _hash_text(_SUITE, _PROGRAMS, *_USER), _fuse_programs),
         ("muster", _hash(*(layout.ROOT / name for name in _SOURCES)), _muster),
     )
     # fmt: on
@@ -85,27 +95,41 @@ def _nats(file: Path, server: Path) -> None:
 
 
 def _muster(file: Path) -> None:
-    if not _buildah("images", "--quiet", "--filter", f"reference={_BASE}"):
-        rootfs = layout.CACHE / "rootfs"
-        shutil.rmtree(rootfs, ignore_errors=True)
-        packages = "--include=python3,python3-venv,ca-certificates"
-        _checked("debootstrap", "--variant=minbase", packages, _SUITE, str(rootfs))
-        container = _buildah("from", "scratch")
-        _buildah("add", container, str(rootfs), "/")
-        _buildah("commit", "--rm", container, _BASE)
-        shutil.rmtree(rootfs)
+    for base, packages in _BASES.items():
+        if not _buildah("images", "--quiet", "--filter", f"reference={base}"):
+            _debian(base, packages)
     # the wheels come from here, as the build knows no index
     _checked(
         *(sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"),
         *("-r", "requirements/services.lock", "-d", "build/wheels"),
     )
+    python, musl = _BASES
     _buildah(
         *("build", "--isolation", "chroot", "--network", "host", "--layers"),
-        *("--build-arg", f"PYTHON_IMAGE={_BASE}"),
+        *("--build-arg", f"PYTHON_IMAGE={python}", "--build-arg", f"HELPER_IMAGE={musl}"),
         *("--build-arg", "PIP_OPTIONS=--no-index --find-links /wheels"),
         *("--target", "services", "--tag", MUSTER, "."),
     )
     _buildah("push", MUSTER, f"oci-archive:{file}:{MUSTER}")
+
+
+def _fuse_programs(file: Path) -> None:
+    base = "localhost/fuse-programs-base:1"
+    _debian(base, _PROGRAMS)
+    container = _buildah("from", base)
+    _buildah("run", "--isolation", "chroot", container, *_USER)
+    _buildah("config", "--entrypoint", "[]", "--cmd", '["/bin/sh"]', container)
+    _commit(container, FUSE_PROGRAMS, file)
+
+
+def _debian(name: str, packages: str) -> None:
+    rootfs = layout.CACHE / "rootfs"
+    shutil.rmtree(rootfs, ignore_errors=True)
+    _checked("debootstrap", "--variant=minbase", f"--include={packages}", _SUITE, str(rootfs))
+    container = _buildah("from", "scratch")
+    _buildah("add", container, str(rootfs), "/")
+    _buildah("commit", "--rm", container, name)
+    shutil.rmtree(rootfs)
 
 
 def _commit(container: str, name: str, file: Path) -> None:
@@ -123,6 +147,10 @@ def _checked(*command: str) -> str:
     if done.returncode:
         raise layout.Refused(f"{' '.join(command[:6])} ...: {done.stderr.strip()[-1000:]}")
     return done.stdout
+
+
+def _hash_text(*words: str) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
 
 
 def _hash(*paths: Path) -> str:

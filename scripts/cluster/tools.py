@@ -20,6 +20,8 @@ MODULES: Final = ("etcd", "containerd", "cni", "coredns", "helm", "nvidia-device
 """Beside Kubernetes itself, in each of its versions; the last is what muster is compared with."""
 CGO: Final = frozenset({"nvidia-device-plugin"})
 """What loads a C library while it runs."""
+_GO: Final = (1, 26, 6)
+"""The newest that a module in TOOLS asks for."""
 PACKAGES: Final = {
     "cc": "gcc",
     "/usr/include/stdlib.h": "libc6-dev",
@@ -37,8 +39,8 @@ PACKAGES: Final = {
 
 def missing() -> str:
     """Return what keeps the programs from being built or installed here; empty if nothing does."""
-    if shutil.which("go") is None:
-        return "Go 1.26, which builds Kubernetes, is missing"
+    if problem := _go_problem():
+        return problem
     if _missing_packages() and shutil.which("apt-get") is None:
         return f"missing, and there is no apt-get: {', '.join(_missing_packages())}"
     return ""
@@ -115,6 +117,15 @@ def version_of(minor: str) -> str:
     text = (layout.TOOLS / f"kubernetes-{minor}" / "go.mod").read_text()
     (version,) = re.findall(r"\bk8s\.io/kubernetes v(\S+)(?: // indirect)?$", text, re.MULTILINE)
     return str(version)
+
+
+def _go_problem() -> str:
+    wanted = "Go 1.26.6 or newer builds Kubernetes"
+    if shutil.which("go") is None:
+        return f"{wanted}; the PATH has no go (sudo has a PATH of its own)"
+    version = subprocess.check_output(["go", "env", "GOVERSION"], text=True).strip()
+    numbers = tuple(map(int, re.findall(r"\d+", version)))
+    return "" if numbers >= _GO else f"{wanted}; the PATH has {version}"
 
 
 def _missing_packages() -> list[str]:

@@ -39,7 +39,6 @@ def monitored(cluster: real_cluster.Cluster) -> Iterator[real_cluster.Cluster]:
         yield cluster
     finally:
         cluster.good("delete", "crd", *names, "--ignore-not-found")
-        cluster.rest()
 
 
 def test_every_object_is_taken(monitored: real_cluster.Cluster, tmp_path: Path) -> None:

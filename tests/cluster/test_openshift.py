@@ -45,7 +45,6 @@ def openshift(cluster: real_cluster.Cluster) -> Iterator[real_cluster.Cluster]:
         yield cluster
     finally:
         cluster.good("delete", "crd", f"{KIND}.{GROUP}")
-        cluster.rest()
 
 
 def test_every_object_is_taken_and_uninstalled(openshift: real_cluster.Cluster) -> None:

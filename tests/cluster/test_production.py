@@ -2,10 +2,8 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from tests.worlds import real_cluster
 from tests.worlds.real_cluster import until
@@ -31,16 +29,10 @@ asyncio.run(main())
 @pytest.fixture(scope="module")
 def installed(
     cluster: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[real_cluster.Cluster]:
-    folder = tmp_path_factory.mktemp("production")
-    soft = yaml.safe_load(real_cluster.block("install.md", "podAntiAffinity"))
-    cluster.prepare(folder, overlay="production", more=soft)
-    printed = cluster.shell(real_cluster.block("install.md", "muster auth init"), folder)
-    cluster.shell(real_cluster.printed_commands(printed), folder)
-    last = cluster.shell(real_cluster.block("install.md", "apply -k my-muster"), folder)
+) -> real_cluster.Cluster:
+    last = cluster.install_production(tmp_path_factory.mktemp("production"))
     assert last.splitlines()[-1].split() == [cluster.node, "20"]
-    yield cluster
-    cluster.rest()
+    return cluster
 
 
 def test_three_servers_are_one_cluster(installed: real_cluster.Cluster) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("plugin", "labeler", "health", "notifier", "gate")
+SERVICES = ("plugin", "labeler", "health", "notifier", "gate", "fuse")
 
 PLANTED = [
     (
@@ -82,6 +82,12 @@ PLANTED = [
         "Modules of the gate import downwards only",
         "services/gate/muster_gate/tokens.py",
         "muster_gate.callout",
+    ),
+    # layers of muster_fuse
+    (
+        "Packages of the FUSE broker import downwards only",
+        "services/fuse/muster_fuse/kernel/jobs.py",
+        "muster_fuse.request.caller",
     ),
     # layers of muster
     (

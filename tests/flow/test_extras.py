@@ -16,6 +16,7 @@ from tests.worlds import wheels
 
 PROGRAMS: Final = {
     "plugin": "plugin",
+    "fuse": "fuse",
     "labeler": "labeler",
     "health": "health",
     "notifier": "notifier",

@@ -15,10 +15,11 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 BUILD: Final = ROOT / "build" / "fuzz"
-PARTS: Final = ("bus", "cluster", "configuration", "gate", "node", "receivers", "stored")
+PARTS: Final = ("bus", "cluster", "configuration", "gate", "node", "pods", "receivers", "stored")
 INSTRUMENTED: Final = (
     *(
         "muster",
+        "muster_fuse",
         "muster_gate",
         "muster_health",
         "muster_labeler",

@@ -9,10 +9,13 @@ from typing import Any, Final
 import msgspec
 import pynvml
 
+from muster.pb import nri_pb2
+from muster_fuse.nri import session
 from muster_labeler.naming import accelerators
 from muster_plugin.gpu import simulated
 from muster_plugin.gpu.nvml import decode, discovery, library
 from tests.fuzz.target import target
+from tests.worlds import nri_runtime
 
 _CODES: Final = tuple(int(code) for code in decode.Code)
 _TEXTS: Final = (
@@ -206,3 +209,33 @@ def product_names(data: bytes) -> None:
         ),
     ):
         assert name.value is None or accelerators.is_name(name.value)
+
+
+def _nri_requests() -> Iterator[bytes]:
+    pod = nri_runtime.pod(nri_runtime.ANNOTATED)
+    container = nri_runtime.container(pod)
+    yield nri_runtime.registered()
+    yield nri_runtime.registered(code=3, text="no")
+    yield nri_runtime.request("Configure", nri_pb2.ConfigureRequest(runtime_name="containerd"))
+    listed = nri_pb2.SynchronizeRequest(pods=[pod], containers=[container])
+    yield nri_runtime.request("Synchronize", listed)
+    yield _nri_creation()
+
+
+def _nri_creation() -> bytes:
+    pod = nri_runtime.pod(nri_runtime.ANNOTATED)
+    created = nri_pb2.CreateContainerRequest(pod=pod, container=nri_runtime.container(pod))
+    return nri_runtime.request("CreateContainer", created)
+
+
+@target(
+    seeds=_nri_requests,
+    words=("CreateContainer", "Synchronize", "fuse.muster.dev/device", "true", "/dev/fuse"),
+    long=lambda size: _nri_creation() * size,
+)
+def nri_messages(data: bytes) -> None:
+    """A container runtime's bytes are answered, or end the connection."""
+    current = session.Session(["default"])
+    with contextlib.suppress(session.Refused):
+        answer, observed = current.receive(data)
+        assert len(observed) <= len(list(nri_runtime.responses(answer)))

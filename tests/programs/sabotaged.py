@@ -30,8 +30,9 @@ import threading
 import time
 from typing import Any, Final, NoReturn
 
+from muster.service import lean
 from muster_plugin import __main__ as plugin
-from muster_plugin import lean, node
+from muster_plugin import node
 from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
 from muster_plugin.kubelet import (

@@ -256,3 +256,89 @@ def test_only_the_last_changes_are_shown_and_a_cut_is_noted() -> None:
     assert not why.NodeView(
         node="a", source="x", state=None, events=past_events(9), since="1d"
     ).is_cut
+
+
+def mounts_event(sequence: int, *mounts: vocabulary.FuseMount) -> codec.CloudEvent:
+    inventory = vocabulary.InventoryReported(
+        node="a", at=AT, plugin="fuse-broker", devices=(), fuse_mounts=mounts
+    )
+    return codec.CloudEvent(
+        id=f"i:{sequence}",
+        source="/nodes/a/plugins/fuse-broker",
+        type=inventory.TYPE,
+        time=AT,
+        instance="i",
+        sequence=sequence,
+        boot="",
+        data=inventory,
+    )
+
+
+HANGING = vocabulary.FuseMount(
+    id="51-7",
+    pod="shop/web-0",
+    connection=51,
+    source="host:/data",
+    subtype="sshfs",
+    mount_point="/mnt",
+    user_id=1000,
+    conditions=(vocabulary.FuseCondition.HUNG, vocabulary.FuseCondition.LINGERING),
+)
+
+
+def test_a_node_shows_the_mounts_of_the_newest_inventory() -> None:
+    other = vocabulary.FuseMount(id="9-1", pod="ml/train", connection=9)
+    events = [mounts_event(1, other, other), mounts_event(2, HANGING, other)]
+    view = why.NodeView(node="a", source="x", state=state(), events=events, since="1d")
+    text = why.lines(view)
+    at = text.index("FUSE mounts")
+    assert text[at : at + 3] == [
+        "FUSE mounts",
+        "  ml/train: FUSE: works (user 0, connection 9)",
+        "  shop/web-0: sshfs host:/data on /mnt: hung, lingering (user 1000, connection 51)",
+    ]
+    assert why.report(view)["fuse_mounts"] == (other, HANGING)
+
+
+def test_of_many_mounts_the_first_are_shown_and_the_others_counted() -> None:
+    many = [vocabulary.FuseMount(id=f"{n}-1", pod=f"a/p-{n:03}", connection=n) for n in range(150)]
+    events = [mounts_event(1, *many)]
+    view = why.NodeView(node="a", source=None, state=None, events=events, since="1d")
+    text = why.lines(view)
+    at = text.index("  and 50 more; --json has them all")
+    assert text[at - 1] == "  a/p-099: FUSE: works (user 0, connection 99)"
+
+
+def test_changes_of_mounts_are_shown_in_words() -> None:
+    changed = vocabulary.FuseMountChanged(
+        node="a",
+        at=AT,
+        plugin="fuse-broker",
+        mount=HANGING,
+        condition=vocabulary.FuseCondition.HUNG,
+        holds=True,
+        text="3 requests wait",
+    )
+    mounted = vocabulary.FuseMounted(node="a", at=AT, plugin="fuse-broker", mount=HANGING)
+    events = [
+        msgspec.structs.replace(mounts_event(n), type=data.TYPE, data=data)
+        for n, data in enumerate((mounted, changed))
+    ]
+    view = why.NodeView(node="a", source=None, state=None, events=events, since="1d")
+    mount = "shop/web-0: sshfs host:/data on /mnt: hung, lingering (user 1000, connection 51)"
+    assert [line[23:] for line in why.lines(view)[-2:]] == [
+        f"fuse.mounted {mount}",
+        f"fuse.mount_changed hung begins: 3 requests wait; {mount}",
+    ]
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "-"), (1, "1 FUSE mount"), (3, "3 FUSE mounts")])
+def test_the_mounts_of_a_plugin_are_counted_with_its_devices(count: int, words: str) -> None:
+    (line,) = [
+        line
+        for line in status.lines(
+            state(plugin("node-a", "STUCK", mounts=count)), source="here", everything=False
+        )
+        if line.startswith("node-a")
+    ]
+    assert f"  {words}  " in line

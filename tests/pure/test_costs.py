@@ -27,7 +27,7 @@ from muster_labeler import config as labeler_config
 from muster_labeler import model
 from muster_labeler.kubernetes import projection
 from muster_labeler.naming import feature_discovery
-from muster_labeler.service import fleet, intake
+from muster_labeler.service import fleet, inventory_budget
 from muster_notifier.routing import grouping, muting, routes
 from muster_plugin.config import resources
 from muster_plugin.discovery import resource_plan
@@ -281,6 +281,54 @@ def devices_that_fail_in_turn(n: int) -> Work:
     return lambda: after(driven, failed, 3.2)
 
 
+def mount(number: int, *conditions: vocabulary.FuseCondition) -> vocabulary.FuseMount:
+    return vocabulary.FuseMount(
+        id=f"{number}-1", pod=f"a/p{number}", connection=number, conditions=conditions
+    )
+
+
+@case(40)
+def mounts_of_one_inventory(n: int) -> Work:
+    driven = health(1)
+    heard(driven, 1, 3)
+    listed = tuple(mount(number, vocabulary.FuseCondition.HUNG) for number in range(n))
+    changes = [
+        signals.FromPlugin(
+            event=vocabulary.InventoryReported(
+                node="n0", plugin="p", at=T0, devices=(), fuse_mounts=mounts
+            ),
+            instance="i",
+            sequence=at,
+            position=at,
+        )
+        for at, mounts in enumerate((listed, ()), start=1)
+    ]
+    return lambda: after(driven, changes, 3.1)
+
+
+@case(40)
+def mounts_that_hang_in_turn(n: int) -> Work:
+    driven = health(1)
+    heard(driven, 1, 3)
+    hung = [
+        signals.FromPlugin(
+            event=vocabulary.FuseMountChanged(
+                node="n0",
+                plugin="p",
+                at=T0,
+                mount=mount(number),
+                condition=vocabulary.FuseCondition.HUNG,
+                holds=True,
+            ),
+            instance="i",
+            sequence=1 + number,
+            position=1 + number,
+        )
+        for number in range(n)
+    ]
+    return lambda: after(driven, hung, 3.2)
+
+
 @case(40)
 def states_that_are_restored(n: int) -> Work:
     driven = health(n)
@@ -340,12 +388,12 @@ def inventories_of_all_nodes(n: int) -> Work:
 @case(30)
 def inventories_under_names_that_one_node_invents(n: int) -> Work:
     nodes = nodes_of(["n0"])
-    door = intake.Intake(nodes)
+    budget = inventory_budget.InventoryBudget(nodes)
     events = [inventory_of("n0", f"p{number}") for number in range(n)]
 
     def work() -> None:
         for reported in events:
-            if door.refusal(reported.data.subject, 0.0) is None:
+            if budget.refusal(reported.data.subject, 0.0) is None:
                 nodes.observe_inventory(reported)
             nodes.observe_inventory(reported)
             nodes.objection(), nodes.covering_scheme(), nodes.status("n0")

@@ -1,5 +1,6 @@
 """The gate: which tokens are believed, for which node, for how long; and nothing else is."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -55,7 +56,10 @@ def test_a_valid_token_stands_for_its_pods_node_as_long_as_it_is_valid(
 ) -> None:
     token = token_issuer.token(claims("ip-10-0-0-1.eu.internal"), key, algorithm)
     assert decided(token, at=NOW + 600) == tokens.Bearer(
-        node="ip-10-0-0-1_eu_internal", pod="muster-plugin-x7x2p", lifetime_s=3000
+        account="muster-plugin",
+        node="ip-10-0-0-1_eu_internal",
+        pod="muster-plugin-x7x2p",
+        lifetime_s=3000,
     )
 
 
@@ -288,6 +292,32 @@ def test_an_admitted_plugin_is_a_user_of_the_nodes_scope_for_that_node_and_time(
     )
 
 
+def test_another_service_account_stands_for_its_own_names_alone() -> None:
+    account = {"serviceaccount": {"name": "muster-fuse", "uid": "u"}}
+    subject = {"sub": "system:serviceaccount:muster:muster-fuse"}
+    of_broker = token_issuer.token(bound(**account) | subject)
+    without_accounts = dataclasses.replace(SIGNING, auth="")
+    authorizer = callout.Authorizer(config.Settings(), without_accounts)
+    authorizer.ring = keyring_at(NOW)
+    admitted = authorizer.decide(request(of_broker, "fuse-broker node-a"), at=NOW, now=0)
+    assert isinstance(admitted, callout.Admitted)
+    answer = nkeys.decode_jwt(admitted.answer.decode(), Whole, nkeys.Kind.ACCOUNT)
+    user = nkeys.decode_jwt(answer.nats["jwt"], Whole, nkeys.Kind.ACCOUNT)
+    assert user.nats["pub"]["allow"] == list(permissions.plugin("node-a", ["fuse-broker"]).publish)
+    for token, name in (
+        (of_broker, "device-plugin node-a"),
+        (token_issuer.token(claims()), "fuse-broker node-a"),
+    ):
+        decision = authorizer.decide(request(token, name), at=NOW, now=0)
+        assert refusal(decision) == (Reason.NAME, "muster-gate: name")
+
+
+def test_names_of_another_service_account_are_names_of_plugins() -> None:
+    others = {"muster-fuse": ("fuse.broker",)}
+    with pytest.raises(ValueError, match=r"^tokens\.others\.muster-fuse: 'fuse\.broker' is not"):
+        config.Settings(tokens=config.Tokens(others=others))
+
+
 def refusal(decision: object) -> tuple[Reason, str]:
     assert isinstance(decision, callout.Denied)
     error = ""
@@ -390,7 +420,7 @@ def test_the_scope_of_nodes_is_what_permissions_say_of_one() -> None:
 
 def test_plugins_may_publish_every_event_of_theirs_and_use_eight_names() -> None:
     types = [event.TYPE for event in vocabulary.EVENTS if issubclass(event, vocabulary.PluginEvent)]
-    assert sorted(permissions.PLUGIN_EVENTS) == sorted(types)
+    assert sorted((*permissions.PLUGIN_EVENTS, *permissions.FUSE_EVENTS)) == sorted(types)
     names = [f"p{number}" for number in range(9)]
     assert permissions.check_names(names[:8]) == tuple(names[:8])
     for wrong, text in (

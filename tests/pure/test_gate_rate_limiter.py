@@ -17,12 +17,13 @@ def sent(id_: int, messages: int, bytes_: int = 0, *, node: str = "a", age_s: fl
     return Traffic(id_, node, messages, bytes_, age_s)
 
 
-def test_a_node_that_exceeds_a_rate_is_refused_ever_longer_and_forgiven_in_the_end() -> None:
-    made, now, lasted = rate_limiter.RateLimiter(RATES), 0.0, []
+def test_a_node_that_exceeds_a_rate_is_refused_for_a_while_each_time_and_watched() -> None:
+    made, now = rate_limiter.RateLimiter(RATES), 0.0
+    assert not made.is_watched(now)
     for number in range(8):
         assert made.read("s", [], now=now) == NOTHING
         now += 1
-        # one message more than the reserve holds, beside what the rate allows
+        # all that the reserve holds, which a penalty fills again, beside what the rate allows
         assert made.read("s", [sent(number, 110)], now=now) == NOTHING
         now += 1
         (violation,) = made.read("s", [sent(number, 121, 7)], now=now).violations
@@ -32,20 +33,30 @@ def test_a_node_that_exceeds_a_rate_is_refused_ever_longer_and_forgiven_in_the_e
             bytes=7,
             seconds=2,
             reason="more than 10 messages a second",
-            refused_s=made.refused_s("a", now),
+            refused_s=10,
         )
-        lasted.append(violation.refused_s)
-        assert made.penalties(now) == [Penalty(node="a", violations=number + 1, rest_s=lasted[-1])]
+        assert made.penalties(now) == [Penalty(node="a", rest_s=10)]
         # whatever it still sends changes nothing, and its connections are closed
         assert made.read("s", [sent(number, 10**6)], now=now + 1) == Decision((number,), ())
-        now += lasted[-1]
+        now += 3
+        assert made.refused_s("a", now) == 7
+        now += 7
         assert made.refused_s("a", now) == 0
         assert made.penalties(now) == []
-    assert lasted == [10, 20, 40, 80, 160, 300, 300, 300]
-    now += rate_limiter.FORGET_S + 1
+        assert made.is_watched(now)
+    now += 10
+    assert not made.is_watched(now)
     assert made.read("s", [], now=now) == NOTHING
-    offence_ = made.read("s", [sent(99, 1000)], now=now + 1).violations[0]
-    assert offence_.refused_s == 10
+
+
+def test_after_a_penalty_a_node_has_only_what_it_regained() -> None:
+    made = rate_limiter.RateLimiter(config.Rates(messages_per_s=10, burst_s=60, refuse_s=10))
+    assert made.read("s", [], now=0) == NOTHING
+    assert len(made.read("s", [sent(1, 10**6)], now=1).violations) == 1
+    # 100 of its penalty, and 10 of the second in which they were sent
+    assert made.read("s", [], now=11) == NOTHING
+    assert made.read("s", [sent(2, 110)], now=12) == NOTHING
+    assert len(made.read("s", [sent(2, 121)], now=13).violations) == 1
 
 
 def test_bytes_count_as_messages_do_and_so_does_a_connection_that_was_never_read() -> None:
@@ -116,14 +127,9 @@ def test_gates_adopt_what_others_announce_and_a_delay_never_adds_up() -> None:
                 hearer.hear(penalty, now=now + 0.5)
         now += 0.1
     assert (first.penalties(now), second.penalties(now)) == ([], [])
-    second.hear(Penalty(node="b", violations=3, rest_s=1e9), now=now)
-    assert second.refused_s("b", now) == RATES.refuse_max_s
-    second.hear(Penalty(node="b", violations=1, rest_s=-1), now=now)
-    assert second.penalties(now) == [Penalty(node="b", violations=3, rest_s=RATES.refuse_max_s)]
-    # the next violation goes on from what the other gate counted
-    now += RATES.refuse_max_s
-    (violation,) = second.read("s", [sent(5, 1000, node="b")], now=now).violations
-    assert violation.refused_s == 80
+    second.hear(Penalty(node="b", rest_s=1e9), now=now)
+    second.hear(Penalty(node="b", rest_s=-1), now=now)
+    assert second.penalties(now) == [Penalty(node="b", rest_s=RATES.refuse_s)]
 
 
 def test_a_gate_that_starts_does_not_punish_what_was_sent_over_days() -> None:
@@ -186,8 +192,8 @@ def test_whatever_others_do_an_honest_node_is_never_refused_and_penalties_end(
             assert {o.node for o in decision.violations} <= {"noisy"}
             assert set(decision.disconnect) <= {2, 3}
             assert gate.refused_s("honest", now) == 0
-            assert gate.refused_s("noisy", now) <= RATES.refuse_max_s
+            assert gate.refused_s("noisy", now) <= RATES.refuse_s + 1e-9
         for penalty in gates[0].penalties(now):
             gates[1].hear(penalty, now=now)
     for gate in gates:
-        assert gate.penalties(now + RATES.refuse_max_s) == []
+        assert gate.penalties(now + RATES.refuse_s) == []

@@ -51,6 +51,7 @@ RESOURCES: Final = st.builds(
     problem=st.sampled_from(["", "", "refused"]),
     mismatch=st.sampled_from(["", "", "7 of 8"]),
     kubelet_away=st.booleans(),
+    extended=st.booleans(),
 )
 OFFERS: Final = {GPU: signals.Offer(capacity=8, allocatable=8)}
 

@@ -329,11 +329,28 @@ def test_the_result_of_a_probe_stands_when_the_next_one_is_inconclusive() -> Non
     assert (reached.verdict, reached.rule) == (Verdict.STUCK, Rule.NO_ANSWER)
 
 
-def test_an_inconclusive_probe_begins_the_wait_anew() -> None:
+def test_an_inconclusive_probe_is_repeated_and_the_next_result_decides() -> None:
     plugin = healthy()
+    number = plugin.suspected(3.5)
 
-    assert plugin.inconclusive(plugin.suspected(3.5), 4.0) == []
-    assert (plugin.state, plugin.deadline) == (State.HEALTHY, 6.5)
+    assert plugin.inconclusive(number, 4.0) == []
+    assert (plugin.state, plugin.deadline) == (State.SUSPECT, 5.0)
+    assert plugin.tick(5.0) == [probe(number)]
+    noted, reached, *_ = plugin.failed(number, 5.1, subscribed=False)
+    assert noted == CONFIRMED
+    assert isinstance(reached, steps.VerdictReached)
+    assert (reached.verdict, reached.rule) == (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
+
+
+def test_after_four_inconclusive_probes_the_wait_begins_anew() -> None:
+    plugin = healthy()
+    number = plugin.suspected(3.5)
+
+    for at in (4.0, 5.5, 7.0):
+        assert plugin.inconclusive(number, at) == []
+        assert plugin.tick(at + 1.0) == [probe(number)]
+    assert plugin.inconclusive(number, 8.5) == []
+    assert (plugin.state, plugin.deadline) == (State.HEALTHY, 11.0)
 
 
 def test_a_burst_out_of_a_backlog_refutes_nothing() -> None:

@@ -24,6 +24,19 @@ def devices(count: int, *, reason: str = "") -> tuple[Device, ...]:
     )
 
 
+def mounts(count: int) -> tuple[vocabulary.FuseMount, ...]:
+    return tuple(
+        vocabulary.FuseMount(
+            id=f"{n:036}:{n}",
+            pod=f"shop/web-{n}",
+            connection=n,
+            source="s" * 253,
+            conditions=(vocabulary.FuseCondition.HUNG,),
+        )
+        for n in range(count)
+    )
+
+
 def inventory(count: int, *, node: str = "node-a", gpus: int = 0) -> InventoryReported:
     some = vocabulary.GpuNode(
         gpus=tuple(vocabulary.Gpu(uuid=f"GPU-{n}", product="p" * 2_000) for n in range(gpus)),
@@ -36,6 +49,7 @@ def inventory(count: int, *, node: str = "node-a", gpus: int = 0) -> InventoryRe
         plugin="p",
         at=AT,
         devices=devices(count),
+        fuse_mounts=mounts(gpus * 5),
         resources=("example.com/device", "nvidia.com/gpu"),
         gpus=some if gpus else None,
     )
@@ -229,6 +243,31 @@ def test_any_event_fits_into_a_message_and_says_what_was_cut(
     assert short == event or "(shortened)" in str(short) or "more left out)" in str(short)
     assert isinstance(short, vocabulary.DeviceHealthChanged)
     assert (short.health, short.device_id) == (event.health, event.device_id)
+
+
+def test_an_event_about_a_mount_fits_into_a_message() -> None:
+    mount = vocabulary.FuseMount(
+        id="i" * 63,
+        pod="p" * 317,
+        connection=2**53,
+        source="s" * 2_048,
+        subtype="t" * 2_048,
+        mount_point="m" * 2_048,
+    )
+    event = vocabulary.FuseMountChanged(
+        node="a" * 253,
+        plugin="p" * 63,
+        at=AT,
+        mount=mount,
+        condition=vocabulary.FuseCondition.HUNG,
+        holds=True,
+        text="x" * 2_048,
+    )
+    (short,) = shortening.fit(event, EVENT_BYTES - inventory_pages.ATTRIBUTES_BYTES)
+    assert max(sizes((short,))) <= EVENT_BYTES
+    assert isinstance(short, vocabulary.FuseMountChanged)
+    assert short.mount.source == "s" * 985 + "... (shortened)"
+    assert (short.mount.id, short.mount.pod) == (mount.id, mount.pod)
 
 
 def test_a_list_is_cut_with_the_number_of_what_is_missing() -> None:

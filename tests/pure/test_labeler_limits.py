@@ -9,7 +9,7 @@ import pytest
 from muster import codec, vocabulary
 from muster_labeler import config, model
 from muster_labeler.naming.sources import Product
-from muster_labeler.service import decision_publisher, fleet, intake, limits
+from muster_labeler.service import decision_publisher, fleet, inventory_budget, limits
 from muster_labeler.service.limits import Refusal
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -133,33 +133,33 @@ def test_verdicts_count_for_as_many_plugins() -> None:
 
 
 def test_a_node_that_sends_too_much_is_read_again_later_and_the_others_at_once() -> None:
-    door = intake.Intake(known("a", "b.c"))
-    sent = [door.refusal(subject("a", "p"), 0.0) for _ in range(300)]
+    budget = inventory_budget.InventoryBudget(known("a", "b.c"))
+    sent = [budget.refusal(subject("a", "p"), 0.0) for _ in range(300)]
     assert sent == [None] * 256 + [Refusal.TOO_OFTEN] * 44
-    assert door.refusal(subject("b.c", "p"), 0.0) is None
+    assert budget.refusal(subject("b.c", "p"), 0.0) is None
     # its tokens are back before that, but what it sent in between was missed
-    assert door.refusal(subject("a", "p"), 9.0) is Refusal.TOO_OFTEN
-    assert (door.take_due(9.9), door.take_due(10.0), door.take_due(10.0)) == ([], ["a"], [])
-    sent = [door.refusal(subject("a", "p"), 10.0) for _ in range(300)]
+    assert budget.refusal(subject("a", "p"), 9.0) is Refusal.TOO_OFTEN
+    assert (budget.take_due(9.9), budget.take_due(10.0), budget.take_due(10.0)) == ([], ["a"], [])
+    sent = [budget.refusal(subject("a", "p"), 10.0) for _ in range(300)]
     assert sent.count(None) == 160
 
 
 def test_a_node_without_a_right_to_count_does_not_use_up_anybodys_rate() -> None:
     nodes = known("a")
-    door = intake.Intake(nodes)
-    assert {door.refusal(subject("b", "p"), 0.0) for _ in range(500)} == {Refusal.UNKNOWN_NODE}
+    budget = inventory_budget.InventoryBudget(nodes)
+    assert {budget.refusal(subject("b", "p"), 0.0) for _ in range(500)} == {Refusal.UNKNOWN_NODE}
     nodes.put(model.Node(name="b"))
-    door.read_again("b", 1.0)
-    assert door.refusal(subject("b", "p"), 1.0) is Refusal.TOO_OFTEN
-    assert door.take_due(1.0) == ["b"]
-    assert door.refusal(subject("b", "p"), 1.0) is None
-    door.read_again("b", 2.0)
-    door.forget("b")
-    assert door.take_due(3.0) == []
+    budget.read_again("b", 1.0)
+    assert budget.refusal(subject("b", "p"), 1.0) is Refusal.TOO_OFTEN
+    assert budget.take_due(1.0) == ["b"]
+    assert budget.refusal(subject("b", "p"), 1.0) is None
+    budget.read_again("b", 2.0)
+    budget.forget("b")
+    assert budget.take_due(3.0) == []
 
 
 def test_a_reader_is_as_late_as_what_it_has_not_read() -> None:
-    late = intake.Backlog()
+    late = inventory_budget.Backlog()
     assert late.age_s(5.0) == 0.0
     late.note(0, 10.0)
     assert late.age_s(99.0) == 0.0

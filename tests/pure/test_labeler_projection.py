@@ -198,7 +198,11 @@ def test_in_no_second_more_arrives_than_the_budget_however_long_each_write_is_on
 
 def test_of_a_pod_its_requests_and_its_containers_messages_are_kept() -> None:
     raw = {
-        "metadata": {"name": "p", "namespace": "n", "annotations": {"muster.dev/fuse": "true"}},
+        "metadata": {
+            "name": "p",
+            "namespace": "n",
+            "annotations": {"fuse.muster.dev/device": "true"},
+        },
         "spec": {
             "nodeName": "a",
             "containers": [{"resources": {"limits": {"smarter-devices/fuse": "1", "cpu": "1"}}}],
@@ -221,9 +225,10 @@ def test_of_a_pod_its_requests_and_its_containers_messages_are_kept() -> None:
         name="p",
         node="a",
         phase="Running",
-        annotations={"muster.dev/fuse": "true"},
+        annotations={"fuse.muster.dev/device": "true"},
         requests=("smarter-devices/fuse",),
         is_agent=False,
+        is_nri=False,
         is_ready=False,
         started=None,
         messages=("fuse: device not found",),

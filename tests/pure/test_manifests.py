@@ -7,7 +7,6 @@ import posixpath
 import re
 import subprocess
 import warnings
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -394,21 +393,25 @@ def of_chart(values: Object, *, namespace: str = "muster") -> list[Object]:
 
 def test_the_chart_says_what_the_minimal_overlay_says() -> None:
     expected = [o for o in objects("minimal") if o["kind"] != "Namespace"]
-    assert by_name(of_chart({})) == by_name(expected)
+    assert worlds_manifests.by_name(of_chart({})) == worlds_manifests.by_name(expected)
 
 
 def test_the_chart_for_production_says_what_the_overlay_says() -> None:
     expected = [o for o in objects("production") if o["kind"] != "Namespace"]
-    assert by_name(of_chart({"production": {"enabled": True}})) == by_name(expected)
+    assert worlds_manifests.by_name(
+        of_chart({"production": {"enabled": True}})
+    ) == worlds_manifests.by_name(expected)
 
 
 def test_the_chart_with_monitoring_says_what_the_component_says(tmp_path: Path) -> None:
     expected = [
         o
-        for o in worlds_manifests.with_component("minimal", "monitoring", tmp_path)
+        for o in worlds_manifests.with_component("minimal", "monitoring", where=tmp_path)
         if o["kind"] != "Namespace"
     ]
-    assert by_name(of_chart({"monitoring": {"enabled": True}})) == by_name(expected)
+    assert worlds_manifests.by_name(
+        of_chart({"monitoring": {"enabled": True}})
+    ) == worlds_manifests.by_name(expected)
 
 
 def test_the_chart_puts_everything_where_it_is_installed() -> None:
@@ -453,26 +456,6 @@ def test_nats_comes_from_where_the_values_say() -> None:
         (nats,) = [o for o in manifests if o["kind"] == "StatefulSet"]
         (container,) = nats["spec"]["template"]["spec"]["containers"]
         assert container["image"] == "registry.example.com/nats:2.15.1-alpine"
-
-
-def by_name(manifests: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
-    """Return objects by what they are; settings as trees, names without kustomize's hashes."""
-    plain = json.loads(
-        re.sub(r'"(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}"', r'"\1"', json.dumps(manifests))
-    )
-    for manifest in plain:
-        for name in manifest.get("data", {}):
-            if name.endswith(".yaml"):
-                manifest["data"][name] = yaml.safe_load(manifest["data"][name])
-            else:
-                manifest["data"][name] = manifest["data"][name].strip()
-        manifest["metadata"].pop("creationTimestamp", None)
-        if "template" in manifest.get("spec", {}):
-            # what the hash in a ConfigMap's name is to kustomize
-            manifest["spec"]["template"]["metadata"].pop("annotations", None)
-    return {
-        (o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in plain
-    }
 
 
 def test_compose_runs_every_user_that_the_accounts_know() -> None:

@@ -397,9 +397,9 @@ def test_every_problem_of_a_file_of_generic_is_reported_at_once() -> None:
     """
     assert [line[:70] for line in problems(f"{text}\n    domain: A.b", Format.GENERIC)] == [
         "FILE: domain: 'A.b' is not a lower-case DNS name of at most 244 charac",
-        "FILE: devices[0].name: 'a' is not two or more of a-z 0-9 -",
+        "FILE: devices[0].name: 'a': expected two or more of a-z, 0-9 and -",
         "FILE: devices[1].groups[0]: has paths and usb; generic refuses to star",
-        "FILE: devices[2].name: 'u_s' is not two or more of a-z 0-9 -",
+        "FILE: devices[2].name: 'u_s': expected two or more of a-z, 0-9 and -",
         "FILE: devices[2].groups[1].paths[0].path: 'a' is not an absolute path",
         "FILE: devices[3].groups[0].paths[0].permissions: 'rwx' is not r, w, m ",
         "FILE: devices[4].groups[0].paths[0].path: 'dev/a' is not an absolute p",

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import codec, vocabulary
+from muster.nats import reporter
 from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
-from muster_plugin import bus_reporter
 from muster_plugin.config import gpus, resources
 from muster_plugin.discovery import resource_plan, scan_result
 from muster_plugin.gpu import container_spec, simulated
@@ -664,14 +664,14 @@ def test_a_heartbeat_that_is_too_large_is_cut_and_still_has_the_problems() -> No
     large = msgspec.structs.replace(
         HEARTBEAT, resources=tuple(resources), problems=("p" * 2000,) * 21
     )
-    heartbeat = bus_reporter.fit_heartbeat(large, codec.HEARTBEAT_BYTES_MAX)
+    heartbeat = reporter.fit_heartbeat(large, codec.HEARTBEAT_BYTES_MAX)
     assert codec.decode_heartbeat(codec.encode_heartbeat(heartbeat)) == heartbeat
     assert [entry.name for entry in heartbeat.resources] == [entry.name for entry in resources]
     assert all(r.problem and r.short and r.mismatch for r in heartbeat.resources)
 
 
 def test_a_heartbeat_that_fits_is_sent_as_it_is() -> None:
-    assert bus_reporter.fit_heartbeat(HEARTBEAT, codec.HEARTBEAT_BYTES_MAX) == HEARTBEAT
+    assert reporter.fit_heartbeat(HEARTBEAT, codec.HEARTBEAT_BYTES_MAX) == HEARTBEAT
 
 
 def test_an_age_is_rounded_and_has_a_number_for_never() -> None:
@@ -695,8 +695,8 @@ def test_readiness_names_what_is_missing_for_each_resource() -> None:
 def test_the_first_heartbeat_of_a_node_is_sent_within_the_interval(
     node: str, interval_s: float
 ) -> None:
-    assert 0 <= bus_reporter.first_heartbeat_s(node, interval_s) <= interval_s
-    assert bus_reporter.first_heartbeat_s(node, interval_s) == bus_reporter.first_heartbeat_s(
+    assert 0 <= reporter.first_heartbeat_s(node, interval_s) <= interval_s
+    assert reporter.first_heartbeat_s(node, interval_s) == reporter.first_heartbeat_s(
         node, interval_s
     )
 

@@ -51,7 +51,10 @@ REQUIRED: Final[Mapping[str, object]] = {
     "bytes": 9,
     "seconds": 1.0,
     "refused_s": 10.0,
-    "condition": "degraded",
+    "mount": {"id": "a1b2:51", "pod": "shop/web-0", "connection": 51},
+    "pod": "shop/web-0",
+    "text": "blkdev is not allowed",
+    "count": 2,
     "holds": True,
     "problem": "two resources hand out one node",
     "plugin": "device-plugin",
@@ -63,6 +66,7 @@ REASONS: Final = {
     "notification.delivered": "first",
     "notification.failed": "repeat",
 }
+CONDITIONS: Final = {"device.condition_changed": "degraded", "fuse.mount_changed": "hung"}
 
 
 def example(kind: type[vocabulary.Event], node: str) -> vocabulary.Event:
@@ -71,6 +75,7 @@ def example(kind: type[vocabulary.Event], node: str) -> vocabulary.Event:
         "node": node,
         "at": NOW,
         "reason": REASONS.get(kind.TYPE, "in words"),
+        "condition": CONDITIONS.get(kind.TYPE),
     }
     needed = {f.name for f in msgspec.structs.fields(kind) if f.required}
     return msgspec.convert({k: v for k, v in given_fields.items() if k in needed}, kind)

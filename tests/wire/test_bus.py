@@ -493,10 +493,11 @@ def test_a_consumer_goes_on_across_a_crash_of_the_server(tmp_path: Path) -> None
             for n in range(1, 20):
                 link.enqueue(fact(n))
             await server.start()
-            await nats_links.until(lambda: len(events) >= 20)
+            await nats_links.until(lambda: 19 in events)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
-        assert events == list(range(20))
+        # the acknowledgement of the first may be lost with the server
+        assert [*dict.fromkeys(events)] == list(range(20))
 
     nats_links.play(tmp_path, story)
 

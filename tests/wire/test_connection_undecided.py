@@ -109,6 +109,28 @@ def test_a_client_that_silently_stops_dialling_is_replaced(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("hears", [1, -1])
+def test_a_client_whose_tls_handshake_fails_at_first_dials_again(hears: int) -> None:
+    """The server hangs up in the middle of the handshake, or says nothing until the client does."""
+    dialled = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal dialled
+        dialled += 1
+        writer.write(INFO.replace(b"{", b'{"tls_required":true,', 1))
+        with contextlib.suppress(OSError):
+            await reader.read(hears)
+        writer.transport.abort()
+
+    async def story() -> None:
+        async with asyncio.timeout(30), await asyncio.start_server(serve, "127.0.0.1", 0) as at:
+            url = f"tls://127.0.0.1:{at.sockets[0].getsockname()[1]}"
+            async with connection.Connection(url, name="t"):
+                await bus_subjects.until(lambda: dialled >= 3)
+
+    asyncio.run(story())
+
+
 def test_a_probe_connection_that_is_not_answered_does_not_count() -> None:
     async def story() -> None:
         async with (

@@ -300,6 +300,39 @@ def test_a_killed_health_service_repeats_nothing_and_notices_a_plugin_that_died_
     asyncio.run(story())
 
 
+def test_an_alert_about_a_mount_outlasts_health_and_ends_with_the_mount(tmp_path: Path) -> None:
+    condition = vocabulary.FuseCondition.HUNG
+    mount = vocabulary.FuseMount(id="51-7", pod="shop/web-0", connection=51)
+    where = {"node": "a", "plugin": PLUGIN, "at": datetime.now(UTC)}
+    hung = vocabulary.FuseMountChanged(mount=mount, condition=condition, holds=True, **where)  # type: ignore[arg-type]  # by name
+
+    def inventory(*mounts: vocabulary.FuseMount) -> vocabulary.InventoryReported:
+        return vocabulary.InventoryReported(devices=(), fuse_mounts=mounts, **where)  # type: ignore[arg-type]  # by name
+
+    async def story() -> None:
+        async with (
+            world(tmp_path) as (server, published),
+            FakePlugin(server.url, "a") as plugin,
+        ):
+            async with health(tmp_path, server.url) as service:
+                await published.until_verdict("a", Verdict.HEALTHY)
+                await plugin.bus.publish(hung)
+                await published.until(lambda: len(published.alerts()) == 1)
+                await plugin.bus.publish(
+                    inventory(msgspec.structs.replace(mount, conditions=(condition,)))
+                )
+                await service.end(signal.SIGKILL)
+            async with health(tmp_path, server.url) as service:
+                await plugin.bus.publish(inventory())
+                await published.until(lambda: len(published.alerts()) == 2)
+            assert published.alerts() == [
+                ("a", AlertKind.FUSE_MOUNT_HUNG, AlertState.FIRING),
+                ("a", AlertKind.FUSE_MOUNT_HUNG, AlertState.RESOLVED),
+            ]
+
+    asyncio.run(story())
+
+
 def test_a_published_alert_is_resolved_even_if_all_saved_state_is_lost(tmp_path: Path) -> None:
     async def story() -> None:
         async with (

@@ -118,8 +118,12 @@ def status(at: dt.datetime) -> dict[str, Any]:
 
 
 def findings_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return id, severity, object and message of each finding."""
-    return [(f["id"], f["severity"], f["object"], f["message"]) for f in report["findings"]]
+    """Return id, severity, object and message of each finding but the recommended way to FUSE."""
+    return [
+        (f["id"], f["severity"], f["object"], f["message"])
+        for f in report["findings"]
+        if f["id"] != "FUSE010"
+    ]
 
 
 UNLABELLED = f"no label {KEY}: it would be"
@@ -294,9 +298,9 @@ def test_what_a_container_said_when_it_failed_is_understood(
     here.put(node(gpus=None))
     put_pod(here, pod(container=saying(text)))
     code, report = here.check("fuse")
-    assert [(f["id"], f["object"], f["evidence"]) for f in report["findings"]] == [
-        (id_, "default/p", ["node a", text])
-    ]
+    first, recommended = report["findings"]
+    assert (first["id"], first["object"], first["evidence"]) == (id_, "default/p", ["node a", text])
+    assert recommended["id"] == "FUSE010"
     assert code == 1
 
 
@@ -310,7 +314,8 @@ def test_what_the_kubelet_said_of_a_missing_device_is_understood(here: Cluster) 
     ]
 
 
-ANNOTATED: dict[str, Any] = {"annotations": {FUSE: "true"}}
+DEVICE = "fuse.muster.dev/device"
+ANNOTATED: dict[str, Any] = {"annotations": {DEVICE: "true"}}
 
 
 @pytest.mark.parametrize(
@@ -327,15 +332,18 @@ def test_a_runtime_that_cannot_add_devices_by_annotation_is_reported(
 
 
 def test_an_annotated_pod_needs_an_agent_a_namespace_and_its_order(here: Cluster) -> None:
-    required = {"required-plugins.noderesource.dev": '["muster"]', FUSE: "true"}
+    required = {"required-plugins.noderesource.dev": '["muster-fuse"]', DEVICE: "true"}
     here.put(node("a", gpus=None), node("b", gpus=None))
     put_pod(here, pod("lost", on="a", annotations=required))
     put_pod(here, pod("early", on="b", started=OLD, **ANNOTATED))
-    put_pod(here, pod("muster-plugin-x", on="b", started=NEW, labels=AGENT))
+    giver = {"app.kubernetes.io/name": "muster-fuse-nri"}
+    put_pod(here, pod("muster-fuse-nri-x", on="b", started=NEW, labels=giver))
     report = here.check("fuse")[1]
-    refused = "its namespace does not allow fuse: no label muster.dev/allow-fuse=true"
+    refused = (
+        "its namespace does not allow the device: no label fuse.muster.dev/device-allowed=true"
+    )
     assert [finding for finding in findings_of(report) if finding[0] != "FUSE003"] == [
-        ("FUSE004", "error", "a", "no muster agent is ready, and default/lost needs it"),
+        ("FUSE004", "error", "a", "muster-fuse-nri is not ready, and default/lost needs it"),
         ("FUSE009", "error", "default/early", refused),
         ("FUSE009", "error", "default/lost", refused),
         (
@@ -351,6 +359,22 @@ def test_an_annotated_pod_needs_an_agent_a_namespace_and_its_order(here: Cluster
             "it started before the plugin on its node, perhaps without the device",
         ),
     ]
+
+
+def test_the_check_of_fuse_alone_recommends_a_way_and_is_no_problem(here: Cluster) -> None:
+    here.put(node("a", gpus=None), autoscaler())
+    put_pod(here, pod(asks=["smarter-devices/fuse"]))
+    code, report = here.check("fuse", "--strict")
+    (recommended,) = report["findings"]
+    assert (code, recommended["id"], recommended["severity"]) == (0, "FUSE010", "info")
+    assert recommended["message"] == (
+        "use the volume of fuse.muster.dev: pods mount without a resource, a device or a "
+        "capability; its webhook takes the resource out of pods as they come"
+    )
+    assert recommended["evidence"][0] == "Kubernetes v1.37.2"
+    assert "autoscalers: the Cluster Autoscaler" in recommended["evidence"]
+    assert [f["id"] for f in here.check("all")[1]["findings"] if f["id"] == "FUSE010"] == []
+    assert here.check("fuse", "--node", "a")[1]["findings"] == []
 
 
 def test_a_fuse_resource_at_0_is_reported_with_what_shows_why(here: Cluster) -> None:
@@ -391,7 +415,7 @@ def test_a_fuse_resource_that_a_removed_plugin_left_behind_is_no_problem(here: C
     assert words[5:-1] == ["patch", "node", "a", "--subresource=status", "--type=json", "-p"]
     content = "application/json-patch+json"
     here.send("PATCH", "/api/v1/nodes/a/status", orjson.loads(words[-1]), content)
-    assert here.check("fuse")[1]["findings"] == []
+    assert findings_of(here.check("fuse")[1]) == []
 
     # a pod that needs it makes it one
     here.put(left | {"metadata": {"name": "b"}})

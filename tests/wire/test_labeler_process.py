@@ -75,7 +75,7 @@ class World:
         published: list[tuple[str, str, str]] = []
         since = T0 - dt.timedelta(days=9999)
         events = consumers.follow(
-            self.bus.link, streams.ALERTS, filters=["muster.label.>"], since=since
+            self.bus.link, streams.LABELS, filters=["muster.label.>"], since=since
         )
         async for event in events:
             assert isinstance(event.data, vocabulary.LabelEvent)

@@ -60,8 +60,28 @@ async def central(name: str, kubeconfig: Path) -> AsyncIterator[plugin_process.P
         await process.communicate()
 
 
+@contextlib.asynccontextmanager
+async def of_fuse(
+    name: str, *, module: str | None = None, **settings: str
+) -> AsyncIterator[plugin_process.Plugin]:
+    """Run a process of `muster_fuse` that needs neither NATS nor an answer of Kubernetes."""
+    given = {f"MUSTER_FUSE_{name.upper()}__{key.upper()}": text for key, text in settings.items()}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"muster_fuse.{module or name}"),
+        stdout=pipe,
+        stderr=pipe,
+        env=os.environ | given,
+    )
+    try:
+        yield plugin_process.Plugin(process)
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
 async def exported() -> dict[str, set[str]]:
-    """Return every series that the five processes export, with the labels that were seen."""
+    """Return every series that the processes export, with the labels that were seen."""
     root = Path(tempfile.mkdtemp(prefix="mu-"))
     for folder in ("device-plugins", "plugins_registry", "pod-resources"):
         (root / folder).mkdir()
@@ -74,6 +94,10 @@ async def exported() -> dict[str, set[str]]:
         async with contextlib.AsyncExitStack() as stack:
             wanted = [plugin_process.plugin(root, config)]
             wanted += [central(name, kubeconfig) for name in (*manifests.CENTRAL, "gate")]
+            wanted.append(of_fuse("nri", socket=f"{root}/nri.sock"))
+            wanted.append(of_fuse("dra", registry=f"{root}/plugins_registry", cdi=f"{root}/cdi"))
+            webhook = {"kubernetes__kubeconfig": str(kubeconfig)}
+            wanted.append(of_fuse("webhook", module="admission", **webhook))
             processes = [await stack.enter_async_context(entering) for entering in wanted]
             texts = await asyncio.gather(*(_scraped(process) for process in processes))
     finally:
@@ -132,7 +156,7 @@ def test_pages_name_metrics_that_are_exported(series: Mapping[str, set[str]]) ->
         for page in pages
         for name in re.findall(r"`(muster_[a-z_]+)(?:\{[^`]*\})?`", page.read_text("utf-8"))
     }
-    packages = {"muster_plugin", "muster_health", "muster_labeler", "muster_notifier"}
+    packages = {path.name for path in (manifests.ROOT / "services").glob("*/muster_*")}
     buckets = {"muster_state", "muster_ledger", "muster_leader", "muster_silences"}
     assert named - packages - buckets <= families
 
@@ -265,7 +289,7 @@ def test_the_component_adds_its_three_objects_and_takes_nothing_away(tmp_path: P
     def named(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
         return {(item["kind"], item["metadata"]["name"]) for item in objects}
 
-    rendered = manifests.with_component("minimal", "monitoring", tmp_path)
+    rendered = manifests.with_component("minimal", "monitoring", where=tmp_path)
     assert named(rendered) - named(list(manifests.objects("minimal"))) == {
         ("PodMonitor", "muster"),
         ("PrometheusRule", "muster"),
@@ -274,13 +298,14 @@ def test_the_component_adds_its_three_objects_and_takes_nothing_away(tmp_path: P
     assert len(rendered) == len(manifests.objects("minimal")) + 3
 
 
-def test_prometheus_may_reach_what_it_is_told_to_scrape() -> None:
+def test_prometheus_may_reach_what_it_is_told_to_scrape(tmp_path: Path) -> None:
     monitor = yaml.safe_load((COMPONENT / "podmonitor.yaml").read_text())["spec"]
     (expression,) = monitor["selector"]["matchExpressions"]
     (endpoint,) = monitor["podMetricsEndpoints"]
     policy = manifests.only("production", "NetworkPolicy", "muster-metrics")["spec"]
     (rule,) = policy["ingress"]
-    workloads = [o for o in manifests.objects("production") if "template" in o.get("spec", {})]
+    deployed = manifests.with_component("production", "fuse-nri", "fuse-dra", where=tmp_path)
+    workloads = [o for o in deployed if "template" in o.get("spec", {})]
     scraped = {}
     for workload in workloads:
         pod = workload["spec"]["template"]

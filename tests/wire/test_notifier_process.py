@@ -88,7 +88,7 @@ class World:
         values: list[vocabulary.NotificationEvent] = []
         events = consumers.follow(
             self.bus.link,
-            streams.ALERTS,
+            streams.NOTIFICATIONS,
             filters=["muster.notification.>"],
             since=T0 - dt.timedelta(days=9999),
         )

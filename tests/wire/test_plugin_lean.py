@@ -7,8 +7,8 @@ import pytest
 
 ALL_MODULES = """
 import importlib, pkgutil, sys
-import muster_plugin.__main__, muster_plugin.lean
-muster_plugin.lean.import_bus()
+import muster_plugin.__main__, muster.service.lean
+muster.service.lean.import_bus()
 for module in pkgutil.walk_packages(muster_plugin.__path__, "muster_plugin."):
     if not module.name.startswith("muster_plugin.cli"):
         importlib.import_module(module.name)
@@ -25,7 +25,7 @@ print(*sorted(unwanted & sys.modules.keys()))
 """
 WITHHELD_MODULES_AFTERWARDS = """
 import sys
-from muster_plugin import lean
+from muster.service import lean
 lean.import_bus()
 assert not {"_ssl", "_hashlib", "aiohttp", "wsgiref", "urllib.request"} & sys.modules.keys()
 import aiohttp, http.server, prometheus_client, rich, ssl

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -288,3 +288,63 @@ def test_a_task_can_distinguish_a_planned_end_from_a_failure_of_another() -> Non
 
     assert asyncio.run(planned(fails)) == [False]
     assert asyncio.run(planned(ends_by_signal)) == [True]
+
+
+async def fails() -> None:
+    raise KeyError
+
+
+async def is_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (lambda: asyncio.sleep(0), type(None)),
+        (fails, KeyError),
+        (is_cancelled, asyncio.CancelledError),
+        (asyncio.Event().wait, TimeoutError),
+    ],
+)
+def test_an_attempt_returns_why_its_step_failed(
+    step: Callable[[], Coroutine[object, object, None]], error: type[BaseException]
+) -> None:
+    assert type(asyncio.run(runtime.attempt(step(), limit_s=0.05))) is error
+
+
+def test_a_step_that_drops_its_cancellations_is_left_behind() -> None:
+    async def story() -> None:
+        over = asyncio.Event()
+
+        async def step() -> None:
+            while not over.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await over.wait()
+
+        async with asyncio.timeout(30):
+            assert type(await runtime.attempt(step(), limit_s=0.01)) is TimeoutError
+        over.set()
+
+    asyncio.run(story())
+
+
+def test_cancelling_an_attempt_cancels_its_step() -> None:
+    async def story() -> None:
+        began, ended = asyncio.Event(), asyncio.Event()
+
+        async def step() -> None:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        attempt = asyncio.create_task(runtime.attempt(step()))
+        await began.wait()
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        assert ended.is_set()
+
+    asyncio.run(story())

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from muster import vocabulary
 from muster.local import nats as local
 from muster.nats import bus, consumers, stream_info, streams
 from muster.nats.auth import permissions
-from tests.worlds import nats_links
+from tests.worlds import bus_subjects, nats_links, shipped_nats
 
 NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 OTHERS: Final = [f"node-{number}" for number in range(20)]
@@ -69,7 +70,7 @@ def test_a_node_that_publishes_all_it_may_removes_only_its_own_messages(tmp_path
 
             refused = 0
             hostile_subjects = [*subjects(permissions.plugin("evil"))]
-            assert len(hostile_subjects) == 14 + vocabulary.PAGES_MAX
+            assert len(hostile_subjects) == 18 + vocabulary.PAGES_MAX
             for number in range(60):
                 try:
                     subject = hostile_subjects[number % len(hostile_subjects)]
@@ -161,6 +162,64 @@ def test_an_event_longer_than_its_message_arrives_shortened(tmp_path: Path) -> N
             (stored,) = await consumers.newest(link.link, streams.EVENTS, "muster.event.>")
             assert isinstance(stored.data, vocabulary.DeviceHealthChanged)
             assert stored.data.pods == (*pods[:20], "(280 more left out)")
+
+    nats_links.play(tmp_path, story)
+
+
+def test_a_service_that_fills_its_stream_removes_nothing_of_others(tmp_path: Path) -> None:
+    firsts = {
+        "health": "muster.alert.node-a.critical.x",
+        "labeler": "muster.label.node-a.x",
+        "notifier": "muster.notification.node-a.r.x",
+    }
+
+    async def stored(admin: bus_subjects.Client) -> set[str]:
+        kept: set[str] = set()
+        for stream in (streams.ALERTS, streams.LABELS, streams.NOTIFICATIONS):
+            info = await admin.raw.jetstream().stream_info(stream.name, subjects_filter=">")
+            kept |= set(info.state.subjects or {})
+        return kept & set(firsts.values())
+
+    async def story(server: local.NatsServer) -> None:
+        async with shipped_nats.client(server, "admin") as admin:
+            for user, subject in firsts.items():
+                async with shipped_nats.client(server, user) as caller:
+                    await caller.request(subject, b"")
+            for user in ("labeler", "notifier"):
+                before = await stored(admin)
+                async with shipped_nats.client(server, user) as caller:
+                    for number in range(80):
+                        await caller.request(f"{firsts[user]}{number}", os.urandom(1_000_000))
+                assert before - await stored(admin) == {firsts[user]}
+
+    shipped_nats.run(tmp_path, story)
+
+
+def test_an_upgrade_gives_labels_and_notifications_streams_of_their_own(tmp_path: Path) -> None:
+    """Health updates the stream of the version before, in which they were with the alerts."""
+    earlier = ["verdict", "alert", "label", "notification", "sys"]
+
+    async def story(server: local.NatsServer) -> None:
+        async with nats_links.raw(server.url) as old:
+            publishing = old.jetstream()
+            subjects = [f"muster.{kind}.>" for kind in earlier]
+            await publishing.add_stream(api.StreamConfig(name="MUSTER_ALERTS", subjects=subjects))
+            durable = api.ConsumerConfig(durable_name="notifier", filter_subject="muster.alert.>")
+            await publishing.add_consumer("MUSTER_ALERTS", durable)
+            for kind in ("alert", "label", "notification"):
+                await publishing.publish(f"muster.{kind}.node-a.x", b"before")
+            health = bus.Bus(server.url, producer="services/health", name="h", owner=True)
+            async with health:
+                await health.link.client()
+                for kind in ("alert", "label", "notification"):
+                    await publishing.publish(f"muster.{kind}.node-a.x", b"after")
+                info = await publishing.consumer_info("MUSTER_ALERTS", "notifier")
+                assert info.num_pending == 2
+                counts = {
+                    stream.name: (await publishing.stream_info(stream.name)).state.messages
+                    for stream in (streams.ALERTS, streams.LABELS, streams.NOTIFICATIONS)
+                }
+                assert counts == {"MUSTER_ALERTS": 4, "MUSTER_LABELS": 1, "MUSTER_NOTIFICATIONS": 1}
 
     nats_links.play(tmp_path, story)
 

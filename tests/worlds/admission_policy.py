@@ -11,7 +11,7 @@ from muster_labeler import model
 
 FILE: Final = pathlib.Path(__file__).resolve().parents[2] / "k8s/base/admission.yaml"
 LABELER: Final = "system:serviceaccount:muster:muster-labeler"
-_NAMES: Final = ("object", "oldObject", "request", "variables")
+_NAMES: Final = ("namespaceObject", "object", "oldObject", "request", "variables")
 _CEL: Final = cel.NewEnv(variables=dict.fromkeys(_NAMES, cel.Type.DYN))
 
 
@@ -30,14 +30,21 @@ def denied(
     request = {"operation": operation, "userInfo": {"username": user}, "options": options}
     # what is empty is left out
     request |= {"subResource": subresource} if subresource else {}
-    known: dict[str, Any] = {"request": request, "object": new, "oldObject": old, "variables": {}}
+    known: dict[str, Any] = {"request": request, "object": new, "oldObject": old}
     if not all(_value(rule["expression"], known) for rule in policy["matchConditions"]):
         return []
-    if old is not None and new is not None:
-        # the API server works them out when they are asked for: never for what was refused before
-        for rule in policy["variables"]:
-            known["variables"][rule["name"]] = _value(rule["expression"], known)
-    rules = policy["validations"]
+    # the API server works them out when they are asked for: never for what was refused before
+    variables = policy["variables"] if old is not None and new is not None else []
+    return refused(policy["validations"], known, variables=variables)
+
+
+def refused(
+    rules: list[dict[str, str]], known: dict[str, Any], *, variables: list[dict[str, str]]
+) -> list[str]:
+    """Return the messages of the rules that do not hold for what is known."""
+    known["variables"] = {}
+    for variable in variables:
+        known["variables"][variable["name"]] = _value(variable["expression"], known)
     return [rule["message"] for rule in rules if not _value(rule["expression"], known)]
 
 

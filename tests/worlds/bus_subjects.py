@@ -19,9 +19,11 @@ TYPES = (
     *("device.condition_changed", "allocation.observed", "expectation.changed"),
     *("configuration.applied", "configuration.refused", "problem.changed"),
 )
+OF_BROKER = ("fuse.mounted", "fuse.refused", "fuse.mount_changed", "fuse.aborted")
 OWN = (
     "muster.heartbeat.node-a.device-plugin",
     *(f"muster.event.node-a.device-plugin.{type_}" for type_ in TYPES),
+    *(f"muster.event.node-a.fuse-broker.{type_}" for type_ in OF_BROKER),
 )
 RECEIVED = ("muster.rpc.node-a.", "_INBOX.plugin_node-a.")
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import msgspec
+
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
 from muster_health.fleet import detector
@@ -45,6 +47,9 @@ class Plugin:
     problems: tuple[str, ...] = ()
     holders: tuple[str, ...] | None = ("ml/train",)
     """Who requests its devices; None is that nobody may know."""
+    extended: bool = True
+    """Whether its resource is an extended one; the FUSE broker's is not."""
+    mounts: dict[str, vocabulary.FuseMount] = field(default_factory=dict)
     twin_seq: int = 0
     broken: set[str] = field(default_factory=set)
     instance: int = 0
@@ -81,6 +86,7 @@ class Plugin:
                     devices=self.devices,
                     healthy=self.devices if self.healthy is None else self.healthy,
                     short=self.short,
+                    extended=self.extended,
                 ),
             ),
         )
@@ -104,7 +110,7 @@ class Plugin:
             lease_age_s=now - self.lease_at,
             ready=self.node_up,
             pods=(pod,),
-            offers={GPU: signals.Offer(capacity=2, allocatable=count)},
+            offers={GPU: signals.Offer(capacity=2, allocatable=count)} if self.extended else {},
         )
 
 
@@ -381,8 +387,47 @@ class World:
             for device in map(str, range(plugin.devices))
         )
         self._report(
-            plugin, vocabulary.InventoryReported(node=node, at=ZERO, plugin="p", devices=devices)
+            plugin,
+            vocabulary.InventoryReported(
+                node=node,
+                at=ZERO,
+                plugin="p",
+                devices=devices if plugin.extended else (),
+                fuse_mounts=tuple(plugin.mounts.values()),
+            ),
         )
+
+    def change_mount(
+        self, node: str, mount: vocabulary.FuseMount, condition: vocabulary.FuseCondition
+    ) -> None:
+        """Let a condition of a mount begin, or end if it holds."""
+        plugin = self.plugins[node]
+        before = plugin.mounts.get(mount.id, mount)
+        holds = condition not in before.conditions
+        conditions = (
+            {*before.conditions, condition} if holds else {*before.conditions} - {condition}
+        )
+        plugin.mounts[mount.id] = msgspec.structs.replace(
+            before, conditions=tuple(sorted(conditions))
+        )
+        self._report(
+            plugin,
+            vocabulary.FuseMountChanged(
+                node=node,
+                at=ZERO,
+                plugin="p",
+                mount=plugin.mounts[mount.id],
+                condition=condition,
+                holds=holds,
+                text="observed",
+            ),
+        )
+
+    def broker(self, *nodes: str) -> None:
+        """Let the plugins be FUSE brokers, whose resource no node offers."""
+        for node in nodes:
+            self.plugins[node].extended = False
+            self._feed_all(signals.NodeOffers(node=node, offers={}))
 
     def offer(self, node: str, count: int | None) -> None:
         plugin = self.plugins[node]

@@ -160,7 +160,11 @@ def node(
             "capacity": {**capacity, **dict.fromkeys(resources, "1000")},
             "allocatable": {**offered, **resources},
             "conditions": [READY],
-            "nodeInfo": {"containerRuntimeVersion": more.get("runtime", "containerd://2.0.1")},
+            "nodeInfo": {
+                "containerRuntimeVersion": more.get("runtime", "containerd://2.0.1"),
+                "kubeletVersion": "v1.37.2",
+                "kernelVersion": "6.18.44",
+            },
         },
     }
 

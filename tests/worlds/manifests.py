@@ -3,9 +3,11 @@
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,12 +38,12 @@ def rendered(overlay: str) -> str:
     return render(ROOT / "k8s" / "overlays" / overlay)
 
 
-def with_component(overlay: str, component: str, where: Path) -> list[Object]:
-    """Return every object of an overlay that has a component as well."""
+def with_component(overlay: str, *components: str, where: Path) -> list[Object]:
+    """Return every object of an overlay that has components as well."""
     k8s = os.path.relpath(ROOT / "k8s", where)
     parts = {
         "resources": [f"{k8s}/overlays/{overlay}"],
-        "components": [f"{k8s}/components/{component}"],
+        "components": [f"{k8s}/components/{component}" for component in components],
     }
     (where / "kustomization.yaml").write_text(json.dumps(parts))
     return [manifest for manifest in yaml.load_all(render(where), yaml.CSafeLoader) if manifest]
@@ -79,3 +81,23 @@ def file_in(overlay: str, map_prefix: str, name: str) -> str:
         if o["kind"] == "ConfigMap" and o["metadata"]["name"].startswith(f"{map_prefix}-")
     ]
     return str(path)
+
+
+def by_name(listed: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
+    """Return objects by what they are; settings as trees, names without kustomize's hashes."""
+    plain = json.loads(
+        re.sub(r'"(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}"', r'"\1"', json.dumps(listed))
+    )
+    for manifest in plain:
+        for name in manifest.get("data", {}):
+            if name.endswith(".yaml"):
+                manifest["data"][name] = yaml.safe_load(manifest["data"][name])
+            else:
+                manifest["data"][name] = manifest["data"][name].strip()
+        manifest["metadata"].pop("creationTimestamp", None)
+        if "template" in manifest.get("spec", {}):
+            # what the hash in a ConfigMap's name is to kustomize
+            manifest["spec"]["template"]["metadata"].pop("annotations", None)
+    return {
+        (o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in plain
+    }

@@ -80,11 +80,13 @@ def plugin(
 
 
 @contextlib.asynccontextmanager
-async def started(config: Path, *more: str, **environment: str) -> AsyncIterator[Plugin]:
-    """Run the plugin as its configuration says."""
+async def started(
+    config: Path, *more: str, program: str = "muster_plugin", **environment: str
+) -> AsyncIterator[Plugin]:
+    """Run the plugin, or another program of nodes, as its configuration says."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "muster_plugin", "--config", str(config), *more),
+        *(sys.executable, "-m", program, "--config", str(config), *more),
         stdout=pipe,
         stderr=pipe,
         env=os.environ | environment,

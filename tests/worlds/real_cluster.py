@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -56,7 +56,9 @@ class Offered:
 
     def away_s(self, since: float = 0.0) -> float:
         """Return for how many seconds since then the node has offered none."""
-        seen = [*(each for each in self.seen if each[0] >= since), (time.monotonic(), "")]
+        before = [(since, amount) for at, amount in self.seen if at < since][-1:]
+        after = [each for each in self.seen if each[0] >= since]
+        seen = [*before, *after, (time.monotonic(), "")]
         pairs = itertools.pairwise(seen)
         return sum(later - at for (at, amount), (later, _) in pairs if amount in {"", "0"})
 
@@ -129,6 +131,14 @@ class Cluster:
         self.prepare(folder, settings=settings)
         self.shell(block("install.md", "create secret generic muster-nats-$user"), folder)
         return self.shell(block("install.md", "kubectl apply -k my-muster"), folder)
+
+    def install_production(self, folder: Path) -> str:
+        """Install the overlay `production` as docs/install.md says, its keys in `muster-keys`."""
+        soft = yaml.safe_load(block("install.md", "podAntiAffinity"))
+        self.prepare(folder, overlay="production", more=soft)
+        printed = self.shell(block("install.md", "muster auth init"), folder)
+        self.shell(printed_commands(printed), folder)
+        return self.shell(block("install.md", "apply -k my-muster"), folder)
 
     def prepare(
         self,
@@ -256,35 +266,46 @@ class Cluster:
         """Record what the node offers of a resource until the block ends."""
         path = f"jsonpath={{.status.allocatable.{resource}}}{{'\\n'}}"
         command = [*self.command, "get", "node", self.node, "--watch", "-o", path]
-        offered = Offered()
+        offered, over = Offered(), threading.Event()
+        watches: list[subprocess.Popen[str]] = []
 
-        def read(lines: Iterable[str]) -> None:
-            for line in lines:
-                offered.seen.append((time.monotonic(), line.strip()))
+        def read() -> None:
+            # a watch ends with its API server
+            while not over.wait(0.2 if watches else 0):
+                with subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                ) as watch:
+                    watches.append(watch)
+                    if over.is_set():
+                        watch.terminate()
+                    assert watch.stdout is not None
+                    for line in watch.stdout:
+                        offered.seen.append((time.monotonic(), line.strip()))
 
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
-            assert watch.stdout is not None
-            reader = threading.Thread(target=read, args=(watch.stdout,))
-            reader.start()
-            try:
-                until(lambda: offered.seen, "the watch has begun")
-                yield offered
-            finally:
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            until(lambda: offered.seen, "the watch has begun")
+            yield offered
+        finally:
+            over.set()
+            for watch in watches:
                 watch.terminate()
-                reader.join()
+            reader.join()
 
     def rest(self) -> None:
         """Remove whatever of muster is there, and wait until it is gone."""
         kinds = (
             "clusterrole,clusterrolebinding,role,rolebinding,"
-            "validatingadmissionpolicy,validatingadmissionpolicybinding"
+            "validatingadmissionpolicy,validatingadmissionpolicybinding,"
+            "mutatingwebhookconfiguration,csidriver,deviceclass,resourceslice"
         )
         self.good("delete", kinds, "--all-namespaces", "-l", PART, "--ignore-not-found")
-        # without pods the namespace goes at once; with some its controller looks again after 16 s
-        workloads = ("statefulset,deployment,daemonset", "--all", "--cascade=foreground")
-        self.good("-n", NAMESPACE, "delete", *workloads, "--timeout=120s")
-        self.good("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
-        self.good("delete", "clusterrole,clusterrolebinding", "-l", PART, "--ignore-not-found")
+        if self.get("namespace", NAMESPACE):
+            # its controller looks again only after 16 s if there were pods, after 8 s if claims
+            slow = ("statefulset,deployment,daemonset,persistentvolumeclaim", "--all")
+            self.good("-n", NAMESPACE, "delete", *slow, "--cascade=foreground", "--timeout=120s")
+            self.good("delete", "namespace", NAMESPACE, "--timeout=120s")
         for volume in self.get("persistentvolumes")["items"]:
             if volume["status"].get("phase") == "Released":
                 # used again, emptied as an administrator would

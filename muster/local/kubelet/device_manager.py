@@ -83,7 +83,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> int:
-        """How many ids are still to be chosen among the available."""
+        """How many ids are still to be chosen from those available."""
         return self.request.count - len(self.reused)
 
 

@@ -149,6 +149,7 @@ RESOURCES = (
     PODS,
     EVENTS,
     Resource(plural="configmaps", kind="ConfigMap", short_names=("cm",)),
+    Resource(plural="secrets", kind="Secret"),
     Resource(
         group="coordination.k8s.io",
         plural="leases",
@@ -192,6 +193,12 @@ RESOURCES = (
         kind="ResourceSlice",
         namespaced=False,
         fields={"spec.nodeName": "", "spec.driver": ""},
+    ),
+    Resource(
+        group="admissionregistration.k8s.io",
+        plural="mutatingwebhookconfigurations",
+        kind="MutatingWebhookConfiguration",
+        namespaced=False,
     ),
     Resource(
         group="karpenter.sh",

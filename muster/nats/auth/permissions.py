@@ -67,7 +67,10 @@ PLUGIN_EVENTS: Final = (
     "configuration.refused",
     "problem.changed",
 )
-"""The types of the events that plugins publish, as in `vocabulary`."""
+"""The types of the events that plugins of any name publish, as in `vocabulary`."""
+FUSE_BROKER: Final = "fuse-broker"
+FUSE_EVENTS: Final = ("fuse.mounted", "fuse.refused", "fuse.mount_changed", "fuse.aborted")
+"""What only one plugin of a node publishes, under its own name: each subject takes space."""
 _USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
 _PLUGIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -234,6 +237,7 @@ def central() -> tuple[Grant, ...]:
 def _plugin(user: str, node: str, names: Sequence[str]) -> Grant:
     heartbeats = [f"muster.heartbeat.{node}.{name}" for name in names]
     events = [f"muster.event.{node}.{name}.{type_}" for name in names for type_ in PLUGIN_EVENTS]
+    events += [f"muster.event.{node}.{FUSE_BROKER}.{type_}" for type_ in FUSE_EVENTS]
     # the stream of inventories stores no more pages than one inventory may have
     inventories = [f"muster.inventory.{node}.{name}.*" for name in names]
     return _grant(

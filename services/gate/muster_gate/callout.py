@@ -93,7 +93,11 @@ class Authorizer:
         self.limiter = rate_limiter.RateLimiter(settings.rates)
         self._tokens = settings.tokens
         self._keys = settings.keys
-        self._plugins = frozenset((permissions.PLUGIN, *settings.plugins))
+        self._plugins = {
+            **{account: frozenset(names) for account, names in settings.tokens.others.items()},
+            settings.tokens.account: frozenset((permissions.PLUGIN, *settings.plugins)),
+        }
+        """The names that the pods of each service account may use."""
         self._connects: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
             per_s=settings.pace.per_minute / 60, burst=settings.pace.burst, keys_max=_NODES_MAX
         )
@@ -117,14 +121,16 @@ class Authorizer:
                 subject=refusal.subject,
             )
         return Admitted(
-            answer=allow(request, bearer, self.signing, at=at, plugins=self._plugins),
+            answer=allow(
+                request, bearer, self.signing, at=at, plugins=self._plugins[bearer.account]
+            ),
             node=bearer.node,
             pod=bearer.pod,
             lifetime_s=bearer.lifetime_s,
         )
 
     def _check(self, request: AuthRequest, bearer: tokens.Bearer, now: float) -> None:
-        if not is_named_for(request.connect_opts.name, bearer.node, self._plugins):
+        if not is_named_for(request.connect_opts.name, bearer.node, self._plugins[bearer.account]):
             raise Refused(Reason.NAME, subject=bearer.node)
         if self.limiter.refused_s(bearer.node, now) > 0:
             raise Refused(Reason.NOISY, subject=bearer.node)

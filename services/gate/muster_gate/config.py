@@ -1,5 +1,6 @@
 """Pure: the gate's settings, with every default and bound."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -12,13 +13,18 @@ File = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tokens are accepted: those of one service account, issued for this audience."""
+    """Which tokens are accepted: those of these service accounts, issued for this audience."""
 
     issuer: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     """The issuer in the tokens; by default, the issuer that the API server reports."""
     audience: Text = "muster-nats"
     namespace: Text = "muster"
     account: Text = "muster-plugin"
+    """Its pods may use the names in `plugins`."""
+    others: Mapping[Text, Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]] = msgspec.field(
+        default_factory=lambda: {"muster-fuse": (permissions.FUSE_BROKER,)}
+    )
+    """Further service accounts, and the names of plugins that the pods of each may use."""
     leeway_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
     """How far the clocks of the API server and of this machine may differ."""
     lifetime_max_s: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 86_400.0
@@ -64,10 +70,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     connections: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
     """If a node has more connections, the oldest are closed."""
     refuse_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
-    """How long a node is refused the first time; each further time twice as long."""
-    refuse_max_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 300.0
+    """How long a node is refused."""
     read_s: sections.Pause = 1.0
-    """How often the gate asks the servers what each connection has sent."""
+    """How often the gate asks the servers what each connection has sent; four times as often while
+    a node is refused and for `burst_s` afterwards."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     password: File | None = None
     """For a NATS with passwords: the gate's, from which the signing key is derived instead."""
     bus: sections.Bus = sections.Bus()
-    tokens: Tokens = Tokens()
+    tokens: Tokens = msgspec.field(default_factory=Tokens)
     plugins: tuple[str, ...] = (permissions.PLUGIN,)
     """The names that the plugins of a node may use; `device-plugin` always is among them."""
     keys: Keys = Keys()
@@ -95,3 +101,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             permissions.check_names({permissions.PLUGIN, *self.plugins})
         except ValueError as error:
             raise ValueError(f"plugins: {error}") from None
+        for account, names in self.tokens.others.items():
+            try:
+                permissions.check_names(names)
+            except ValueError as error:
+                raise ValueError(f"tokens.others.{account}: {error}") from None

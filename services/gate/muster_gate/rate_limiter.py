@@ -8,13 +8,15 @@ allowances, for messages and for bytes: a rate, and what the rate gives in `burs
 | free | sends within its rates | free | |
 | free | exceeds a rate for longer than its reserve lasts | refused | disconnect and announce it |
 | refused | has a connection | refused | disconnect it |
-| refused | its penalty is over | free, with a full reserve | |
+| refused | its penalty is over | free, with the reserve that it has regained | |
 | free | another gate announces it | refused, until the later end | disconnect it |
-| free | exceeded no rate for `FORGET_S` | free, its violations forgotten | |
 
-The first penalty is `refuse_s`, and each further one twice as long, up to `refuse_max_s`. Every
-gate decides alone, and what gates announce to each other can arrive twice, late or never: for a
-node the later end and the larger number of violations count.
+Every penalty lasts `refuse_s`: whoever floods a node's subjects has the same token as its plugin,
+which must be back soon after the flood. So what a node can send after a penalty is bounded by its
+reserve, and by how often it `is_watched`.
+
+Every gate decides alone, and what gates announce to each other can arrive twice, late or never: for
+a node the later end counts.
 
 `now` is monotonic. The nodes and connections are those that gates admitted: nobody else is counted.
 """
@@ -24,10 +26,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster import pacing
 from muster_gate import config
 
-FORGET_S: Final = 600.0
 _SERVER_GONE_S: Final = 60.0
 _SERVERS_MAX: Final = 64
 _NODES_MAX: Final = 20_000
@@ -49,10 +49,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalty:
-    """A node is refused for `rest_s` from now on, for so many violations."""
+    """A node is refused for `rest_s` from now on."""
 
     node: str
-    violations: int
     rest_s: float
 
 
@@ -78,7 +77,7 @@ class Decision:
 
 @dataclass(slots=True)
 class _Node:
-    """What is known of a node: what it took from its reserve, and its violations."""
+    """What is known of a node: what it took from its reserve, and until when it is refused."""
 
     updated_at: float
     since: float
@@ -88,7 +87,6 @@ class _Node:
     messages: int = 0
     bytes: int = 0
     """What it sent since then."""
-    violations: int = 0
     until: float = float("-inf")
 
 
@@ -134,11 +132,10 @@ class RateLimiter:
 
     def hear(self, penalty: Penalty, *, now: float) -> None:
         """Adopt a penalty that another gate announced."""
-        rest_s = min(penalty.rest_s, self._rates.refuse_max_s)
+        rest_s = min(penalty.rest_s, self._rates.refuse_s)
         if rest_s <= 0:
             return
         node = self._node(penalty.node, now, read_at=now)
-        node.violations = max(node.violations, penalty.violations)
         if now + rest_s > node.until + _TOLERANCE_S:
             node.until = now + rest_s
 
@@ -151,10 +148,14 @@ class RateLimiter:
         known = self._nodes.get(node)
         return 0.0 if known is None else max(0.0, known.until - now)
 
+    def is_watched(self, now: float) -> bool:
+        """Return whether a node is or was refused a moment ago, and may flood again."""
+        return any(now - node.until < self._rates.burst_s for node in self._nodes.values())
+
     def penalties(self, now: float) -> Sequence[Penalty]:
         """Return the penalties that are not over."""
         return [
-            Penalty(node=name, violations=node.violations, rest_s=node.until - now)
+            Penalty(node=name, rest_s=node.until - now)
             for name, node in self._nodes.items()
             if node.until > now
         ]
@@ -218,11 +219,13 @@ class RateLimiter:
         return self._penalize(new.node, node, reason, now)
 
     def _penalize(self, name: str, node: _Node, reason: str, now: float) -> Violation:
-        longest_s = self._rates.refuse_max_s
-        penalty = pacing.Backoff(first_s=self._rates.refuse_s, max_s=longest_s)
-        refused_s = penalty.delay_s(node.violations + 1)
+        rates = self._rates
         self._nodes[name] = _Node(
-            updated_at=now, since=now, violations=node.violations + 1, until=now + refused_s
+            updated_at=now,
+            since=now,
+            used_messages=min(node.used_messages, rates.messages_per_s * rates.burst_s),
+            used_bytes=min(node.used_bytes, rates.bytes_per_s * rates.burst_s),
+            until=now + rates.refuse_s,
         )
         return Violation(
             node=name,
@@ -230,7 +233,7 @@ class RateLimiter:
             bytes=node.bytes,
             seconds=now - node.since,
             reason=reason,
-            refused_s=refused_s,
+            refused_s=rates.refuse_s,
         )
 
     def _node(self, name: str, now: float, *, read_at: float) -> _Node:
@@ -253,17 +256,14 @@ class RateLimiter:
             node.used_messages = messages - self._rates.messages_per_s * unread_s
             node.used_bytes = bytes_ - self._rates.bytes_per_s * unread_s
             node.updated_at = now
-            if now - node.until > FORGET_S:
-                node.violations = 0
         return node
 
     def _forget(self, now: float) -> None:
-        """Forget free nodes whose reserve is full again and whose violations are long ago."""
+        """Forget free nodes whose reserve is full again and whose penalties are long ago."""
         self._nodes = {
             name: node
             for name, node in self._nodes.items()
-            if now - node.updated_at < self._rates.burst_s
-            or now - node.until < (FORGET_S if node.violations else 0.0)
+            if now - max(node.updated_at, node.until) < self._rates.burst_s
         }
 
 

@@ -159,8 +159,9 @@ def _integer(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearer:
-    """The pod and node that a token was issued to."""
+    """The pod and node that a token was issued to, and the service account of the pod."""
 
+    account: str
     node: str
     """The node in the form used in subjects, not its name: `a_b` for `a.b`."""
     pod: str
@@ -264,9 +265,12 @@ def _verified(
     if max(claims.nbf, claims.iat) > at + rules.leeway_s:
         raise refused(Reason.NOT_YET)
     bound = claims.bound
-    account = (bound.namespace, bound.serviceaccount.name, claims.sub)
-    expected = f"system:serviceaccount:{rules.namespace}:{rules.account}"
-    if account != (rules.namespace, rules.account, expected):
+    account = bound.serviceaccount.name
+    expected = f"system:serviceaccount:{rules.namespace}:{account}"
+    if account not in {rules.account, *rules.others} or (bound.namespace, claims.sub) != (
+        rules.namespace,
+        expected,
+    ):
         raise refused(Reason.ACCOUNT)
     if not (bound.pod.name and bound.pod.uid):
         raise refused(Reason.NO_NODE)
@@ -276,7 +280,8 @@ def _verified(
     except ValueError:
         raise refused(Reason.NO_NODE) from None
     rest_s = max(claims.exp - as_of, _LIFETIME_MIN_S)
-    return Bearer(node=node, pod=bound.pod.name, lifetime_s=min(rest_s, rules.lifetime_max_s))
+    lifetime_s = min(rest_s, rules.lifetime_max_s)
+    return Bearer(account=account, node=node, pod=bound.pod.name, lifetime_s=lifetime_s)
 
 
 class Reason(enum.StrEnum):
@@ -297,7 +302,7 @@ class Reason(enum.StrEnum):
     EXPIRED = "expired"
     NOT_YET = "not_yet"
     ACCOUNT = "account"
-    """The token is not from the plugins' service account."""
+    """The token is not from a service account of plugins."""
     NO_NODE = "no_node"
     """The token is not bound to a pod on a node."""
     NAME = "name"

@@ -34,6 +34,8 @@ _CONNECTIONS_PER_S: Final = 5_000
 """How many connections are read in a second at most: 1,500 cost 0.6 % of a core."""
 _JITTER: Final = 0.2
 """The share of a period that is random, so that gates seldom ask at the same time."""
+_WATCHED: Final = 4
+"""While a node is watched, connections are read so many times as often: a flood lasts that long."""
 _UNANSWERED_S: Final = 30.0
 _UNANSWERED_WAIT_S: Final = 60.0
 """How often servers are asked that do not answer."""
@@ -104,7 +106,6 @@ class _Closed(msgspec.Struct, frozen=True):
 
 class _Penalty(msgspec.Struct, frozen=True):
     node: str
-    violations: int
     rest_s: float
 
 
@@ -159,7 +160,10 @@ class TrafficMonitor:
     def _period_s(self) -> float:
         if not self._is_answered:
             return _UNANSWERED_WAIT_S
-        return max(self._rates.read_s, self._limiter.connections() / _CONNECTIONS_PER_S)
+        read_s = self._rates.read_s
+        if self._limiter.is_watched(self._now()):
+            read_s /= _WATCHED
+        return max(read_s, self._limiter.connections() / _CONNECTIONS_PER_S)
 
     def _check_answers(self) -> None:
         """Log once that servers do not answer: their accounts are older than this gate."""
@@ -218,9 +222,7 @@ class TrafficMonitor:
         except codec.UNREADABLE:
             return
         for heard in penalties:
-            penalty = rate_limiter.Penalty(
-                node=heard.node, violations=heard.violations, rest_s=heard.rest_s
-            )
+            penalty = rate_limiter.Penalty(node=heard.node, rest_s=heard.rest_s)
             self._limiter.hear(penalty, now=self._now())
 
     async def _limit(self, violation: rate_limiter.Violation) -> None:
@@ -265,7 +267,7 @@ class TrafficMonitor:
         """Announce penalties to the other gates, the longest first."""
         self._announced_at = self._now()
         longest = sorted(penalties, key=lambda penalty: -penalty.rest_s)[:_PENALTIES_MAX]
-        listed = [_Penalty(each.node, each.violations, each.rest_s) for each in longest]
+        listed = [_Penalty(each.node, each.rest_s) for each in longest]
         await self._publish(permissions.PENALTIES, msgspec.json.encode(listed))
 
     async def _publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:

@@ -13,7 +13,7 @@ VGPU_LABEL: Final = "nvidia.com/vgpu.present"
 CONDITION: Final = "DevicePluginHealthy"
 DIRECTX: Final = "microsoft.com/directx"
 """The Cluster Autoscaler counts this as a GPU; muster does not, because it does not compute."""
-FUSE_ANNOTATION: Final = "muster.dev/fuse"
+FUSE_ANNOTATION: Final = "fuse.muster.dev/device"
 
 _ACCELERATORS: Final = re.compile(
     r"nvidia\.com/(gpu(\.shared)?|mig-[-a-z0-9.]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)"
@@ -51,6 +51,8 @@ class Node:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     ready_since: datetime | None = None
     runtime: str = ""
+    kubelet: str = ""
+    kernel: str = ""
     provider_id: str = ""
 
     @property
@@ -111,7 +113,8 @@ class Node:
 class Pod:
     """A pod that uses fuse, or is one of muster's own.
 
-    `messages` say why its containers failed or wait.
+    `is_agent` if it is a device plugin, `is_nri` if it gives devices by annotation. `messages` say
+    why its containers failed or wait.
     """
 
     namespace: str
@@ -121,6 +124,7 @@ class Pod:
     annotations: Mapping[str, str]
     requests: tuple[str, ...]
     is_agent: bool
+    is_nri: bool
     is_ready: bool
     started: datetime | None
     messages: tuple[str, ...]

@@ -4,7 +4,7 @@ Sockets and registration come first, because they make devices usable. The bus a
 are imported and connected afterwards; the bus may stay unreachable for ever.
 """
 
-from muster_plugin import lean  # isort: skip  # before everything else
+from muster.service import lean  # isort: skip  # before everything else
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from muster import blocking, machine, vocabulary
+from muster import blocking, machine
 from muster.service import entry, logs, runtime
 from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
@@ -109,7 +109,7 @@ def _for_this_node(
     chosen: settings.Settings,
 ) -> tuple[str, settings.NodeConfiguration]:
     """Return the node's name and configuration. Raises CannotStart if nothing can be served."""
-    name = _node_name(chosen.node)
+    name = entry.node_name(chosen.node)
     _check(chosen)
     try:
         return name, chosen.at(name)
@@ -238,21 +238,6 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
     imported = files.import_peer(text, source=source, peer=peer)
     tree: dict[str, object] = msgspec.to_builtins(imported.rules)
     return tree
-
-
-def _node_name(configured: str) -> str:
-    """Return the configured node name, else NODE_NAME, else the host's name. Raises CannotStart."""
-    source = "settings" if configured else "NODE_NAME"
-    name = configured or os.environ.get("NODE_NAME", "")
-    if not name:
-        source, name = "the host's name", socket.gethostname().lower()
-    try:
-        return msgspec.convert(name, vocabulary.NodeName)
-    except msgspec.ValidationError:
-        raise entry.CannotStart(
-            f"node: {name!r} (from {source}) is not a Kubernetes node name; "
-            "give `node` in the settings or NODE_NAME in the environment"
-        ) from None
 
 
 def _check(chosen: settings.Settings) -> None:

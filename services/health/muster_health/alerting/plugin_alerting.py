@@ -12,7 +12,13 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
-from muster_health.alerting import alert_lifecycle, device_alerts, evidence, plugin_alert
+from muster_health.alerting import (
+    alert_lifecycle,
+    device_alerts,
+    evidence,
+    mount_alerts,
+    plugin_alert,
+)
 from muster_health.model import alerts, config, signals, snapshot, steps
 
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
@@ -26,6 +32,7 @@ class Observed:
     """Inputs of alerts other than the verdict; `due` is when to check the node's clock again."""
 
     faults: device_alerts.DeviceFaults
+    mounts: mount_alerts.MountFaults
     short: Mapping[str, str]
     clock_text: str
     is_clock_skewed: bool
@@ -248,6 +255,7 @@ class PluginAlerting:
     def _other_alerts(self, observed: Observed, at: datetime) -> list[alerts.Alert]:
         faults, short = observed.faults, observed.short
         wanted = list(device_alerts.of(faults, node=self.node, at=at, missed=short))
+        wanted += mount_alerts.of(observed.mounts, node=self.node, at=at)
         if not observed.is_clock_skewed:
             return wanted
         skewed = alerts.Alert(
@@ -265,6 +273,8 @@ class PluginAlerting:
                 return self.evidence
             if key[0] == AlertKind.CLOCK_SKEW:
                 return (evidence.of("heartbeat", observed.clock_text),)
+            if key[0] in alerts.OF_MOUNTS:
+                return mount_alerts.ended()
             return device_alerts.ended(observed.faults, key)
 
         return why

@@ -16,7 +16,7 @@ _BURST: Final = 2_000.0
 """A plugin sends up to 1,000 events that it has kept in an outage (`bus.QUEUE_MAX`)."""
 _AGAIN_S: Final = 2.0
 _NOISY_S: Final = 5.0
-"""A backlog that is read faster than it arose is no noise."""
+"""A backlog that is read faster than it arose does not count as noise."""
 _NODES_MAX: Final = 1_000
 _NODE_WORD: Final = 2
 

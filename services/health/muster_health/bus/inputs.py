@@ -31,7 +31,8 @@ Put = Callable[[signals.Input], Awaitable[None]]
 """Puts an input into the inbox; waits while the inbox is full."""
 
 _REPORTS: Final = tuple(
-    f"muster.event.*.*.{kind}.*" for kind in ("plugin", "inventory", "device", "expectation")
+    f"muster.event.*.*.{kind}"
+    for kind in ("plugin.*", "inventory.*", "device.*", "expectation.*", "fuse.mount_changed")
 )
 """Earlier plugins publish their inventories here too."""
 _INVENTORIES: Final = ("muster.inventory.*.*.*",)

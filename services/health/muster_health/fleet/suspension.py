@@ -157,7 +157,7 @@ class Suspensions:
     def turn(
         self, now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
-        """End what is over; return the plugins to resume now, and those to ask Kubernetes about."""
+        """End suspensions that are over; return the plugins to resume and those to look up."""
         self._end(now)
         self._release_gone(now)
         for key in self._budget.spent(now):

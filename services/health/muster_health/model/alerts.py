@@ -30,6 +30,10 @@ OF_DEVICES: Final = frozenset(
     }
 )
 """The kinds of alerts that are about devices, not about their plugin."""
+OF_MOUNTS: Final = frozenset(
+    {AlertKind.FUSE_MOUNT_HUNG, AlertKind.FUSE_DAEMON_DIED, AlertKind.FUSE_POD_TERMINATING}
+)
+"""The kinds of alerts that are about FUSE mounts in pods."""
 OF_FLEET: Final = frozenset(
     {AlertKind.STORM, AlertKind.MORE_ALERTS, AlertKind.NOISY_NODE, AlertKind.EVICTIONS}
 )
@@ -137,6 +141,7 @@ def severity_of(kind: AlertKind) -> Severity:
             | AlertKind.MISMATCH
             | AlertKind.MISSING
             | AlertKind.DEVICE_UNHEALTHY
+            | AlertKind.FUSE_MOUNT_HUNG
             | AlertKind.STORM
             | AlertKind.HEALTH_SILENT
             | AlertKind.DEAD_LETTERS
@@ -149,6 +154,8 @@ def severity_of(kind: AlertKind) -> Severity:
             | AlertKind.SPLIT_BRAIN
             | AlertKind.DEVICE_UNMONITORED
             | AlertKind.DEVICES_SHORT
+            | AlertKind.FUSE_DAEMON_DIED
+            | AlertKind.FUSE_POD_TERMINATING
             | AlertKind.MORE_ALERTS
             | AlertKind.NOISY_NODE
             | AlertKind.EVICTIONS
@@ -162,7 +169,7 @@ def severity_of(kind: AlertKind) -> Severity:
 
 def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
     """Return an alert's slot: alerts about the plugin itself have one for each severity."""
-    if kind in OF_DEVICES or kind in OF_FLEET or kind is AlertKind.CLOCK_SKEW:
+    if kind in OF_DEVICES | OF_MOUNTS | OF_FLEET or kind is AlertKind.CLOCK_SKEW:
         return kind.value
     return (Severity.CRITICAL if grave else severity_of(kind)).value
 
@@ -284,6 +291,9 @@ _ADVICE: Final = {
     AlertKind.DEVICE_DEGRADED: "watch the device; plan a replacement",
     AlertKind.DEVICE_UNMONITORED: "a fault would go unnoticed: find out why it cannot be monitored",
     AlertKind.DEVICES_SHORT: "look for the missing devices: lspci, dmesg, cables",
+    AlertKind.FUSE_MOUNT_HUNG: "look at the program that serves the mount, then restart it",
+    AlertKind.FUSE_DAEMON_DIED: "have the pod mount again: read its log, then delete the pod",
+    AlertKind.FUSE_POD_TERMINATING: "abort the mount's connection on the node; the pod then ends",
     AlertKind.CLOCK_SKEW: "check time synchronization on the node, and on health's own node",
     AlertKind.NOISY_NODE: "find out what sends on the node; cordon it if nothing explains that",
     AlertKind.EVICTIONS: "find out which nodes fill the stream: many publish too much, or one does",

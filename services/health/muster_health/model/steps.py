@@ -192,7 +192,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class ClockSkewChanged:
-    """The clock of the plugin's node has started or stopped to differ from ours."""
+    """The clock of the plugin's node has begun or ceased to differ from ours."""
 
 
 CHANGED: Final = Changed()

@@ -17,6 +17,8 @@ a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 | SUSPECT     | an answer to the probe, a fresh heartbeat | as before   | as before: refuted |
 | SUSPECT     | problem: the probe's answer confirms it   | ILL         | see `problems`     |
 | SUSPECT     | silence: all results are there            | LOST (4)    | see `diagnosis`    |
+| SUSPECT     | silence: the probe is inconclusive (8)    | SUSPECT     | probe after 1 s    |
+| SUSPECT     | silence: so it is for the fourth time     | as before   | all waits restart  |
 | SUSPECT     | problem: no answer, or nothing conclusive | as before   | as before          |
 | SUSPECT     | the plugins of many nodes fail alike (6)  | SUSPECT     | suspended          |
 | LOST        | 20 s, 40 s, ... 2 min later               | LOST (4)    | checked again      |
@@ -35,6 +37,7 @@ without the time in which we could receive nothing. (4) MAINTENANCE, if the resu
 silence was planned. (5) For some problems Kubernetes is then asked once more what the node offers,
 and the answer decides. (6) For a limited time: `fleet.mass_failure` has the table. If many share a
 problem, no verdict about it is reached either; their states do not change. (7) See the next table.
+(8) NATS did not answer health itself in time, so the plugin's silence proves nothing.
 
 Besides its verdict, a plugin can be marked as flapping:
 

@@ -16,7 +16,7 @@ Unhealthy devices are not missing. But they do not raise the expected number: a 
 plugged in again under another name is counted twice for a while.
 
 Missing devices are reported after 60 s, because drivers and buses may start later than the plugin.
-While a plugin drains, nothing is counted.
+Nothing is counted while a plugin drains, nor anything that is not an extended resource.
 """
 
 import functools
@@ -88,7 +88,9 @@ class DeviceCounts:
         if heartbeat.phase is vocabulary.Phase.DRAINING:
             return False
         self._is_calm = False
-        counted = sorted((each.name, each.devices, each.healthy) for each in heartbeat.resources)
+        counted = sorted(
+            (each.name, each.devices, each.healthy) for each in heartbeat.resources if each.extended
+        )
         counted = counted[:_RESOURCES_MAX]
         self.has = _shared(tuple((name, devices) for name, devices, _ in counted))
         healthy_counts = {name: healthy for name, _, healthy in counted if healthy}

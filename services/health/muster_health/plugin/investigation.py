@@ -18,6 +18,9 @@ from muster_health.plugin import diagnosis, liveness
 
 _ASK_AGAIN_S: Final = 2.0
 _ASK_AGAIN_MAX: Final = 8
+_PROBE_AGAIN_S: Final = 1.0
+_IN_VAIN_MAX: Final = 3
+"""How often a probe that proved nothing is repeated: while NATS is slow, more would not help."""
 _SOON_S: Final = 0.8
 """After a closed connection, the diagnosis waits this long for Kubernetes."""
 _ANSWER_LOST_S: Final = 10.0
@@ -46,6 +49,7 @@ class Suspicion:
         "_give_up_at",
         "_next_ask_at",
         "_probe_at",
+        "_probes_in_vain",
         "cluster_number",
         "facts",
         "is_subscribed",
@@ -74,6 +78,7 @@ class Suspicion:
         wait_s = settings.restart_s if is_disconnect else 0.0
         self._cluster_awaited = has_cluster and reason is not Reason.PROBLEM
         self._probe_at: float | None = now + wait_s
+        self._probes_in_vain = 0
         self.probed_at = now
         """When the plugin was first probed; later changes of its connection are newer evidence."""
         # a query made too early shows a running pod: Kubernetes sees its end a second later
@@ -129,6 +134,15 @@ class Suspicion:
     def is_hopeless(self, now: float) -> bool:
         """Return whether an answer was lost and will never come."""
         return now >= self._give_up_at
+
+    def probe_again(self, now: float) -> bool:
+        """Repeat a probe that proved nothing soon; return False if it was repeated enough."""
+        if self._probes_in_vain >= _IN_VAIN_MAX or self.is_hopeless(now):
+            return False
+        self._probes_in_vain += 1
+        self._probe_at = now + _PROBE_AGAIN_S
+        self._give_up_at = max(self._give_up_at, self._probe_at + _ANSWER_LOST_S)
+        return True
 
     @property
     def has_waited(self) -> bool:

@@ -8,7 +8,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from muster.vocabulary import AlertKind, Verdict
-from muster_health.alerting import alert_lifecycle, device_alerts, plugin_alert, plugin_alerting
+from muster_health.alerting import (
+    alert_lifecycle,
+    device_alerts,
+    mount_alerts,
+    plugin_alert,
+    plugin_alerting,
+)
 from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
@@ -90,6 +96,7 @@ class Parts:
         "is_restored",
         "is_unsaved",
         "key",
+        "mounts",
         "node",
         "plugin",
         "pods",
@@ -119,6 +126,7 @@ class Parts:
         lifecycle = alert_lifecycle.AlertLifecycle(settings, context.bounds)
         self.alerting = plugin_alerting.PluginAlerting(node, plugin, context, lifecycle)
         self.faults = device_alerts.DeviceFaults(context.bounds.devices_per_plugin)
+        self.mounts = mount_alerts.MountFaults()
         self.counts = device_counts.DeviceCounts()
         self.removal = Removal()
         self.causes: tuple[str, ...] = ()
@@ -199,6 +207,7 @@ class Parts:
         if (AlertKind.CLOCK_SKEW, "") in firing:
             alive.clock.restore()
         self.faults.restore(before.bad)
+        self.mounts.restore(before.bad)
         short = {
             resource: alert.evidence[0].observed
             for (kind, resource), alert in firing.items()
@@ -232,7 +241,9 @@ class Parts:
                 {"kind": kind, "resource": resource, "device": device, "why": fault.why}
                 for (kind, resource), devices in sorted(self.faults.by_group.items())
                 for device, fault in sorted(devices.items())
-            ],
+            ]
+            + self.mounts.shown(),
+            "mounts": self.mounts.total or 0,
             "problems": self.problems,
             "alerts": [
                 alerting.event_of(alert, 0) for alert in alerting.lifecycle.published.values()
@@ -260,7 +271,7 @@ class Parts:
             falls=machine.standing.damping.level,
             flapping=machine.standing.is_flapping,
             order=self.alive.event_order,
-            bad=self.faults.known(),
+            bad=(*self.faults.known(), *self.mounts.known()),
             had=tuple(self.counts.had.items()),
             configuration=self.counts.configuration,
             firing=tuple(alerting.lifecycle.published.values()),

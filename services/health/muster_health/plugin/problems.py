@@ -38,6 +38,11 @@ _SHOWN_MAX: Final = 8
 _AWAY_S: Final = 30.0
 PROBE_MAX_AGE_S: Final = 60.0
 _PROBE_OLD_INTERVALS: Final = 3.0
+_NO_STREAM: Final = {
+    True: "the kubelet has no ListAndWatch stream open",
+    False: "the kubelet has not registered it",
+}
+"""By whether the resource is an extended one, which is what a device plugin serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +126,7 @@ def offered(
 
 def _deregistered(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
     reported = [
-        (r.name, r.problem or "the kubelet has no ListAndWatch stream open")
+        (r.name, r.problem or _NO_STREAM[r.extended])
         for r in heartbeat.resources
         if r.problem or not r.streams
     ]
@@ -133,13 +138,14 @@ def _deregistered(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | 
 
 
 def _stuck(heartbeat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
-    no_answer = "{}its socket does not answer (self-probe {:.1f} s ago){}"
+    no_answer = "{}its {} (self-probe {:.1f} s ago){}"
     # a negative age means that no self-probe has run yet
     stuck = [
         (
             r.name,
             no_answer.format(
                 "" if r.problem else "registered, but ",
+                "socket does not answer" if r.extended else "self-test fails",
                 r.probe_age_s,
                 f"; {r.problem}" if r.problem else "",
             ),
@@ -173,7 +179,7 @@ def _mismatched(
     listed = [(r.name, r.mismatch) for r in heartbeat.resources if r.mismatch]
     if listed or offers is None:
         return _of(Verdict.MISMATCH, Rule.KUBELET_LISTS_OTHERS, listed, grace_s)
-    had = {r.name: r.healthy for r in heartbeat.resources}
+    had = {r.name: r.healthy for r in heartbeat.resources if r.extended}
     mismatches = list(_offered_otherwise(had, offers))
     names = {name for name, _ in mismatches}
     ages_s = (r.registered_age_s for r in heartbeat.resources if r.name in names)

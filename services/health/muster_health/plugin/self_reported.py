@@ -36,7 +36,7 @@ class SelfReported:
     """When `healthy` last changed."""
     resources: tuple[str, ...] = ()
     healthy: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
-    """The number of Healthy devices by resource, from the last heartbeat."""
+    """The number of Healthy devices by extended resource, from the last heartbeat."""
     problem: problems.Problem | None = None
     since: float = 0.0
     due: float | None = None
@@ -166,7 +166,10 @@ class SelfReported:
                     break
             else:
                 return
-        counted = tuple((resource.name, resource.healthy) for resource in heartbeat.resources)
+        counted = tuple(
+            (resource.name, resource.healthy if resource.extended else None)
+            for resource in heartbeat.resources
+        )
         self.resources, self.healthy = _shared(counted)
         self.unchanged_since = now
 
@@ -206,13 +209,15 @@ def is_well(
 def _is_offered(heartbeat: vocabulary.Heartbeat, offers: Mapping[str, signals.Offer]) -> bool:
     for resource in heartbeat.resources:
         offer = offers.get(resource.name)
-        if offer is None or offer.allocatable != resource.healthy:
+        if resource.extended and (offer is None or offer.allocatable != resource.healthy):
             return False
     return True
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared(counted: tuple[tuple[str, int], ...]) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Cache the counts; nodes with identical devices share one copy (0.5 KiB a node)."""
-    healthy = dict(counted)
-    return tuple(healthy), healthy
+def _shared(
+    counted: tuple[tuple[str, int | None], ...],
+) -> tuple[tuple[str, ...], Mapping[str, int]]:
+    """Cache names and counts; nodes with identical devices share one copy (0.5 KiB a node)."""
+    healthy = {name: count for name, count in counted if count is not None}
+    return tuple(name for name, _ in counted), healthy

@@ -9,6 +9,7 @@ states is in the package's docstring.
 | `reported` | the plugin's devices, and its reported problem with its start (`self_reported`)  |
 | `verdict`  | state, suspicion, diagnosis, recovery, planned stop (`verdict`); reads the above |
 | `faults`   | devices with faults (`device_alerts`)                                            |
+| `mounts`   | FUSE mounts that do not work (`mount_alerts`)                                    |
 | `counts`   | how many devices there are, and how many there should be (`device_counts`)       |
 | `alerting` | published and pending alerts and verdicts (`plugin_alerting`)                    |
 
@@ -287,8 +288,10 @@ class TrackedPlugin(parts.Parts):
             return [signals.Noted(note=signals.Note.EVENT_STALE)]
         self.alive.is_known = True
         self.alerting.is_dirty = True
-        changes = self.faults.changes, self.counts.changes
+        changes = self._changes
         is_kept = self.faults.apply(event, self.counts.had)
+        if isinstance(event, vocabulary.FuseMountChanged | vocabulary.InventoryReported):
+            is_kept &= self.mounts.apply(event)
         steps_taken: list[steps.Step] = []
         if not is_kept:
             steps_taken.append(signals.refused(limits.Refusal.DEVICES, self.node))
@@ -306,8 +309,12 @@ class TrackedPlugin(parts.Parts):
                     self.reported.registration_lost(event, self.alive.order.interval_s, now)
             case _:
                 pass
-        self.is_unsaved |= changes != (self.faults.changes, self.counts.changes)
+        self.is_unsaved |= changes != self._changes
         return self._effects(steps_taken, now)
+
+    @property
+    def _changes(self) -> tuple[int, int, int]:
+        return self.faults.changes, self.mounts.changes, self.counts.changes
 
     def _cluster_answered(
         self, answer: signals.Facts | None, number: int, now: float
@@ -348,7 +355,8 @@ class TrackedPlugin(parts.Parts):
         return (
             self.alerting.published_verdict is None
             and self.verdict.standing.verdict is Verdict.HEALTHY
-            and not (self.is_unsaved or self.faults.by_group or self.alive.clock.is_skewed)
+            and not (self.is_unsaved or self.faults.by_group or self.mounts.changes)
+            and not self.alive.clock.is_skewed
             and not (lifecycle.published or lifecycle.pending)
         )
 
@@ -361,6 +369,7 @@ class TrackedPlugin(parts.Parts):
         is_skewed = clock.is_skewed and due is None and not self.context.is_our_clock_skewed
         return plugin_alerting.Observed(
             faults=self.faults,
+            mounts=self.mounts,
             short=self.counts.short,
             clock_text=clock_text,
             is_clock_skewed=is_skewed,

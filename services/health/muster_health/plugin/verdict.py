@@ -82,7 +82,10 @@ class VerdictMachine(verdict_state.VerdictState):
         return self._diagnose(suspicion, now)
 
     def probe_inconclusive(self, number: int, now: float) -> list[steps.Step]:
-        """Handle a probe that proves nothing about the plugin; an earlier result stays valid."""
+        """Handle a probe that proves nothing about the plugin; an earlier result stays valid.
+
+        The probe is repeated first: a new wait would delay the verdict by several intervals.
+        """
         suspicion = self.investigation.awaited(number)
         if suspicion is None:
             return []
@@ -93,7 +96,7 @@ class VerdictMachine(verdict_state.VerdictState):
         elif self.is_resumed and self.state is State.SUSPECT:
             # the result is still unknown; after a new wait, many would again be suspected at once
             self.suspend()
-        else:
+        elif suspicion.reason is Reason.PROBLEM or not suspicion.probe_again(now):
             self.reconnected(now)
         return []
 

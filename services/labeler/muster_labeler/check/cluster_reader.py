@@ -27,6 +27,11 @@ _STATUS: Final = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-s
 _DEPLOYMENTS: Final = "/apis/apps/v1/deployments"
 _OVERLAYS: Final = "/apis/karpenter.sh/v1alpha1/nodeoverlays"
 _AUTOSCALER: Final = re.compile(r"(^|.*[-/])cluster-autoscaler([-:@].*)?$")
+_FUSE_SUPPORT: Final = (
+    "/apis/storage.k8s.io/v1/csidrivers/fuse.muster.dev",
+    "/apis/resource.k8s.io/v1/deviceclasses/fuse.muster.dev",
+    "/apis/resource.k8s.io/v1",
+)
 _PART: Final = "app.kubernetes.io/part-of=muster"
 _EVENT_REASONS: Final = ("NotTriggerScaleUp", "FailedMount")
 _GROUP_NAMES: Final = re.compile(r"^\s*(?:- )?[Nn]ame:\s+(\S+)\s*$", re.MULTILINE)
@@ -125,21 +130,23 @@ class ClusterReader:
             events.extend(page)
         return events
 
-    async def namespaces(self) -> Mapping[str, Mapping[str, str]] | None:
+    async def namespaces(self, *, is_optional: bool) -> Mapping[str, Mapping[str, str]] | None:
         """Return the namespaces' labels."""
         metadata = await self._all(
-            "/api/v1/namespaces", objects.ConfigMap, lambda raw: raw.metadata
+            "/api/v1/namespaces",
+            objects.ConfigMap,
+            lambda raw: raw.metadata,
+            is_optional=is_optional,
         )
         return None if metadata is None else {entry.name: entry.labels or {} for entry in metadata}
 
     async def slices(self) -> list[model.ResourceSlice]:
         """Return the devices that DRA lists; empty without DRA or permission."""
-        unread_before = len(self.unread)
         for path in _SLICES:
             slices = await self._all(
                 path, scheduling.ResourceSlice, projection.slice_of, is_optional=True
             )
-            if slices is not None or len(self.unread) > unread_before:
+            if slices is not None or any(entry.what == path for entry in self.unread):
                 return slices or []
         return []
 
@@ -159,8 +166,13 @@ class ClusterReader:
             self.unread.append(findings.Unread(path, f"unreadable: {error}"))
             return {}, frozenset()
 
+    async def fuse_support(self) -> findings.FuseSupport:
+        """Return what is installed for FUSE."""
+        driver, device_class, dra = [await self._exists(path) for path in _FUSE_SUPPORT]
+        return findings.FuseSupport(has_driver=driver, has_class=device_class, has_dra=dra)
+
     async def autoscalers(
-        self,
+        self, *, is_optional: bool
     ) -> tuple[findings.ClusterAutoscaler | None, findings.Karpenter | None]:
         """Return the autoscalers that are visible in this cluster."""
         permission = AUTOSCALER[-1]
@@ -169,6 +181,7 @@ class ClusterReader:
             objects.Deployment,
             lambda raw: raw if _is_autoscaler(raw) else None,
             permission=permission,
+            is_optional=is_optional,
         )
         status = await self._api.request("GET", _STATUS, timeout_s=self._left_s())
         self._note(_STATUS, status, is_optional=True)
@@ -236,6 +249,12 @@ class ClusterReader:
             return kept
         self.unread.append(findings.Unread(path, "the list expired again and again"))
         return None
+
+    async def _exists(self, path: str) -> bool | None:
+        """Return whether there is an object or an API; None if that cannot be read."""
+        answer = await self._api.request("GET", path, timeout_s=self._left_s())
+        self._note(path, answer, is_optional=True)
+        return answer.is_ok if answer.is_ok or answer.status == HTTPStatus.NOT_FOUND else None
 
     def _note(self, path: str, answer: api.Answer, *, is_optional: bool) -> None:
         if answer.is_ok or (is_optional and answer.status == HTTPStatus.NOT_FOUND):

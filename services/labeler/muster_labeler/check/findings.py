@@ -60,6 +60,7 @@ class Id(enum.StrEnum):
     FUSE007 = "FUSE007"
     FUSE008 = "FUSE008"
     FUSE009 = "FUSE009"
+    FUSE010 = "FUSE010"
     AS001 = "AS001"
     AS002 = "AS002"
     AS003 = "AS003"
@@ -79,6 +80,7 @@ _SCOPES: Final = {
     **dict.fromkeys((Id.FUSE001, Id.FUSE002, Id.FUSE006, Id.FUSE007, Id.FUSE009), Scope.POD),
     **dict.fromkeys((Id.AS001, Id.AS005, Id.RUN001, Id.RUN003), Scope.POD),
     Id.RUN002: Scope.CLUSTER,
+    Id.FUSE010: Scope.CLUSTER,
 }
 """All other findings are about a node."""
 
@@ -231,6 +233,18 @@ class Karpenter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FuseSupport:
+    """What a cluster has for FUSE; None where that could not be read."""
+
+    has_driver: bool | None = None
+    """Whether the CSI driver fuse.muster.dev is installed."""
+    has_class: bool | None = None
+    """Whether the DeviceClass fuse.muster.dev is installed."""
+    has_dra: bool | None = None
+    """Whether the API of Dynamic Resource Allocation is served, as v1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
     """A cluster as it was read; None for unreadable parts. `now` is the API server's time."""
 
@@ -244,6 +258,7 @@ class ClusterView:
     namespaces: Mapping[str, Mapping[str, str]] | None = None
     autoscaler: ClusterAutoscaler | None = None
     karpenter: Karpenter | None = None
+    fuse: FuseSupport | None = None
     own_pods: Sequence[objects.Pod] = ()
     own_claims: Sequence[scheduling.VolumeClaim] = ()
     unread: Sequence[Unread] = field(default_factory=tuple)

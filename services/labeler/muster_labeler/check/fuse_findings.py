@@ -4,6 +4,7 @@ A node's kernel module, device and runtime settings are not visible from outside
 from the failure messages of containers and the kubelet; without a message there is no finding.
 """
 
+import enum
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
@@ -13,7 +14,7 @@ from muster_labeler.check import findings
 from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
 REQUIRED: Final = "required-plugins.noderesource.dev"
-ALLOW: Final = "muster.dev/allow-fuse"
+ALLOW: Final = "fuse.muster.dev/device-allowed"
 
 _MESSAGES: Final = tuple(
     (id_, re.compile(pattern, re.IGNORECASE), meaning)
@@ -38,9 +39,28 @@ _MESSAGES: Final = tuple(
         ),
     )
 )
-_RUNTIME: Final = re.compile(r"(containerd|cri-o)://v?([0-9]+)\.([0-9]+).*")
+RUNTIME: Final = re.compile(r"(containerd|cri-o)://v?([0-9]+)\.([0-9]+).*")
 _NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
 _NRI_ON_SINCE: Final = {"containerd": (2, 0)}
+
+
+class Nri(enum.Enum):
+    """Whether a container runtime asks NRI plugins, as its version says."""
+
+    ON = enum.auto()
+    OFF_BY_DEFAULT = enum.auto()
+    MISSING = enum.auto()
+
+
+def nri_of(runtime: str) -> Nri:
+    """Return what a runtime such as `containerd://2.4.2` does by default."""
+    match = RUNTIME.fullmatch(runtime)
+    if match is None:
+        return Nri.MISSING
+    version = int(match[2]), int(match[3])
+    if version >= _NRI_ON_SINCE.get(match[1], (99, 0)):
+        return Nri.ON
+    return Nri.OFF_BY_DEFAULT if version >= _NRI_SINCE[match[1]] else Nri.MISSING
 
 
 def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
@@ -56,11 +76,12 @@ def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) 
             agent = agents.get(node.name)
             result.extend(_at_zero(node, offered, offered | requested, agent, commands))
     annotated = [pod for pod in pods if pod.is_annotated]
+    givers = {pod.node: pod for pod in view.pods or () if pod.is_nri}
     result.extend(_runtimes(annotated, nodes, commands))
     for pod in pods:
         result.extend(_errors_of(pod, commands))
     for pod in annotated:
-        result.extend(_annotated(pod, agents.get(pod.node), commands, view.namespaces))
+        result.extend(_annotated(pod, givers.get(pod.node), commands, view.namespaces))
     if only is None:
         result.extend(_from_events(view.events or (), commands))
     return result
@@ -138,11 +159,10 @@ def _runtimes(
     """Report runtimes that cannot add a device by annotation, if a pod relies on that."""
     for name in sorted({pod.node for pod in annotated if pod.node in nodes}):
         runtime = nodes[name].runtime
-        match = _RUNTIME.fullmatch(runtime)
-        version = (int(match[2]), int(match[3])) if match else (0, 0)
-        if not runtime or (match and version >= _NRI_ON_SINCE.get(match[1], (99, 0))):
+        nri = nri_of(runtime)
+        if not runtime or nri is Nri.ON:
             continue
-        has_it = match is not None and version >= _NRI_SINCE[match[1]]
+        has_it = nri is Nri.OFF_BY_DEFAULT
         yield findings.finding(
             Id.FUSE003,
             Severity.WARN if has_it else Severity.ERROR,
@@ -196,7 +216,7 @@ def _annotated(
             Id.FUSE009,
             Severity.ERROR,
             name,
-            f"its namespace does not allow fuse: no label {ALLOW}=true",
+            f"its namespace does not allow the device: no label {ALLOW}=true",
             command=commands.kubectl("label", "namespace", pod.namespace, f"{ALLOW}=true"),
         )
     if not pod.node or pod.phase not in {"Running", "Pending"}:
@@ -230,8 +250,8 @@ def _no_agent(pod: model.Pod, agent: model.Pod | None, commands: Commands) -> Fi
         Id.FUSE004,
         Severity.ERROR,
         pod.node,
-        f"no muster agent is ready, and {pod.namespace}/{pod.name} needs it",
-        evidence=(f"agent {agent.namespace}/{agent.name}" if agent else "no agent pod",),
+        f"muster-fuse-nri is not ready, and {pod.namespace}/{pod.name} needs it",
+        evidence=(f"pod {agent.namespace}/{agent.name}" if agent else "no pod of it",),
         command=command,
     )
 

@@ -17,6 +17,7 @@ from muster_labeler.check import (
     cluster_reader,
     findings,
     fuse_findings,
+    fuse_ways,
     gpu_findings,
     muster_findings,
 )
@@ -26,6 +27,8 @@ from muster_labeler.kubernetes import cluster_api
 from muster_labeler.naming import node_labels, sources
 
 _LINES_MAX = 20
+_CHOICE = ["fuse"]
+"""The topics for which a way to FUSE is recommended: who asks for all may not use FUSE."""
 _NOUNS = {
     "error": ("error", "errors"),
     "warn": ("warning", "warnings"),
@@ -101,30 +104,40 @@ async def _read(
     namespace: str,
 ) -> findings.ClusterView:
     wants_pods = bool({"fuse", "autoscaler"} & {*topics})
-    nodes = await reader.nodes()
-    slices = await reader.slices()
-    agents, simulated = await reader.reports(namespace)
-    pods = await reader.pods() if wants_pods else None
-    events = await reader.events() if wants_pods else None
-    is_annotated = any(pod.is_annotated for pod in pods or ())
-    namespaces = await reader.namespaces() if is_annotated else None
-    autoscaler, karpenter = None, None
-    if "autoscaler" in topics:
-        autoscaler, karpenter = await reader.autoscalers()
+    is_choice = topics == _CHOICE
+    # at once: the API of a large cluster takes longer for a list than we take to read it
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task
+        nodes, slices = start(reader.nodes()), start(reader.slices())
+        reports = start(reader.reports(namespace))
+        pods = start(reader.pods()) if wants_pods else None
+        events = start(reader.events()) if wants_pods else None
+        wants_autoscalers = is_choice or "autoscaler" in topics
+        scalers = start(reader.autoscalers(is_optional=is_choice)) if wants_autoscalers else None
+        fuse = start(reader.fuse_support()) if is_choice else None
+        own_pods = start(reader.own_pods(namespace)) if "muster" in topics else None
+        own_claims = start(reader.own_claims(namespace)) if "muster" in topics else None
+    is_annotated = pods is not None and any(pod.is_annotated for pod in pods.result() or ())
+    namespaces = None
+    if is_annotated or is_choice:
+        namespaces = await reader.namespaces(is_optional=not is_annotated)
+    agents, simulated = reports.result()
+    autoscaler, karpenter = scalers.result() if scalers else (None, None)
     return findings.ClusterView(
         now=api.now() or datetime.now(UTC),
-        nodes=nodes,
-        evidence=sources.Evidence(agents, cluster_reader.gpus_by_node(slices), aliases),
+        nodes=nodes.result(),
+        evidence=sources.Evidence(agents, cluster_reader.gpus_by_node(slices.result()), aliases),
         simulated=simulated,
-        slices=slices,
-        pods=pods,
-        events=events,
+        slices=slices.result(),
+        pods=pods.result() if pods else None,
+        events=events.result() if events else None,
         namespaces=namespaces,
         autoscaler=autoscaler,
         karpenter=karpenter,
-        own_pods=await reader.own_pods(namespace) if "muster" in topics else (),
-        own_claims=await reader.own_claims(namespace) if "muster" in topics else (),
-        unread=tuple(reader.unread),
+        fuse=fuse.result() if fuse else None,
+        own_pods=own_pods.result() if own_pods else (),
+        own_claims=own_claims.result() if own_claims else (),
+        unread=tuple(sorted(reader.unread, key=lambda entry: entry.what)),
     )
 
 
@@ -151,13 +164,15 @@ def _evaluate(
             notes.append(f"{covering} names the model of every GPU node: nothing to label")
     if "fuse" in topics:
         results.extend(fuse_findings.evaluate(view, commands, only=only))
+        if only is None:
+            results.extend(fuse_ways.evaluate(view))
     if "autoscaler" in topics:
         results.extend(autoscaler_findings.evaluate(view, commands, only=only))
     if "muster" in topics and only is None:
         results.extend(muster_findings.evaluate(view, commands))
     checked = {"nodes": len(view.nodes or ()), "gpuNodes": len(fleet)}
     if view.pods is not None:
-        checked["fusePods"] = sum(not pod.is_agent for pod in view.pods)
+        checked["fusePods"] = sum(not (pod.is_agent or pod.is_nri) for pod in view.pods)
     results = sorted(
         _deduplicated(results), key=lambda each: (_ORDER(each.severity), each.id, each.object)
     )

@@ -26,6 +26,7 @@ _COMMAND: Final = "uninstall"
 _PART: Final = ("app.kubernetes.io/part-of", "muster")
 _RBAC: Final = "rbac.authorization.k8s.io"
 _ADMISSION: Final = "admissionregistration.k8s.io"
+_DRA: Final = "resource.k8s.io"
 _KINDS: Final = (
     (_RBAC, "rolebindings"),
     (_RBAC, "roles"),
@@ -33,6 +34,10 @@ _KINDS: Final = (
     (_RBAC, "clusterroles"),
     (_ADMISSION, "validatingadmissionpolicybindings"),
     (_ADMISSION, "validatingadmissionpolicies"),
+    (_ADMISSION, "mutatingwebhookconfigurations"),
+    ("storage.k8s.io", "csidrivers"),
+    (_DRA, "deviceclasses"),
+    (_DRA, "resourceslices"),
     ("security.openshift.io", "securitycontextconstraints"),
 )
 """Group and plural of the kinds that muster has outside its namespace."""

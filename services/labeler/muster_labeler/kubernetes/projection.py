@@ -38,6 +38,7 @@ _NODE_GROUP_LABELS: Final = frozenset(
         "node.kubernetes.io/instance-type",
     }
 )
+_NRI: Final = "muster-fuse-nri"
 _AGENTS: Final = frozenset({"muster-plugin", "muster"})
 _PLUGIN_NAMES: Final = re.compile(
     r"(smarter|generic|fuse)-device-(manager|plugin).*|muster-plugin.*"
@@ -110,6 +111,8 @@ def node(raw: objects.Node, selector: Mapping[str, str] | None = None) -> model.
         allocatable=_shared(tuple(_counts(raw.allocatable).items())),
         ready_since=_ready_since(raw.conditions),
         runtime=_shared_text(info.container_runtime_version) if info else "",
+        kubelet=_shared_text(info.kubelet_version) if info else "",
+        kernel=_shared_text(info.kernel_version) if info else "",
         provider_id=raw.spec.provider_id if raw.spec else "",
     )
 
@@ -154,11 +157,12 @@ def pod(raw: objects.Pod) -> model.Pod | None:
         annotations={k: v for k, v in raw.annotations.items() if k.startswith(_FUSE_ANNOTATIONS)},
         requests=tuple(name for name in requests if model.is_fuse(name)),
         is_agent=is_agent,
+        is_nri=raw.labels.get("app.kubernetes.io/name") == _NRI,
         is_ready=bool(statuses) and all(entry.ready for entry in raw.container_statuses),
         started=_started(statuses) or objects.parse_time(status.start_time),
         messages=tuple(text for text in messages if "fuse" in text.lower())[:_MESSAGES_MAX],
     )
-    matters = is_agent or kept.requests or kept.messages or kept.is_annotated
+    matters = is_agent or kept.is_nri or kept.requests or kept.messages or kept.is_annotated
     return kept if matters else None
 
 

@@ -13,7 +13,7 @@ import prometheus_client
 
 from muster import codec, pacing, vocabulary
 from muster.service import logs
-from muster_labeler.service import decision_publisher, fleet, intake, limits
+from muster_labeler.service import decision_publisher, fleet, inventory_budget, limits
 
 Wants = Callable[[str, int], bool]
 """Whether to read a message, by its subject and how many messages are stored behind it."""
@@ -49,11 +49,11 @@ class StreamReader:
         self._bus = bus
         self._fleet = nodes
         self._observe = observe
-        self._intake = intake.Intake(nodes)
+        self._budget = inventory_budget.InventoryBudget(nodes)
         self._lines: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
             per_s=1 / _LOGGED_EVERY_S, burst=1, keys_max=len(limits.Refusal)
         )
-        self._backlogs: list[intake.Backlog] = []
+        self._backlogs: list[inventory_budget.Backlog] = []
         self._is_restored = False
         self._clock = asyncio.get_running_loop().time
 
@@ -83,10 +83,10 @@ class StreamReader:
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""
-        self._intake.forget(node)
+        self._budget.forget(node)
 
     async def _follow(self, follow: Callable[[Wants], AsyncIterator[codec.CloudEvent]]) -> None:
-        late = intake.Backlog()
+        late = inventory_budget.Backlog()
         self._backlogs.append(late)
 
         def wants(subject: str, left: int) -> bool:
@@ -101,9 +101,9 @@ class StreamReader:
         is_earlier_form = subject.endswith(vocabulary.InventoryReported.TYPE)
         if not is_earlier_form and not subject.startswith("muster.inventory."):
             return True
-        refusal = self._intake.refusal(subject, self._clock())
+        refusal = self._budget.refusal(subject, self._clock())
         if refusal is not None:
-            self._note_refusal(refusal, self._intake.node_of(subject))
+            self._note_refusal(refusal, self._budget.node_of(subject))
         return refusal is None
 
     def _pass_on(self, event: codec.CloudEvent) -> None:
@@ -123,8 +123,8 @@ class StreamReader:
         while True:
             await asyncio.sleep(_AGAIN_S)
             for node in self._fleet.take_unread():
-                self._intake.read_again(node, self._clock())
-            for node in self._intake.take_due(self._clock()):
+                self._budget.read_again(node, self._clock())
+            for node in self._budget.take_due(self._clock()):
                 async for event in self._bus.newest(_all, node):
                     self._pass_on(event)
                 await asyncio.sleep(_AGAIN_GAP_S)

@@ -294,7 +294,7 @@ class ActiveFault:
         self._reset_evidence = ""
 
     def on_disturbance(self, now: float) -> None:
-        """Restart quiet and the count of good polls, after another fault or a bad poll."""
+        """Restart the quiet time and the count of good polls, after another fault or a bad poll."""
         self._disturbed_at = now
         self._good_polls = self._proven_polls = 0
         self._repaired_by = ""

@@ -121,7 +121,9 @@ def _generic_device(
         return None
     name = reader.text(entry.get("name"), f"{path}.name").strip()
     if not _NAME.fullmatch(name):
-        reader.reject(f"{path}.name", f"{errors.quoted(name)} is not two or more of a-z 0-9 -")
+        reader.reject(
+            f"{path}.name", f"{errors.quoted(name)}: expected two or more of a-z, 0-9 and -"
+        )
         name = _UNNAMED
     groups: list[_Group] = []
     keys: _Keys = {}

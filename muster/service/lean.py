@@ -1,7 +1,7 @@
-"""Adapter: import tricks that keep the plugin's memory small.
+"""Adapter: import tricks that keep the memory of a node's processes small.
 
 The plugin runs on every node, so its memory matters: modules that its packages load but never use
-are kept out. Resident memory after the registration, with the bus imported, is 64.4 MiB without
+are kept out. Its resident memory after the registration, with the bus imported, is 64.4 MiB without
 these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed). Each trick saves:
 
     nats-py finds no aiohttp, which it needs for WebSockets only                  | 13.2 MiB

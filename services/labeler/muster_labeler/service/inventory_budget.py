@@ -20,7 +20,7 @@ _NODE, _PLUGIN = 2, 3
 """Tokens of the subject of an inventory."""
 
 
-class Intake:
+class InventoryBudget:
     """Which messages about nodes are read, and which nodes have to be read again."""
 
     def __init__(self, nodes: fleet.Fleet) -> None:

@@ -1,0 +1,1 @@
+"""Mounts FUSE file systems for unprivileged pods that request no resource."""

@@ -1,0 +1,47 @@
+"""Adapter: the process: wires certificates, namespaces and the HTTPS server together."""
+
+import contextlib
+import sys
+from typing import Final
+
+from muster.kubernetes import api
+from muster.service import entry, logs, probes, runtime
+from muster_fuse.admission import certificate_store, config, event_reporter, namespaces, server
+
+_READ_S: Final = 2.0
+"""The API server waits while a namespace is read."""
+
+
+def main() -> int:
+    """Run the webhook; return its exit code."""
+    return entry.main("fuse-webhook", config.Settings, _serve)
+
+
+async def _serve(settings: config.Settings) -> None:
+    logs.configure("fuse-webhook", level=settings.log.level)
+    options = settings.kubernetes
+    try:
+        kubernetes = await api.find(kubeconfig=options.kubeconfig, context=options.context)
+    except api.NoCluster as error:
+        raise entry.CannotStart(str(error)) from None
+    async with contextlib.AsyncExitStack() as open_:
+        await open_.enter_async_context(kubernetes)
+        store = certificate_store.CertificateStore(kubernetes, settings)
+        reporter = event_reporter.EventReporter(kubernetes, timeout_s=options.timeout_s)
+        known = namespaces.Namespaces(kubernetes, timeout_s=_READ_S)
+        try:
+            https = await open_.enter_async_context(
+                server.serve(settings.listen, server.Webhook(known, reporter), store.tls)
+            )
+        except OSError as error:
+            where = f"listen: {settings.listen.host}:{settings.listen.port}"
+            raise entry.CannotStart(f"{where}: {error.strerror or error}") from None
+        http = await open_.enter_async_context(
+            probes.serve(settings.http.host, settings.http.port, ready=store.problem)
+        )
+        logs.logger().info("listening", http=http, https=https)
+        await runtime.run(store.run(), reporter.run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

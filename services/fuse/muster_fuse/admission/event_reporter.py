@@ -1,0 +1,99 @@
+"""Adapter: the Kubernetes API: writes an Event where a pod asks for FUSE and cannot have it.
+
+The pod does not exist yet, may have no name, and never has a uid. So the Event is about the object
+that makes the pod (`kubectl describe job`), or else about the pod by its name (`kubectl events
+--for pod/NAME`). Whoever creates a pod without either by hand sees the warning in the answer.
+"""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Final
+
+import prometheus_client
+
+from muster import escaping, pacing
+from muster.kubernetes import api as kubernetes_api
+from muster.service import logs
+from muster_fuse.admission import pod as pods
+
+REASON: Final = "FuseNotMounted"
+_COMPONENT: Final = "muster-fuse-webhook"
+_MESSAGE_MAX: Final = 1000
+_QUEUE_MAX: Final = 100
+_PER_S: Final = 1.0
+_BURST: Final = 20
+_PERIOD_S: Final = 600.0
+"""The same object gets an Event at most this often."""
+_OBJECTS_MAX: Final = 1000
+
+EVENTS: Final = prometheus_client.Counter(
+    "muster_fuse_webhook_events_total", "Events about pods that were left alone.", ["outcome"]
+)
+
+
+class EventReporter:
+    """Writes Events in the background, in the order of the pods, limited in rate."""
+
+    def __init__(self, api: kubernetes_api.Api, *, timeout_s: float) -> None:
+        self._api = api
+        self._timeout_s = timeout_s
+        self._queue: asyncio.Queue[tuple[str, dict[str, object]]] = asyncio.Queue(_QUEUE_MAX)
+        self._objects = pacing.KeyedBuckets[tuple[str, str, str]](
+            per_s=1 / _PERIOD_S, burst=1, keys_max=_OBJECTS_MAX
+        )
+        self._pace = pacing.TokenBucket(
+            per_s=_PER_S, burst=_BURST, now=asyncio.get_running_loop().time()
+        )
+
+    def report(self, namespace: str, metadata: pods.Metadata, text: str) -> None:
+        """Report why a pod was left alone."""
+        owner = metadata.controller
+        about = (
+            {"apiVersion": "v1", "kind": "Pod", "name": metadata.name}
+            if owner is None
+            else {
+                "apiVersion": owner.api_version,
+                "kind": owner.kind,
+                "name": owner.name,
+                "uid": owner.uid,
+            }
+        )
+        now = asyncio.get_running_loop().time()
+        if not self._objects.try_take((namespace, about["kind"], about["name"]), now):
+            EVENTS.labels("repeated").inc()
+            return
+        logs.logger().warning("pod_left_alone", namespace=namespace, about=about, reason=text)
+        if not about["name"]:
+            EVENTS.labels("nameless").inc()
+        elif self._queue.full() or not self._pace.try_take(now):
+            EVENTS.labels("too_many").inc()
+        else:
+            self._queue.put_nowait((namespace, _event(namespace, about, text)))
+
+    async def run(self) -> None:
+        """Write Events until cancelled; one that cannot be written is counted."""
+        while True:
+            namespace, event = await self._queue.get()
+            path = f"/api/v1/namespaces/{namespace}/events"
+            problem = await self._api.post(path, event, timeout_s=self._timeout_s)
+            EVENTS.labels("failed" if problem else "written").inc()
+            if problem:
+                logs.logger().warning("event_not_written", error=problem)
+
+
+def _event(namespace: str, about: dict[str, str], text: str) -> dict[str, object]:
+    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{_COMPONENT}.", "namespace": namespace},
+        "involvedObject": {**about, "namespace": namespace},
+        "type": "Warning",
+        "reason": REASON,
+        "message": escaping.plain(text[:_MESSAGE_MAX]),
+        "source": {"component": _COMPONENT},
+        "reportingComponent": _COMPONENT,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }

@@ -1,0 +1,173 @@
+"""Pure: the parts of a pod that the webhook reads.
+
+Absent and null mean the same. All other fields of a pod are skipped, and never written back: the
+answer to the API server is a patch.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from muster.kubernetes import objects
+
+CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
+"""The lists of a pod's containers, by their names in JSON; native sidecars are in the first."""
+
+Quantity = str | int | float
+
+
+class Mount(objects.Object, frozen=True):
+    """A mount of one of the pod's volumes in a container."""
+
+    name: str = ""
+    mount_path: str = ""
+    sub_path: str | None = None
+    sub_path_expr: str | None = None
+    read_only: bool | None = None
+
+
+class BlockDevice(objects.Object, frozen=True):
+    """A raw block device in a container."""
+
+    device_path: str = ""
+
+
+class Capabilities(objects.Object, frozen=True):
+    """The capabilities that a container adds to those of the runtime."""
+
+    add: tuple[str, ...] | None = None
+
+
+class SecurityContext(objects.Object, frozen=True):
+    """The privileges of a container."""
+
+    privileged: bool | None = None
+    capabilities: Capabilities | None = None
+
+
+class Resources(objects.Object, frozen=True):
+    """The resources of a container."""
+
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+    def of(self, resource: str) -> dict[str, Quantity]:
+        """Return the quantity of a resource in each of the two fields that name it."""
+        fields = {"requests": self.requests or {}, "limits": self.limits or {}}
+        return {name: field[resource] for name, field in fields.items() if resource in field}
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Yield the name of every resource, once or twice."""
+        yield from self.requests or ()
+        yield from self.limits or ()
+
+
+class Container(objects.Object, frozen=True):
+    """A container of any kind."""
+
+    name: str = ""
+    resources: Resources | None = None
+    security_context: SecurityContext | None = None
+    volume_mounts: tuple[Mount, ...] | None = None
+    volume_devices: tuple[BlockDevice, ...] | None = None
+
+    @property
+    def added_capabilities(self) -> tuple[str, ...]:
+        """Return the capabilities that the container adds."""
+        context = self.security_context or SecurityContext()
+        return (context.capabilities or Capabilities()).add or ()
+
+    @property
+    def is_privileged(self) -> bool:
+        """Return whether the container has all capabilities and all devices of the node."""
+        return bool((self.security_context or SecurityContext()).privileged)
+
+
+class InlineDriver(objects.Object, frozen=True):
+    """The CSI driver of an inline volume."""
+
+    driver: str = ""
+
+
+class Volume(objects.Object, frozen=True):
+    """A volume of the pod; of its kinds only two are read."""
+
+    name: str = ""
+    csi: InlineDriver | None = None
+    empty_dir: dict[str, msgspec.Raw] | None = None
+
+
+class OperatingSystem(objects.Object, frozen=True):
+    """The operating system of the pod's nodes."""
+
+    name: str = ""
+
+
+class Spec(objects.Object, frozen=True):
+    """The specification of a pod."""
+
+    init_containers: tuple[Container, ...] | None = None
+    containers: tuple[Container, ...] | None = None
+    ephemeral_containers: tuple[Container, ...] | None = None
+    volumes: tuple[Volume, ...] | None = None
+    os: OperatingSystem | None = None
+
+
+class Owner(objects.Object, frozen=True):
+    """An object that the pod belongs to."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class Metadata(objects.Object, frozen=True):
+    """The metadata of a pod that does not exist yet: it may have no name."""
+
+    name: str = ""
+    annotations: dict[str, str] | None = None
+    owner_references: tuple[Owner, ...] | None = None
+
+    @property
+    def controller(self) -> Owner | None:
+        """Return the owner that made the pod, if one did."""
+        return next((owner for owner in self.owner_references or () if owner.controller), None)
+
+
+class Pod(objects.Object, frozen=True):
+    """A pod; without metadata or specification it cannot be read."""
+
+    metadata: Metadata
+    spec: Spec
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Return the pod's annotations."""
+        return self.metadata.annotations or {}
+
+    @property
+    def volumes(self) -> tuple[Volume, ...]:
+        """Return the pod's volumes."""
+        return self.spec.volumes or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A container, and where it is in the pod: a JSON pointer."""
+
+    container: Container
+    pointer: str
+    is_ephemeral: bool
+
+
+def placed(read: Pod) -> Iterator[Placed]:
+    """Yield every container of a pod."""
+    spec = read.spec
+    lists = (spec.init_containers, spec.containers, spec.ephemeral_containers)
+    for field, containers in zip(CONTAINERS, lists, strict=True):
+        for index, container in enumerate(containers or ()):
+            yield Placed(container, f"/spec/{field}/{index}", field == CONTAINERS[-1])

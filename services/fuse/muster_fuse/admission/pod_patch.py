@@ -1,0 +1,300 @@
+"""Pure: what a pod needs to mount FUSE file systems through the broker, as a JSON patch.
+
+A pod asks for it with the annotation `fuse.muster.dev/mount: "true"`; `"false"` declines. In a
+namespace with the annotation `fuse.muster.dev/replace: RESOURCE` a container asks for it that
+requests this extended resource. Such a pod gets the volume and its four mounts, and such a
+container loses the resource, and CAP_SYS_ADMIN if it adds that:
+
+| `/dev/fuse` of the container | without CAP_SYS_ADMIN | with it |
+|---|---|---|
+| the broker's stub, no device | mount(2): EPERM, the library calls fusermount3 | EINVAL, no mount |
+| none | open: ENOENT, no mount | the same |
+
+So a container that keeps CAP_SYS_ADMIN cannot use the broker. If it does not request the resource,
+the capability may have another purpose: it is left as it is, without mounts, and a warning says so;
+likewise a privileged container, which has the node's device. A pod is changed completely or not at
+all: one conflict, such as a mount of the user's own at `/dev/fuse`, and it keeps what it has.
+"""
+
+import contextlib
+import enum
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from muster_fuse.admission import pod as pods
+from muster_fuse.volume import publication
+
+MOUNT: Final = "fuse.muster.dev/mount"
+REPLACE: Final = "fuse.muster.dev/replace"
+REPLACED: Final = "fuse.muster.dev/replaced"
+"""What was taken out of the pod, by container, as JSON."""
+VOLUME: Final = "muster-fuse"
+MOUNTS: Final = (
+    pods.Mount(name=VOLUME, mount_path="/run/muster-fuse", read_only=True),
+    pods.Mount(
+        name=VOLUME, mount_path="/usr/bin/fusermount3", sub_path="fusermount3", read_only=True
+    ),
+    pods.Mount(name=VOLUME, mount_path="/bin/fusermount", sub_path="fusermount3", read_only=True),
+    pods.Mount(name=VOLUME, mount_path="/dev/fuse", sub_path="dev-fuse"),
+)
+_MIRROR: Final = "kubernetes.io/config.mirror"
+_SYS_ADMIN: Final = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
+_ALL: Final = frozenset({"ALL", "CAP_ALL"})
+_RESOURCE: Final = re.compile(
+    r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
+)
+
+
+class Outcome(enum.StrEnum):
+    """What became of a pod."""
+
+    UNASKED = "unasked"
+    """Neither the pod nor its namespace asks for anything, or the pod declines."""
+    UNCHANGED = "unchanged"
+    """It has everything already."""
+    MOUNTED = "mounted"
+    """It got the volume."""
+    REPLACED = "replaced"
+    """It lost the extended resource, and got the volume."""
+    CONFLICT = "conflict"
+    """It asks, and cannot be changed: it is left alone, and this is reported."""
+
+
+class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An operation of a JSON patch (RFC 6902)."""
+
+    op: str
+    path: str
+    value: object = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The change of a pod, and what its author should know."""
+
+    outcome: Outcome
+    patch: tuple[Operation, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class _Taken(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was taken out of a container."""
+
+    requests: dict[str, pods.Quantity] = {}
+    limits: dict[str, pods.Quantity] = {}
+    capabilities: tuple[str, ...] = ()
+    """All that it added, in this order."""
+
+
+_Record = dict[str, _Taken]
+
+
+def plan(read: pods.Pod, *, replace: str = "") -> Plan:
+    """Return the change of a pod; `replace` is the namespace's annotation of that name."""
+    asks = read.annotations.get(MOUNT)
+    if asks not in {None, "true", "false"}:
+        return _conflict([f'annotation {MOUNT}: {asks!r:.60} is neither "true" nor "false"'])
+    if asks == "false":
+        return Plan(Outcome.UNASKED)
+    if replace and not _RESOURCE.fullmatch(replace):
+        return _conflict(
+            [f"the namespace's annotation {REPLACE}: {replace!r:.60} is not a resource"]
+        )
+    placed = list(pods.placed(read))
+    requesting = [each for each in placed if _quantities(each.container, replace)]
+    if asks is None and not requesting:
+        return Plan(Outcome.UNASKED)
+    volume = _volume(read)
+    users = [each for each in placed if not each.is_ephemeral]
+    refused = {each.pointer: _refusal(each, requests=each in requesting) for each in users}
+    mounting = [each for each in users if not refused[each.pointer]]
+    conflicts = [
+        *_pod_conflicts(read, requesting),
+        *(text for each in mounting for text in _mount_conflicts(each.container, read, volume)),
+    ]
+    warnings = [text for text in refused.values() if text]
+    if not mounting and not requesting and REPLACED not in read.annotations:
+        conflicts.append("no container of the pod can use the broker")
+    if conflicts:
+        return _conflict([*conflicts, *warnings])
+    patch = [
+        *(_volume_added(read) if mounting and volume is None else ()),
+        *(step for each in mounting for step in _mounts_added(each, volume or VOLUME)),
+        *(step for each in requesting for step in _taken(each, replace)),
+        *_annotated(read, _record(read, requesting, replace)),
+    ]
+    changed = Outcome.REPLACED if requesting else Outcome.MOUNTED
+    return Plan(changed if patch else Outcome.UNCHANGED, tuple(patch), tuple(warnings))
+
+
+def may_be_replaced(read: pods.Pod) -> bool:
+    """Return whether it depends on the namespace what becomes of a pod."""
+    asks_for = (name for each in pods.placed(read) for name in _resources(each.container).names)
+    return read.annotations.get(MOUNT) != "false" and any("/" in name for name in asks_for)
+
+
+def _conflict(texts: Sequence[str]) -> Plan:
+    return Plan(Outcome.CONFLICT, warnings=tuple(dict.fromkeys(texts)))
+
+
+def _quantities(container: pods.Container, resource: str) -> dict[str, pods.Quantity]:
+    return _resources(container).of(resource)
+
+
+def _resources(container: pods.Container) -> pods.Resources:
+    return container.resources or pods.Resources()
+
+
+def _volume(read: pods.Pod) -> str | None:
+    """Return the name of the broker's volume, if the pod has it already."""
+    names = (
+        each.name for each in read.volumes if each.csi and each.csi.driver == publication.DRIVER
+    )
+    return next(names, None)
+
+
+def _refusal(each: pods.Placed, *, requests: bool) -> str:
+    """Return why a container gets no mounts; empty if it gets them."""
+    container = each.container
+    who = f"container {container.name:.63}"
+    if container.is_privileged:
+        return f"{who}: privileged, so it mounts with the node's device, without the broker"
+    if not requests and {*container.added_capabilities} & (_SYS_ADMIN | _ALL):
+        return f"{who}: gets no mounts: it keeps SYS_ADMIN, so it cannot use the broker"
+    return ""
+
+
+def _pod_conflicts(read: pods.Pod, requesting: Sequence[pods.Placed]) -> Iterator[str]:
+    if read.spec.os is not None and read.spec.os.name == "windows":
+        yield "a pod for Windows has no FUSE"
+    if _MIRROR in read.annotations:
+        yield "a static pod's mirror cannot be changed"
+    for each in requesting:
+        container = each.container
+        if not container.is_privileged and {*container.added_capabilities} & _ALL:
+            who = f"container {container.name:.63}"
+            yield f"{who}: adds ALL capabilities; with SYS_ADMIN it cannot use the broker"
+    if _volume(read) is None and any(each.name == VOLUME for each in read.volumes):
+        yield f"volume {VOLUME}: the pod has another volume of this name"
+
+
+def _mount_conflicts(
+    container: pods.Container, read: pods.Pod, volume: str | None
+) -> Iterator[str]:
+    """Yield what occupies the paths of the broker's mounts in a container."""
+    writable = {each.name for each in read.volumes if each.empty_dir is not None}
+    who = f"container {container.name:.63}"
+    for mount in container.volume_mounts or ():
+        path = _absolute(mount.mount_path)
+        for ours in MOUNTS:
+            if volume is not None and _is_ours(mount, ours, volume):
+                continue
+            if _is_below(path, ours.mount_path):
+                yield f"{who}: mounts {path:.80} itself"
+            elif _is_below(ours.mount_path, path) and (
+                mount.name not in writable or mount.read_only
+            ):
+                yield f"{who}: mounts {path:.80}, above {ours.mount_path}"
+    for device in container.volume_devices or ():
+        path = _absolute(device.device_path)
+        if any(_is_below(path, m.mount_path) or _is_below(m.mount_path, path) for m in MOUNTS):
+            yield f"{who}: has a block device at {path:.80}"
+
+
+def _absolute(path: str) -> str:
+    """Return a path as the kubelet takes it: a relative one begins at the root."""
+    return posixpath.normpath(posixpath.join("/", path)).replace("//", "/")
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _is_ours(mount: pods.Mount, ours: pods.Mount, volume: str) -> bool:
+    return (
+        mount.name == volume
+        and _absolute(mount.mount_path) == ours.mount_path
+        and (mount.sub_path or None) == ours.sub_path
+        and not mount.sub_path_expr
+    )
+
+
+def _volume_added(read: pods.Pod) -> Iterator[Operation]:
+    yield from _appended(
+        "/spec/volumes", read.volumes, [{"name": VOLUME, "csi": {"driver": publication.DRIVER}}]
+    )
+
+
+def _mounts_added(each: pods.Placed, volume: str) -> Iterator[Operation]:
+    there = each.container.volume_mounts or ()
+    missing = [ours for ours in MOUNTS if not any(_is_ours(mount, ours, volume) for mount in there)]
+    added = [_mount_json(ours, volume) for ours in missing]
+    yield from _appended(f"{each.pointer}/volumeMounts", there, added)
+
+
+def _mount_json(mount: pods.Mount, volume: str) -> dict[str, object]:
+    made: dict[str, object] = {"name": volume, "mountPath": mount.mount_path}
+    if mount.sub_path:
+        made["subPath"] = mount.sub_path
+    if mount.read_only:
+        made["readOnly"] = True
+    return made
+
+
+def _appended(
+    pointer: str, there: Sequence[object], added: Sequence[Mapping[str, object]]
+) -> Iterator[Operation]:
+    if there:
+        yield from (Operation("add", f"{pointer}/-", value) for value in added)
+    elif added:
+        yield Operation("add", pointer, list(added))
+
+
+def _taken(each: pods.Placed, resource: str) -> Iterator[Operation]:
+    """Yield what takes the resource, and the capability that came with it, out of a container."""
+    for field in _quantities(each.container, resource):
+        yield Operation("remove", f"{each.pointer}/resources/{field}/{_escaped(resource)}")
+    if _loses_capability(each.container):
+        added = each.container.added_capabilities
+        kept = [capability for capability in added if capability not in _SYS_ADMIN]
+        yield Operation("replace", f"{each.pointer}/securityContext/capabilities/add", kept)
+
+
+def _loses_capability(container: pods.Container) -> bool:
+    return not container.is_privileged and bool({*container.added_capabilities} & _SYS_ADMIN)
+
+
+def _record(read: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> _Record:
+    """Return what is taken out of the pod, with what was taken out of it before."""
+    record: _Record = {}
+    # another text is somebody else's
+    with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
+        record = msgspec.json.decode(read.annotations.get(REPLACED, "{}"), type=_Record)
+    for each in requesting:
+        container = each.container
+        quantities = _quantities(container, resource)
+        fields = {field: {resource: quantity} for field, quantity in quantities.items()}
+        lost = container.added_capabilities if _loses_capability(container) else ()
+        record[container.name] = _Taken(**fields, capabilities=lost)
+    return record if requesting else {}
+
+
+def _annotated(read: pods.Pod, record: _Record) -> Iterator[Operation]:
+    added = {MOUNT: "true"} if MOUNT not in read.annotations else {}
+    if record:
+        added[REPLACED] = msgspec.json.encode(record, order="deterministic").decode()
+    if not read.annotations and added:
+        yield Operation("add", "/metadata/annotations", added)
+    else:
+        for key, value in added.items():
+            yield Operation("add", f"/metadata/annotations/{_escaped(key)}", value)
+
+
+def _escaped(key: str) -> str:
+    """Return a key as a token of a JSON pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")

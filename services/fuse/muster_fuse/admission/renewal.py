@@ -1,0 +1,63 @@
+"""Pure: when the webhook's certificate is replaced.
+
+| certificate in use | the next one | step |
+|---|---|---|
+| none, expired, or not valid yet | none that is valid | ISSUE: make one and use it at once |
+| none, expired, or not valid yet | valid | PROMOTE: use it |
+| valid | made `settle_s` ago | PROMOTE |
+| valid, but not for another `settle_s` | valid | PROMOTE |
+| valid | made since | KEEP |
+| in the last third of its life | none | PREPARE: make one, so that its CA becomes trusted |
+| younger | none | KEEP |
+
+The API servers trust a new CA only when they have read it from the webhook's configuration. Hence
+the next certificate waits before it is used, and the CA of the previous one stays trusted until it
+expires. Times are seconds since 1970, as the certificates have them.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+BACKDATED_S: Final = 300.0
+"""Certificates are valid from before they were made: the clocks of machines differ."""
+
+
+class Step(enum.StrEnum):
+    """What is to be done."""
+
+    KEEP = "keep"
+    ISSUE = "issue"
+    PREPARE = "prepare"
+    PROMOTE = "promote"
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """When a certificate is valid."""
+
+    begins_at: float
+    ends_at: float
+
+    def includes(self, at: float) -> bool:
+        """Return whether the certificate is valid at this time."""
+        return self.begins_at <= at < self.ends_at
+
+    @property
+    def made_at(self) -> float:
+        """Return when the certificate was made."""
+        return self.begins_at + BACKDATED_S
+
+
+def decide(
+    current: Validity | None, following: Validity | None, *, at: float, settle_s: float
+) -> Step:
+    """Return the next step; a certificate that cannot be used is None."""
+    is_next = following is not None and following.includes(at)
+    if current is None or not current.includes(at):
+        return Step.PROMOTE if is_next else Step.ISSUE
+    if following is not None and is_next:
+        has_settled = at - following.made_at >= settle_s
+        return Step.PROMOTE if has_settled or current.ends_at - at <= settle_s else Step.KEEP
+    left_s = current.ends_at - at
+    return Step.PREPARE if 3 * left_s <= current.ends_at - current.made_at else Step.KEEP

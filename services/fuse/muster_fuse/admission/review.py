@@ -1,0 +1,101 @@
+"""Pure: the API server's question about a pod, and the answer.
+
+Whatever is asked, the answer allows the pod: a pod that cannot be read or changed stays as it is,
+with a warning. Only a body that is not a question has no answer.
+"""
+
+import base64
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from muster import codec, escaping
+from muster.kubernetes import objects
+from muster_fuse.admission import pod as pods
+from muster_fuse.admission import pod_patch
+
+_VERSION: Final = "admission.k8s.io/v1"
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_WARNINGS_MAX: Final = 16
+_WARNING_MAX: Final = 250
+"""The API server cuts longer warnings (admission/v1, AdmissionResponse)."""
+
+
+class Unanswerable(Exception):
+    """The body is not a question about an object of a namespace."""
+
+
+class _Kind(objects.Object, frozen=True):
+    group: str = ""
+    version: str = ""
+    kind: str = ""
+
+
+class Request(objects.Object, frozen=True):
+    """The question whether an object may be made."""
+
+    uid: str
+    kind: _Kind = _Kind()
+    sub_resource: str = ""
+    namespace: str = ""
+    operation: str = ""
+    dry_run: bool | None = None
+    object: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def is_new_pod(self) -> bool:
+        """Return whether a pod is to be made, the only thing that the webhook changes."""
+        return (self.kind, self.sub_resource, self.operation) == (
+            _Kind(group="", version="v1", kind="Pod"),
+            "",
+            "CREATE",
+        )
+
+
+class _Review(objects.Object, frozen=True):
+    request: Request
+    api_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The pod cannot be read; `text` says why."""
+
+    text: str
+
+
+def request_in(body: bytes) -> Request:
+    """Return the question in a body. Raises Unanswerable."""
+    try:
+        review = msgspec.json.decode(body, type=_Review)
+    except codec.UNREADABLE as error:
+        raise Unanswerable(f"no AdmissionReview: {error}") from None
+    if review.api_version != _VERSION or not review.request.uid:
+        raise Unanswerable(f"no AdmissionReview of {_VERSION} with a uid")
+    if not _NAMESPACE.fullmatch(review.request.namespace):
+        # it becomes part of a path, and anybody may ask
+        raise Unanswerable("no namespace")
+    return review.request
+
+
+def pod_in(request: Request) -> pods.Pod | Unreadable:
+    """Return the pod that is to be made."""
+    try:
+        return msgspec.json.decode(request.object, type=pods.Pod)
+    except codec.UNREADABLE as error:
+        return Unreadable(f"the pod cannot be read: {error}")
+
+
+def answer(uid: str, plan: pod_patch.Plan) -> bytes:
+    """Return the answer: the pod is allowed, with this change and these warnings."""
+    response: dict[str, object] = {"uid": uid, "allowed": True}
+    if plan.warnings:
+        texts = (escaping.plain(f"fuse.muster.dev: {text}") for text in plan.warnings)
+        response["warnings"] = [text[:_WARNING_MAX] for text in texts][:_WARNINGS_MAX]
+    if plan.patch:
+        patch = base64.b64encode(msgspec.json.encode(plan.patch)).decode()
+        response |= {"patchType": "JSONPatch", "patch": patch}
+    review = {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}
+    return msgspec.json.encode(review)

@@ -1,0 +1,128 @@
+"""Adapter: HTTPS: answers the API server's questions about new pods.
+
+A pod is never refused, and no pod ends in an error: what cannot be read or decided in time is
+allowed unchanged, with a warning. Bodies, time, and the number of questions at once are limited.
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from typing import Final
+
+import prometheus_client
+from aiohttp import web
+
+from muster.service import logs
+from muster_fuse.admission import config, event_reporter, namespaces, pod_patch, review
+from muster_fuse.admission import pod as pods
+
+PATH: Final = "/pods"
+_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The API server takes objects of at most 3 MiB."""
+_AT_ONCE_MAX: Final = 32
+_DEADLINE_S: Final = 4.0
+"""The API server waits for 5 s (timeoutSeconds of the configuration)."""
+_CONNECTIONS_MAX: Final = 256
+"""If there are more, the oldest are closed."""
+_HANDSHAKE_S: Final = 5.0
+_IDLE_S: Final = 30.0
+_SHUTDOWN_S: Final = 2.0
+
+PODS: Final = prometheus_client.Counter(
+    "muster_fuse_webhook_pods_total", "New pods that the API server asked about.", ["outcome"]
+)
+DECIDING: Final = prometheus_client.Histogram(
+    "muster_fuse_webhook_answer_seconds",
+    "Time to answer one question.",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1, 4),
+)
+
+
+class Webhook:
+    """Answers questions about pods."""
+
+    def __init__(
+        self, known: namespaces.Namespaces, reporter: event_reporter.EventReporter
+    ) -> None:
+        self._namespaces = known
+        self._reporter = reporter
+        self._slots = asyncio.Semaphore(_AT_ONCE_MAX)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer a question; 4xx if it is none, 503 if there is no time for it."""
+        try:
+            with DECIDING.time():
+                async with asyncio.timeout(_DEADLINE_S), self._slots:
+                    asked = review.request_in(await request.read())
+                    plan = await self._plan(asked)
+        except review.Unanswerable as error:
+            PODS.labels("unanswerable").inc()
+            return web.Response(status=400, text=f"{error}\n")
+        except TimeoutError:
+            PODS.labels("late").inc()
+            return web.Response(status=503, text="too many questions\n")
+        return web.Response(body=review.answer(asked.uid, plan), content_type="application/json")
+
+    async def _plan(self, asked: review.Request) -> pod_patch.Plan:
+        if not asked.is_new_pod:
+            return pod_patch.Plan(pod_patch.Outcome.UNASKED)
+        read = review.pod_in(asked)
+        if isinstance(read, review.Unreadable):
+            PODS.labels("unreadable").inc()
+            return pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(read.text,))
+        try:
+            plan = await self._decide(asked.namespace, read)
+        except namespaces.Unavailable as error:
+            text = f"unchanged, because its namespace could not be read: {error}"
+            plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
+        except Exception as error:  # noqa: BLE001  # no pod may end in an error
+            logs.logger().error("decision_failed", namespace=asked.namespace, exc_info=error)
+            text = "unchanged: an error of the webhook, see its log"
+            plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
+        PODS.labels(plan.outcome.value).inc()
+        if plan.outcome is pod_patch.Outcome.CONFLICT and not asked.dry_run:
+            self._reporter.report(asked.namespace, read.metadata, "; ".join(plan.warnings))
+        return plan
+
+    async def _decide(self, namespace: str, read: pods.Pod) -> pod_patch.Plan:
+        replace = ""
+        if pod_patch.may_be_replaced(read):
+            replace = await self._namespaces.replace(namespace)
+        return pod_patch.plan(read, replace=replace)
+
+
+@contextlib.asynccontextmanager
+async def serve(listen: config.Listen, webhook: Webhook, tls: ssl.SSLContext) -> AsyncIterator[str]:
+    """Serve until the block ends; yield the address. Raises OSError."""
+    application = web.Application(client_max_size=_BODY_BYTES_MAX)
+    application.router.add_post(PATH, webhook.answer)
+    runner = web.AppRunner(
+        application, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=_SHUTDOWN_S
+    )
+    await runner.setup()
+    handlers = runner.server
+    assert handlers is not None, "set up"
+
+    def connected() -> asyncio.BaseProtocol:
+        if len(handlers.connections) >= _CONNECTIONS_MAX:
+            # silent clients must not keep the API server out; a closed API server reconnects
+            open_ = (each for each in handlers.connections if each.transport is not None)
+            if (oldest := next(open_, None)) is not None:
+                oldest.force_close()
+        return handlers()
+
+    try:
+        listening = await asyncio.get_running_loop().create_server(
+            connected,
+            listen.host,
+            listen.port,
+            ssl=tls,
+            ssl_handshake_timeout=_HANDSHAKE_S,
+            ssl_shutdown_timeout=_SHUTDOWN_S,
+        )
+        async with listening:
+            host, port = listening.sockets[0].getsockname()[:2]
+            yield f"https://{host}:{port}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,143 @@
+"""Adapter: what the broker has mounted: written down, looked at, and ended with its pod."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from muster import blocking, vocabulary
+from muster_fuse import config
+from muster_fuse.broker import observations
+from muster_fuse.kernel import jobs
+from muster_fuse.request import caller, decision
+from muster_fuse.watch import connections, mounts, observer, records
+
+_WAIT_S: Final = 30.0
+"""How long to wait for the kernel to show its connections and processes."""
+
+log = structlog.get_logger()
+
+
+class Ledger:
+    """The mounts of all pods; `directory` keeps them for the next start of the broker."""
+
+    def __init__(
+        self,
+        settings: config.Limits,
+        directory: Path,
+        observe: Callable[[observations.Observation], None],
+    ) -> None:
+        self.mounts = mounts.Mounts(settings)
+        self.looked_at: float | None = None
+        """When all mounts were last looked at, in the loop's seconds."""
+        self._observe = observe
+        self._connections = connections.Connections()
+        self._records = records.Records(directory, self._connections)
+        self._observer = observer.Observer(self._connections)
+        self._serial = blocking.Serial()
+        self._looking = blocking.Serial()
+        """Pods decide how long a look takes; nobody else waits for it."""
+        self._saving = asyncio.Lock()
+        self._pods: dict[str, caller.Pod] = {}
+
+    async def recall(self, pod: caller.Pod) -> None:
+        """Watch what a pod has mounted through an earlier broker, if it is not known."""
+        if pod.uid in self._pods:
+            return
+        self._pods[pod.uid] = pod
+        if not pod.uid:
+            return
+        try:
+            await self._run(self._connections.open)
+            recorded = await self._run(lambda: self._records.load(pod.uid))
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("mounts_unknown", pod=pod.uid, error=str(error))
+            return
+        for mount in recorded:
+            self.mounts.add(mount)
+
+    async def record(
+        self, pod: caller.Pod, job: jobs.MountJob, point: caller.Descriptor, made: jobs.Outcome
+    ) -> None:
+        """Watch a mount that was just made."""
+        strings = dict(job.strings)
+        mount = mounts.Mount(
+            pod_uid=pod.uid,
+            connection=made.minor,
+            inode=made.inode,
+            created_ns=made.created_ns,
+            mount_point=decision.shown(point.path),
+            source=strings.get("source", ""),
+            subtype=strings.get("subtype", ""),
+            user_id=job.caller.user_id,
+        )
+        self.mounts.add(mount)
+        self._observe(observations.Mounted(pod=pod, mount=mount))
+        await self._save(pod.uid)
+
+    def counts(self) -> Counter[str]:
+        """Return how many mounts each pod has."""
+        return Counter(mount.pod_uid for mount in self.mounts.all())
+
+    async def look(self) -> None:
+        """Look at all mounts, and report what has changed."""
+        watched = self.mounts.all()
+        dead = self._with(vocabulary.FuseCondition.DEAD)
+        hung = self._with(vocabulary.FuseCondition.HUNG)
+        try:
+            seen = await self._looking.run(
+                lambda: self._observer.look(watched, dead=dead, hung=hung), timeout_s=_WAIT_S
+            )
+        except OSError as error:
+            log.warning("look_failed", error=str(error))
+            return
+        self.looked_at = asyncio.get_running_loop().time()
+        for change in self.mounts.look(seen, now=self.looked_at):
+            pod = self._pods.get(change.mount.pod_uid)
+            if pod is not None:
+                self._observe(observations.ConditionChanged(pod=pod, **change._asdict()))
+        for uid in {mount.pod_uid for mount in watched if seen[mount.id] is None}:
+            await self._save(uid)
+
+    async def release(self, pod_uid: str) -> int:
+        """End the connections that a pod has left behind; return how many there were."""
+        left = self.mounts.of(pod_uid)
+        try:
+            count = await self._run(lambda: sum(map(self._connections.abort, left)))
+        except OSError as error:
+            # they stay in the records, and the next call tries again
+            log.warning("abort_failed", pod=pod_uid, mounts=len(left), error=str(error))
+            return 0
+        for mount in left:
+            self.mounts.forget(mount)
+        await self._save(pod_uid)
+        pod = self._pods.pop(pod_uid, None)
+        if count and pod is not None:
+            reason = "the pod has ended, and its mounts were still connected"
+            self._observe(observations.Aborted(pod=pod, count=count, reason=reason))
+        return count
+
+    def close(self) -> None:
+        """Give up the view of the kernel's connections."""
+        self._connections.close()
+
+    def _with(self, condition: vocabulary.FuseCondition) -> set[str]:
+        return {m.id for m in self.mounts.all() if condition in self.mounts.conditions(m)}
+
+    async def _save(self, pod_uid: str) -> None:
+        if not pod_uid:
+            return
+        async with self._saving:
+            made = self.mounts.of(pod_uid)
+            try:
+                await self._run(lambda: self._records.save(pod_uid, made))
+            except OSError as error:
+                log.warning("record_not_written", pod=pod_uid, error=str(error))
+
+    async def _run(self, call: Callable[[], blocking.Result]) -> blocking.Result:
+        """Run a call in a thread, one at a time. Raises its exceptions, or TimeoutError."""
+        return await self._serial.run(call, timeout_s=_WAIT_S)

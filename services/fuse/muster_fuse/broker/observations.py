@@ -1,0 +1,43 @@
+"""Pure: what the broker has done and seen, for those who report it."""
+
+import msgspec
+
+from muster import vocabulary
+from muster_fuse.request import caller, decision
+from muster_fuse.watch import mounts
+
+
+class Mounted(msgspec.Struct, frozen=True, kw_only=True):
+    """A file system was mounted in a pod."""
+
+    pod: caller.Pod
+    mount: mounts.Mount
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """A request was refused; at most one of these a second for each pod and reason."""
+
+    pod: caller.Pod
+    reason: decision.Reason
+    text: str
+
+
+class Aborted(msgspec.Struct, frozen=True, kw_only=True):
+    """Connections that a pod had left behind were ended."""
+
+    pod: caller.Pod
+    count: int
+    reason: str
+
+
+class ConditionChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition of a mount began or ended."""
+
+    pod: caller.Pod
+    mount: mounts.Mount
+    condition: vocabulary.FuseCondition
+    holds: bool
+    text: str
+
+
+Observation = Mounted | Refused | Aborted | ConditionChanged

@@ -1,0 +1,285 @@
+"""Adapter: a connection of a pod: receives its request, and reads in /proc who has sent it.
+
+The order makes the reuse of process ids harmless: first a pidfd of the process that connected, then
+what /proc says about its number, then whether the pidfd shows that it still runs. What it sees
+mounted is read before its namespaces: a process without privileges moves only to namespaces further
+inside, so a mount point that it saw before it moved is not in those that it has moved to.
+
+The pod chooses what it sends: closing such a descriptor can take as long as a file system or a
+socket of the pod wants. So descriptors arrive in a thread that has a table of its own for them, and
+only those that were opened with O_PATH, and are closed at once, leave it. In a common table, a
+process that is started would close them too, and the broker would wait for it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from muster_fuse import protocol
+from muster_fuse.kernel import syscalls
+from muster_fuse.request import caller, decision
+
+_SO_PEERPIDFD: Final = 77
+_NS_GET_USERNS: Final = 0xB701
+_UCRED: Final = struct.Struct("i2I")
+_INT: Final = struct.Struct("i")
+_CLONE_FILES: Final = 0x400
+_TAKEN: Final = struct.Struct("<I?")
+"""What `_take` passes on before the packet: how many descriptors there were, and whether more."""
+_PACKET_MAX: Final = protocol.PACKET_MAX
+_DESCRIPTORS_MAX: Final = 4
+"""More than a request may have: the kernel drops further ones, and says so."""
+_TEXT_BYTES_MAX: Final = 65_536
+_MOUNTINFO_BYTES_MAX: Final = 1 << 26
+_PROC: Final = Path("/proc")
+
+
+class Own(NamedTuple):
+    """The broker's own user namespace and cgroups."""
+
+    user_namespace: int
+    cgroup: str
+
+
+class _Taken(NamedTuple):
+    descriptors: int
+    is_cut: bool
+
+
+class Received(NamedTuple):
+    """A request and the process that connected.
+
+    `target` is what the kernel knows of its descriptor, if there is one, and `lines` are the mount
+    that it lies on and the mount below, as far as the process sees them.
+    """
+
+    request: protocol.Request
+    process: caller.Process
+    own: Own
+    target: caller.Descriptor | None
+    lines: dict[int, caller.MountLine]
+
+    def descriptor(self) -> caller.Descriptor:
+        """Return the descriptor of a request that carries one."""
+        assert self.target is not None, "the protocol has counted them"
+        return self.target
+
+
+class Peer:
+    """A connection, the process at its other end, and the descriptors that came from there."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.pidfd = -1
+        self.descriptors: list[int] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._taking: threading.Thread | None = None
+
+    def receive(self) -> Received | None:
+        """Return the request that has arrived; None if the peer has gone. Raises Refusal."""
+        with self._lock:
+            if self._is_closed:
+                return None
+            request = self._request()
+            if request is None:
+                return None
+            pid, uid, gid = self._identify()
+            try:
+                target = _target(self.descriptors[0]) if self.descriptors else None
+                lines = _lines(pid, target.mount_id) if target else {}
+                process = _read_process(pid, uid=uid, gid=gid)
+            except (OSError, caller.Unclear) as error:
+                # all of it is there and clear while the process runs
+                self._check_runs()
+                raise decision.Refusal(
+                    decision.Reason.UNCLEAR_CALLER, errno.EPERM, decision.shown(str(error))
+                ) from None
+            self._check_runs()
+            return Received(request, process, _own(), target, lines)
+
+    def close(self) -> None:
+        """Close the connection and all descriptors. It may block for as long as the pod wants."""
+        with self._lock:
+            self._is_closed = True
+            self.connection.close()
+            for descriptor in (self.pidfd, *self.descriptors):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self.pidfd, self.descriptors = -1, []
+        if self._taking is not None:
+            self._taking.join()
+
+    def _request(self) -> protocol.Request | None:
+        """Return what has arrived, None if nothing has."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            self._taking = threading.Thread(
+                target=_take, args=(self.connection.fileno(), theirs.fileno()), daemon=True
+            )
+            self._taking.start()
+            message, self.descriptors, _, _ = socket.recv_fds(
+                ours, _TAKEN.size + _PACKET_MAX, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+            )
+        taken, packet = _Taken(*_TAKEN.unpack_from(message)), message[_TAKEN.size :]
+        if not packet and not taken.descriptors:
+            return None
+        if taken.is_cut:
+            raise _malformed("a packet, or its descriptors, did not fit")
+        try:
+            request = protocol.parse(packet, descriptors=taken.descriptors)
+        except protocol.MalformedPacket as error:
+            raise _malformed(str(error)) from None
+        if taken.descriptors != len(self.descriptors):
+            text = "the descriptor was not opened with O_PATH"
+            raise decision.Refusal(decision.Reason.BAD_DESCRIPTOR, errno.EBADF, text)
+        return request
+
+    def _identify(self) -> tuple[int, int, int]:
+        """Return the process, user and group as they were at the time of the connect."""
+        raw = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, uid, gid = _UCRED.unpack(raw)
+        if pid <= 0:
+            text = "the broker does not see the processes of this pod: it needs hostPID"
+            raise decision.Refusal(decision.Reason.UNCLEAR_CALLER, errno.ESRCH, text)
+        try:
+            self.pidfd = _peer_pidfd(self.connection, pid)
+        except OSError:
+            raise _exited() from None
+        return pid, uid, gid
+
+    def _check_runs(self) -> None:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        if poll.poll(0):
+            raise _exited()
+
+
+def _take(connection: int, to: int) -> None:
+    """Receive what has arrived on a connection, and pass on what may be closed anywhere."""
+    message, descriptors, passed = _TAKEN.pack(0, False), list[int](), list[int]()  # noqa: FBT003  # not cut
+    syscalls.unshare(_CLONE_FILES)
+    keep = sorted((connection, to))
+    for low, high in zip((-1, *keep), (*keep, os.sysconf("SC_OPEN_MAX")), strict=True):
+        os.closerange(low + 1, high)
+    with socket.socket(fileno=to) as passing:
+        try:
+            with socket.socket(fileno=connection) as receiving:
+                packet, descriptors, flags, _ = socket.recv_fds(
+                    receiving, _PACKET_MAX + 1, _DESCRIPTORS_MAX, socket.MSG_DONTWAIT
+                )
+            is_cut = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(packet) > _PACKET_MAX
+            message = _TAKEN.pack(len(descriptors), bool(is_cut)) + packet[:_PACKET_MAX]
+            passed = [descriptor for descriptor in descriptors if _is_path(descriptor)]
+        except (OSError, caller.Unclear):
+            # the peer has gone, or cannot be served
+            pass
+        finally:
+            socket.send_fds(passing, [message], passed)
+    for descriptor in descriptors:
+        # the file system of a descriptor may answer anything
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _is_path(descriptor: int) -> bool:
+    fdinfo = _text(_PROC / "thread-self" / "fdinfo" / str(descriptor))
+    return caller.descriptor(fdinfo, "").is_path
+
+
+def _malformed(text: str) -> decision.Refusal:
+    return decision.Refusal(decision.Reason.MALFORMED, errno.EPROTO, text)
+
+
+def _exited() -> decision.Refusal:
+    text = "the process that connected has ended; it must wait for the answer"
+    return decision.Refusal(decision.Reason.EXITED, errno.ESRCH, text)
+
+
+def _peer_pidfd(connection: socket.socket, pid: int) -> int:
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, _INT.size)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        # before Linux 6.5; the check of the cgroup keeps a reused number within the same pod
+        return os.pidfd_open(pid)
+    return int(_INT.unpack(raw)[0])
+
+
+def _own() -> Own:
+    process = _PROC / "self"
+    return Own((process / "ns" / "user").stat().st_ino, _text(process / "cgroup"))
+
+
+def _read_process(pid: int, *, uid: int, gid: int) -> caller.Process:
+    """Return what is known of the process of a number, whichever that is by now."""
+    process = _PROC / str(pid)
+    return caller.Process(
+        cgroup=_text(process / "cgroup"),
+        status=_text(process / "status"),
+        uid_map=_text(process / "uid_map"),
+        gid_map=_text(process / "gid_map"),
+        connected_uid=uid,
+        connected_gid=gid,
+        user_namespace=(process / "ns" / "user").stat().st_ino,
+        mount_owner=_owner(process / "ns" / "mnt"),
+    )
+
+
+def _owner(namespace: Path) -> int:
+    """Return the user namespace that owns a namespace."""
+    entered = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        owner = fcntl.ioctl(entered, _NS_GET_USERNS)
+    finally:
+        os.close(entered)
+    try:
+        return os.fstat(owner).st_ino
+    finally:
+        os.close(owner)
+
+
+def _target(descriptor: int) -> caller.Descriptor:
+    """Return what the kernel knows of a descriptor; its file system is not asked."""
+    process = _PROC / "self"
+    path = (process / "fd" / str(descriptor)).readlink()
+    return caller.descriptor(_text(process / "fdinfo" / str(descriptor)), str(path))
+
+
+def _lines(pid: int, mount_id: int) -> dict[int, caller.MountLine]:
+    line = caller.mount_line(_mountinfo(pid, mount_id), mount_id)
+    if line is None:
+        return {}
+    below = caller.mount_line(_mountinfo(pid, line.parent_id), line.parent_id)
+    return {known.mount_id: known for known in (line, below) if known}
+
+
+def _mountinfo(pid: int, mount_id: int) -> Iterator[str]:
+    """Yield the lines that begin like that of a mount: of 100,000, only these are decoded.
+
+    They end where the kernel ends them: names may contain what Python takes for an end.
+    """
+    start = b"%d " % mount_id
+    left = _MOUNTINFO_BYTES_MAX
+    with (_PROC / str(pid) / "mountinfo").open("rb") as file:
+        for line in file:
+            left -= len(line)
+            if left < 0:
+                raise caller.Unclear("a mount table that is implausibly large")
+            if line.startswith(start):
+                yield line.decode(errors="surrogateescape")
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        text = file.read(_TEXT_BYTES_MAX)
+    return text.decode(errors="surrogateescape")

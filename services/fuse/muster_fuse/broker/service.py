@@ -1,0 +1,227 @@
+"""Adapter: the broker: serves each pod on a socket of its own, one request at a time."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final, assert_never
+
+from muster import pacing
+from muster_fuse import config, protocol
+from muster_fuse.broker import ledger, observations, peer, sockets
+from muster_fuse.kernel import jobs, mounter_client
+from muster_fuse.request import caller, decision, limits
+from muster_fuse.request.decision import Reason, Refusal
+from muster_fuse.watch import mounts as watched
+
+_TURN_S: Final = 5.0
+"""How long a request waits for an earlier one of its pod; the helper waits longer."""
+_REFUSALS_MAX: Final = 4096
+_SLOW_S: Final = 600.0
+"""How long after a late job of a pod its jobs count as slow."""
+
+
+class _Served:
+    """A pod that is served: its socket, and the turn of its requests."""
+
+    def __init__(self, pod: caller.Pod, listener: sockets.Listener) -> None:
+        self.pod = pod
+        self.listener = listener
+        self.turn = asyncio.Lock()
+        self.was_stuck = False
+        """Whether its latest job did not even end when it was killed."""
+        self.slow_until = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether other pods should not wait for jobs of this one."""
+        return asyncio.get_running_loop().time() < self.slow_until
+
+
+class Broker:
+    """Serves pods; it calls `observe` with what happens, and keeps records in `records`."""
+
+    def __init__(
+        self,
+        settings: config.Limits,
+        mounter: mounter_client.Mounter,
+        *,
+        observe: Callable[[observations.Observation], None],
+        records: Path,
+    ) -> None:
+        self._settings = settings
+        self._mounter = mounter
+        self._observe = observe
+        self._ledger = ledger.Ledger(settings, records, observe)
+        self._limiter = limits.Limiter(settings)
+        self._refusals = pacing.KeyedBuckets[tuple[str, Reason]](
+            per_s=1.0, burst=1, keys_max=_REFUSALS_MAX
+        )
+        self._served: dict[str, _Served] = {}
+
+    async def open(self, pod: caller.Pod, socket_path: Path) -> None:
+        """Listen for a pod, unless its socket is there. Raises OSError."""
+        served = self._served.get(pod.uid)
+        if served is not None:
+            if await served.listener.is_at(socket_path):
+                return
+            await self.close(pod.uid)
+        await self._ledger.recall(pod)
+        listener = sockets.Listener(connections=self._settings.connections_per_pod)
+        served = _Served(pod, listener)
+        await listener.start(socket_path, lambda connected: self._serve(served, connected))
+        self._served[pod.uid] = served
+
+    async def close(self, pod_uid: str) -> None:
+        """Stop listening for a pod, and end its connections; its mounts stay."""
+        served = self._served.pop(pod_uid, None)
+        if served is not None:
+            await served.listener.stop()
+
+    async def release(self, pod_uid: str) -> int:
+        """End the connections that a pod has left behind; return how many there were."""
+        return await self._ledger.release(pod_uid)
+
+    @property
+    def looked_at(self) -> float | None:
+        """When all mounts were last looked at, in monotonic seconds; None before the first time."""
+        return self._ledger.looked_at
+
+    def mounts(self) -> tuple[watched.Mount, ...]:
+        """Return the mounts of all pods, as the latest look has seen them."""
+        return self._ledger.mounts.all()
+
+    def conditions(self, mount: watched.Mount) -> tuple[watched.Condition, ...]:
+        """Return what is wrong with a mount."""
+        return self._ledger.mounts.conditions(mount)
+
+    async def watch(self) -> None:
+        """Look at all mounts again and again, until cancelled."""
+        while True:
+            await self._ledger.look()
+            await asyncio.sleep(self._settings.watch_s)
+
+    async def stop(self) -> None:
+        """Stop listening for all pods; mounts and their records stay."""
+        for uid in tuple(self._served):
+            await self.close(uid)
+        self._ledger.close()
+
+    async def _serve(self, served: _Served, connected: peer.Peer) -> None:
+        """Answer the request of a connection."""
+        try:
+            async with asyncio.timeout(self._settings.request_s):
+                await sockets.readable(connected.connection)
+        except TimeoutError:
+            return
+        # what the answer to a request that cannot be read says
+        operation = protocol.Operation.MOUNT
+        try:
+            received = await served.listener.reading.run(connected.receive)
+            if received is None:
+                return
+            operation = received.request.operation
+            self._limiter.take(served.pod.uid, now=asyncio.get_running_loop().time())
+            answer = await self._do(served, connected, received)
+        except Refusal as refusal:
+            self._report(served.pod, refusal)
+            answer = protocol.reply(operation, errno=refusal.errno, text=refusal.text)
+        # who has gone, or does not read, is not waited for
+        with contextlib.suppress(OSError):
+            if answer:
+                connected.connection.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    async def _do(self, served: _Served, connected: peer.Peer, received: peer.Received) -> bytes:
+        """Do what a request asks for; return the reply, empty if it has been sent."""
+        asking = decision.check_caller(
+            served.pod.uid,
+            received.process,
+            own_cgroup=received.own.cgroup,
+            own_user_namespace=received.own.user_namespace,
+        )
+        operation = received.request.operation
+        match operation:
+            case protocol.Operation.HELLO:
+                text = f"{self._settings.mounts_per_pod} mounts for each pod"
+                return protocol.reply(operation, text=text)
+            case protocol.Operation.MOUNT:
+                async with self._turn(served):
+                    await self._mount(served, connected, received, asking)
+                return b""
+            case protocol.Operation.UNMOUNT:
+                async with self._turn(served):
+                    await self._unmount(served, connected, received, asking)
+                return protocol.reply(operation)
+            case protocol.Operation.CONTINUE | protocol.Operation.SYNC_INIT:
+                raise Refusal(Reason.MALFORMED, errno.EPROTO, "no mount waits for this packet")
+            case _:
+                assert_never(operation)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, served: _Served) -> AsyncIterator[None]:
+        """Wait until no other request of the pod is being done. Raises Refusal."""
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await served.turn.acquire()
+        except TimeoutError:
+            text = "an earlier request of this pod is still being done; try again"
+            raise Refusal(Reason.BUSY, errno.EBUSY, text) from None
+        try:
+            if served.was_stuck and self._mounter.stuck:
+                text = "an earlier mount of this pod hangs in the kernel; delete the pod"
+                raise Refusal(Reason.STUCK, errno.EBUSY, text)
+            yield
+        finally:
+            served.turn.release()
+
+    async def _mount(
+        self, served: _Served, connected: peer.Peer, received: peer.Received, asking: jobs.Caller
+    ) -> None:
+        uid, settings = served.pod.uid, self._settings
+        counts = self._ledger.counts()
+        if counts[uid] >= settings.mounts_per_pod or counts.total() >= settings.mounts_per_node:
+            # some may have been unmounted since
+            await self._ledger.look()
+        with self._limiter.making(uid, self._ledger.counts()):
+            point = received.descriptor()
+            decision.check_target(
+                point, received.lines.get(point.mount_id), fuse_on_fuse=settings.fuse_on_fuse
+            )
+            job = decision.mount_job(received.request, asking, limits=settings)
+            outcome = await self._mounter.mount(
+                job,
+                peer=connected.pidfd,
+                directory=connected.descriptors[0],
+                reply=connected.connection.fileno(),
+                is_slow=served.is_slow,
+            )
+            _check(served, outcome)
+            await self._ledger.record(served.pod, job, point, outcome)
+
+    async def _unmount(
+        self, served: _Served, connected: peer.Peer, received: peer.Received, asking: jobs.Caller
+    ) -> None:
+        job = decision.unmount_job(
+            received.request, asking, root=received.descriptor(), lines=received.lines
+        )
+        outcome = await self._mounter.unmount(
+            job, peer=connected.pidfd, root=connected.descriptors[0], is_slow=served.is_slow
+        )
+        _check(served, outcome)
+
+    def _report(self, pod: caller.Pod, refusal: Refusal) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._refusals.try_take((pod.uid, refusal.reason), now):
+            text = refusal.text
+            self._observe(observations.Refused(pod=pod, reason=refusal.reason, text=text))
+
+
+def _check(served: _Served, outcome: jobs.Outcome) -> None:
+    """Raise Refusal if a job has failed."""
+    served.was_stuck = outcome.stage == "stuck"
+    if outcome.stage in {"deadline", "stuck"}:
+        served.slow_until = asyncio.get_running_loop().time() + _SLOW_S
+    if outcome.errno:
+        raise Refusal(Reason.FAILED, outcome.errno, decision.shown(outcome.text))

@@ -1,0 +1,170 @@
+"""Adapter: the socket of a pod: accepts connections, limited in number and rate.
+
+A connection is closed in a thread: what a pod has sent, and nobody has read, is closed with it, and
+that can take as long as the pod wants. Its place is free only when it is closed. So a pod can hold
+up one thread, and its own connections.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+import stat
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from muster import blocking, pacing
+from muster_fuse.broker import peer
+
+_BACKLOG: Final = 16
+_ACCEPT_PER_S: Final = 100.0
+_ACCEPT_BURST: Final = 200
+_RETRY_S: Final = 1.0
+_CLOSE_S: Final = 1.0
+_EVERYONE: Final = 0o666
+_PATH_BYTES_MAX: Final = 107
+
+Serve = Callable[[peer.Peer], Coroutine[object, object, None]]
+"""Answers the request of a connection."""
+
+log = structlog.get_logger()
+
+
+async def readable(connection: socket.socket) -> None:
+    """Wait until something has arrived on a connection, or its peer has closed it."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)
+
+
+class Listener:
+    """The socket of a pod."""
+
+    def __init__(self, *, connections: int) -> None:
+        self.reading = blocking.Serial()
+        """Runs the calls that read what the pod has sent."""
+        self._closing = blocking.Serial()
+        self._slots = asyncio.Semaphore(connections)
+        self._listening: socket.socket | None = None
+        self._path = Path()
+        self._inode = 0
+        self._accepting: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def start(self, path: Path, serve: Serve) -> None:
+        """Serve the connections of a fresh socket file, open to everybody. Raises OSError."""
+        listening, self._inode = await blocking.Serial().run(lambda: _bound(path))
+        self._listening, self._path = listening, path
+        self._accepting = _keep(self._running, self._accept(listening, serve))
+
+    async def is_at(self, path: Path) -> bool:
+        """Return whether the socket file is still there and ours, and is served."""
+        if self._accepting is None or self._accepting.done():
+            return False
+        inode = await blocking.Serial().run(lambda: _inode(path))
+        return (path, inode) == (self._path, self._inode)
+
+    async def stop(self) -> None:
+        """Stop listening and end the connections; what takes long is left to its thread."""
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.wait(self._running)
+        if self._listening is not None:
+            _keep(self._ending, self._closing.run(self._listening.close))
+            self._listening = None
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=_CLOSE_S)
+
+    async def _accept(self, listening: socket.socket, serve: Serve) -> None:
+        loop = asyncio.get_running_loop()
+        pace = pacing.TokenBucket(per_s=_ACCEPT_PER_S, burst=_ACCEPT_BURST, now=loop.time())
+        while True:
+            await asyncio.sleep(pace.ready_at(loop.time()) - loop.time())
+            pace.take(loop.time())
+            await self._slots.acquire()
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                self._slots.release()
+                log.warning("accept_failed", path=str(self._path), error=str(error))
+                await asyncio.sleep(_RETRY_S)
+                continue
+            # the mounter waits on it too; here each call says itself that it does not wait
+            connection.settimeout(None)
+            connected = peer.Peer(connection)
+            task = _keep(self._running, serve(connected))
+            task.add_done_callback(functools.partial(self._close, connected))
+
+    def _close(self, connected: peer.Peer, _: object) -> None:
+        task = _keep(self._ending, self._closing.run(connected.close))
+        task.add_done_callback(lambda _: self._slots.release())
+
+
+def _keep(
+    tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]
+) -> asyncio.Task[None]:
+    """Run something, and keep the task as long as it runs."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+
+    def end(done: asyncio.Task[None]) -> None:
+        tasks.discard(done)
+        if not done.cancelled() and (error := done.exception()):
+            log.error("connection_failed", exc_info=error)
+
+    task.add_done_callback(end)
+    return task
+
+
+def _bound(path: Path) -> tuple[socket.socket, int]:
+    """Return a listening socket and the inode of its file, which replaces an older one."""
+    fresh = path.with_name(f"{path.name}.new")
+    if len(os.fsencode(fresh)) > _PATH_BYTES_MAX:
+        raise OSError(f"{fresh}: longer than the {_PATH_BYTES_MAX} bytes of a socket's path")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            fresh.unlink()
+        listening.bind(str(fresh))
+        inode = _open_to_everybody(fresh)
+        listening.listen(_BACKLOG)
+        listening.settimeout(0)
+        fresh.replace(path)
+    except BaseException:
+        listening.close()
+        raise
+    return listening, inode
+
+
+def _open_to_everybody(path: Path) -> int:
+    """Let everybody connect to a socket file; return its inode. Raises OSError.
+
+    Root in the pod may be able to write to the directory: a link in the place of the socket is not
+    followed, as the mode would be that of a file of the host.
+    """
+    socket_file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(socket_file)
+        if not stat.S_ISSOCK(status.st_mode):
+            raise OSError(f"{path}: replaced by something that is not a socket")
+        Path(f"/proc/self/fd/{socket_file}").chmod(_EVERYONE)
+    finally:
+        os.close(socket_file)
+    return status.st_ino
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return 0

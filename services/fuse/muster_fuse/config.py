@@ -1,0 +1,107 @@
+"""Pure: the settings of the FUSE broker, with every default and bound."""
+
+import hashlib
+from typing import Annotated
+
+import msgspec
+
+from muster.service import sections
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
+
+Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+Path = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pod may ask for, how often, and when a mount counts as hung."""
+
+    mounts_per_pod: Count = 32
+
+    mounts_per_node: Count = 1024
+    """The kernel's memory for mounts is not limited per pod."""
+
+    connections_per_pod: Count = 8
+    """Further connections wait until one of them has ended."""
+
+    requests_burst: Count = 64
+    """How many requests a pod may make at once; after that, `requests_per_minute`."""
+
+    requests_per_minute: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 60.0
+
+    request_s: Seconds = 5.0
+    """How long a connection may take to send its request."""
+
+    allow_other: bool = True
+    """Whether a mount may be open to other users; only processes of its container see it anyway."""
+
+    fuse_on_fuse: bool = False
+    """Whether a mount point may lie on a FUSE file system."""
+
+    watch_s: Seconds = 5.0
+    """How often mounts are looked at."""
+
+    hung_s: Seconds = 60.0
+    """After this time without an answer of its daemon, a mount counts as hung."""
+
+    lingering_s: Seconds = 120.0
+    """A mount that keeps a killed process of its pod from ending for so long is reported."""
+
+
+class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the kubelet keeps its pods and the sockets of its plugins: its `--root-dir`."""
+
+    directory: Path = "/var/lib/kubelet"
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the broker publishes a heartbeat."""
+
+    interval_s: Seconds = 5.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of the broker. An empty `node` means NODE_NAME, else the host's name."""
+
+    node: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
+
+    namespaces: Annotated[tuple[Pattern, ...], msgspec.Meta(min_length=1, max_length=1000)] = ("*",)
+    """Shell patterns for the namespaces whose pods may have volumes."""
+
+    pods_max: Count = 500
+    """How many pods of a node may have volumes."""
+
+    limits: Limits = Limits()
+    state: Path = "/var/lib/muster-fuse"
+    """Where the volumes of pods are made, and what is kept for the next start."""
+
+    helper: Path = "/opt/muster/fusermount3"
+    """The program that pods get as `fusermount3`."""
+
+    kubelet: Kubelet = Kubelet()
+    self_test_s: sections.Pause = 60.0
+    """How often the broker mounts, uses and unmounts a file system of its own."""
+
+    bus: sections.Bus = sections.Bus()
+    http: sections.Http = sections.Http()
+    log: sections.Log = sections.Log()
+    heartbeat: Heartbeat = Heartbeat()
+    snapshot_period_s: sections.Pause = 300.0
+
+    def __post_init__(self) -> None:
+        """Refuse a relative path."""
+        for key, path in (
+            ("state", self.state),
+            ("helper", self.helper),
+            ("kubelet.directory", self.kubelet.directory),
+        ):
+            if not path.startswith("/") or path.endswith("/"):
+                raise ValueError(f"{key}: {path!r} is not an absolute path without a final slash")
+
+    @property
+    def hash(self) -> str:
+        """A hash of what pods get: it shows health why something is refused."""
+        what = (self.namespaces, self.pods_max, self.limits)
+        canonical = msgspec.json.encode(what, order="sorted")
+        return hashlib.sha256(canonical).hexdigest()[:12]

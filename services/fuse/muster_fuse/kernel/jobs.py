@@ -1,0 +1,127 @@
+"""Pure: jobs for the mounter, their outcomes, and how both are written between processes.
+
+Only the smallest modules of the standard library are imported: the mounter is a process of its own
+and stays small.
+"""
+
+import json
+from typing import Final, NamedTuple
+
+MESSAGE_MAX: Final = 16_384
+"""The longest message between the broker and the mounter, in bytes."""
+_TEXT_MAX: Final = 1000
+"""The longest text of an outcome, in characters of up to twelve bytes in a message."""
+
+
+class Caller(NamedTuple):
+    """The process that asks, as the kernel sees it.
+
+    `uid`, `gid` and `groups` are the ids of the host's user namespace. `user_id` and `group_id` are
+    the same ids as seen in the user namespace that will own the mount: the pod's own if
+    `user_namespace` is set. `overrides` says whether the process may write to any directory of its
+    own namespace (CAP_DAC_OVERRIDE), as the root of a container may.
+    """
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    user_id: int
+    group_id: int
+    user_namespace: bool
+    overrides: bool
+
+
+class MountJob(NamedTuple):
+    """A mount to make on a directory or file of the caller.
+
+    `strings` and `flags` are parameters of fsconfig(2), without those that the mounter sets itself:
+    `fd`, `rootmode`, `user_id` and `group_id`. `attributes` are MOUNT_ATTR bits of fsmount(2), of
+    which NOSUID and NODEV are always set. With `sync_init` the caller receives the descriptor first
+    and says when to mount.
+    """
+
+    caller: Caller
+    strings: tuple[tuple[str, str], ...]
+    flags: tuple[str, ...]
+    attributes: int
+    sync_init: bool = False
+
+
+class UnmountJob(NamedTuple):
+    """A mount to remove, whose root the caller sent; `lazy` is MNT_DETACH."""
+
+    caller: Caller
+    lazy: bool
+
+
+class SelfTestJob(NamedTuple):
+    """A mount of our own to make through the socket at `socket`, to use and to remove."""
+
+    socket: str
+
+
+class Outcome(NamedTuple):
+    """What became of a job: `errno` 0 or an error with `text`, one line without a final stop.
+
+    `stage` is the step that failed, empty if none did. After a mount `minor` is the minor number of
+    its device, which names its directory in /sys/fs/fuse/connections; `inode` and `created_ns` tell
+    that from another that has the number later.
+    """
+
+    errno: int = 0
+    text: str = ""
+    stage: str = ""
+    minor: int = 0
+    inode: int = 0
+    created_ns: int = 0
+
+
+Job = MountJob | UnmountJob | SelfTestJob
+
+
+def encode(job: Job) -> bytes:
+    """Return a job as a message."""
+    return json.dumps([type(job).__name__, job]).encode()
+
+
+def decode(message: bytes) -> Job:
+    """Return the job of a message. Raises ValueError if it is none."""
+    match json.loads(message):
+        case ["MountJob", [caller, strings, flags, int(attributes), bool(sync_init)]]:
+            pairs = tuple((str(key), str(value)) for key, value in strings)
+            names = tuple(map(str, flags))
+            return MountJob(_caller(caller), pairs, names, attributes, sync_init)
+        case ["UnmountJob", [caller, bool(lazy)]]:
+            return UnmountJob(_caller(caller), lazy)
+        case ["SelfTestJob", [str(socket)]]:
+            return SelfTestJob(socket)
+    raise ValueError("not a job")
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """Return an outcome as a message; its text is cut to fit."""
+    return json.dumps(outcome._replace(text=outcome.text[:_TEXT_MAX])).encode()
+
+
+def decode_outcome(message: bytes) -> Outcome:
+    """Return the outcome of a message. Raises ValueError if it is none."""
+    match json.loads(message):
+        case [int(errno), str(text), str(stage), int(minor), int(inode), int(created_ns)]:
+            return Outcome(errno, text, stage, minor, inode, created_ns)
+    raise ValueError("not an outcome")
+
+
+def _caller(fields: list[object]) -> Caller:
+    match fields:
+        case [
+            int(uid),
+            int(gid),
+            [*groups],
+            int(user_id),
+            int(group_id),
+            bool(user_namespace),
+            bool(overrides),
+        ]:
+            members = tuple(int(str(group)) for group in groups)
+            return Caller(uid, gid, members, user_id, group_id, user_namespace, overrides)
+    raise ValueError("not a caller")

@@ -1,0 +1,315 @@
+"""Adapter: the steps of a mount or unmount in the namespace of a pod, taken by a child process.
+
+| step    | what                                                                               |
+|---------|------------------------------------------------------------------------------------|
+| prepare | nobody may trace the process; nothing more is imported; it keeps only what it needs |
+| access  | as the caller: may it write to the mount point?                                    |
+| enter   | /dev/fuse is opened in the user namespace that will own the mount; the mount       |
+|         | namespace is entered; the caller must still be running                             |
+| create  | the file system is made with its parameters; nobody sees it yet                    |
+| attach  | the mount is attached to the mount point                                           |
+| reply   | the caller receives /dev/fuse; if it does not, the mount is removed                |
+
+From `enter` on, the root directory is that of a container, whose files may be anything: no path of
+it is resolved, no program of it is run, no user name is looked up. The process ends after its job,
+and with it the last descriptor of /dev/fuse but the caller's.
+
+If the mounter is killed, the child is killed too, except between attaching and replying: so no
+mount is left without a daemon.
+"""
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from muster_fuse import protocol
+from muster_fuse.kernel import jobs, syscalls
+
+CONTINUE_S: Final = 10.0
+"""How long a caller that has received /dev/fuse may take to say when to mount."""
+_HERE: Final = -100
+"""AT_FDCWD."""
+_NO_SIGNAL: Final = 0
+_STANDARD_STREAMS: Final = 3
+_BUSY_RETRIES: Final = 10
+_BUSY_PAUSE_S: Final = 0.01
+
+
+class Failed(Exception):
+    """A step that failed."""
+
+    def __init__(self, outcome: jobs.Outcome) -> None:
+        super().__init__(outcome.text)
+        self.outcome = outcome
+
+
+class Host(NamedTuple):
+    """What a child keeps of the host: the directory of its descriptors, and /dev/fuse unopened.
+
+    `parent` is the process id of the mounter.
+    """
+
+    parent: int
+    descriptors: int
+    device: int
+
+
+def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
+    """Give up what a child does not need, and return what it needs of the host."""
+    with step("prepare", "prepare"):
+        _protect(parent)
+        # a module that is imported from now on could be a container's
+        sys.meta_path.clear()
+        sys.path.clear()
+        low = _STANDARD_STREAMS
+        for descriptor in (*sorted(keep), os.sysconf("SC_OPEN_MAX")):
+            os.closerange(low, descriptor)
+            low = descriptor + 1
+        descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    with step("device", "find /dev/fuse"):
+        return Host(parent, descriptors, os.open("/dev/fuse", os.O_PATH | os.O_CLOEXEC))
+
+
+def mount(job: jobs.MountJob, host: Host, *, peer: int, point: int, reply: int) -> jobs.Outcome:
+    """Mount on `point` and send /dev/fuse over `reply`. Raises Failed."""
+    asking = socket.socket(fileno=reply)
+    with step("access", "look at the mount point"):
+        status = os.fstat(point)
+    if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+        text = "the mount point is neither a directory nor a file"
+        raise Failed(jobs.Outcome(errno.ENOTDIR, text, "access"))
+    _check_access(job.caller, host, point, status)
+    with step("device", "find the connections of FUSE"):
+        connections = syscalls.open_connections()
+    device = _enter(job, host, peer)
+    if job.sync_init:
+        _wait_until_ready(asking, device)
+    made = _create(job, device, status.st_mode)
+    with step("create", "look at the mount"):
+        minor = syscalls.status(made).minor
+        # as soon as others see the mount, it may be gone and its number another's
+        connection = os.stat(str(minor), dir_fd=connections)
+    syscalls.end_with_parent(_NO_SIGNAL)
+    try:
+        _attach(made, point)
+        packet = protocol.reply(protocol.Operation.MOUNT)
+        try:
+            with step("reply", "reply to the caller"):
+                _send(asking, packet, () if job.sync_init else (device,))
+        except Failed:
+            with step("reply", "remove the mount of a caller that has gone"):
+                os.fchdir(host.descriptors)
+                syscalls.umount(str(made), syscalls.MNT_DETACH)
+            raise
+    finally:
+        syscalls.end_with_parent(signal.SIGKILL)
+    return jobs.Outcome(minor=minor, inode=connection.st_ino, created_ns=connection.st_ctime_ns)
+
+
+def unmount(job: jobs.UnmountJob, host: Host, *, peer: int, root: int) -> jobs.Outcome:
+    """Remove the mount whose root is `root`. Raises Failed."""
+    with step("enter", "enter the container"):
+        syscalls.setns(peer, syscalls.CLONE_NEWNS)
+        _protect(host.parent)
+    _check_running(peer)
+    with step("unmount", "unmount"):
+        os.fchdir(host.descriptors)
+        if job.lazy:
+            syscalls.umount(str(root), syscalls.MNT_DETACH)
+        else:
+            _unmount_unused(job.caller, host, root)
+    return jobs.Outcome()
+
+
+def _check_access(caller: jobs.Caller, host: Host, point: int, status: os.stat_result) -> None:
+    """Refuse a mount point that the caller may not write to, or that is another's /tmp.
+
+    The caller could cover /etc otherwise, and become root with a password file of its own.
+    """
+    if caller.overrides:
+        return
+    if status.st_mode & stat.S_ISVTX and status.st_uid != caller.uid:
+        text = "the mount point is a sticky directory of another user"
+        raise Failed(jobs.Outcome(errno.EPERM, text, "access"))
+    with step("access", "write to the mount point as the caller"), _as_caller(caller, host):
+        try:
+            syscalls.check_access(point, os.W_OK)
+        except OSError as error:
+            # a read-only file system is not written to, and may not have checked permissions
+            if error.errno != errno.EROFS or not _may_write(caller, status):
+                raise
+
+
+@contextlib.contextmanager
+def _as_caller(caller: jobs.Caller, host: Host) -> Iterator[None]:
+    """Have the rights of the caller to files, and no other."""
+    os.setgroups(caller.groups)
+    os.setegid(caller.gid)
+    os.seteuid(caller.uid)
+    if caller.overrides:
+        syscalls.restore_capabilities()
+    else:
+        syscalls.drop_capabilities()
+    yield
+    # after an error the process ends
+    os.seteuid(0)
+    syscalls.restore_capabilities()
+    os.setegid(0)
+    os.setgroups([])
+    _protect(host.parent)
+
+
+def _may_write(caller: jobs.Caller, status: os.stat_result) -> bool:
+    """Return whether the mode allows the caller to write, whatever an access control list says."""
+    if status.st_uid == caller.uid:
+        return bool(status.st_mode & stat.S_IWUSR)
+    in_group = status.st_gid in {caller.gid, *caller.groups}
+    needed = stat.S_IWOTH | (stat.S_IWGRP if in_group else 0)
+    return status.st_mode & needed == needed
+
+
+def _enter(job: jobs.MountJob, host: Host, peer: int) -> int:
+    """Enter the container; return /dev/fuse, opened in the user namespace of the mount."""
+
+    def opened() -> int:
+        with step("device", "open /dev/fuse"):
+            return os.open(str(host.device), os.O_RDWR | os.O_CLOEXEC, dir_fd=host.descriptors)
+
+    own = job.caller.user_namespace
+    device = -1 if own else opened()
+    with step("enter", "enter the container"):
+        kinds = syscalls.CLONE_NEWNS | (syscalls.CLONE_NEWUSER if own else 0)
+        syscalls.setns(peer, kinds)
+        _protect(host.parent)
+    _check_running(peer)
+    return opened() if own else device
+
+
+def _check_running(peer: int) -> None:
+    """Refuse if the caller has exited: what is known of it may have been another process's."""
+    if _is_readable(peer, 0):
+        raise Failed(jobs.Outcome(errno.ESRCH, "the caller has exited", "enter"))
+
+
+def _is_readable(descriptor: int, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
+
+
+def _wait_until_ready(asking: socket.socket, device: int) -> None:
+    """Hand over /dev/fuse and wait until the caller says when to mount."""
+    with step("reply", "wait for the caller to be ready"):
+        _send(asking, protocol.reply(protocol.Operation.SYNC_INIT), (device,))
+        if not _is_readable(asking.fileno(), CONTINUE_S):
+            raise TimeoutError(errno.ETIMEDOUT, f"nothing came within {CONTINUE_S:g} s")
+        packet = asking.recv(protocol.PACKET_MAX, socket.MSG_DONTWAIT)
+    try:
+        request = protocol.parse(packet, descriptors=0)
+    except protocol.MalformedPacket as error:
+        text = f"the caller did not say when to mount: {error}"
+        raise Failed(jobs.Outcome(errno.EPROTO, text, "reply")) from None
+    if request.operation is not protocol.Operation.CONTINUE:
+        text = f"the caller sent {request.operation.name} instead of CONTINUE"
+        raise Failed(jobs.Outcome(errno.EPROTO, text, "reply"))
+
+
+def _create(job: jobs.MountJob, device: int, mode: int) -> int:
+    """Return a mount that is attached nowhere yet."""
+    with step("create", "configure a FUSE file system"):
+        context = syscalls.fsopen(b"fuse")
+    ours = {
+        "fd": str(device),
+        "rootmode": f"{stat.S_IFMT(mode):o}",
+        "user_id": str(job.caller.user_id),
+        "group_id": str(job.caller.group_id),
+    }
+    with step("create", "create the file system", context):
+        for key, value in (*job.strings, *ours.items()):
+            syscalls.fsconfig_string(context, key, value)
+        for key in job.flags:
+            syscalls.fsconfig_flag(context, key)
+        syscalls.fsconfig_create(context)
+        always = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+        made = syscalls.fsmount(context, job.attributes | always)
+        syscalls.make_private(made)
+        os.close(context)
+    return made
+
+
+def _attach(made: int, point: int) -> None:
+    try:
+        syscalls.move_mount(made, point)
+    except OSError as error:
+        reasons = {
+            errno.EINVAL: "the mount point is not in the container, or of another kind",
+            errno.ENOENT: "the mount point has been deleted",
+        }
+        text = reasons.get(error.errno or 0, f"cannot attach the mount: {error.strerror}")
+        raise Failed(jobs.Outcome(error.errno or errno.EIO, text, "attach")) from None
+
+
+def _send(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) -> None:
+    flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+    socket.send_fds(asking, [packet], descriptors, flags)
+
+
+def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
+    """Remove a mount that nobody uses, or raise EBUSY.
+
+    The descriptor of its root would itself count as a use, so the mount is named instead, in the
+    directory that holds its mount point. Neither needs a look at any file system.
+    """
+    parent, _, name = os.readlink(str(root)).rpartition("/")  # noqa: PTH115  # no module more than needed
+    mount_id = syscalls.status(root).mount_id
+    try:
+        # the caller has just looked this path up, so all of it is in the kernel's cache
+        with _as_caller(caller, host):
+            directory = syscalls.open_cached(parent or "/")
+        os.fchdir(directory)
+        is_covered = syscalls.status(_HERE, name).mount_id != mount_id
+    except OSError:
+        is_covered = True
+    if is_covered:
+        raise OSError(errno.EBUSY, "another mount is in the way; remove that, or unmount lazily")
+    os.close(root)
+    for retry in range(_BUSY_RETRIES):
+        try:
+            syscalls.umount(name, syscalls.UMOUNT_NOFOLLOW)
+        except OSError as error:
+            # who sent the descriptor may be about to close it
+            if error.errno != errno.EBUSY or retry == _BUSY_RETRIES - 1:
+                raise
+            time.sleep(_BUSY_PAUSE_S)
+        else:
+            return
+
+
+def _protect(parent: int) -> None:
+    """Set what the kernel resets whenever the credentials of a process change."""
+    syscalls.forbid_tracing()
+    syscalls.end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        # it ended meanwhile, and its signal did not come
+        raise Failed(jobs.Outcome(errno.ESRCH, "the mounter has ended", "prepare"))
+
+
+@contextlib.contextmanager
+def step(stage: str, doing: str, context: int | None = None) -> Iterator[None]:
+    """Raise Failed instead of OSError; `context` has the kernel's own words."""
+    try:
+        yield
+    except OSError as error:
+        said = syscalls.messages(context) if context is not None else ""
+        text = f"cannot {doing}: {error.strerror or error}" + (f": {said}" if said else "")
+        # a socket's own TimeoutError has no number
+        code = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
+        raise Failed(jobs.Outcome(code, text, stage)) from None

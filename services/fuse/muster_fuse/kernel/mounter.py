@@ -1,0 +1,225 @@
+"""Adapter: the mounter: a process of one thread that forks a child for each job.
+
+Namespaces cannot be entered by a process with threads (setns(2): EINVAL), hence a process of its
+own. It takes jobs from a SOCK_SEQPACKET socket:
+
+| message           | content                                                                    |
+|-------------------|----------------------------------------------------------------------------|
+| a job, to here    | number of the job, 4 bytes; jobs.encode(job); its descriptors, in the order |
+|                   | of DESCRIPTORS                                                             |
+| an answer         | number of the job, 4 bytes; jobs.encode_outcome(outcome)                   |
+| of stuck children | 0, 4 bytes; how many, 4 bytes                                              |
+
+A child answers itself. For one that was killed, because its time was over or by somebody else, the
+mounter answers. A child that does not even end when it is killed hangs in the kernel: it is stuck,
+and counted until it ends.
+
+When the socket closes, nothing new begins: the mounter ends when its children have.
+"""
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from typing import Final, NamedTuple
+
+from muster_fuse.kernel import jobs, mount_steps, self_test, syscalls
+
+CHILDREN_MAX: Final = 64
+"""How many children may exist, those that are stuck included."""
+DEADLINE_S: Final = 5.0
+SYNC_INIT_DEADLINE_S: Final = 2 * mount_steps.CONTINUE_S
+"""Until the caller says when to mount, and then until its daemon has answered."""
+STUCK_S: Final = 1.0
+"""How long a killed child may take to end before it counts as stuck."""
+NUMBER: Final = struct.Struct("<I")
+STUCK: Final = struct.Struct("<II")
+DESCRIPTORS: Final = {
+    jobs.MountJob: ("peer", "directory", "reply"),
+    jobs.UnmountJob: ("peer", "root"),
+    jobs.SelfTestJob: (),
+}
+
+
+class _Child(NamedTuple):
+    """A child at work on a job; it has been killed, or is stuck, at its `deadline`."""
+
+    job: int
+    pid: int
+    pidfd: int
+    deadline: float
+    is_killed: bool = False
+    is_stuck: bool = False
+
+
+class _Mounter:
+    """The children, and the socket that the jobs come from."""
+
+    def __init__(
+        self, control: socket.socket, *, deadline_s: float, sync_init_deadline_s: float
+    ) -> None:
+        self._control = control
+        self._deadline_s = deadline_s
+        self._sync_init_deadline_s = sync_init_deadline_s
+        self._children: dict[int, _Child] = {}
+        self._is_open = True
+
+    def run(self) -> None:
+        """Take jobs until the socket closes and all children have ended."""
+        while self._is_open or self._children:
+            poll = select.poll()
+            if self._is_open:
+                poll.register(self._control, select.POLLIN)
+            for pidfd in self._children:
+                poll.register(pidfd, select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms())}
+            for pidfd in ready & self._children.keys():
+                self._reap(self._children.pop(pidfd))
+            for child in tuple(self._children.values()):
+                self._kill_late(child, time.monotonic())
+            if self._control.fileno() in ready:
+                self._receive()
+
+    def _timeout_ms(self) -> int | None:
+        deadlines = [child.deadline for child in self._children.values() if not child.is_stuck]
+        if not deadlines:
+            return None
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
+
+    def _reap(self, child: _Child) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        os.close(child.pidfd)
+        if child.is_stuck:
+            self._report_stuck()
+        elif child.is_killed:
+            self._answer(child.job, _LATE)
+        elif status:
+            code = os.waitstatus_to_exitcode(status)
+            text = f"the process that did the job ended with {code}"
+            self._answer(child.job, jobs.Outcome(errno.EIO, text, "child"))
+
+    def _kill_late(self, child: _Child, now: float) -> None:
+        if now < child.deadline or child.is_stuck:
+            return
+        if not child.is_killed:
+            # also one that is stopped; the pidfd cannot mean another process
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+            later = child._replace(is_killed=True, deadline=now + STUCK_S)
+            self._children[child.pidfd] = later
+        else:
+            self._children[child.pidfd] = child._replace(is_stuck=True)
+            self._answer(child.job, _LATE._replace(stage="stuck"))
+            self._report_stuck()
+
+    def _receive(self) -> None:
+        message, descriptors, _, _ = socket.recv_fds(
+            self._control, NUMBER.size + jobs.MESSAGE_MAX, 3
+        )
+        if not message:
+            self._is_open = False
+            return
+        (number,) = NUMBER.unpack_from(message)
+        try:
+            job = jobs.decode(message[NUMBER.size :])
+            assert len(descriptors) == len(DESCRIPTORS[type(job)]), "the job's own descriptors"
+            if len(self._children) >= CHILDREN_MAX:
+                text = f"{CHILDREN_MAX} mounts are being made already"
+                self._answer(number, jobs.Outcome(errno.EAGAIN, text, "limit"))
+            else:
+                self._start(number, job, descriptors)
+        except OSError as error:
+            text = f"cannot start a process for the job: {error.strerror}"
+            self._answer(number, jobs.Outcome(error.errno or errno.EIO, text, "limit"))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _start(self, number: int, job: jobs.Job, descriptors: list[int]) -> None:
+        """Fork a child, which begins when this process has closed the job's descriptors.
+
+        The last to hold a removed mount shuts its file system down, and may hang: that must be the
+        child.
+        """
+        begin, begun = os.pipe()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(begin)
+            os.close(begun)
+            raise
+        if pid == 0:
+            code = 1
+            try:
+                os.close(begun)
+                keep = (self._control.fileno(), begin, *descriptors)
+                outcome = _outcome(job, descriptors, parent=parent, keep=keep, begin=begin)
+                self._answer(number, outcome)
+                code = 0
+            finally:
+                os._exit(code)
+        is_long = isinstance(job, jobs.MountJob) and job.sync_init
+        wait_s = self._sync_init_deadline_s if is_long else self._deadline_s
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = _Child(number, pid, pidfd, time.monotonic() + wait_s)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        descriptors.clear()
+        os.close(begin)
+        os.close(begun)
+
+    def _answer(self, number: int, outcome: jobs.Outcome) -> None:
+        self._send(NUMBER.pack(number) + jobs.encode_outcome(outcome))
+
+    def _report_stuck(self) -> None:
+        count = sum(child.is_stuck for child in self._children.values())
+        self._send(STUCK.pack(0, count))
+
+    def _send(self, message: bytes) -> None:
+        # the broker may have ended: then nobody wants to know
+        with contextlib.suppress(OSError):
+            self._control.send(message, socket.MSG_NOSIGNAL)
+
+
+_LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "deadline")
+
+
+def _outcome(
+    job: jobs.Job, descriptors: list[int], *, parent: int, keep: tuple[int, ...], begin: int
+) -> jobs.Outcome:
+    """Do a job in a child and return what became of it."""
+    try:
+        host = mount_steps.prepare(parent=parent, keep=keep)
+        os.read(begin, 1)
+        match job:
+            case jobs.MountJob():
+                peer, point, reply = descriptors
+                return mount_steps.mount(job, host, peer=peer, point=point, reply=reply)
+            case jobs.UnmountJob():
+                peer, root = descriptors
+                return mount_steps.unmount(job, host, peer=peer, root=root)
+            case jobs.SelfTestJob():
+                return self_test.run(job)
+    except mount_steps.Failed as failed:
+        return failed.outcome
+    except OSError as error:
+        return jobs.Outcome(error.errno or errno.EIO, f"unexpected: {error.strerror}", "child")
+
+
+def main(
+    control: int,
+    *,
+    deadline_s: float = DEADLINE_S,
+    sync_init_deadline_s: float = SYNC_INIT_DEADLINE_S,
+) -> None:
+    """Run the mounter on an inherited socket."""
+    # Ctrl-C is for the broker, which then closes the socket
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    syscalls.forbid_tracing()
+    with socket.socket(fileno=control) as connection:
+        _Mounter(connection, deadline_s=deadline_s, sync_init_deadline_s=sync_init_deadline_s).run()

@@ -1,0 +1,233 @@
+"""Adapter: the broker's side of the mounter: starts it, gives it jobs, and starts it again.
+
+A job never waits without limit: the mounter kills a child that is late; a mounter that does not
+answer in time is itself killed, and another started.
+"""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import structlog
+
+from muster_fuse.kernel import jobs, mounter
+
+JOBS_MAX: Final = 16
+"""How many quick jobs the mounter is given at once, and how many slow ones; others wait."""
+_SLOT_S: Final = 5.0
+_MARGIN_S: Final = 3.0
+"""How much longer than a child the mounter has to answer."""
+_RESTART_MIN_S: Final = 0.1
+_RESTART_MAX_S: Final = 10.0
+_STABLE_S: Final = 60.0
+_LAST_ANSWERS_S: Final = 1.0
+_START: Final = (
+    "import sys; sys.path.append(sys.argv[1]);"
+    " from muster_fuse.kernel import mounter; mounter.main(int(sys.argv[2]))"
+)
+_PACKAGES: Final = Path(__file__).parents[2]
+COMMAND: Final = (sys.executable, "-I", "-S", "-c", _START, str(_PACKAGES))
+"""Starts the mounter with nothing but the standard library; the socket's number follows."""
+
+_log = structlog.get_logger()
+
+
+class Mounter:
+    """The broker's side of the mounter process; restarts it when it ends.
+
+    `deadline_s` is when the mounter kills a child, except for mounts whose daemon answers first.
+    """
+
+    def __init__(
+        self, command: Sequence[str] = COMMAND, *, deadline_s: float = mounter.DEADLINE_S
+    ) -> None:
+        self.stuck = 0
+        """How many children of this mounter hang in the kernel, although they were killed."""
+        self.restarts = 0
+        self._command = command
+        self._deadline_s = deadline_s
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[jobs.Outcome]] = {}
+        self._slots = {is_slow: asyncio.Semaphore(JOBS_MAX) for is_slow in (False, True)}
+        self._control: socket.socket | None = None
+        self._is_up = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start the mounter; it is kept running until the context ends."""
+        self._running = asyncio.create_task(self._keep_running())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the mounter's socket, upon which it ends."""
+        assert self._running is not None, "not entered"
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), self._deadline_s + _MARGIN_S)
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the mounter, None while there is none."""
+        return self._process.pid if self._process and self._is_up.is_set() else None
+
+    async def mount(
+        self, job: jobs.MountJob, *, peer: int, directory: int, reply: int, is_slow: bool = False
+    ) -> jobs.Outcome:
+        """Mount on `directory` in the namespace of `peer`, and send /dev/fuse over `reply`.
+
+        Jobs that wait for their callers are slow, and so are those that are expected to be late:
+        quick ones do not wait for them.
+        """
+        wait_s = mounter.SYNC_INIT_DEADLINE_S if job.sync_init else self._deadline_s
+        descriptors, is_slow = (peer, directory, reply), is_slow or job.sync_init
+        return await self._do(job, descriptors, wait_s=wait_s, is_slow=is_slow)
+
+    async def unmount(
+        self, job: jobs.UnmountJob, *, peer: int, root: int, is_slow: bool = False
+    ) -> jobs.Outcome:
+        """Remove the mount of `root`, which is `/dev/null` from now on.
+
+        As long as somebody holds the root of a mount, the mount is busy.
+        """
+        return await self._do(job, (peer, root), wait_s=self._deadline_s, is_slow=is_slow)
+
+    async def self_test(self, job: jobs.SelfTestJob) -> jobs.Outcome:
+        """Mount, use and unmount through the broker's own socket."""
+        return await self._do(job, (), wait_s=self._deadline_s)
+
+    async def _do(
+        self,
+        job: jobs.Job,
+        descriptors: tuple[int, ...],
+        *,
+        wait_s: float,
+        is_slow: bool = False,
+    ) -> jobs.Outcome:
+        slots = self._slots[is_slow]
+        try:
+            async with asyncio.timeout(_SLOT_S):
+                await slots.acquire()
+        except TimeoutError:
+            text = f"{JOBS_MAX} mounts are being made on this node already; try again"
+            return jobs.Outcome(errno.EAGAIN, text, "limit")
+        try:
+            return await self._answered(job, descriptors, wait_s=wait_s)
+        finally:
+            slots.release()
+
+    async def _answered(
+        self, job: jobs.Job, descriptors: tuple[int, ...], *, wait_s: float
+    ) -> jobs.Outcome:
+        message = jobs.encode(job)
+        if len(message) > jobs.MESSAGE_MAX:
+            text = "the job is too long for the mounter: is the caller in thousands of groups?"
+            return jobs.Outcome(errno.E2BIG, text, "mounter")
+        number = next(self._numbers)
+        try:
+            async with asyncio.timeout(wait_s + _MARGIN_S):
+                answer = await self._given(number, message, descriptors)
+                if isinstance(job, jobs.UnmountJob):
+                    _let_go(descriptors[-1])
+                return await answer
+        except TimeoutError:
+            if self._process is not None and self._is_up.is_set():
+                self._is_up.clear()
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            return jobs.Outcome(errno.ETIMEDOUT, "the mounter did not answer", "mounter")
+        except OSError as error:
+            text = f"the mounter does not accept jobs: {error.strerror}"
+            return jobs.Outcome(error.errno or errno.EIO, text, "mounter")
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _given(
+        self, number: int, message: bytes, descriptors: tuple[int, ...]
+    ) -> asyncio.Future[jobs.Outcome]:
+        """Give the mounter a job, or the next mounter if this one has just ended."""
+        packet = mounter.NUMBER.pack(number) + message
+        while number not in self._waiting:
+            await self._is_up.wait()
+            assert self._control is not None, "the mounter is up"
+            try:
+                socket.send_fds(self._control, [packet], descriptors, socket.MSG_NOSIGNAL)
+                self._waiting[number] = asyncio.get_running_loop().create_future()
+            except (BrokenPipeError, ConnectionResetError):
+                self._is_up.clear()
+        return self._waiting[number]
+
+    async def _keep_running(self) -> None:
+        loop = asyncio.get_running_loop()
+        delay_s = _RESTART_MIN_S
+        while True:
+            began = loop.time()
+            try:
+                reason = f"ended with {await self._run()}"
+            except OSError as error:
+                reason = f"not started: {error.strerror}"
+            delay_s = _RESTART_MIN_S if loop.time() - began > _STABLE_S else delay_s
+            _log.warning("mounter_ended", reason=reason, restart_in_s=delay_s)
+            await asyncio.sleep(delay_s)
+            self.restarts += 1
+            delay_s = min(2 * delay_s, _RESTART_MAX_S)
+
+    async def _run(self) -> int:
+        """Run a mounter until it ends; return its exit status. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)  # noqa: FBT003  # its only parameter
+        with ours:
+            with theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    str(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                )
+            self._control = ours
+            self._is_up.set()
+            reading = asyncio.create_task(self._read(ours))
+            try:
+                status = await self._process.wait()
+                # children of a mounter that was killed may still have an answer
+                await asyncio.wait([reading], timeout=_LAST_ANSWERS_S)
+            finally:
+                self._is_up.clear()
+                reading.cancel()
+                self._give_up()
+        return status
+
+    async def _read(self, control: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(ConnectionError):
+            while message := await loop.sock_recv(control, mounter.NUMBER.size + jobs.MESSAGE_MAX):
+                (number,) = mounter.NUMBER.unpack_from(message)
+                if number == 0:
+                    _, self.stuck = mounter.STUCK.unpack(message)
+                elif (answer := self._waiting.get(number)) and not answer.done():
+                    answer.set_result(jobs.decode_outcome(message[mounter.NUMBER.size :]))
+
+    def _give_up(self) -> None:
+        self.stuck = 0
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_result(jobs.Outcome(errno.EIO, "the mounter has ended", "mounter"))
+
+
+def _let_go(descriptor: int) -> None:
+    """Make a descriptor one of /dev/null, so that it no longer keeps a mount busy."""
+    nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
+    os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)

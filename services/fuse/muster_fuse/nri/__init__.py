@@ -1,0 +1,1 @@
+"""Gives containers /dev/fuse by an annotation of their pod: a plugin of the container runtime."""

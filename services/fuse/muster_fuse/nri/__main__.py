@@ -1,0 +1,109 @@
+"""Adapter: the process `muster-fuse-nri`: gives containers /dev/fuse if their pod asks for it."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import prometheus_client
+
+from muster.service import entry, logs, probes, runtime, sections
+from muster_fuse.nri import connection, grants, session
+
+GRANTED: Final = prometheus_client.Counter(
+    "muster_fuse_nri_granted_total", "Containers that were given the device."
+)
+DENIED: Final = prometheus_client.Counter(
+    "muster_fuse_nri_denied_total", "Containers that were refused, by reason.", ["reason"]
+)
+WITHOUT_DEVICE: Final = prometheus_client.Counter(
+    "muster_fuse_nri_without_device_total",
+    "Containers seen to run without the device that their pod asks for.",
+)
+CONNECTED: Final = prometheus_client.Gauge(
+    "muster_fuse_nri_connected", "1 while the runtime asks about each new container."
+)
+SYNCHRONIZED: Final = prometheus_client.Counter(
+    "muster_fuse_nri_synchronizations_total", "Registrations that the runtime completed."
+)
+
+File = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings."""
+
+    socket: File = "/var/run/nri/nri.sock"
+    """The runtime's socket; the runtime creates it anew whenever it starts."""
+    namespaces: Annotated[tuple[Pattern, ...], msgspec.Meta(max_length=1000)] = ("*",)
+    """Shell patterns for the namespaces whose pods may have the device."""
+    http: sections.Http = sections.Http()
+    log: sections.Log = sections.Log()
+
+
+class Report:
+    """Logs and counts what sessions observe; a container without its device is reported once."""
+
+    def __init__(self) -> None:
+        self._without_device: frozenset[str] = frozenset()
+
+    def observe(self, observation: session.Observation) -> None:
+        """Log and count an observation."""
+        match observation:
+            case session.Synchronized():
+                self._synchronized(observation)
+            case session.Granted(container=container):
+                GRANTED.inc()
+                logs.logger().info("device_granted", **_names(container))
+            case session.Rejected(container=container, denied=denied):
+                DENIED.labels(denied.reason.value).inc()
+                logs.logger().warning(
+                    "device_denied", reason=denied.reason, error=denied.text, **_names(container)
+                )
+
+    def _synchronized(self, observation: session.Synchronized) -> None:
+        SYNCHRONIZED.inc()
+        logs.logger().info("nri_connected", runtime=observation.runtime)
+        for container in observation.without_device:
+            if container.id not in self._without_device:
+                WITHOUT_DEVICE.inc()
+                logs.logger().warning("container_without_device", **_names(container))
+        self._without_device = frozenset(each.id for each in observation.without_device)
+
+
+def _names(container: grants.Container) -> dict[str, str]:
+    return {
+        "namespace": container.namespace,
+        "pod": container.pod,
+        "container": container.name,
+    }
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM."""
+    logs.configure("fuse-nri", level=settings.log.level)
+    link = connection.Connection(
+        Path(settings.socket), settings.namespaces, observe=Report().observe
+    )
+    CONNECTED.set_function(lambda: link.problem is None)
+    async with probes.serve(
+        settings.http.host, settings.http.port, ready=lambda: link.problem
+    ) as address:
+
+        async def work() -> None:
+            # from here on SIGTERM is handled
+            logs.logger().info("listening", http=address)
+            await asyncio.Event().wait()
+
+        await runtime.run(work(), link.keep())
+
+
+def main() -> int:
+    """Run the plugin; return the exit code."""
+    return entry.main("fuse-nri", Settings, serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Adapter: the device: an init container that ends with 1 unless it can open /dev/fuse.
+
+An NRI plugin that is away changes nothing: a container then starts without its device, and
+nothing reports it. An init container with this command holds the others back until there is a
+device: each time that it is restarted it is created anew, and the runtime asks the plugin again.
+"""
+
+import errno
+import os
+import sys
+from typing import Final
+
+_PATH: Final = "/dev/fuse"
+_NOT_GIVEN: Final = (
+    "the runtime gave this container no device: is muster-fuse-nri ready on this node, and does "
+    'the pod have the annotation fuse.muster.dev/device: "true"?'
+)
+_NO_MODULE: Final = "the node's kernel has no FUSE: load the module with `modprobe fuse`"
+_CAUSES: Final = {
+    errno.ENOENT: _NOT_GIVEN,
+    errno.EPERM: f"its device cgroup does not allow it: {_NOT_GIVEN}",
+    errno.EACCES: "the mode of the device, or a security module of the node, does not allow it",
+    errno.ENODEV: _NO_MODULE,
+    errno.ENXIO: _NO_MODULE,
+}
+
+
+def main() -> int:
+    """Open the device and close it; return the exit code."""
+    try:
+        os.close(os.open(_PATH, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        cause = _CAUSES.get(error.errno or 0, "")
+        text = f"{_PATH}: {error.strerror}" + (f": {cause}" if cause else "")
+        sys.stderr.write(f"muster: {text}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Pure: which containers are given /dev/fuse: those whose pod asks for it, in allowed namespaces.
+
+| annotation of the pod                            | it is about              |
+|--------------------------------------------------|--------------------------|
+| `fuse.muster.dev/device`                         | each container           |
+| `fuse.muster.dev/device.container.<container>`   | this container, whatever the other says |
+
+The value is "true" or "false". Another value is an error: it would be read as "false", and nobody
+would know why there is no device.
+"""
+
+import enum
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+ANNOTATION: Final = "fuse.muster.dev/device"
+PATH: Final = "/dev/fuse"
+MAJOR: Final = 10
+MINOR: Final = 229
+MODE: Final = 0o666
+"""The only device that is ever given: a configurable path would give away any device of a node."""
+_VALUE_SHOWN: Final = 40
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """A container and its pod; `id` is the runtime's."""
+
+    id: str
+    namespace: str
+    pod: str
+    name: str
+
+
+class Reason(enum.StrEnum):
+    """Why a container that asks for the device is refused."""
+
+    NAMESPACE = "namespace"
+    VALUE = "value"
+
+
+class Denied(msgspec.Struct, frozen=True, kw_only=True):
+    """A container that must not start; `text` is shown in the events of its pod."""
+
+    reason: Reason
+    text: str
+
+
+class Decision(enum.Enum):
+    """What a container gets, if it is not denied."""
+
+    DEVICE = enum.auto()
+    NOTHING = enum.auto()
+
+
+def decide(
+    container: Container, annotations: Mapping[str, str], *, namespaces: Sequence[str]
+) -> Decision | Denied:
+    """Return whether a container is given the device; `namespaces` are shell patterns."""
+    own = f"{ANNOTATION}.container.{container.name}"
+    key = own if own in annotations else ANNOTATION
+    value = annotations.get(key, "false")
+    if value not in {"true", "false"}:
+        shown = value[:_VALUE_SHOWN]
+        text = f'annotation {key} is {shown!r}; it must be "true" or "false"'
+        return Denied(reason=Reason.VALUE, text=text)
+    if value == "false":
+        return Decision.NOTHING
+    if not any(fnmatch.fnmatchcase(container.namespace, pattern) for pattern in namespaces):
+        text = (
+            f"namespace {container.namespace} may not use {PATH}: it matches none of `namespaces` "
+            "in the settings of muster-fuse-nri"
+        )
+        return Denied(reason=Reason.NAMESPACE, text=text)
+    return Decision.DEVICE

@@ -1,0 +1,226 @@
+"""Pure: who asks: reads what /proc says about a process and its descriptors.
+
+Names of processes, directories and file systems in these texts are chosen by pods. The kernel
+escapes them so that they stay within their field; a text that does not look as the kernel writes
+it is refused as unclear. The formats are those of proc(5), cgroups(7) and user_namespaces(7).
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from muster_fuse.kernel import jobs
+
+_SYSTEMD_POD: Final = re.compile(
+    r"(?:[\w.-]+-)?kubepods(?:-besteffort|-burstable)?-pod([0-9A-Za-z_]+)\.slice", re.ASCII
+)
+"""The last part of a cgroup's path: systemd reads a hyphen as a level, so the uid has none."""
+_CGROUPFS_POD: Final = re.compile(
+    r"kubepods(?:/besteffort|/burstable)?/pod([0-9A-Za-z-]+)", re.ASCII
+)
+_CAP_DAC_OVERRIDE: Final = 1 << 1
+_O_PATH: Final = 0o10000000
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+_UNMAPPED: Final = 0xFFFF_FFFF
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that is served; its `uid` is empty where the broker is in no pod and tests itself."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+class Unclear(ValueError):
+    """A text of /proc that is not as the kernel writes it, or an id without a meaning."""
+
+
+class Process(NamedTuple):
+    """What was read about the process that connected, while it was alive.
+
+    `cgroup`, `status`, `uid_map` and `gid_map` are the files of that name in /proc/<pid>.
+    `connected_uid` and `connected_gid` are its effective ids when it connected. The namespaces are
+    inode numbers; `mount_owner` is the user namespace that owns its mount namespace.
+    """
+
+    cgroup: str
+    status: str
+    uid_map: str
+    gid_map: str
+    connected_uid: int
+    connected_gid: int
+    user_namespace: int
+    mount_owner: int
+
+
+class Ids(NamedTuple):
+    """The effective ids of a process, its groups and its effective capabilities."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    capabilities: int
+
+
+class Descriptor(NamedTuple):
+    """What /proc/self/fdinfo says of a descriptor that was received, and where it leads.
+
+    `path` is the path within its mount namespace, as the kernel shows it.
+    """
+
+    mount_id: int
+    is_path: bool
+    path: str
+
+
+class MountLine(NamedTuple):
+    """A line of mountinfo: a mount in the namespace of a process."""
+
+    mount_id: int
+    parent_id: int
+    device: str
+    mount_point: str
+    is_shared: bool
+    kind: str
+    """The type of the file system, such as `fuse.sshfs`."""
+    source: str
+    options: tuple[str, ...]
+    """The options of the file system, not those of this mount."""
+
+    @property
+    def is_fuse(self) -> bool:
+        """Whether it is a FUSE file system without a block device."""
+        return self.kind == "fuse" or self.kind.startswith("fuse.")
+
+
+def pod_uid(cgroup: str) -> str | None:
+    """Return the uid of the pod that a process belongs to, or None. Raises Unclear.
+
+    The outermost pod counts: a container may be allowed to make cgroups below its own.
+    """
+    uids = set()
+    for line in _lines(cgroup):
+        fields = line.split(":", 2)
+        if len(fields) != 3:  # noqa: PLR2004  # number, controllers, path
+            raise Unclear("a line of the cgroup file without a path")
+        uids.add(_outermost_pod(fields[2]))
+    uids.discard(None)
+    if len(uids) > 1:
+        raise Unclear("cgroups of several pods")
+    return next(iter(uids), None)
+
+
+def _outermost_pod(path: str) -> str | None:
+    parts = path.split("/")
+    for end, part in enumerate(parts, start=1):
+        if systemd := _SYSTEMD_POD.fullmatch(part):
+            return systemd[1].replace("_", "-")
+        for length in (2, 3):
+            tail = "/".join(parts[max(0, end - length) : end])
+            if cgroupfs := _CGROUPFS_POD.fullmatch(tail):
+                return cgroupfs[1]
+    return None
+
+
+def ids(status: str) -> Ids:
+    """Return the ids in a status file, in the user namespace of the reader. Raises Unclear."""
+    try:
+        return Ids(
+            uid=int(_field(status, "Uid").split()[1]),
+            gid=int(_field(status, "Gid").split()[1]),
+            groups=tuple(map(int, _field(status, "Groups").split())),
+            capabilities=int(_field(status, "CapEff"), 16),
+        )
+    except (ValueError, IndexError) as error:
+        raise Unclear(f"a status file that is not as expected: {error}") from None
+
+
+def seen_inside(id_: int, id_map: str) -> int:
+    """Return an id as a user namespace sees it, by its uid_map or gid_map. Raises Unclear."""
+    for line in _lines(id_map):
+        try:
+            inside, outside, count = map(int, line.split())
+        except ValueError:
+            raise Unclear("a line of an id map without three numbers") from None
+        if outside != _UNMAPPED and outside <= id_ < outside + count:
+            return inside + id_ - outside
+    raise Unclear(f"id {id_} has no counterpart in the user namespace of the process")
+
+
+def identify(process: Process, *, own_user_namespace: int) -> jobs.Caller:
+    """Return the process as the mounter wants to know it. Raises Unclear.
+
+    Only a root of the namespace that was root when it connected may override permissions: a program
+    with capabilities of its own could be started on a connection that was made without them.
+    """
+    now = ids(process.status)
+    if (now.uid, now.gid) != (process.connected_uid, process.connected_gid):
+        raise Unclear("the process has changed its user or group since it connected")
+    user_id = seen_inside(now.uid, process.uid_map)
+    return jobs.Caller(
+        uid=now.uid,
+        gid=now.gid,
+        groups=now.groups,
+        user_id=user_id,
+        group_id=seen_inside(now.gid, process.gid_map),
+        user_namespace=process.user_namespace != own_user_namespace,
+        overrides=user_id == 0 and bool(now.capabilities & _CAP_DAC_OVERRIDE),
+    )
+
+
+def descriptor(fdinfo: str, path: str) -> Descriptor:
+    """Return what a fdinfo file says. Raises Unclear."""
+    try:
+        flags = int(_field(fdinfo, "flags"), 8)
+        mount_id = int(_field(fdinfo, "mnt_id"))
+    except ValueError as error:
+        raise Unclear(f"a fdinfo file that is not as expected: {error}") from None
+    return Descriptor(mount_id=mount_id, is_path=bool(flags & _O_PATH), path=path)
+
+
+def mount_line(mountinfo: Iterable[str], mount_id: int) -> MountLine | None:
+    """Return the line of a mount, or None if it is not there. Raises Unclear."""
+    start = f"{mount_id} "
+    line = next((line for line in mountinfo if line.startswith(start)), None)
+    return None if line is None else read_line(line)
+
+
+def read_line(line: str) -> MountLine:
+    """Return a line of mountinfo. Raises Unclear."""
+    fields = line.rstrip("\n").split(" ")
+    try:
+        end = fields.index("-", 6)
+        kind, source, options = fields[end + 1 : end + 4]
+        return MountLine(
+            mount_id=int(fields[0]),
+            parent_id=int(fields[1]),
+            device=fields[2],
+            mount_point=_unescaped(fields[4]),
+            is_shared=any(tag.startswith("shared:") for tag in fields[6:end]),
+            kind=_unescaped(kind),
+            source=_unescaped(source),
+            options=tuple(options.split(",")),
+        )
+    except ValueError as error:
+        raise Unclear(f"a line of mountinfo that is not as expected: {error}") from None
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines as the kernel ends them; Python knows further ends, which names may have."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _field(text: str, name: str) -> str:
+    """Return the value of the only line of that name. Raises ValueError."""
+    start = f"{name}:"
+    values = [line[len(start) :] for line in _lines(text) if line.startswith(start)]
+    if len(values) != 1:
+        raise ValueError(f"{len(values)} lines {name}")
+    return values[0].strip()

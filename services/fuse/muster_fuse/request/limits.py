@@ -1,0 +1,59 @@
+"""Pure: how much a pod may ask for: how often, and how many mounts, its own and the node's.
+
+A mount that is being made counts as one, so that requests at the same time cannot exceed a limit
+together. `now` is monotonic.
+"""
+
+import contextlib
+import errno
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from muster import pacing
+from muster_fuse import config
+from muster_fuse.request import decision
+
+_PODS_MAX: Final = 4096
+"""More pods than a node ever has."""
+
+
+class Limiter:
+    """Counts the requests of all pods of a node."""
+
+    def __init__(self, limits: config.Limits) -> None:
+        self._limits = limits
+        self._buckets = pacing.KeyedBuckets[str](
+            per_s=limits.requests_per_minute / 60.0,
+            burst=limits.requests_burst,
+            keys_max=_PODS_MAX,
+        )
+        self._being_made: Counter[str] = Counter()
+
+    def take(self, pod_uid: str, *, now: float) -> None:
+        """Count a request. Raises Refusal if the pod makes too many."""
+        if not self._buckets.try_take(pod_uid, now):
+            per_minute = self._limits.requests_per_minute
+            text = f"this pod may make {per_minute:g} requests a minute; wait, then try again"
+            raise decision.Refusal(decision.Reason.TOO_FAST, errno.EAGAIN, text)
+
+    @contextlib.contextmanager
+    def making(self, pod_uid: str, mounts: Mapping[str, int]) -> Iterator[None]:
+        """Count a mount while it is being made; `mounts` is the number of each pod's mounts.
+
+        Raises Refusal if that would be one too many.
+        """
+        limits = self._limits
+        if mounts.get(pod_uid, 0) + self._being_made[pod_uid] >= limits.mounts_per_pod:
+            text = f"this pod has {limits.mounts_per_pod} FUSE mounts, as many as it may have"
+            raise decision.Refusal(decision.Reason.TOO_MANY_IN_POD, errno.ENOSPC, text)
+        if sum(mounts.values()) + self._being_made.total() >= limits.mounts_per_node:
+            text = f"this node has {limits.mounts_per_node} FUSE mounts, as many as it may have"
+            raise decision.Refusal(decision.Reason.TOO_MANY_ON_NODE, errno.ENOSPC, text)
+        self._being_made[pod_uid] += 1
+        try:
+            yield
+        finally:
+            self._being_made[pod_uid] -= 1
+            if not self._being_made[pod_uid]:
+                del self._being_made[pod_uid]

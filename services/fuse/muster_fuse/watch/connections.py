@@ -1,0 +1,104 @@
+"""Adapter: fusectl, where the kernel shows its FUSE connections and ends them.
+
+It is reached through a mount that is attached nowhere, so that no mount table changes. All mounts
+of fusectl are the same file system: inodes are those that others see, as long as one exists.
+"""
+
+import os
+import threading
+from typing import Final, NamedTuple
+
+from muster_fuse.kernel import syscalls
+from muster_fuse.watch import mounts
+
+_NUMBER_BYTES_MAX: Final = 32
+
+
+class Identity(NamedTuple):
+    """What tells a connection from another that had its number before."""
+
+    inode: int
+    created_ns: int
+
+
+class Connections:
+    """The connections of this machine.
+
+    Each call may block on the kernel's locks, and raises OSError if the kernel has no FUSE.
+    """
+
+    def __init__(self) -> None:
+        self._mount = -1
+        self._opening = threading.Lock()
+
+    def open(self) -> None:
+        """Make the mount: inodes do not change while it exists."""
+        self._root()
+
+    def close(self) -> None:
+        """Give up the mount; the next call makes another."""
+        if self._mount >= 0:
+            os.close(self._mount)
+        self._mount = -1
+
+    def identity(self, number: int) -> Identity | None:
+        """Return the identity of a connection, or None if there is none of that number."""
+        try:
+            status = os.stat(str(number), dir_fd=self._root())
+        except FileNotFoundError:
+            return None
+        return Identity(status.st_ino, status.st_ctime_ns)
+
+    def waiting(self, mount: mounts.Mount) -> int | None:
+        """Return how many requests of a mount wait for its daemon; None if it is unmounted."""
+        directory = self._open(mount)
+        if directory is None:
+            return None
+        try:
+            file = os.open("waiting", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        except FileNotFoundError:
+            return None
+        finally:
+            os.close(directory)
+        try:
+            # empty if it was unmounted in between
+            return int(os.read(file, _NUMBER_BYTES_MAX) or b"0")
+        finally:
+            os.close(file)
+
+    def abort(self, mount: mounts.Mount) -> bool:
+        """End the connection of a mount; return whether there still was one."""
+        directory = self._open(mount)
+        if directory is None:
+            return False
+        try:
+            file = os.open("abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+        except FileNotFoundError:
+            return False
+        finally:
+            os.close(directory)
+        try:
+            os.write(file, b"1")
+        finally:
+            os.close(file)
+        return True
+
+    def _root(self) -> int:
+        """Return the root of fusectl, through a mount that is made by the first call."""
+        with self._opening:
+            if self._mount < 0:
+                self._mount = syscalls.open_connections()
+            return self._mount
+
+    def _open(self, mount: mounts.Mount) -> int | None:
+        """Return the directory of a mount's connection, unless its number has been reused."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            directory = os.open(str(mount.connection), flags, dir_fd=self._root())
+        except FileNotFoundError:
+            return None
+        status = os.fstat(directory)
+        if (status.st_ino, status.st_ctime_ns) == (mount.inode, mount.created_ns):
+            return directory
+        os.close(directory)
+        return None

@@ -1,0 +1,213 @@
+"""Adapter: /proc: which processes serve FUSE connections, and which have been killed.
+
+Since Linux 6.16 the kernel says which connection an open /dev/fuse belongs to. Before, every
+process of a pod that has it open counts as serving all mounts of its pod.
+
+A pod may have millions of descriptors, threads and mounts. Only a limited number of each is looked
+at: a pod that hides something behind more of them hides only the state of its own mounts.
+"""
+
+import contextlib
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from muster_fuse.request import caller
+
+_PROC: Final = Path("/proc")
+_TEXT_BYTES_MAX: Final = 65_536
+_DEVICE: Final = "fuse"
+"""Its name; what leads there depends on the mount namespace that it was opened in."""
+_CONNECTION: Final = re.compile(r"^fuse_connection:\s*([0-9]+)$", re.MULTILINE | re.ASCII)
+_ENTRIES_MAX: Final = 4096
+"""How many descriptors or threads of a process are looked at."""
+_POD_ENTRIES_MAX: Final = 65_536
+"""How many of a pod are looked at, or of a process that is in no pod."""
+_MOUNTINFO_BYTES_MAX: Final = 1 << 25
+"""How much is read of the mount tables of a pod, in which each mount namespace counts once."""
+_SIGKILL: Final = 1 << 8
+_PENDING: Final = ("SigPnd:", "ShdPnd:")
+_UTIME: Final = 11
+_STARTED: Final = 19
+"""Positions in /proc/<pid>/stat after the name, which ends with the last parenthesis."""
+
+
+class Holder(NamedTuple):
+    """A process that has /dev/fuse open, and for which connection, if the kernel says so.
+
+    `pod_uid` is None if it is in none of the pods that were asked for.
+    """
+
+    pid: int
+    started: str
+    descriptor: str
+    connection: int | None
+    pod_uid: str | None
+
+
+def worked_ticks(holder: Holder) -> int | None:
+    """Return the processor time of a holder; None if it does not hold the device any more."""
+    process = _PROC / str(holder.pid)
+    try:
+        fields = _stat(process)
+        connection = _held(process, holder.descriptor)
+    except (OSError, ValueError):
+        return None
+    if (fields[_STARTED], connection) != (holder.started, holder.connection):
+        return None
+    return int(fields[_UTIME]) + int(fields[_UTIME + 1])
+
+
+def holders(pods: Collection[str], *, everywhere: bool) -> Iterator[Holder]:
+    """Yield the processes of these pods that have /dev/fuse open, or all such processes.
+
+    Each is named once for each connection.
+    """
+    entries = _Entries()
+    for process in _processes():
+        with contextlib.suppress(OSError, ValueError):
+            uid = _pod_uid(process)
+            if not everywhere and uid not in pods:
+                continue
+            held = {
+                connection: descriptor
+                for descriptor in entries.of(process / "fd", uid)
+                for connection in _connections(process, descriptor)
+            }
+            for connection, descriptor in held.items():
+                yield Holder(
+                    pid=int(process.name),
+                    started=_stat(process)[_STARTED],
+                    descriptor=descriptor,
+                    connection=connection,
+                    pod_uid=uid if uid in pods else None,
+                )
+
+
+def killed(pods: Collection[str]) -> set[str]:
+    """Return those of these pods that have a process that was killed and cannot end."""
+    stuck = set()
+    entries = _Entries()
+    for process in _processes() if pods else ():
+        with contextlib.suppress(OSError, ValueError):
+            uid = _pod_uid(process)
+            if uid in pods and any(map(_is_killed, entries.paths(process / "task", uid))):
+                stuck.add(uid or "")
+    return stuck
+
+
+class Seen(NamedTuple):
+    """The FUSE file systems that the processes of a pod see mounted, by their connection."""
+
+    mounted: dict[int, caller.MountLine]
+    served: set[int]
+    """Those that a process of the pod serves, if the kernel says so."""
+
+
+def seen_by(pod_uid: str) -> Seen:
+    """Return what the processes of a pod see, and what they serve."""
+    seen = Seen({}, set())
+    entries = _Entries()
+    tables: dict[int, int] = {}
+    for process in _processes():
+        with contextlib.suppress(OSError, ValueError):
+            if _pod_uid(process) != pod_uid:
+                continue
+            namespace = (process / "ns" / "mnt").stat().st_ino
+            left = _MOUNTINFO_BYTES_MAX - sum(tables.values())
+            if namespace not in tables and left > 0:
+                tables[namespace] = 0
+                for line in _mountinfo(process, left):
+                    tables[namespace] += len(line)
+                    seen.mounted.update(_fuse_mount(line))
+            for descriptor in entries.of(process / "fd", pod_uid):
+                seen.served.update(c for c in _connections(process, descriptor) if c is not None)
+    return seen
+
+
+class _Entries:
+    """Names of entries in directories of processes, up to a limit for each pod."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+
+    def of(self, directory: Path, pod_uid: str | None) -> Iterator[str]:
+        """Yield the first entries of a directory. Raises OSError."""
+        counted = pod_uid or str(directory)
+        left = _POD_ENTRIES_MAX - self._seen[counted]
+        with os.scandir(directory) as entries:
+            for entry in itertools.islice(entries, min(left, _ENTRIES_MAX)):
+                self._seen[counted] += 1
+                yield entry.name
+
+    def paths(self, directory: Path, pod_uid: str | None) -> Iterator[Path]:
+        """Yield the first entries of a directory as paths. Raises OSError."""
+        return (directory / name for name in self.of(directory, pod_uid))
+
+
+def _mountinfo(process: Path, bytes_max: int) -> Iterator[bytes]:
+    with (process / "mountinfo").open("rb") as file:
+        for line in file:
+            bytes_max -= len(line)
+            if bytes_max < 0:
+                return
+            yield line
+
+
+def _fuse_mount(line: bytes) -> dict[int, caller.MountLine]:
+    if b" - fuse" in line:
+        mount = caller.read_line(line.decode(errors="surrogateescape"))
+        if mount.is_fuse:
+            return {int(mount.device.partition(":")[2]): mount}
+    return {}
+
+
+def _processes() -> list[Path]:
+    return [path for path in _PROC.iterdir() if path.name.isdecimal()]
+
+
+def _connections(process: Path, descriptor: str) -> list[int | None]:
+    """Return the connection that a descriptor serves in a list, which is empty if it serves none.
+
+    Nearly all descriptors are of other files, which their links show without a further read.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if os.readlink(f"{process}/fd/{descriptor}").endswith(_DEVICE):  # noqa: PTH115  # many
+            return [_held(process, descriptor)]
+    return []
+
+
+def _held(process: Path, descriptor: str) -> int | None:
+    """Return the connection that a descriptor serves. Raises ValueError if it is another file.
+
+    No path is followed: a file of a pod may lie on a file system that hangs.
+    """
+    if (process / "fd" / descriptor).readlink().name != _DEVICE:
+        raise ValueError("not the device")
+    match = _CONNECTION.search(_text(process / "fdinfo" / descriptor))
+    return int(match[1]) if match else None
+
+
+def _is_killed(thread: Path) -> bool:
+    """Whether a thread has a pending SIGKILL."""
+    return any(
+        line.startswith(_PENDING) and int(line.split()[1], 16) & _SIGKILL
+        for line in _text(thread / "status").split("\n")
+    )
+
+
+def _stat(process: Path) -> list[str]:
+    return _text(process / "stat").rpartition(")")[2].split()
+
+
+def _pod_uid(process: Path) -> str | None:
+    return caller.pod_uid(_text(process / "cgroup"))
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_TEXT_BYTES_MAX).decode(errors="surrogateescape")

@@ -1,0 +1,201 @@
+"""A connection is dialled again whatever the server does, and whatever nats-py does about it."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from enum import StrEnum, auto
+from pathlib import Path
+from typing import Any
+
+import nats.aio.client
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster.nats import compat, connection
+from tests.worlds import bus_subjects, faulty_peer
+from tests.worlds.faulty_peer import Fault, Peer, Step
+
+BOUND_S = 15.0
+"""Every time limit below is about a tenth of its own."""
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("tls")
+    faulty_peer.make_certificates(where)
+    return where
+
+
+@pytest.fixture(autouse=True)
+def _short_limits(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_CA", str(certificates / "ca.crt"))
+    monkeypatch.setattr(connection, "_CHECK_S", 0.5)
+    monkeypatch.setattr(connection, "_CLIENT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection, "_PING_S", 0.5)
+    monkeypatch.setattr(connection, "_PREPARE_S", 0.5)
+    monkeypatch.setattr(compat, "_CLOSE_TIMEOUT_S", 0.2)
+
+
+class Ways(StrEnum):
+    """What a call of nats-py may do that nobody expects."""
+
+    RAISES = auto()
+    IS_CANCELLED = auto()
+    HANGS = auto()
+    """And ignores that it is cancelled."""
+
+
+Faults = list[tuple[Step, Fault]]
+Story = Callable[[Peer, connection.Connection], Awaitable[None]]
+
+
+def play(
+    certificates: Path,
+    story: Story,
+    *,
+    faults: Faults,
+    make: connection.Make = nats.aio.client.Client,
+    prepare: connection.Prepare | None = None,
+) -> None:
+    async def played() -> None:
+        async with faulty_peer.serving(certificates) as (peer, url):
+            peer.faults[:] = faults
+            async with connection.Connection(url, name="t", make=make, prepare=prepare) as link:
+                await story(peer, link)
+
+    asyncio.run(played())
+
+
+async def ignore(_: connection.Message) -> None:
+    pass
+
+
+async def served(peer: Peer, link: connection.Connection, count: int) -> None:
+    """Wait until so many connections met no fault, and the last is in use."""
+    await bus_subjects.until(
+        lambda: peer.served == count and link.is_connected and not peer.faults, limit_s=BOUND_S
+    )
+
+
+async def after_faults(peer: Peer, link: connection.Connection, faults: Faults) -> None:
+    await served(peer, link, 1)
+    peer.kick(*faults)
+    await served(peer, link, 2)
+    await bus_subjects.until(lambda: peer.connections == 1, limit_s=BOUND_S)
+
+
+@pytest.mark.parametrize(("step", "fault"), faulty_peer.every_fault())
+def test_every_fault_of_a_server_is_followed_by_a_dial(
+    certificates: Path, step: Step, fault: Fault
+) -> None:
+    """While it dials for the first time, and after it was connected; twice each."""
+    faults = [(step, fault)] * 2
+
+    async def story(peer: Peer, link: connection.Connection) -> None:
+        await after_faults(peer, link, faults)
+
+    play(certificates, story, faults=faults)
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    first=st.lists(st.sampled_from(faulty_peer.every_fault()), max_size=3),
+    then=st.lists(st.sampled_from(faulty_peer.every_fault()), max_size=3),
+)
+def test_any_faults_in_a_row_are_followed_by_a_dial(
+    certificates: Path, first: Faults, then: Faults
+) -> None:
+    async def story(peer: Peer, link: connection.Connection) -> None:
+        await after_faults(peer, link, then)
+
+    play(certificates, story, faults=first)
+
+
+class Faulty(nats.aio.client.Client):
+    """A client with a call that does something nobody expects; the first such client of a test."""
+
+    def __init__(self, call: str, way: Ways, over: asyncio.Event) -> None:
+        super().__init__()
+        self._call, self._way, self._over = call, way, over
+
+    async def connect(self, *args: Any, **options: Any) -> None:
+        await self._misbehave("connect")
+        await super().connect(*args, **options)
+
+    async def subscribe(self, *args: Any, **options: Any) -> Any:
+        await self._misbehave("subscribe")
+        return await super().subscribe(*args, **options)
+
+    async def close(self) -> None:
+        await self._misbehave("close")
+        await super().close()
+
+    async def _misbehave(self, call: str) -> None:
+        if call != self._call:
+            return
+        match self._way:
+            case Ways.RAISES:
+                raise AttributeError(call)
+            case Ways.IS_CANCELLED:
+                raise asyncio.CancelledError
+            case Ways.HANGS:
+                while not self._over.is_set():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await self._over.wait()
+
+
+@pytest.mark.parametrize("way", Ways)
+@pytest.mark.parametrize("call", ["connect", "subscribe", "close"])
+def test_a_client_that_does_something_unexpected_is_replaced(
+    certificates: Path, call: str, way: Ways
+) -> None:
+    over = asyncio.Event()
+    made: list[nats.aio.client.Client] = []
+
+    def make() -> nats.aio.client.Client:
+        # the first is only a placeholder until the first dial
+        made.append(Faulty(call, way, over) if len(made) == 1 else nats.aio.client.Client())
+        return made[-1]
+
+    async def story(peer: Peer, link: connection.Connection) -> None:
+        await link.subscribe("a", ignore)
+        if call == "close":
+            await served(peer, link, 1)
+            peer.kick()
+        await bus_subjects.until(
+            lambda: link.live_client() is made[-1] and len(made) >= 3, limit_s=BOUND_S
+        )
+        # one whose dial could not be ended is closed when it is connected
+        over.set()
+        await bus_subjects.until(lambda: peer.connections == 1, limit_s=BOUND_S)
+
+    async def ending(peer: Peer, link: connection.Connection) -> None:
+        try:
+            await story(peer, link)
+        finally:
+            over.set()
+
+    play(certificates, ending, faults=[], make=make)
+
+
+@pytest.mark.parametrize("way", [Ways.RAISES, Ways.HANGS])
+def test_a_preparation_that_does_something_unexpected_is_repeated(
+    certificates: Path, way: Ways
+) -> None:
+    calls = 0
+
+    async def prepare(_: nats.aio.client.Client) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            if way is Ways.RAISES:
+                raise KeyError(calls)
+            await asyncio.Event().wait()
+
+    async def story(peer: Peer, link: connection.Connection) -> None:
+        await served(peer, link, 1)
+
+    play(certificates, story, faults=[], prepare=prepare)

@@ -1,0 +1,248 @@
+"""A broker that runs beside the test, in a thread, with the real mounter and the real kernel."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from muster_fuse import config
+from muster_fuse.broker import observations, service
+from muster_fuse.kernel import mounter, mounter_client
+from muster_fuse.request import caller
+from tests.worlds import fuse_daemon, fuse_pods
+
+SOCKET = "/run/muster-fuse/broker.sock"
+"""Where a container has it."""
+HOME = "/mnt/home"
+WAIT_S = 30.0
+Result = TypeVar("Result")
+
+
+class Running:
+    """A broker and what it has observed."""
+
+    def __init__(self, directory: Path, settings: config.Limits, *, deadline_s: float) -> None:
+        self.directory = directory
+        self.observed: list[observations.Observation] = []
+        self._settings = settings
+        self._deadline_s = deadline_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._stack = contextlib.AsyncExitStack()
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        self.mounter, self.broker = self.call(self._start())
+
+    def call(self, work: Coroutine[object, object, Result]) -> Result:
+        """Do something in the broker's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
+
+    def stop(self) -> None:
+        self.call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_S)
+        self._loop.close()
+
+    def socket_of(self, uid: str) -> Path:
+        """Return the path of a pod's socket on this machine."""
+        return self.directory / f"pod-{uid}" / "broker.sock"
+
+    @contextlib.contextmanager
+    def pod(self, *, user_namespace: bool = False) -> Iterator[fuse_pods.Container]:
+        """Run a pod that the broker serves."""
+        uid = os.urandom(4).hex() + "-1b7a-4e53-9c55-6f0d2a1b3c4d"
+        self.open(uid)
+        binds = {"/run/muster-fuse": self.socket_of(uid).parent}
+        with fuse_pods.container(pod_uid=uid, user_namespace=user_namespace, binds=binds) as pod:
+            yield pod
+
+    def open(self, uid: str) -> None:
+        """Serve a pod."""
+        self.socket_of(uid).parent.mkdir(exist_ok=True)
+        pod = caller.Pod(uid=uid, namespace="default", name=f"pod-{uid[:4]}")
+        self.call(self.broker.open(pod, self.socket_of(uid)))
+
+    def seen(self, kind: type[Result], wanted: Callable[[Result], bool] = bool) -> Result:
+        """Wait until something was observed and return it."""
+        return until(lambda: next((o for o in self.of(kind) if wanted(o)), None), self.observed)
+
+    def of(self, kind: type[Result]) -> list[Result]:
+        """Return what was observed of a kind."""
+        return [observed for observed in self.observed if isinstance(observed, kind)]
+
+    def restart(self) -> None:
+        """Have another broker follow this one."""
+        self.call(self._stop())
+        self.observed.clear()
+        self.mounter, self.broker = self.call(self._start())
+
+    def stop_watching(self) -> None:
+        """Have the broker not look at its mounts any more."""
+        self.call(self._stop_watching())
+
+    async def _start(self) -> tuple[mounter_client.Mounter, service.Broker]:
+        mounter = await self._stack.enter_async_context(
+            mounter_client.Mounter(deadline_s=self._deadline_s)
+        )
+        broker = service.Broker(
+            self._settings,
+            mounter,
+            observe=self.observed.append,
+            records=self.directory / "records",
+        )
+        self._watching = asyncio.create_task(broker.watch())
+        return mounter, broker
+
+    async def _stop_watching(self) -> None:
+        assert self._watching is not None
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    async def _stop(self) -> None:
+        await self._stop_watching()
+        await self.broker.stop()
+        await self._stack.aclose()
+        await asyncio.sleep(0)
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path | None = None, *, deadline_s: float = mounter.DEADLINE_S, **limits: object
+) -> Iterator[Running]:
+    """Run a broker; afterwards it must have left no descriptor and no mount on this machine."""
+    settings = config.Limits(**{"watch_s": 0.1, **limits})  # type: ignore[arg-type]
+    with contextlib.ExitStack() as stack:
+        if directory is None:
+            # a path in tmp_path is too long for a socket
+            made = tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True)
+            directory = Path(stack.enter_context(made))
+        before, mounted = descriptors(), fuse_mounts("self")
+        broker = Running(directory, settings, deadline_s=deadline_s)
+        broker.start()
+        try:
+            yield broker
+        finally:
+            broker.stop()
+        until(lambda: descriptors().items() <= before.items(), lambda: (before, descriptors()))
+        assert fuse_mounts("self") == mounted
+
+
+@contextlib.contextmanager
+def daemon(
+    pod: fuse_pods.Container, *arguments: str, directory: str = HOME, uid: int = fuse_pods.USER
+) -> Iterator[subprocess.Popen[str]]:
+    """Run the daemon in a pod, which mounts through the broker; it ends with the context."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started = pod.start(*fuse_pods.DAEMON, SOCKET, directory, *arguments, uid=uid, **pipes)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def mounted(process: subprocess.Popen[str]) -> None:
+    """Wait until a daemon has mounted."""
+    assert process.stdout is not None
+    if process.stdout.readline() != "mounted\n":
+        raise AssertionError(process.communicate(timeout=WAIT_S))
+
+
+def refused(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return errno and text with which the broker has refused a daemon."""
+    _, text = process.communicate(timeout=WAIT_S)
+    return process.returncode, text.strip()
+
+
+def program(
+    pod: fuse_pods.Container,
+    script: str,
+    *arguments: str,
+    uid: int = fuse_pods.USER,
+    pass_fds: tuple[int, ...] = (),
+) -> subprocess.Popen[str]:
+    """Start a script in a pod that knows what `fuse_daemon` defines, `broker()` and `asked()`."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = (*fuse_pods.PROGRAM, "-c", _PRELUDE + script, *arguments)
+    return pod.start(*command, uid=uid, pass_fds=pass_fds, **pipes)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """Return what a program has printed, when it has ended well."""
+    output, errors = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, errors) == (0, ""), (output, errors)
+    return output.strip()
+
+
+def unmounted(
+    pod: fuse_pods.Container, path: str = HOME, *, uid: int = fuse_pods.USER, lazy: bool = False
+) -> str:
+    """Ask the broker from a pod to unmount; return what it answers."""
+    return said(program(pod, _UNMOUNT, path, str(int(lazy)), uid=uid))
+
+
+_PRELUDE: Final = (
+    Path(fuse_daemon.__file__).read_text("utf-8").partition("def main")[0]
+    + f"""
+def broker():
+    return connected({SOCKET!r})
+
+
+def asked(packet, *descriptors, over=None):
+    over = over or broker()
+    socket.send_fds(over, [packet], descriptors)
+    answer, _, _, _ = socket.recv_fds(over, 4096, 4)
+    code = _PACKET.unpack_from(answer)[4]
+    return f"{{errno.errorcode.get(code, code)}}: {{answer[16:].decode()}}" if code else "done"
+
+
+def point(path):
+    return os.open(path, os.O_PATH | os.O_NOFOLLOW)
+
+
+"""
+)
+_UNMOUNT: Final = """
+root = point(sys.argv[1])
+over = broker()
+socket.send_fds(over, [_packet(2, flags=int(sys.argv[2]))], [root])
+os.close(root)
+try:
+    _reply(over, 2)
+except RefusedError as refused:
+    print(f"{errno.errorcode[refused.args[0]]}: {refused.args[1]}")
+"""
+
+
+def descriptors() -> dict[str, str]:
+    """Return the open descriptors of this process, but that of this look."""
+    opened = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = str(path.readlink())
+            if not target.endswith(f"/{os.getpid()}/fd"):
+                opened[path.name] = target
+    return opened
+
+
+def fuse_mounts(process: int | str) -> list[str]:
+    """Return where a process sees FUSE file systems."""
+    lines = Path(f"/proc/{process}/mountinfo").read_text().splitlines()
+    return [line.split()[4] for line in lines if " - fuse" in line]
+
+
+def until(look: Callable[[], Result | None], shown: object = None) -> Result:
+    """Wait until a look finds something, and return it."""
+    deadline = time.monotonic() + WAIT_S
+    while not (seen := look()):
+        assert time.monotonic() < deadline, shown() if callable(shown) else shown
+        time.sleep(0.01)
+    return seen

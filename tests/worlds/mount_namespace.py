@@ -1,0 +1,39 @@
+"""Adapter: a mount namespace of a test's own, so that its mounts are gone with it.
+
+The test's body runs in a thread that has left the namespace of the process; threads that it starts
+follow it.
+"""
+
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from muster_fuse.kernel import syscalls
+
+Result = TypeVar("Result")
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems")
+
+
+def inside(body: Callable[[], Result]) -> Result:
+    """Return what `body` returns in a mount namespace of its own."""
+    done: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            syscalls.unshare(syscalls.CLONE_NEWNS)
+            root = os.open("/", os.O_PATH)
+            syscalls.make_private(root)
+            os.close(root)
+            done.set_result(body())
+        except BaseException as error:  # noqa: BLE001  # raised again in the test
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return done.result()
