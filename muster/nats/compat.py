@@ -151,11 +151,15 @@ def abort(client: Client) -> None:
     """Abort the socket, because closing it could wait for the other side without limit."""
     # TLS, then the socket below it: Python 3.11.2 cannot abort TLS that was closed twice, which
     # happens if nats-py closes a connection that the server has ended (sslproto.py)
-    for name in ("_io_writer", "_bare_io_writer"):
-        writer = getattr(client._transport, name, None)  # noqa: SLF001
+    tls, bare = (getattr(client._transport, n, None) for n in ("_io_writer", "_bare_io_writer"))  # noqa: SLF001
+    for writer in (tls, bare):
         if writer is not None:
             with contextlib.suppress(AttributeError):
                 writer.transport.abort()
+    if tls is not None and bare is not None and tls.transport is None:
+        # the server ended the connection just when TLS began: asyncio then returns no transport
+        # (start_tls), and a writer without one raises when it is deleted (StreamWriter.__del__)
+        tls._transport = bare.transport  # noqa: SLF001
 
 
 def drop_socket(client: Client) -> None:

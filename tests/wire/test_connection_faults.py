@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Awaitable, Callable
 from enum import StrEnum, auto
 from pathlib import Path
@@ -96,6 +97,44 @@ def test_every_fault_of_a_server_is_followed_by_a_dial(
         await after_faults(peer, link, faults)
 
     play(certificates, story, faults=faults)
+
+
+class EndedDuringTls(asyncio.SelectorEventLoop):
+    """Returns no transport for the first TLS of a client.
+
+    asyncio does so if the connection ends between the handshake and the return of `start_tls`.
+    """
+
+    ended = False
+
+    async def start_tls(self, transport: Any, protocol: Any, *args: Any, **kwargs: Any) -> Any:
+        upgraded = await super().start_tls(transport, protocol, *args, **kwargs)
+        if kwargs.get("server_side") or self.ended:
+            return upgraded
+        self.ended = True
+        transport.abort()
+        return None
+
+
+def test_a_connection_that_ends_as_tls_begins_is_dialled_again_without_a_trace(
+    certificates: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def played() -> None:
+        async with (
+            faulty_peer.serving(certificates) as (peer, url),
+            connection.Connection(url, name="t") as link,
+        ):
+            await served(peer, link, 1)
+
+    loop = EndedDuringTls()
+    try:
+        loop.run_until_complete(played())
+    finally:
+        loop.close()
+    assert loop.ended
+    # pytest turns an exception in a destructor into a failure of the test that runs then
+    gc.collect()
+    assert capsys.readouterr().err == ""
 
 
 @settings(
