@@ -16,7 +16,14 @@ PAGE_BYTES_MAX: Final = 48 * 1024
 
 ATTRIBUTES_BYTES: Final = 1536
 """What the attributes of CloudEvents take of a message at most."""
-_Item = vocabulary.Device | vocabulary.Gpu | vocabulary.GpuResource | vocabulary.FuseMount | str
+_Item = (
+    vocabulary.Device
+    | vocabulary.Gpu
+    | vocabulary.GpuResource
+    | vocabulary.FuseMount
+    | vocabulary.Watched
+    | str
+)
 
 
 class TooManyPages(ValueError):
@@ -34,6 +41,7 @@ def split(inventory: vocabulary.InventoryReported) -> tuple[vocabulary.Inventory
         devices=(),
         resources=(),
         fuse_mounts=(),
+        watched=(),
         gpus=msgspec.structs.replace(gpus, gpus=(), resources=()) if gpus else None,
     )
     room = PAGE_BYTES_MAX - ATTRIBUTES_BYTES - len(msgspec.json.encode(head))
@@ -70,6 +78,7 @@ def _items(inventory: vocabulary.InventoryReported) -> Iterator[_Item]:
         yield from inventory.gpus.resources
         yield from inventory.gpus.gpus
     yield from inventory.fuse_mounts
+    yield from inventory.watched
     yield from inventory.devices
 
 
@@ -82,6 +91,7 @@ def _page(
         devices=tuple(item for item in part if isinstance(item, vocabulary.Device)),
         resources=tuple(item for item in part if isinstance(item, str)),
         fuse_mounts=tuple(item for item in part if isinstance(item, vocabulary.FuseMount)),
+        watched=tuple(item for item in part if isinstance(item, vocabulary.Watched)),
         gpus=msgspec.structs.replace(
             gpus,
             gpus=tuple(item for item in part if isinstance(item, vocabulary.Gpu)),

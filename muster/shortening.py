@@ -57,7 +57,7 @@ def _shorten(value: Any, text_max: int, items_max: int) -> Any:
     match value:
         case str() if len(value) > max(text_max, _NAME_MAX):
             return value[: text_max - len(_MARK)] + _MARK
-        case vocabulary.Evidence() | vocabulary.FuseMount():
+        case vocabulary.Evidence() | vocabulary.FuseMount() | vocabulary.Watched():
             return _shorten_fields(value, text_max, items_max)
         case (str() | vocabulary.Evidence(), *_):
             items = [_shorten(item, text_max, items_max) for item in value[:items_max]]

@@ -99,6 +99,7 @@ def _whole(events: Sequence[codec.CloudEvent], last: codec.CloudEvent) -> codec.
         devices=tuple(device for page in pages for device in page.devices),
         resources=tuple(name for page in pages for name in page.resources),
         fuse_mounts=tuple(mount for page in pages for mount in page.fuse_mounts),
+        watched=tuple(watched for page in pages for watched in page.watched),
         gpus=gpus,
         page=0,
         pages=1,

@@ -1,7 +1,8 @@
 """All events on the bus and their subjects; `EVENTS` is the complete set.
 
 `facts` has the common parts (names, subjects, node and time), `plugin` the events of plugins,
-`fuse` those of the FUSE broker, which is a plugin too, `conclusions` the events of the central
+`fuse` those of the FUSE broker, which is a plugin too, `watch` what is observed of plugins that
+muster does not run, `conclusions` the events of the central
 services. Plugins publish on `muster.heartbeat`, `muster.event` and `muster.inventory`, and answer
 on `muster.rpc`; the central services on `muster.verdict`, `muster.alert`, `muster.label` and
 `muster.notification`; `muster.sys` is about muster itself. Import this package, not its modules:
@@ -90,6 +91,14 @@ from muster.vocabulary.plugin import (
     ResourceBeat as ResourceBeat,
     StopReason as StopReason,
 )
+from muster.vocabulary.watch import (
+    WATCHED_MAX as WATCHED_MAX,
+    PluginObserved as PluginObserved,
+    Watched as Watched,
+    WatchedFinding as WatchedFinding,
+    WatchedKind as WatchedKind,
+    watched_plugin as watched_plugin,
+)
 
 EVENTS: Final[tuple[type[Event], ...]] = (
     PluginStarted,
@@ -106,6 +115,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     ConfigurationApplied,
     ConfigurationRefused,
     ProblemChanged,
+    PluginObserved,
     FuseMounted,
     FuseRefused,
     FuseMountChanged,

@@ -133,7 +133,8 @@ class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
 class VerdictChanged(facts.Event, frozen=True, kw_only=True):
     """Health's verdict on a plugin changed. `rule` names the rule that decided.
 
-    `flapping` means that the plugin fails again and again, whatever the verdict is. `leader` is the
+    `flapping` means that the plugin fails again and again, whatever the verdict is. `watched` is
+    the resource or driver if muster does not run the plugin but only watches it. `leader` is the
     fencing token of the health service that published the verdict: a token lower than an earlier
     one belongs to a former leader.
     """
@@ -148,6 +149,7 @@ class VerdictChanged(facts.Event, frozen=True, kw_only=True):
     resources: tuple[facts.Name, ...] = ()
     leader: facts.Count = 0
     flapping: bool = False
+    watched: str = ""
 
 
 class RemediationDecided(facts.Event, frozen=True, kw_only=True):
@@ -170,7 +172,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
     is down: the newest event with the fingerprint is valid. `change` counts from 0 while the alert
     fires. `devices` and `pods` have the first of `devices_total` and `pods_total`. `advice` says
     what to do first. `flapping` means that the plugin fails again and again, whatever its present
-    problem is.
+    problem is. `watched` is as in VerdictChanged.
     """
 
     TYPE = "alert.changed"
@@ -194,6 +196,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
     change: facts.Count = 0
     leader: facts.Count = 0
     flapping: bool = False
+    watched: str = ""
 
     def __post_init__(self) -> None:
         """Also refuse times without a time zone."""

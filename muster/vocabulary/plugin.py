@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from muster.vocabulary import facts, fuse
+from muster.vocabulary import facts, fuse, watch
 
 
 class Health(enum.StrEnum):
@@ -197,6 +197,8 @@ class InventoryReported(facts.PluginEvent, frozen=True, kw_only=True):
     gpus: GpuNode | None = None
     fuse_mounts: tuple[fuse.FuseMount, ...] = ()
     """All mounts of the broker `fuse-broker`; others have none."""
+    watched: tuple[watch.Watched, ...] = ()
+    """All device plugins and drivers on the node that muster does not run, if it watches them."""
     version: facts.Count = 0
     """The event's sequence, in every page of it."""
     page: Annotated[int, msgspec.Meta(ge=0, le=facts.PAGES_MAX - 1)] = 0

@@ -58,6 +58,7 @@ REQUIRED: Final[Mapping[str, object]] = {
     "holds": True,
     "problem": "two resources hand out one node",
     "plugin": "device-plugin",
+    "watched": {"name": "nvidia.com/gpu"},
 }
 REASONS: Final = {
     "plugin.registered": "start",

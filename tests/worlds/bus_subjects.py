@@ -18,6 +18,7 @@ TYPES = (
     *("inventory.reported", "device.added", "device.removed", "device.health_changed"),
     *("device.condition_changed", "allocation.observed", "expectation.changed"),
     *("configuration.applied", "configuration.refused", "problem.changed"),
+    "plugin.observed",
 )
 OF_BROKER = ("fuse.mounted", "fuse.refused", "fuse.mount_changed", "fuse.aborted")
 OWN = (

@@ -66,6 +66,7 @@ PLUGIN_EVENTS: Final = (
     "configuration.applied",
     "configuration.refused",
     "problem.changed",
+    "plugin.observed",
 )
 """The types of the events that plugins of any name publish, as in `vocabulary`."""
 FUSE_BROKER: Final = "fuse-broker"
