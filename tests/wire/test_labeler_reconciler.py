@@ -515,8 +515,8 @@ def test_of_a_node_whose_gpus_keep_changing_only_some_decisions_are_published(
                 break
         assert state["reason"] == "what its plugins report keeps changing"
         decided = made.log().count("decided")
-        # a token comes back every 6 s
-        assert 10 <= decided <= 20
+        # a token comes back every 6 s; inventories that arrive together lead to one decision
+        assert 1 <= decided <= 20
         await made.reports("node-b", "NVIDIA L4")
 
         async def labels_of_b() -> object:
