@@ -25,7 +25,6 @@ QUEUE_MAX: Final = 1_000
 _SWEEP_S: Final = 15.0
 _NOBODY: Final = vocabulary.rpc_subject(vocabulary.FLEET, "nobody", "probe")
 """Where no plugin can listen."""
-_CANCEL_AGAIN_S: Final = 0.1
 
 _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
 
@@ -81,13 +80,9 @@ class Bus:
     async def __aexit__(self, *_: object) -> None:
         """Close; events that are still queued are lost (see `flush`)."""
         assert self._tasks, "left without being entered"
-        pending = set(self._tasks)
-        while pending:
-            for task in pending:
-                task.cancel()
-            # see runtime.end_if_cancelled
-            _done, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._tasks:
+            await runtime.end(task)
+        await asyncio.gather(*filter(asyncio.Task.done, self._tasks), return_exceptions=True)
         await self.link.__aexit__()
 
     def enqueue(self, event: vocabulary.Event) -> None:
