@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 import cyclopts
 
-from scripts.cluster import certificates, components, images, layout, node, tools
+from scripts.cluster import certificates, components, images, layout, node, peers, tools
 
 READY_S: Final = 120.0
 VOLUMES: Final = 6
@@ -82,6 +82,18 @@ def kubelet(
         node.end("kubelet", signal.SIGKILL if action == "kill" else signal.SIGTERM)
     if action in {"start", "restart"} and not node.processes("kubelet"):
         _spawn(components.kubelet(status_period=status_period))
+
+
+@app.command(name="peers")
+def import_peers() -> None:
+    """Build the images of device plugins that others wrote, and give them to the cluster."""
+    _first()
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
+
+    _import(peers.build(say), say)
 
 
 @app.command

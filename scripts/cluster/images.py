@@ -4,6 +4,7 @@ muster's own comes from the Dockerfile, on a Debian that debootstrap makes; no r
 """
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -44,31 +45,44 @@ def nats_name() -> str:
 
 def build(say: Callable[[str], None]) -> list[Path]:
     """Build what is not in the cache yet; return the archives of all images."""
-    folder = layout.CACHE / "images"
-    folder.mkdir(parents=True, exist_ok=True)
     server, busybox = nats.binary(), Path("/bin/busybox")
     # fmt: off
     makers: Iterable[tuple[str, str, Callable[[Path], None]]] = (
-        ("busybox", _hash(busybox), lambda file: _busybox(file, BUSYBOX, '["/bin/sh"]')),
-        ("pause", _hash(busybox), lambda file: _busybox(file, components.PAUSE, _PAUSE)),
-        ("nats", _hash(server), lambda file: _nats(file, server)),
+        ("busybox", digest(busybox), lambda file: _busybox(file, BUSYBOX, '["/bin/sh"]')),
+        ("pause", digest(busybox), lambda file: _busybox(file, components.PAUSE, _PAUSE)),
+        ("nats", digest(server), lambda file: _nats(file, server)),
         ("fuse-programs", _hash_text(_SUITE, _PROGRAMS, *_USER), _fuse_programs),
-        ("muster", _hash(*(layout.ROOT / name for name in _SOURCES)), _muster),
+        ("muster", digest(*(layout.ROOT / name for name in _SOURCES)), _muster),
     )
     # fmt: on
-    archives = []
-    for name, digest, make in makers:
-        archive = folder / f"{name}-{digest}.tar"
-        if not archive.exists():
-            say(f"building the image {name}")
-            unfinished = archive.with_suffix(".new")
-            unfinished.unlink(missing_ok=True)
-            make(unfinished)
-            for old in folder.glob(f"{name}-*.tar"):
-                old.unlink()
-            unfinished.rename(archive)
-        archives.append(archive)
-    return archives
+    return [kept(name, made_of, make, say) for name, made_of, make in makers]
+
+
+def kept(name: str, made_of: str, make: Callable[[Path], None], say: Callable[[str], None]) -> Path:
+    """Return the archive of an image in the cache; build it if it was not made of the same."""
+    folder = layout.CACHE / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{name}-{made_of}.tar"
+    if not archive.exists():
+        say(f"building the image {name}")
+        unfinished = archive.with_suffix(".new")
+        unfinished.unlink(missing_ok=True)
+        make(unfinished)
+        for old in folder.glob(f"{name}-*.tar"):
+            old.unlink()
+        unfinished.rename(archive)
+    return archive
+
+
+def one_program(file: Path, program: Path, name: str, *, has_libc: bool) -> None:
+    """Build the image of one program, which stands in `/`, on a Debian or on nothing."""
+    python, _ = _BASES
+    if has_libc:
+        _base(python)
+    container = _buildah("from", python if has_libc else "scratch")
+    _buildah("add", "--chmod", "755", container, str(program), f"/{program.name}")
+    _buildah("config", "--entrypoint", json.dumps([f"/{program.name}"]), "--cmd", "", container)
+    _commit(container, name, file)
 
 
 def _busybox(file: Path, name: str, command: str) -> None:
@@ -95,9 +109,8 @@ def _nats(file: Path, server: Path) -> None:
 
 
 def _muster(file: Path) -> None:
-    for base, packages in _BASES.items():
-        if not _buildah("images", "--quiet", "--filter", f"reference={base}"):
-            _debian(base, packages)
+    for base in _BASES:
+        _base(base)
     # the wheels come from here, as the build knows no index
     _checked(
         *(sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"),
@@ -120,6 +133,11 @@ def _fuse_programs(file: Path) -> None:
     _buildah("run", "--isolation", "chroot", container, *_USER)
     _buildah("config", "--entrypoint", "[]", "--cmd", '["/bin/sh"]', container)
     _commit(container, FUSE_PROGRAMS, file)
+
+
+def _base(name: str) -> None:
+    if not _buildah("images", "--quiet", "--filter", f"reference={name}"):
+        _debian(name, _BASES[name])
 
 
 def _debian(name: str, packages: str) -> None:
@@ -153,12 +171,13 @@ def _hash_text(*words: str) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
 
 
-def _hash(*paths: Path) -> str:
-    digest = hashlib.sha256()
+def digest(*paths: Path) -> str:
+    """Return what tells these files and folders from other ones."""
+    summed = hashlib.sha256()
     for path in paths:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(str(file.relative_to(path.parent)).encode())
-                digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
+                summed.update(str(file.relative_to(path.parent)).encode())
+                summed.update(file.read_bytes())
+    return summed.hexdigest()[:12]

@@ -1,0 +1,48 @@
+"""Adapter: device plugins that others wrote, as images, for tests in which muster watches them.
+
+They are built when a test asks for them, not with the cluster. generic-device-plugin has no pin
+here; its program is taken from the PATH if it is there.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from scripts.cluster import images, tools
+
+IMAGES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "nvidia-device-plugin": "nvcr.io/nvidia/k8s-device-plugin:v0.19.3",
+        "intel-gpu-plugin": "docker.io/intel/intel-gpu-plugin:0.36.0",
+        "sample-device-plugin": "registry.k8s.io/e2e-test-images/sample-device-plugin:1.37.2",
+    }
+)
+"""The modules of TOOLS, each with the name by which its users ask for its image."""
+GENERIC: Final = "generic-device-plugin"
+GENERIC_IMAGE: Final = "docker.io/squat/generic-device-plugin:latest"
+
+
+def build(say: Callable[[str], None]) -> list[Path]:
+    """Build what is not in the cache yet; return the archives of the images."""
+    archives = []
+    for module, image in IMAGES.items():
+        folder = tools.built(module, say)
+        (program,) = folder.iterdir()
+        archives.append(_packed(module, program, image, say, has_libc=module in tools.CGO))
+    if generic := shutil.which(GENERIC):
+        # nobody knows how it was linked
+        archives.append(_packed(GENERIC, Path(generic), GENERIC_IMAGE, say, has_libc=True))
+    return archives
+
+
+def _packed(
+    name: str, program: Path, image: str, say: Callable[[str], None], *, has_libc: bool
+) -> Path:
+    return images.kept(
+        name,
+        images.digest(program),
+        lambda file: images.one_program(file, program, image, has_libc=has_libc),
+        say,
+    )

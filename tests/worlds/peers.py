@@ -1,0 +1,299 @@
+"""Device plugins of others in the real cluster, as DaemonSets of tests/cluster/peers, and faults.
+
+The hardware is a stand-in: files that their pods mount, and NVML of tests/worlds/nvml. The plugins
+are what their users run, so what is done to them is what happens to them.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.cluster import layout
+from tests.worlds import manifests, real_cluster
+from tests.worlds.nvml import fake, scenes
+from tests.worlds.real_cluster import until
+
+PLUGINS: Final = layout.KUBELET / "device-plugins"
+MANIFESTS: Final = manifests.ROOT / "tests/cluster/peers"
+_NVML: Final = layout.STATE / "nvml"
+_INTEL: Final = layout.STATE / "intel"
+_SAMPLE: Final = layout.STATE / "sample"
+_SERIAL: Final = ("/dev/ttyUSB0", "/dev/ttyUSB1")
+_ERROR: Final = re.compile(r"^[EF]\d{4} |level=error|level=warn|^panic:", re.MULTILINE)
+"""An error in a log of klog or of go-kit."""
+_KILL_PAUSE_S: Final = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A device plugin: its DaemonSet in kube-system, its program, how its socket is called.
+
+    `call` is what it logs of each call of the kubelet, where it does.
+    """
+
+    name: str
+    resource: str
+    devices: int
+    daemonset: str
+    program: str
+    socket: str
+    call: str = ""
+
+
+NVIDIA: Final = Peer(
+    name="nvidia",
+    resource="nvidia.com/gpu",
+    devices=8,
+    daemonset="nvidia-device-plugin-daemonset",
+    program="nvidia-device-plugin",
+    socket="nvidia-gpu.sock",
+)
+INTEL: Final = Peer(
+    name="intel",
+    resource="gpu.intel.com/i915",
+    devices=2,
+    daemonset="intel-gpu-plugin",
+    program="gpu_plugin",
+    socket="gpu.intel.com-i915.sock",
+    call="Started ListAndWatch|Sending to kubelet",
+)
+SAMPLE: Final = Peer(
+    name="sample",
+    resource="example.com/resource",
+    devices=2,
+    daemonset="sample-device-plugin",
+    program="sample-device-plugin",
+    socket="dp.*",
+    call="ListAndWatch|Allocate|GetPreferredAllocation|PreStartContainer",
+)
+GENERIC: Final = Peer(
+    name="generic",
+    resource="squat.ai/serial",
+    devices=2,
+    daemonset="generic-device-plugin",
+    program="generic-device-plugin",
+    socket="gdp-*.sock",
+    call="starting listwatch",
+)
+
+
+class Program:
+    """A program of others that a DaemonSet of kube-system runs on the node."""
+
+    def __init__(self, cluster: real_cluster.Cluster, daemonset: str, program: str) -> None:
+        self.cluster = cluster
+        self._daemonset = daemonset
+        self._program = program.encode()
+
+    def pid(self) -> int:
+        """Return its process, as this machine counts; 0 if none runs."""
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")[:2]
+                is_its = self._program in {word.rpartition(b"/")[2] for word in words}
+                if is_its and f"/{layout.CGROUP}/" in (folder / "cgroup").read_text():
+                    return int(folder.name)
+        return 0
+
+    def descriptors(self) -> int:
+        """Return how many files its process has open."""
+        return len(list(Path(f"/proc/{self.pid()}/fd").iterdir()))
+
+    def log(self) -> str:
+        """Return the log of its container; what kubectl says if there is none."""
+        where = f"daemonset/{self._daemonset}"
+        return self.cluster.ask("-n", "kube-system", "logs", where, "--tail=-1")[1]
+
+    def errors(self) -> list[str]:
+        """Return the errors in its log."""
+        return [line for line in self.log().splitlines() if _ERROR.search(line)]
+
+    def restarts(self) -> int:
+        """Return how often its container was started again."""
+        return sum(
+            int(status["restartCount"])
+            for pod in self.pods()
+            for status in pod["status"].get("containerStatuses", ())
+        )
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Return its pods that are to stay."""
+        labels = self.cluster.get("daemonset", self._daemonset, "-n", "kube-system")["spec"]
+        ((key, value),) = labels["selector"]["matchLabels"].items()
+        pods = self.cluster.get("pods", "", "-n", "kube-system", "-l", f"{key}={value}")["items"]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop its process for a while."""
+        pid = until(self.pid, f"{self._daemonset} runs")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def crashing(self) -> Iterator[None]:
+        """Kill its process, and every one that follows it, for a while."""
+        over = threading.Event()
+
+        def kill() -> None:
+            while not over.is_set():
+                if pid := self.pid():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                over.wait(_KILL_PAUSE_S)
+
+        until(self.pid, f"{self._daemonset} runs")
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def delete_pod(self) -> None:
+        """Delete its pod, and wait until another has taken its place."""
+        gone = {pod["metadata"]["name"] for pod in self.pods()}
+        self.cluster.good("-n", "kube-system", "delete", "pod", *gone, "--grace-period=1")
+        where = f"daemonset/{self._daemonset}"
+        self.cluster.good("-n", "kube-system", "rollout", "status", where, "--timeout=60s")
+
+
+class Plugin(Program):
+    """A peer that runs in the cluster."""
+
+    def __init__(self, cluster: real_cluster.Cluster, peer: Peer) -> None:
+        super().__init__(cluster, peer.daemonset, peer.program)
+        self.peer = peer
+
+    def calls(self) -> int:
+        """Return how many calls of a kubelet it has logged."""
+        return len(re.findall(self.peer.call, self.log())) if self.peer.call else 0
+
+    def sockets(self) -> set[Path]:
+        """Return its sockets."""
+        return {file for file in PLUGINS.glob(self.peer.socket) if file.is_socket()}
+
+    def remove_socket(self) -> None:
+        """Remove its socket, as a careless clean-up does."""
+        for file in self.sockets():
+            file.unlink()
+
+    def until_offered(self, devices: int | None = None) -> None:
+        """Wait until the node offers so many of its devices; by default all."""
+        wanted = str(self.peer.devices if devices is None else devices)
+        until(
+            lambda: self.cluster.allocatable(self.peer.resource) == wanted,
+            f"the node offers {wanted} {self.peer.resource}",
+            within_s=90.0,
+        )
+
+    def start_again(self) -> None:
+        """Delete its pod, and wait until the next one serves."""
+        self.delete_pod()
+        if self.peer is SAMPLE:
+            self.register()
+        self.until_offered()
+
+    def register(self) -> None:
+        """Make the sample plugin register, which takes up to 10 s."""
+        (_SAMPLE / "register").touch()
+        until(lambda: "process will be managed" in self.log(), f"{self.peer.name} looks")
+        (_SAMPLE / "register").unlink()
+
+
+class Hardware:
+    """The stand-ins for the hardware of the peers, which the pods mount."""
+
+    def __init__(self) -> None:
+        self.gpus = fake.Fake(_NVML / "state")
+
+    @contextlib.contextmanager
+    def plugged_in(self) -> Iterator["Hardware"]:
+        """Make it, and remove it. Raises NoCompiler if NVML cannot be built."""
+        try:
+            library = fake.built(_NVML)
+            shutil.copy(library, _NVML / fake.SONAME)
+            self.gpus.write(scenes.h100x8())
+            self.intel(2)
+            _SAMPLE.mkdir()
+            self.serial(plugged=True)
+            yield self
+        finally:
+            self.serial(plugged=False)
+            for folder in (_NVML, _INTEL, _SAMPLE):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def lose_gpus(self) -> None:
+        """Report a fault of every GPU of NVIDIA, after which its plugin calls them Unhealthy."""
+        for number in range(NVIDIA.devices):
+            self.gpus.xid(number, 79)
+
+    def intel(self, gpus: int) -> None:
+        """Have so many GPUs of Intel."""
+        drm, nodes = _INTEL / "sys/class/drm", _INTEL / "dev/dri"
+        for folder in (drm, nodes):
+            folder.mkdir(parents=True, exist_ok=True)
+        for number in range(INTEL.devices):
+            card, name = drm / f"card{number}", f"card{number}"
+            if number >= gpus:
+                shutil.rmtree(card, ignore_errors=True)
+                (nodes / name).unlink(missing_ok=True)
+            elif not card.exists():
+                (card / "device/drm" / name).mkdir(parents=True)
+                (card / "device/drivers/i915").mkdir(parents=True)
+                (card / "device/driver").symlink_to("drivers/i915")
+                # /dev/null under another name
+                os.mknod(nodes / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+                (card / "device/vendor").write_text("0x8086\n")
+
+    def serial(self, *, plugged: bool) -> None:
+        """Plug the serial adapters into the node, or pull them out."""
+        for path in _SERIAL:
+            command = ["mknod", "-m", "666", path, "c", "1", "3"] if plugged else ["rm", "-f", path]
+            _in_node(*command)
+
+
+@contextlib.contextmanager
+def running(cluster: real_cluster.Cluster, peer: Peer) -> Iterator[Plugin]:
+    """Install a peer, wait until the node offers its devices, and remove it."""
+    plugin = Plugin(cluster, peer)
+    try:
+        cluster.good("apply", "-f", str(MANIFESTS / f"{peer.name}.yaml"))
+        if peer is SAMPLE:
+            plugin.register()
+        plugin.until_offered()
+        yield plugin
+    finally:
+        remove(cluster, peer.name)
+
+
+def remove(cluster: real_cluster.Cluster, name: str) -> None:
+    """Remove what a manifest has."""
+    manifest = str(MANIFESTS / f"{name}.yaml")
+    gone = ("--ignore-not-found", "--cascade=foreground", "--timeout=60s")
+    cluster.good("delete", "-f", manifest, *gone)
+
+
+def import_images() -> None:
+    """Give the cluster the images of the peers; they are built the first time."""
+    subprocess.run([sys.executable, "-m", "scripts.cluster", "peers"], check=True)
+
+
+def _in_node(*command: str) -> None:
+    inside = [sys.executable, "-m", "scripts.cluster", "run", "--", *command]
+    subprocess.run(inside, check=True, cwd=manifests.ROOT)
