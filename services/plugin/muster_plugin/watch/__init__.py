@@ -1,0 +1,7 @@
+"""Watches the device plugins and drivers on the node that muster does not run.
+
+`node_model` decides what is wrong from each `observation`, with `sockets` (who serves them, when
+they are probed) and `finding` (the state machine of one plugin). `naming` maps sockets to
+resources, `expectation` learns how many devices there should be, and `checkpoint` is the kubelet's
+file. Nothing is registered, allocated or listed.
+"""

@@ -1,0 +1,56 @@
+"""Pure: the kubelet's checkpoint of its device manager.
+
+The file is JSON (kubelet 1.37.2, pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go):
+
+    {"Data": {"PodDeviceEntries": [{"PodUID", "ContainerName", "ResourceName",
+                                    "DeviceIDs": {"<NUMA node>": [ids]}, "AllocResp": base64}],
+              "RegisteredDevices": {"<resource>": [healthy ids]}},
+     "Checksum": number}
+
+Up to 1.19 `DeviceIDs` was a list. The checksum is FNV-1a of how Go prints the data, with the names
+of Go's types, so only that kubelet can verify it. The kubelet replaces the file as a whole, and a
+file that was cut off is no JSON.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The devices of one container, with the plugin's serialized answer to Allocate."""
+
+    resource: str = msgspec.field(name="ResourceName", default="")
+    answer: bytes | None = msgspec.field(name="AllocResp", default=None)
+
+
+class _Data(msgspec.Struct, frozen=True):
+    registered: dict[str, list[str] | None] | None = msgspec.field(name="RegisteredDevices")
+    grants: tuple[Grant, ...] | None = msgspec.field(name="PodDeviceEntries")
+
+
+class _File(msgspec.Struct, frozen=True):
+    data: _Data = msgspec.field(name="Data")
+    checksum: int = msgspec.field(name="Checksum")
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """How many devices each resource last had, and what containers were given."""
+
+    registered: Mapping[str, int]
+    grants: tuple[Grant, ...]
+
+
+def decode(text: bytes) -> Checkpoint:
+    """Return the content of the file. Raises ValueError if the format is unknown."""
+    if len(text) > BYTES_MAX:
+        raise ValueError(f"longer than {BYTES_MAX} bytes")
+    try:
+        data = msgspec.json.decode(text, type=_File).data
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    registered = {name: len(ids or ()) for name, ids in (data.registered or {}).items()}
+    return Checkpoint(registered, data.grants or ())

@@ -1,0 +1,94 @@
+"""Pure: how many devices of each resource the kubelet should list: configured, or learned.
+
+A count is learned when the kubelet has listed it for a while, or from its checkpoint, and is never
+learned to be less: a plugin that offers fewer devices after a restart is what is looked for. What
+was learned is kept in a file, with the resource that each socket serves, so that it outlasts every
+restart: of the plugin, of the kubelet, of the node and of this agent.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+import msgspec
+
+LEARNING_S: Final = 30.0
+_ENTRIES_MAX: Final = 256
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept in the file."""
+
+    version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    expected: dict[_Name, _Count] = {}
+    resources: dict[_Name, _Name] = {}
+    """The resource of each socket, by its stem."""
+
+
+def encode(memory: Memory) -> bytes:
+    """Return the content of the file."""
+    return msgspec.json.encode(memory, order="sorted")
+
+
+def decode(text: bytes) -> Memory:
+    """Return what the file holds. Raises ValueError."""
+    try:
+        return msgspec.json.decode(text, type=Memory)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+class Expectations:
+    """How many devices of each resource are expected."""
+
+    def __init__(self, configured: Mapping[str, int], learned: Mapping[str, int]) -> None:
+        self._configured = configured
+        self.learned = {**learned}
+        self._listed: dict[str, tuple[int, float]] = {}
+        self._had: dict[str, int] = {}
+
+    def expected(self, resource: str) -> int | None:
+        """Return how many devices should be listed; None if that is unknown."""
+        return self._configured.get(resource, self.learned.get(resource))
+
+    def had(self, resource: str) -> int:
+        """Return how many devices were last listed, when any were, by this process; else 0."""
+        return self._had.get(resource, 0)
+
+    @property
+    def resources(self) -> frozenset[str]:
+        """The resources of which any device is expected."""
+        names = {*self._configured, *self.learned, *self._had}
+        return frozenset(name for name in names if self.expected(name) or self.had(name))
+
+    def record_listed(self, resource: str, count: int, now: float) -> bool:
+        """Record what the kubelet lists; return whether something was learned."""
+        if not count:
+            self._listed.pop(resource, None)
+            return False
+        if len(self._had) < _ENTRIES_MAX or resource in self._had:
+            self._had[resource] = count
+        before, since = self._listed.get(resource, (0, now))
+        if count != before:
+            since = now
+        if resource in self._had:
+            self._listed[resource] = count, since
+        return now - since >= LEARNING_S and self._learn(resource, count)
+
+    def record_registered(self, resource: str, count: int) -> bool:
+        """Record what the kubelet's checkpoint holds; return whether something was learned."""
+        return resource not in self.learned and count > 0 and self._learn(resource, count)
+
+    def forget(self, resource: str) -> bool:
+        """Forget a resource that was removed from the node; return whether it was learned."""
+        self._listed.pop(resource, None)
+        self._had.pop(resource, None)
+        return self.learned.pop(resource, None) is not None
+
+    def _learn(self, resource: str, count: int) -> bool:
+        is_more = count > self.learned.get(resource, 0)
+        if not is_more or (resource not in self.learned and len(self.learned) >= _ENTRIES_MAX):
+            return False
+        self.learned[resource] = count
+        return True

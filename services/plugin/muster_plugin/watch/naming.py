@@ -1,0 +1,77 @@
+"""Pure: which resource a socket in the kubelet's directory serves, by its file's name.
+
+Nothing on the node says it: the kubelet tells nobody, and only the plugin knows. Well-known plugins
+name their sockets after their resources (their sources are named below); for others the watcher
+learns it when a resource and a socket appear or vanish together.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
+
+_SERIAL: Final = re.compile(r"[0-9]{6,}|(?<=[-_.])[0-9a-f]{8,}(?=[-_.]|$)")
+_DOMAIN: Final = r"(?:[a-z0-9](?:[-a-z0-9]*[a-z0-9])?\.)+[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_NAME: Final = r"[A-Za-z0-9](?:[-\w.]*[A-Za-z0-9])?"
+RESOURCE: Final = re.compile(rf"[a-z0-9][-a-z0-9.]{{0,243}}/{_NAME}")
+
+
+class _Pattern(NamedTuple):
+    """A pattern of socket names without `.sock`; the resource of a match, None if there is none."""
+
+    pattern: re.Pattern[str]
+    resource: Callable[[re.Match[str]], str | None]
+
+
+def _decoded(match: re.Match[str]) -> str | None:
+    try:
+        return base64.b64decode(match[1] + "=" * (-len(match[1]) % 4), altchars=b"-_").decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+_KNOWN: Final = (
+    # squat/generic-device-plugin, deviceplugin/plugin.go: base64 of the resource, and the time
+    _Pattern(re.compile(r"gdp-(.+)-[0-9]+"), _decoded),
+    # GoogleCloudPlatform/container-engine-accelerators, cmd/nvidia_gpu
+    _Pattern(re.compile(r"nvidiaGPU-[0-9]+"), lambda _: "nvidia.com/gpu"),
+    # NVIDIA/k8s-device-plugin, internal/plugin/server.go
+    _Pattern(re.compile(rf"nvidia-({_NAME})"), lambda match: f"nvidia.com/{match[1]}"),
+    # smarter-project/smarter-device-manager
+    _Pattern(re.compile(rf"smarter-({_NAME})"), lambda match: f"smarter-devices/{match[1]}"),
+    # kubevirt/kubevirt, pkg/virt-handler/device-manager
+    _Pattern(re.compile(rf"kubevirt-({_NAME})"), lambda match: f"devices.kubevirt.io/{match[1]}"),
+    # kubevirt/device-plugin-manager (AMD's plugin), the SR-IOV network device plugin
+    _Pattern(re.compile(rf"({_DOMAIN})_({_NAME})"), lambda m: f"{m[1]}/{m[2]}"),
+    # intel/intel-device-plugins-for-kubernetes, pkg/deviceplugin/server.go
+    _Pattern(re.compile(rf"([a-z]+\.intel\.com)-({_NAME})"), lambda m: f"{m[1]}/{m[2]}"),
+)
+_ON_DEMAND: Final = "devices.kubevirt.io/"
+
+
+def resource(socket: str) -> str | None:
+    """Return the resource that a well-known plugin's socket serves; None for other sockets."""
+    for known in _KNOWN:
+        match = known.pattern.fullmatch(socket.removesuffix(".sock"))
+        if match is not None:
+            name = known.resource(match)
+            return name if name and RESOURCE.fullmatch(name) else None
+    return None
+
+
+def resource_among(socket: str, resources: Collection[str]) -> str | None:
+    """Return the only one of these resources after whose last part a socket is named, or None."""
+    stem = socket.removesuffix(".sock")
+    matching = [name for name in resources if name.rpartition("/")[2] == stem]
+    return matching[0] if len(matching) == 1 else None
+
+
+def is_on_demand(name: str) -> bool:
+    """Return whether the resource comes and goes: its plugin removes its socket by itself."""
+    return name.startswith(_ON_DEMAND)
+
+
+def stem(socket: str) -> str:
+    """Return a socket's name without the numbers that differ for every start of its plugin."""
+    return _SERIAL.sub("*", socket)

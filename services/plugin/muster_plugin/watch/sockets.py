@@ -1,0 +1,255 @@
+"""Pure: the sockets of watched plugins: who serves them, and when each is probed next.
+
+A probe costs the plugin a connection, so there are at most four in any minute on one path. A
+refused connection reaches nobody and does not count. The end of the process is reported, where the
+kernel can do so (`Process.is_watched`); otherwise one connection a minute is saved for the moment
+when the kubelet drops the plugin.
+"""
+
+import collections
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from muster_plugin.watch import finding, observation
+
+SOCKETS_MAX: Final = 256
+PERIOD_S: Final = 15.2
+"""With the deadline of a probe, a plugin that stops is noticed within 20 s."""
+_UNWATCHED_PERIOD_S: Final = 20.0
+_WINDOW_S: Final = 60.0
+CONNECTIONS_MAX: Final = 4
+_BOUND_S: Final = 0.1
+"""A socket exists before its server listens."""
+_REFUSED_S: Final = (0.5, 0.5, 1.0, 1.0, 5.0)
+"""How long after each refusal in a row the next probe is due."""
+_LOST_S: Final = 30.0
+"""A probe without a result by then is repeated."""
+
+_Answer = observation.Answer
+_Server = finding.Server
+
+
+class Socket:
+    """One path: its file, and what is known of its server."""
+
+    def __init__(self, file: observation.SocketFile, now: float) -> None:
+        self.file = file
+        self.answer: _Answer | None = None
+        """The last conclusive answer of this file; None before the first."""
+        self.detail = ""
+        self.driver: observation.Driver | None = None
+        self.has_answered = False
+        """Whether this path ever answered, also before its file was replaced."""
+        self.is_removed = False
+        self.changed_at = now
+        """When the file appeared or vanished, or its server came or ended."""
+        self.process: observation.Process | None = None
+        self.has_ended = False
+        self.halted = ""
+        self.rival: observation.Process | None = None
+        """The process that served the path before, and goes on."""
+        self.servers = 0
+        """How many processes have served it."""
+        self._refusals = 0
+        self._asked_at: float | None = None
+        self._due_at: float = now + _BOUND_S
+        self._connected: collections.deque[float] = collections.deque(maxlen=CONNECTIONS_MAX)
+
+    def server(self, listed: int | None) -> tuple[_Server, str]:
+        """Return what is known of the server, in words too.
+
+        `listed` devices tell whether the process goes on if nothing else does.
+        """
+        name = self.file.name
+        if self.is_removed:
+            if self.has_ended or (self.process is None and listed == 0):
+                return _Server.ENDED, f"its process has ended, and its socket {name} is gone"
+            return _Server.REMOVED, f"its socket {name} was removed; no kubelet can reach it again"
+        if self.halted:
+            return _Server.HALTED, f"its process is {self.halted}"
+        return self._server_by_answer(name)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What the finding about the plugin depends on."""
+        outcome = self.file.identity, self.answer, self.detail, self.driver, self.is_removed
+        return *outcome, self.process, self.has_ended, self.halted, self.rival
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the server answered last."""
+        return not self.is_removed and self.answer is _Answer.ANSWERED
+
+    def replace_file(self, file: observation.SocketFile, now: float) -> None:
+        """Take in the present file; a new one has a new server."""
+        if file.identity == self.file.identity and not self.is_removed:
+            return
+        if self.process is not None and self.process.is_watched and not self.has_ended:
+            self.rival = self.process
+        self.file = file
+        self.is_removed = self.has_ended = False
+        self.answer, self.process, self.halted, self.changed_at = None, None, "", now
+        self._refusals, self._asked_at, self._due_at = 0, None, now + _BOUND_S
+
+    def remove_file(self, now: float) -> None:
+        """Take in that the file is gone."""
+        if not self.is_removed:
+            self.is_removed, self.changed_at = True, now
+
+    def record(self, probed: observation.Probed, now: float) -> None:
+        """Take in the result of a probe."""
+        if probed.identity != self.file.identity:
+            return
+        asked_at, self._asked_at = self._asked_at, None
+        if probed.answer is _Answer.REFUSED:
+            self._due_at = now + _REFUSED_S[min(self._refusals, len(_REFUSED_S) - 1)]
+            self._refusals += 1
+        else:
+            self._refusals = 0
+            self._connected.append(now)
+            self._due_at = (now if asked_at is None else asked_at) + self._period_s(probed)
+        if probed.answer is _Answer.INCONCLUSIVE:
+            return
+        if (probed.answer is _Answer.REFUSED) != (self.answer is _Answer.REFUSED):
+            self.changed_at = now
+        self.answer, self.detail = probed.answer, probed.detail
+        self.driver = probed.driver or self.driver
+        self.has_answered |= probed.answer is _Answer.ANSWERED
+        self._record_process(probed.process)
+
+    def record_end(self, identity: str, now: float) -> None:
+        """Take in that a process has ended; whether another serves the socket is to be asked."""
+        if self.rival is not None and self.rival.identity == identity:
+            self.rival = None
+        if self.process is not None and self.process.identity == identity:
+            self.has_ended, self.halted, self.changed_at = True, "", now
+            self._due_at = now
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a probe is due now."""
+        return not self.is_removed and now >= self._next_at()
+
+    def next_deadline(self) -> float | None:
+        """Return when the next probe is due."""
+        return None if self.is_removed else self._next_at()
+
+    def start_probe(self, now: float) -> observation.Probe:
+        """Return a probe; the next is due after its result."""
+        self._asked_at = now
+        return observation.Probe(self.file)
+
+    def hurry(self, now: float) -> None:
+        """Probe as soon as the plugin may be connected to, unless its end would be reported."""
+        if self.process is None or not self.process.is_watched:
+            self._due_at = min(self._due_at, now)
+
+    def _server_by_answer(self, name: str) -> tuple[_Server, str]:
+        match self.answer:
+            case _Answer.REFUSED:
+                return _Server.ENDED, f"connections to {name} are refused"
+            case _Answer.SILENT:
+                return _Server.SILENT, f"{name} accepts connections, but {self.detail}"
+            case _Answer.WRONG:
+                return _Server.WRONG, f"{name} answers wrongly: {self.detail}"
+            case _Answer.ANSWERED:
+                return _Server.ANSWERS, ""
+            case _:
+                return _Server.UNKNOWN, ""
+
+    def _next_at(self) -> float:
+        if self._asked_at is not None:
+            return self._asked_at + _LOST_S
+        if len(self._connected) < CONNECTIONS_MAX:
+            return self._due_at
+        return max(self._due_at, self._connected[0] + _WINDOW_S)
+
+    def _period_s(self, probed: observation.Probed) -> float:
+        process = probed.process or self.process
+        return PERIOD_S if process is not None and process.is_watched else _UNWATCHED_PERIOD_S
+
+    def _record_process(self, process: observation.Process | None) -> None:
+        if process is None:
+            return
+        before = self.process
+        if before is None or before.identity != process.identity:
+            self.servers += 1
+            self.halted = ""
+        self.process, self.has_ended = process, False
+        if self.rival is not None and self.rival.identity == process.identity:
+            self.rival = None
+
+
+class Sockets:
+    """The sockets in the kubelet's directories, by path."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, Socket] = {}
+        self.left_out = 0
+        """How many sockets are too many to be watched."""
+        self.has_changed = False
+        """Whether the state of any socket has changed; to be reset by the reader."""
+
+    def __iter__(self) -> Iterator[Socket]:
+        return iter(self._by_path.values())
+
+    def record_scan(self, files: tuple[observation.SocketFile, ...], now: float) -> None:
+        """Take in which files there are now."""
+        present = {file.path: file for file in files}
+        for path, socket in [*self._by_path.items()]:
+            if path in present or socket.is_removed:
+                continue
+            self.has_changed = True
+            if socket.has_answered:
+                socket.remove_file(now)
+            else:
+                del self._by_path[path]
+        self.left_out = 0
+        for path, file in present.items():
+            if path in self._by_path:
+                with self._observed(path) as socket:
+                    socket.replace_file(file, now)
+            elif len(self._by_path) < SOCKETS_MAX:
+                self._by_path[path] = Socket(file, now)
+                self.has_changed = True
+            else:
+                self.left_out += 1
+
+    def record_probe(self, probed: observation.Probed, now: float) -> None:
+        """Take in the result of a probe."""
+        if probed.path in self._by_path:
+            with self._observed(probed.path) as socket:
+                socket.record(probed, now)
+
+    def record_end(self, ended: observation.ProcessEnded, now: float) -> None:
+        """Take in that a process has ended."""
+        if ended.path in self._by_path:
+            with self._observed(ended.path) as socket:
+                socket.record_end(ended.identity, now)
+
+    def record_halted(self, halted: Mapping[str, str]) -> None:
+        """Take in which processes cannot run."""
+        for path in self._by_path:
+            with self._observed(path) as socket:
+                socket.halted = halted.get(path, "")
+
+    def forget(self, path: str) -> None:
+        """Forget a socket that was removed."""
+        self._by_path.pop(path, None)
+
+    def due(self, now: float) -> list[observation.Probe]:
+        """Return the probes to start now."""
+        return [socket.start_probe(now) for socket in self if socket.is_due(now)]
+
+    def next_deadline(self) -> float | None:
+        """Return when the next probe is due."""
+        deadlines = (socket.next_deadline() for socket in self)
+        return min((at for at in deadlines if at is not None), default=None)
+
+    @contextlib.contextmanager
+    def _observed(self, path: str) -> Iterator[Socket]:
+        """Yield a socket that may change."""
+        socket = self._by_path[path]
+        before = socket.state
+        yield socket
+        self.has_changed |= socket.state != before

@@ -1,0 +1,451 @@
+"""The watched plugins of a node: stories with a simulated node, and any sequence of observations.
+
+The simulated node has the kubelet, plugins and the prober; it answers at once or after a deadline.
+"""
+
+import collections
+import math
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from muster import vocabulary
+from muster_plugin.watch import expectation, naming, node_model, observation, sockets
+
+Answer = observation.Answer
+Finding = vocabulary.WatchedFinding
+GPU = "nvidia.com/gpu"
+GPU_SOCKET = "nvidia-gpu.sock"
+DEADLINE_S = 4.0
+
+
+class Node:
+    """A node on which plugins serve sockets; `answers` is what each socket gives to a probe."""
+
+    def __init__(
+        self,
+        *,
+        expect: dict[str, int] | None = None,
+        ignore: tuple[str, ...] = (),
+        memory: expectation.Memory | None = None,
+        is_process_watched: bool = True,
+    ) -> None:
+        self.now = 1000.0
+        self.model = node_model.NodeModel(
+            expect=expect or {},
+            ignore=ignore,
+            memory=memory or expectation.Memory(),
+            timing=node_model.Timing(),
+            now=self.now,
+        )
+        self.files: dict[str, str] = {}
+        self.answers: dict[str, Answer] = {}
+        self.processes: dict[str, str] = {}
+        self.counts: dict[str, int] | None = {}
+        self.kubelet_age_s: float | None = 1000.0
+        self.is_answering = True
+        self.changes: list[tuple[float, str, Finding, bool]] = []
+        self.connections: dict[str, list[float]] = collections.defaultdict(list)
+        self._is_process_watched = is_process_watched
+        self._serial = 0
+        self._poll_at = self.now
+        self._results: list[tuple[float, observation.Probed]] = []
+
+    def serve(self, name: str, process: str = "") -> None:
+        """Make a new socket with a server that answers."""
+        self._serial += 1
+        self.files[name] = str(self._serial)
+        self.answers[name] = Answer.ANSWERED
+        self.processes[name] = process or f"process of {name} {self._serial}"
+        self.scan()
+
+    def kill(self, name: str) -> None:
+        self.answers[name] = Answer.REFUSED
+        self._send(observation.ProcessEnded(f"device-plugins/{name}", self.processes[name]))
+
+    def remove(self, name: str) -> None:
+        del self.files[name]
+        self.scan()
+
+    def scan(self) -> None:
+        files = tuple(
+            observation.SocketFile(name=name, identity=identity, created_at=int(identity))
+            for name, identity in self.files.items()
+        )
+        self._send(observation.Scanned(sockets=files, kubelet_age_s=self.kubelet_age_s))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass, as the driver of the model does."""
+        until = self.now + seconds
+        while True:
+            result_at = min((at for at, _ in self._results), default=math.inf)
+            deadline = self.model.next_deadline()
+            at = min(until, self._poll_at, result_at, math.inf if deadline is None else deadline)
+            if at > self.now and self.kubelet_age_s is not None:
+                self.kubelet_age_s += at - self.now
+            self.now = max(self.now, at)
+            if at == result_at:
+                result = min(self._results, key=lambda each: each[0])
+                self._results.remove(result)
+                self._send(result[1])
+            elif at == self._poll_at:
+                self._poll_at += 2.5
+                counts = self.counts if self.is_answering else None
+                self._send(observation.Listed(counts=counts, is_answering=self.is_answering))
+            elif deadline is not None and at == deadline and deadline <= until:
+                self._act(self.model.tick(self.now))
+                after = self.model.next_deadline()
+                assert after is None or after > self.now
+            else:
+                return
+
+    def found(self) -> dict[str, Finding]:
+        return {each.name: each.finding for each in self.model.watched}
+
+    def _send(self, observed: observation.Observation) -> None:
+        self._act(self.model.receive(observed, self.now))
+
+    def _act(self, actions: object) -> None:
+        assert isinstance(actions, list)
+        for action in actions:
+            match action:
+                case observation.Probe(file=file):
+                    self._probe(file)
+                case observation.Change(watched=watched, gone=gone):
+                    self.changes.append((self.now, watched.name, watched.finding, gone))
+                case _:
+                    pass
+
+    def _probe(self, file: observation.SocketFile) -> None:
+        answer = self.answers[file.name]
+        if answer is not Answer.REFUSED:
+            self.connections[file.name].append(self.now)
+        identity = self.processes[file.name]
+        process = observation.Process(identity=identity, is_watched=self._is_process_watched)
+        probed = observation.Probed(
+            path=file.path,
+            identity=file.identity,
+            answer=answer,
+            detail="" if answer in {Answer.ANSWERED, Answer.REFUSED} else "nobody answers",
+            process=None if answer is Answer.REFUSED else process,
+        )
+        after_s = DEADLINE_S if answer is Answer.SILENT else 0.001
+        self._results.append((self.now + after_s, probed))
+
+
+def healthy(**more: object) -> Node:
+    """Return a node whose only plugin has offered 8 GPUs for a minute."""
+    node = Node(**more)  # type: ignore[arg-type]
+    node.serve(GPU_SOCKET)
+    node.counts = {GPU: 8}
+    node.run(60)
+    assert node.found() == {GPU: Finding.NONE}
+    return node
+
+
+def delay_s(node: Node, finding: Finding) -> float:
+    """Return how long after now a change with this finding is published, within two minutes."""
+    began = node.now
+    node.run(120)
+    return next(at - began for at, _, each, _ in node.changes if each is finding and at >= began)
+
+
+def test_what_is_known_of_a_healthy_plugin() -> None:
+    node = healthy()
+    assert node.model.watched == (
+        vocabulary.Watched(name=GPU, socket=f"device-plugins/{GPU_SOCKET}", expected=8, listed=8),
+    )
+    assert node.model.memory == expectation.Memory(expected={GPU: 8})
+
+
+@pytest.mark.parametrize("is_process_watched", [True, False])
+def test_a_killed_plugin_is_found_within_five_seconds(*, is_process_watched: bool) -> None:
+    node = healthy(is_process_watched=is_process_watched)
+    node.answers[GPU_SOCKET] = Answer.REFUSED
+    if is_process_watched:
+        node.kill(GPU_SOCKET)
+    node.counts = {}
+    assert delay_s(node, Finding.NOT_SERVED) <= 5
+    node.serve(GPU_SOCKET)
+    node.counts = {GPU: 8}
+    assert delay_s(node, Finding.NONE) <= 3
+    assert node.model.restarts == 1
+
+
+@pytest.mark.parametrize("phase_s", range(16))
+def test_a_stopped_plugin_is_found_within_twenty_seconds(phase_s: int) -> None:
+    node = healthy()
+    node.run(phase_s)
+    node.answers[GPU_SOCKET] = Answer.SILENT
+    assert delay_s(node, Finding.NO_ANSWER) <= 20
+
+
+def test_a_removed_socket_is_found_within_three_seconds() -> None:
+    node = healthy()
+    node.remove(GPU_SOCKET)
+    assert delay_s(node, Finding.SOCKET_REMOVED) <= 3
+
+
+def test_a_plugin_that_the_kubelet_dropped_is_found_within_twelve_seconds() -> None:
+    node = healthy()
+    node.counts = {}
+    assert delay_s(node, Finding.NOT_REGISTERED) <= 12
+    node.counts = {GPU: 8}
+    assert delay_s(node, Finding.NONE) <= 3
+
+
+def test_fewer_devices_are_found_once_that_has_lasted() -> None:
+    node = healthy()
+    node.counts = {GPU: 7}
+    assert 30 <= delay_s(node, Finding.FEWER_DEVICES) <= 33
+    assert node.model.watched[0].text == "the kubelet lists 7 of 8 devices"
+
+
+def test_a_crash_that_is_back_at_once_is_only_counted() -> None:
+    node = healthy()
+    node.kill(GPU_SOCKET)
+    node.run(1)
+    node.serve(GPU_SOCKET)
+    node.run(60)
+    assert {finding for _, _, finding, _ in node.changes} == {Finding.NONE}
+    assert node.model.restarts == 1
+
+
+def test_a_process_that_hands_its_socket_to_a_child_is_no_failure() -> None:
+    node = healthy()
+    node.kill(GPU_SOCKET)
+    node.answers[GPU_SOCKET] = Answer.ANSWERED
+    node.run(60)
+    assert {finding for _, _, finding, _ in node.changes} == {Finding.NONE}
+
+
+def test_a_restart_of_the_kubelet_is_no_failure_of_plugins_that_come_back() -> None:
+    node = healthy()
+    node.is_answering, node.kubelet_age_s = False, None
+    node.remove(GPU_SOCKET)
+    node.run(10)
+    node.is_answering, node.kubelet_age_s, node.counts = True, 0.0, {}
+    node.scan()
+    node.run(20)
+    node.serve(GPU_SOCKET, "process of nvidia-gpu.sock 1")
+    node.counts = {GPU: 8}
+    node.run(60)
+    assert {finding for _, _, finding, _ in node.changes} == {Finding.NONE}
+
+
+def test_a_plugin_that_a_restarted_kubelet_does_not_get_back_is_found() -> None:
+    node = healthy()
+    node.kubelet_age_s, node.counts = 0.0, {}
+    node.remove(GPU_SOCKET)
+    assert 29 <= delay_s(node, Finding.SOCKET_REMOVED) <= 31
+
+
+def test_everything_at_zero_is_at_first_the_kubelet() -> None:
+    node = Node(expect={"a.com/x": 1, GPU: 8})
+    node.serve(GPU_SOCKET)
+    node.serve("x.sock")
+    node.counts = {GPU: 8, "a.com/x": 1}
+    node.run(60)
+    node.counts = {}
+    node.run(25)
+    assert {finding for _, _, finding, _ in node.changes} == {Finding.NONE}
+    node.run(10)
+    assert node.found() == {GPU: Finding.NOT_REGISTERED, "a.com/x": Finding.NOT_REGISTERED}
+
+
+def test_a_socket_left_behind_is_no_failure() -> None:
+    node = Node()
+    node.serve("gdp-YS5jb20veA==-1.sock")
+    node.answers["gdp-YS5jb20veA==-1.sock"] = Answer.REFUSED
+    node.serve("gdp-YS5jb20veA==-2.sock")
+    node.serve("dead.sock")
+    node.answers["dead.sock"] = Answer.REFUSED
+    node.counts = {"a.com/x": 3}
+    node.run(300)
+    assert node.model.watched == (
+        vocabulary.Watched(
+            name="a.com/x",
+            socket="device-plugins/gdp-YS5jb20veA==-2.sock",
+            expected=3,
+            listed=3,
+        ),
+    )
+
+
+def test_a_plugin_that_was_dead_before_the_agent_came_is_found() -> None:
+    node = Node(memory=expectation.Memory(expected={GPU: 8}))
+    node.serve(GPU_SOCKET)
+    node.answers[GPU_SOCKET] = Answer.REFUSED
+    assert delay_s(node, Finding.NOT_SERVED) <= 5
+
+
+def test_a_plugin_that_never_came_back_without_any_socket_is_found() -> None:
+    node = Node(memory=expectation.Memory(expected={GPU: 8}))
+    node.scan()
+    assert delay_s(node, Finding.NOT_SERVED) <= 5
+    assert node.model.watched[0].text == (
+        "no socket in the kubelet's directory can be its; the kubelet lists 0 of 8 devices"
+    )
+
+
+def test_a_plugin_on_demand_may_leave() -> None:
+    node = Node()
+    node.serve("kubevirt-kvm.sock")
+    node.counts = {"devices.kubevirt.io/kvm": 110}
+    node.run(60)
+    node.remove("kubevirt-kvm.sock")
+    node.kill("kubevirt-kvm.sock")
+    node.counts = {}
+    node.run(60)
+    assert [change[1:] for change in node.changes if change[3]] == [
+        ("devices.kubevirt.io/kvm", Finding.NONE, True)
+    ]
+    assert node.model.watched == ()
+
+
+def test_a_socket_and_a_resource_that_vanish_together_belong_together() -> None:
+    node = Node()
+    for name in ("one", "two"):
+        node.serve(f"{name}.sock")
+    node.counts = {"a.com/first": 1, "a.com/second": 2}
+    node.run(60)
+    assert node.found() == dict.fromkeys(
+        ("one.sock", "two.sock", "a.com/first", "a.com/second"), Finding.NONE
+    )
+    node.kill("one.sock")
+    node.counts = {"a.com/second": 2}
+    node.run(10)
+    assert node.found() == {
+        "a.com/first": Finding.NOT_SERVED,
+        "two.sock": Finding.NONE,
+        "a.com/second": Finding.NONE,
+    }
+    assert node.model.memory.resources == {"one.sock": "a.com/first"}
+
+
+def test_two_processes_of_one_resource_are_found() -> None:
+    node = healthy()
+    node.serve(GPU_SOCKET)
+    assert 30 <= delay_s(node, Finding.TWO_SERVERS) <= 32
+    node._send(
+        observation.ProcessEnded(f"device-plugins/{GPU_SOCKET}", f"process of {GPU_SOCKET} 1")
+    )
+    assert node.found() == {GPU: Finding.NONE}
+
+
+def test_what_is_ignored_or_served_by_muster_is_not_watched() -> None:
+    node = Node(ignore=("nvidia.com/*", "odd*.sock"))
+    node.model.ours = frozenset({"muster.example/fuse"})
+    node.serve(GPU_SOCKET)
+    node.serve("odd-1.sock")
+    node.counts = {GPU: 8, "muster.example/fuse": 1}
+    node.run(60)
+    assert (node.model.watched, node.changes) == ((), [])
+
+
+def test_hardware_that_nothing_offers_is_found_after_a_while() -> None:
+    node = Node()
+    node._send(observation.HardwareSeen({GPU: "2 NVIDIA GPUs", "amd.com/gpu": "1 AMD GPU"}))
+    node.serve("amd.com_gpu")
+    node.counts = {"amd.com/gpu": 1}
+    node.run(299)
+    assert node.found() == {"amd.com/gpu": Finding.NONE}
+    node.run(2)
+    assert node.found() == {"amd.com/gpu": Finding.NONE, GPU: Finding.NOT_OFFERED}
+
+
+def test_a_plugin_that_was_uninstalled_is_forgotten_in_the_end() -> None:
+    node = healthy()
+    node.kill(GPU_SOCKET)
+    node.remove(GPU_SOCKET)
+    node.counts = {}
+    node.run(26 * 3600)
+    assert [change[1:] for change in node.changes if change[3]] == [(GPU, Finding.NONE, True)]
+    assert node.model.memory == expectation.Memory()
+
+
+def test_healthy_hours_with_rolling_updates_have_no_finding_and_few_connections() -> None:
+    node = healthy()
+    for _ in range(6):
+        node.run(1800)
+        node.kill(GPU_SOCKET)
+        node.serve(GPU_SOCKET)
+    assert {finding for _, _, finding, _ in node.changes} == {Finding.NONE}
+    assert_few(node)
+    assert len(node.connections[GPU_SOCKET]) <= 3 * 3600 / sockets.PERIOD_S + 12
+
+
+def assert_few(node: Node) -> None:
+    """At most four connections in any minute."""
+    for times in node.connections.values():
+        for at, fifth in zip(times, times[sockets.CONNECTIONS_MAX :], strict=False):
+            assert fifth - at >= 60
+
+
+NAMES = (GPU_SOCKET, "x.sock", "kubevirt-kvm.sock")
+RESOURCES = (GPU, "a.com/x", "devices.kubevirt.io/kvm", "not a resource")
+STEPS = strategies.one_of(
+    strategies.tuples(strategies.just("serve"), strategies.sampled_from(NAMES)),
+    strategies.tuples(strategies.just("remove"), strategies.sampled_from(NAMES)),
+    strategies.tuples(strategies.just("kill"), strategies.sampled_from(NAMES)),
+    strategies.tuples(strategies.sampled_from([*Answer]), strategies.sampled_from(NAMES)),
+    strategies.tuples(
+        strategies.just("list"),
+        strategies.none()
+        | strategies.dictionaries(strategies.sampled_from(RESOURCES), strategies.integers(0, 9)),
+    ),
+    strategies.tuples(strategies.just("restart"), strategies.none()),
+    strategies.tuples(strategies.just("away"), strategies.none()),
+)
+
+
+def happen(node: Node, what: str, which: object) -> None:
+    name = str(which)
+    match what:
+        case "serve":
+            node.serve(name)
+        case "remove" if name in node.files:
+            node.remove(name)
+        case "kill" if name in node.files:
+            node.kill(name)
+        case "list":
+            assert which is None or isinstance(which, dict)
+            node.counts = which
+        case "restart":
+            node.files.clear()
+            node.is_answering, node.kubelet_age_s = True, 0.0
+            node.scan()
+        case "away":
+            node.is_answering, node.kubelet_age_s = False, None
+            node.scan()
+        case Answer():
+            node.answers[name] = what
+        case _:
+            pass
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    strategies.lists(strategies.tuples(STEPS, strategies.floats(0, 50)), max_size=20),
+    strategies.booleans(),
+)
+def test_whatever_happens_probes_and_events_have_limits(
+    steps: list[tuple[tuple[str, object], float]],
+    is_process_watched: bool,  # noqa: FBT001  # given by hypothesis
+) -> None:
+    node = Node(is_process_watched=is_process_watched)
+    for (what, which), wait_s in steps:
+        happen(node, what, which)
+        is_away = node.kubelet_age_s is None
+        before = node.found()
+        node.run(wait_s)
+        if is_away:
+            begun = {n for n, f in node.found().items() if f not in {before.get(n), Finding.NONE}}
+            assert not begun - {n for n, f in before.items() if f is not Finding.NONE}
+    assert_few(node)
+    published: dict[str, float] = {}
+    for at, name, _, gone in node.changes:
+        assert gone or at - published.get(name, -math.inf) >= 1.0
+        published[name] = -math.inf if gone else at
+    assert all(naming.RESOURCE.fullmatch(name) or name in NAMES for name in node.found())
