@@ -100,7 +100,7 @@ class Node:
             else:
                 return
 
-    def found(self) -> dict[str, Finding]:
+    def findings(self) -> dict[str, Finding]:
         return {each.name: each.finding for each in self.model.watched}
 
     def _send(self, observed: observation.Observation) -> None:
@@ -140,7 +140,7 @@ def healthy(**more: object) -> Node:
     node.serve(GPU_SOCKET)
     node.counts = {GPU: 8}
     node.run(60)
-    assert node.found() == {GPU: Finding.NONE}
+    assert node.findings() == {GPU: Finding.NONE}
     return node
 
 
@@ -251,7 +251,7 @@ def test_everything_at_zero_is_at_first_the_kubelet() -> None:
     node.run(25)
     assert {finding for _, _, finding, _ in node.changes} == {Finding.NONE}
     node.run(10)
-    assert node.found() == {GPU: Finding.NOT_REGISTERED, "a.com/x": Finding.NOT_REGISTERED}
+    assert node.findings() == {GPU: Finding.NOT_REGISTERED, "a.com/x": Finding.NOT_REGISTERED}
 
 
 def test_a_socket_left_behind_is_no_failure() -> None:
@@ -310,13 +310,13 @@ def test_a_socket_and_a_resource_that_vanish_together_belong_together() -> None:
         node.serve(f"{name}.sock")
     node.counts = {"a.com/first": 1, "a.com/second": 2}
     node.run(60)
-    assert node.found() == dict.fromkeys(
+    assert node.findings() == dict.fromkeys(
         ("one.sock", "two.sock", "a.com/first", "a.com/second"), Finding.NONE
     )
     node.kill("one.sock")
     node.counts = {"a.com/second": 2}
     node.run(10)
-    assert node.found() == {
+    assert node.findings() == {
         "a.com/first": Finding.NOT_SERVED,
         "two.sock": Finding.NONE,
         "a.com/second": Finding.NONE,
@@ -331,7 +331,7 @@ def test_two_processes_of_one_resource_are_found() -> None:
     node._send(
         observation.ProcessEnded(f"device-plugins/{GPU_SOCKET}", f"process of {GPU_SOCKET} 1")
     )
-    assert node.found() == {GPU: Finding.NONE}
+    assert node.findings() == {GPU: Finding.NONE}
 
 
 def test_what_is_ignored_or_served_by_muster_is_not_watched() -> None:
@@ -350,9 +350,9 @@ def test_hardware_that_nothing_offers_is_found_after_a_while() -> None:
     node.serve("amd.com_gpu")
     node.counts = {"amd.com/gpu": 1}
     node.run(299)
-    assert node.found() == {"amd.com/gpu": Finding.NONE}
+    assert node.findings() == {"amd.com/gpu": Finding.NONE}
     node.run(2)
-    assert node.found() == {"amd.com/gpu": Finding.NONE, GPU: Finding.NOT_OFFERED}
+    assert node.findings() == {"amd.com/gpu": Finding.NONE, GPU: Finding.NOT_OFFERED}
 
 
 def test_a_plugin_that_was_uninstalled_is_forgotten_in_the_end() -> None:
@@ -438,14 +438,16 @@ def test_whatever_happens_probes_and_events_have_limits(
     for (what, which), wait_s in steps:
         happen(node, what, which)
         is_away = node.kubelet_age_s is None
-        before = node.found()
+        before = node.findings()
         node.run(wait_s)
         if is_away:
-            begun = {n for n, f in node.found().items() if f not in {before.get(n), Finding.NONE}}
+            begun = {
+                n for n, f in node.findings().items() if f not in {before.get(n), Finding.NONE}
+            }
             assert not begun - {n for n, f in before.items() if f is not Finding.NONE}
     assert_few(node)
     published: dict[str, float] = {}
     for at, name, _, gone in node.changes:
         assert gone or at - published.get(name, -math.inf) >= 1.0
         published[name] = -math.inf if gone else at
-    assert all(naming.RESOURCE.fullmatch(name) or name in NAMES for name in node.found())
+    assert all(naming.RESOURCE.fullmatch(name) or name in NAMES for name in node.findings())

@@ -2,6 +2,6 @@
 
 `node_model` decides what is wrong from each `observation`, with `sockets` (who serves them, when
 they are probed) and `finding` (the state machine of one plugin). `naming` maps sockets to
-resources, `expectation` learns how many devices there should be, and `checkpoint` is the kubelet's
-file. Nothing is registered, allocated or listed.
+resources, `listings` holds what the kubelet lists, `expectation` what it should list, and
+`checkpoint` is the kubelet's file. Nothing is registered, allocated or listed.
 """

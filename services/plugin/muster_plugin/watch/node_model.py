@@ -11,7 +11,6 @@ under the name of its resource or driver, or of its socket while that is unknown
 """
 
 import fnmatch
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
@@ -19,18 +18,13 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import settings
-from muster_plugin.watch import expectation, finding, naming, observation, sockets
+from muster_plugin.watch import expectation, finding, listings, naming, observation, sockets
 
 _Server = finding.Server
 _Finding = vocabulary.WatchedFinding
 _Kind = vocabulary.WatchedKind
-RESOURCES_MAX: Final = 256
 _PODS_MAX: Final = 5
-_FORGOTTEN_S: Final = 24 * 3600.0
-"""A plugin whose socket and devices are gone for so long was uninstalled."""
 _EVALUATED_S: Final = 3600.0
-_TOGETHER_S: Final = 5.0
-"""A resource and a socket that appear or vanish within this time belong together."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +49,6 @@ class _Plugin:
         """When the next change may be published."""
 
 
-class _Listing(msgspec.Struct, frozen=True):
-    """What the kubelet lists of one resource, and when it last began or ceased to list any."""
-
-    count: int | None = None
-    changed_at: float = 0.0
-
-
 class NodeModel:
     """The watched plugins of one node; `ours` are the resources that this process serves."""
 
@@ -78,19 +65,16 @@ class NodeModel:
         self._sockets = sockets.Sockets()
         self._ignore = tuple(ignore)
         self._timing = timing
-        self._expectations = expectation.Expectations(expect, memory.expected)
+        self._listings = listings.Listings(
+            expect, memory.expected, settles_s=timing.kubelet_settles_s, now=now
+        )
         self._resource_names = {**memory.resources}
-        self._listings: dict[str, _Listing] = {}
-        self._listed = observation.Listed()
         self._plugins: dict[str, _Plugin] = {}
         self._our_slugs: frozenset[str] = frozenset()
         self._hardware: Mapping[str, str] = {}
         self._files_missing: Mapping[str, tuple[str, ...]] = {}
         self._hardware_due_at = now + timing.hardware_s
-        self._steady_at = now
         self._has_scanned = False
-        self._was_listed = False
-        self._is_kubelet_there = True
         self._has_learned = False
         self._has_changed = True
         self._evaluated_again_at = now
@@ -101,7 +85,7 @@ class NodeModel:
     def memory(self) -> expectation.Memory:
         """What should be kept in a file."""
         return expectation.Memory(
-            expected=self._expectations.learned, resources=self._resource_names
+            expected=self._listings.expectations.learned, resources=self._resource_names
         )
 
     @property
@@ -137,9 +121,10 @@ class NodeModel:
             case observation.ProcessesSeen(halted=halted):
                 self._sockets.record_halted(halted)
             case observation.Listed():
-                self._record_listed(observed, now)
+                for name in self._listings.record(observed, self.ours, now):
+                    self._hurry(name, now)
             case observation.Registered(counts=counts):
-                self._record_registered(counts, now)
+                self._listings.record_registered(counts, now)
             case observation.HardwareSeen(hardware=hardware):
                 self._hardware, self._has_changed = hardware, True
             case observation.FilesMissing(devices=devices):
@@ -152,11 +137,12 @@ class NodeModel:
     def tick(self, now: float) -> Sequence[observation.Action]:
         """Perform what is due."""
         actions: list[observation.Action] = [*self._sockets.due(now)]
-        if self._has_changed or self._sockets.has_changed or now >= self._evaluated_again_at:
-            self._has_changed = self._sockets.has_changed = False
+        has_changed = self._has_changed or self._sockets.has_changed or self._listings.has_changed
+        if has_changed or now >= self._evaluated_again_at:
+            self._has_changed = self._sockets.has_changed = self._listings.has_changed = False
             actions += self._evaluate(now)
-        if self._has_learned:
-            self._has_learned = False
+        if self._has_learned or self._listings.has_learned:
+            self._has_learned = self._listings.has_learned = False
             actions.append(observation.Learned())
         return actions
 
@@ -171,9 +157,9 @@ class NodeModel:
         actions: list[observation.Action] = []
         resources = self._resources_of_sockets(now)
         self._forget_removed(resources, now)
-        zero_until = self._zero_until(resources)
+        zero_until = self._listings.zero_until(self._foreign)
         facts = self._facts(resources, now, is_zero=now < zero_until)
-        later = self._steady_at, self._hardware_due_at, zero_until
+        later = self._listings.steady_at, self._hardware_due_at, zero_until
         deadlines = [now + _EVALUATED_S, *(at for at in later if at > now)]
         for name in [*self._plugins.keys() - facts.keys()]:
             gone = self._plugins.pop(name).published
@@ -199,51 +185,17 @@ class NodeModel:
     # Observations
 
     def _record_scan(self, scanned: observation.Scanned, now: float) -> None:
-        is_there = scanned.kubelet_age_s is not None
-        before = self._has_scanned, self._our_slugs, self._is_kubelet_there
-        self._has_scanned, self._our_slugs, self._is_kubelet_there = True, scanned.ours, is_there
-        self._has_changed |= before != (True, scanned.ours, is_there)
-        if scanned.kubelet_age_s is not None:
-            steady_at = now + self._timing.kubelet_settles_s - scanned.kubelet_age_s
-            self._has_changed |= steady_at > now
-            self._steady_at = steady_at
+        self._listings.record_kubelet(scanned.kubelet_age_s, now)
+        self._has_changed |= not self._has_scanned or scanned.ours != self._our_slugs
+        self._has_scanned, self._our_slugs = True, scanned.ours
         files = tuple(file for file in scanned.sockets if not self._is_ignored(file.name))
         self._sockets.record_scan(files, now)
 
-    def _record_listed(self, listed: observation.Listed, now: float) -> None:
-        self._has_changed |= listed != self._listed
-        self._listed = listed
-        self._was_listed |= listed.is_answering
-        if listed.counts is None:
-            return
-        for name in [*self._listings.keys(), *listed.counts]:
-            self._record_count(name, listed.counts.get(name, 0), now)
-
-    def _record_registered(self, counts: Mapping[str, int], now: float) -> None:
-        for name, count in counts.items():
-            if self._may_list(name):
-                self._listings.setdefault(name, _Listing(None, now))
-                self._has_changed = True
-                self._has_learned |= self._expectations.record_registered(name, count)
-
-    def _record_count(self, name: str, count: int, now: float) -> None:
-        before = self._listings.get(name, _Listing(0, now))
-        if not self._may_list(name):
-            return
-        has_changed = bool(before.count) != bool(count)
-        self._listings[name] = _Listing(count, now if has_changed else before.changed_at)
-        if name not in self.ours:
-            has_learned = self._expectations.record_listed(name, count, now)
-            self._has_learned |= has_learned
-            self._has_changed |= has_learned
-        if before.count and not count:
-            for socket in self._sockets:
-                if self._resource_of(socket) in {name, None}:
-                    socket.hurry(now)
-
-    def _may_list(self, name: str) -> bool:
-        has_room = name in self._listings or len(self._listings) < RESOURCES_MAX
-        return has_room and naming.RESOURCE.fullmatch(name) is not None
+    def _hurry(self, resource: str, now: float) -> None:
+        """Probe the sockets soon that may be of a resource which the kubelet dropped."""
+        for socket in self._sockets:
+            if self._resource_of(socket) in {resource, None}:
+                socket.hurry(now)
 
     # Which socket serves which resource
 
@@ -267,8 +219,7 @@ class NodeModel:
     @property
     def _foreign(self) -> list[str]:
         """The resources that the kubelet lists or that are expected, without muster's."""
-        known = self._listings.keys() | self._expectations.resources
-        return sorted(name for name in known if not self._is_ours(name))
+        return sorted(name for name in self._listings.resources if not self._is_ours(name))
 
     def _learn_names(self, now: float) -> None:
         """Pair the only socket and the only resource that appeared or vanished together."""
@@ -281,7 +232,7 @@ class NodeModel:
             new = [
                 socket
                 for socket in nameless
-                if now - socket.changed_at <= _TOGETHER_S
+                if now - socket.changed_at <= listings.TOGETHER_S
                 and socket.file.directory is observation.Directory.PLUGINS
                 and socket.has_answered
                 and socket.is_usable is is_up
@@ -289,11 +240,11 @@ class NodeModel:
             changed = [
                 name
                 for name in unserved
-                if (listing := self._listings.get(name)) is not None
-                and now - listing.changed_at <= _TOGETHER_S
-                and bool(listing.count) is is_up
+                if now - self._listings[name].changed_at <= listings.TOGETHER_S
+                and bool(self._listings[name].count) is is_up
             ]
-            if len(new) == 1 and len(changed) == 1 and len(self._resource_names) < RESOURCES_MAX:
+            has_room = len(self._resource_names) < listings.RESOURCES_MAX
+            if len(new) == 1 and len(changed) == 1 and has_room:
                 self._resource_names[naming.stem(new[0].file.name)] = changed[0]
                 self._has_learned = True
                 return
@@ -307,16 +258,15 @@ class NodeModel:
             for socket in group:
                 is_running = socket.process is not None and not socket.has_ended
                 is_missed = is_running or (
-                    now - socket.changed_at < _FORGOTTEN_S
-                    and (socket.driver is not None or bool(self._expected(name)))
+                    now - socket.changed_at < listings.FORGOTTEN_S
+                    and (socket.driver is not None or bool(self._listings.expected(name)))
                     and not naming.is_on_demand(name)
                 )
                 if socket.is_removed and (has_other or not is_missed):
                     self._sockets.forget(socket.file.path)
-        for name, listing in self._listings.items():
-            is_old = listing.count == 0 and now - listing.changed_at >= _FORGOTTEN_S
-            if is_old and all(socket.is_removed for socket in resources.get(name, ())):
-                self._has_learned |= self._expectations.forget(name)
+        for name in self._foreign:
+            if all(socket.is_removed for socket in resources.get(name, ())):
+                self._listings.forget_if_old(name, now)
 
     # What is wrong
 
@@ -328,14 +278,14 @@ class NodeModel:
         is_zero: bool,
     ) -> dict[str, tuple[finding.Facts, vocabulary.Watched]]:
         """Return the facts about every plugin, and what is known of it, by its name."""
-        is_held = self._is_held(now)
+        is_held = self._listings.is_held(now)
         facts = {}
         for name in sorted(resources.keys() | set(self._foreign)):
             if self._is_ours(name) or self._is_ignored(name):
                 continue
-            socket = _best(resources.get(name, ()))
-            listing = self._count(name)
-            expected = self._expected(name)
+            socket = sockets.best(resources.get(name, ()))
+            listing = self._listings.count(name)
+            expected = self._listings.expected(name)
             if not self._is_watched(name, socket, listing, expected):
                 continue
             server, detail = self._server(name, socket, listing)
@@ -345,7 +295,7 @@ class NodeModel:
                 detail=detail,
                 listed=listing,
                 expected=expected,
-                rival=_rival(resources.get(name, ())),
+                rival=sockets.rival(resources.get(name, ())),
                 files_missing=self._files_missing.get(name, ()),
                 is_held=is_held or can_wait,
             )
@@ -380,7 +330,7 @@ class NodeModel:
         expected: int | None,
     ) -> vocabulary.Watched:
         process = socket.process if socket is not None else None
-        allocated = self._listed.allocated
+        allocated = self._listings.listed.allocated
         is_numbered = process is not None and process.number is not None
         return vocabulary.Watched(
             name=name,
@@ -391,7 +341,7 @@ class NodeModel:
             allocated=None if allocated is None else allocated.get(name, 0),
             process=f"{process.number} ({process.name})" if process and is_numbered else "",
             pod=process.pod if process else "",
-            pods=self._listed.pods.get(name, ())[:_PODS_MAX],
+            pods=self._listings.listed.pods.get(name, ())[:_PODS_MAX],
         )
 
     def _not_offered(
@@ -400,7 +350,7 @@ class NodeModel:
         """Return the hardware that nothing on the node has ever offered."""
         if now < self._hardware_due_at:
             return {}
-        offered = {*watched, *self.ours, *self._listings, *self._resource_names.values()}
+        offered = {*watched, *self.ours, *self._listings.resources, *self._resource_names.values()}
         facts = {}
         for name, text in self._hardware.items():
             domain = name.partition("/")[0]
@@ -410,47 +360,6 @@ class NodeModel:
                 facts[name] = known, vocabulary.Watched(name=name)
         return facts
 
-    def _count(self, name: str) -> int | None:
-        """Return how many devices the kubelet lists; None if that is unknown."""
-        if not self._is_listing:
-            return None
-        known = self._listings.get(name)
-        if known is None:
-            return 0 if name in self._expectations.resources else None
-        return known.count or 0
-
-    def _expected(self, name: str) -> int | None:
-        listing = self._listings.get(name)
-        had = self._expectations.had(name) if listing and listing.count == 0 else None
-        expected = self._expectations.expected(name)
-        return had if expected is None else expected
-
-    # The kubelet
-
-    @property
-    def _is_listing(self) -> bool:
-        return self._listed.is_answering and self._listed.counts is not None
-
-    def _is_held(self, now: float) -> bool:
-        is_away = self._was_listed and not self._listed.is_answering
-        return is_away or not self._is_kubelet_there or now < self._steady_at
-
-    def _zero_until(self, resources: Mapping[str, Sequence[sockets.Socket]]) -> float:
-        """Return until when the kubelet may be the cause that it lists none of many resources.
-
-        It is in the past if the kubelet lists any, or if they did not vanish together.
-        """
-        names = [name for name in self._foreign if self._expected(name)]
-        listings = [self._listings.get(name, _Listing()) for name in names]
-        servers = [best.server(0)[0] for name in names if (best := _best(resources.get(name, ())))]
-        times = [listing.changed_at for listing in listings]
-        is_together = len(times) > 1 and max(times) - min(times) <= _TOGETHER_S
-        if not is_together or any(listing.count != 0 for listing in listings):
-            return -math.inf
-        if not {*servers} <= {_Server.ANSWERS, _Server.UNKNOWN}:
-            return -math.inf
-        return max(times) + self._timing.kubelet_settles_s
-
     # Names
 
     def _is_ours(self, name: str) -> bool:
@@ -458,38 +367,3 @@ class NodeModel:
 
     def _is_ignored(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._ignore)
-
-
-def _best(group: Sequence[sockets.Socket]) -> sockets.Socket | None:
-    """Return the socket that counts: one that is served, before those left behind; the newest."""
-
-    def rank(socket: sockets.Socket) -> tuple[int, int]:
-        answer = socket.answer
-        if socket.is_removed:
-            served = 0
-        elif answer is observation.Answer.ANSWERED:
-            served = 4
-        elif answer in {observation.Answer.SILENT, observation.Answer.WRONG}:
-            served = 3
-        else:
-            served = 1 if answer is observation.Answer.REFUSED else 2
-        return served, socket.file.created_at
-
-    return max(group, key=rank, default=None)
-
-
-def _rival(group: Sequence[sockets.Socket]) -> str:
-    """Describe two processes that serve the same resource; empty if there is at most one."""
-    for socket in group:
-        if socket.is_usable and socket.rival is not None:
-            number = socket.rival.number
-            who = "the process before" if number is None else f"process {number}"
-            return f"{socket.file.name} was taken over, and {who} goes on"
-    served = sorted(
-        (socket.process.identity, socket.file.name)
-        for socket in group
-        if socket.is_usable and socket.process is not None and socket.process.identity
-    )
-    if len({identity for identity, _ in served}) > 1:
-        return f"two processes serve it: at {served[0][1]} and at {served[-1][1]}"
-    return ""

@@ -8,7 +8,7 @@ when the kubelet drops the plugin.
 
 import collections
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from muster_plugin.watch import finding, observation
@@ -178,6 +178,41 @@ class Socket:
         self.process, self.has_ended = process, False
         if self.rival is not None and self.rival.identity == process.identity:
             self.rival = None
+
+
+def best(group: Sequence[Socket]) -> Socket | None:
+    """Return the socket that counts: one that is served, before those left behind; the newest."""
+
+    def rank(socket: Socket) -> tuple[int, int]:
+        answer = socket.answer
+        if socket.is_removed:
+            served = 0
+        elif answer is _Answer.ANSWERED:
+            served = 4
+        elif answer in {_Answer.SILENT, _Answer.WRONG}:
+            served = 3
+        else:
+            served = 1 if answer is _Answer.REFUSED else 2
+        return served, socket.file.created_at
+
+    return max(group, key=rank, default=None)
+
+
+def rival(group: Sequence[Socket]) -> str:
+    """Describe two processes that serve the same resource; empty if there is at most one."""
+    for socket in group:
+        if socket.is_usable and socket.rival is not None:
+            number = socket.rival.number
+            who = "the process before" if number is None else f"process {number}"
+            return f"{socket.file.name} was taken over, and {who} goes on"
+    served = sorted(
+        (socket.process.identity, socket.file.name)
+        for socket in group
+        if socket.is_usable and socket.process is not None and socket.process.identity
+    )
+    if len({identity for identity, _ in served}) > 1:
+        return f"two processes serve it: at {served[0][1]} and at {served[-1][1]}"
+    return ""
 
 
 class Sockets:
