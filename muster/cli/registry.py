@@ -49,7 +49,7 @@ COMMANDS: Final = {
         (),
         "muster.cli.events:app",
     ),
-    "gpu-name": Command("Say what a GPU's product would be called, and why."),
+    "gpu-name": Command("Say which accelerator name a GPU product gets, and why."),
     "label-gpus": Command("Show how GPU nodes would be labelled, or label them.", ("labeler",)),
     "notify": Command(
         "Test receivers, explain routes, import an Alertmanager's settings.", ("notifier",)
@@ -66,7 +66,7 @@ COMMANDS: Final = {
         "muster.cli.health:status_command",
     ),
     "uninstall": Command(
-        "Remove muster from a cluster, with all that it wrote on nodes.", ("labeler",)
+        "Remove muster from a cluster, including everything that it wrote to nodes.", ("labeler",)
     ),
     "unlabel-gpus": Command("Remove the labels that muster wrote.", ("labeler",)),
     "up": Command(

@@ -69,4 +69,4 @@ def test_the_documented_commands_leave_the_cluster_as_it_was(
     printed = labelled.shell(remove, tmp_path)
     assert labelled.snapshot() == before
     assert "remains: volume volume-" in printed
-    assert labelled.shell(remove, tmp_path) == "nothing of muster is there\n"
+    assert labelled.shell(remove, tmp_path) == "muster is not installed\n"

@@ -17,7 +17,7 @@ NEW: Final = {"kernel": "6.18.44-fc", "kubelet": "v1.37.2", "runtime": "containe
 OLD_KERNEL: Final = {**NEW, "kernel": "5.4.0-generic"}
 ALL: Final = findings.FuseSupport(has_driver=False, has_class=False, has_dra=True)
 NRI: Final = (
-    "whether NRI is on is not visible from here, but containerd has it on by default since 2.0"
+    "whether NRI is on is not visible from here; containerd has had it on by default since 2.0"
 )
 FACTS: Final = (
     "Kubernetes v1.37.2",
@@ -143,7 +143,9 @@ def test_what_is_installed_is_named_so(
 def test_pods_that_request_a_resource_are_counted_and_lead_to_the_webhook() -> None:
     cluster = view(nodes(NEW), pods=[pod(requests=("smarter-devices/fuse",)), pod()])
     (recommended,) = fuse_ways.evaluate(cluster)
-    assert recommended.message.endswith("its webhook takes the resource out of pods as they come")
+    assert recommended.message.endswith(
+        "its webhook removes the resource from pods as they are created"
+    )
     assert "pods that request a fuse resource: 1" in recommended.evidence
 
 
@@ -152,15 +154,15 @@ def test_namespaces_that_only_the_volume_can_serve_are_counted() -> None:
     namespaces = {"a": {enforce: "restricted"}, "b": {enforce: "baseline"}, "c": {}}
     (recommended,) = fuse_ways.evaluate(view(nodes(NEW), namespaces=namespaces))
     assert recommended.evidence[-1] == (
-        "namespaces that enforce Pod Security baseline or restricted: 2; in these, only the volume "
-        "lets pods mount"
+        "namespaces that enforce Pod Security baseline or restricted: 2; in these, pods can mount "
+        "only with the volume"
     )
 
 
 @pytest.mark.parametrize("name", ["fargate-ip-10-0-0-1.internal", "gk3-pool-1234"])
 def test_where_the_provider_allows_no_privileged_pods_none_is_recommended(name: str) -> None:
     closed = named(name, NEW)
-    assert message(view([closed])).startswith("none of muster's ways: ")
+    assert message(view([closed])).startswith("none of muster's ways works: ")
     assert message(view([closed, *nodes(NEW)])).startswith(f"use {Way.VOLUME}: ")
 
 

@@ -48,7 +48,7 @@ def _messages(*pods: objects.Pod) -> list[str]:
         ),
         (
             {"containerStatuses": [_container(ready=False, running={})]},
-            "health runs and answers that it is not ready; see its log",
+            "health runs but reports that it is not ready; see its log",
         ),
         ({"phase": "Pending"}, "Pending"),
     ],

@@ -162,7 +162,7 @@ UNLABELLED = f"no label {KEY}: it would be"
         ),
         (
             [node(labels={KEY: "l4", **T4})],
-            [("GPU002", "error", "a", "labelled l4, and has t4 (set by kubectl)")],
+            [("GPU002", "error", "a", "labelled l4, but it has t4 (set by kubectl)")],
             1,
         ),
         (
@@ -369,7 +369,7 @@ def test_the_check_of_fuse_alone_recommends_a_way_and_is_no_problem(here: Cluste
     assert (code, recommended["id"], recommended["severity"]) == (0, "FUSE010", "info")
     assert recommended["message"] == (
         "use the volume of fuse.muster.dev: pods mount without a resource, a device or a "
-        "capability; its webhook takes the resource out of pods as they come"
+        "capability; its webhook removes the resource from pods as they are created"
     )
     assert recommended["evidence"][0] == "Kubernetes v1.37.2"
     assert "autoscalers: the Cluster Autoscaler" in recommended["evidence"]
@@ -566,7 +566,7 @@ def test_node_local_devices_for_fuse_are_reported(here: Cluster) -> None:
             "AS004",
             "warn",
             "fuse.example.com",
-            "node-local DRA devices for fuse: scale-down considers only their use",
+            "node-local DRA devices for fuse: scale-down considers only how much of them is in use",
         )
     ]
 
@@ -751,7 +751,7 @@ def test_text_has_a_line_for_each_finding_and_then_what_fixes_it(here: Cluster) 
     lines = out.splitlines()
     mended = "muster label-gpus --apply --overwrite --yes"
     assert code == 1
-    assert lines[0] == "ERROR    GPU002   a: labelled l4, and has t4 (set by kubectl)"
+    assert lines[0] == "ERROR    GPU002   a: labelled l4, but it has t4 (set by kubectl)"
     assert lines[2:5] == [
         "To fix:",
         "  # GPU002",

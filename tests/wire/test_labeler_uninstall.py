@@ -12,7 +12,7 @@ from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 
 PART = {"app.kubernetes.io/part-of": "muster"}
-NODES = "remains: nodes list the resources of muster with 0 devices; see docs/upgrade.md"
+NODES = "remains: nodes still list muster's resources with 0 devices; see docs/upgrade.md"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def _namespace(**labels: str) -> dict[str, Any]:
 
 def test_without_muster_it_says_so(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "mine"}))
-    assert here.run("uninstall", "--yes") == (0, "nothing of muster is there\n", "")
+    assert here.run("uninstall", "--yes") == (0, "muster is not installed\n", "")
 
 
 def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> None:
@@ -48,7 +48,7 @@ def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> No
     assert "muster" not in [
         entry["metadata"]["name"] for entry in here.send("GET", "/api/v1/namespaces")["items"]
     ]
-    assert here.run("uninstall", "--yes") == (0, "nothing of muster is there\n", "")
+    assert here.run("uninstall", "--yes") == (0, "muster is not installed\n", "")
 
 
 def test_after_an_interruption_it_goes_on_with_the_nodes(here: Cluster) -> None:
@@ -98,7 +98,7 @@ def test_what_is_left_of_labels_that_were_withdrawn_is_removed(here: Cluster) ->
     here.send("PATCH", path, body, "application/apply-patch+yaml")
     assert here.run("uninstall", "--yes")[0] == 0
     assert here.node("a")["metadata"].get("annotations", {}) == {}
-    assert here.run("uninstall", "--yes") == (0, "nothing of muster is there\n", "")
+    assert here.run("uninstall", "--yes") == (0, "muster is not installed\n", "")
 
 
 @pytest.mark.parametrize(

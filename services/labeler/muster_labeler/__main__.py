@@ -19,10 +19,10 @@ from muster_labeler.kubernetes import cluster_api
 from muster_labeler.service import decision_publisher, limits, reconciler, stream_reader
 
 _INVENTORIES: Final = vocabulary.subject_filters(vocabulary.InventoryReported.TYPE)
-"""Earlier plugins publish theirs on another subject."""
+"""Plugins of earlier versions publish their inventories on another subject."""
 _VERDICTS: Final = vocabulary.subject_filters(vocabulary.VerdictChanged.TYPE)
 _OVERLAP: Final = timedelta(seconds=5)
-"""Events are followed from this long before the newest are read; duplicates do no harm."""
+"""New events are read from this long before the newest stored ones; duplicates do no harm."""
 _ATTEMPTS: Final = 4
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -71,7 +71,8 @@ async def _kubernetes(settings: config.Settings) -> api.Api | None:
     if options.kubeconfig is None and _POD_MARK not in os.environ:
         if settings.mode is config.Mode.APPLY:
             raise entry.CannotStart(
-                "mode apply: no Kubernetes API: not in a pod, and kubernetes.kubeconfig is not set"
+                "mode apply: no Kubernetes API: not running in a pod, and kubernetes.kubeconfig is "
+                "not set"
             )
         return None
     try:

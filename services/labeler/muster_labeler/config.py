@@ -24,10 +24,11 @@ class Mode(enum.StrEnum):
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the API is: in a kubeconfig, or without one in the cluster this process runs in.
+    """Where the API is: as a kubeconfig says, or else in the cluster in which this process runs.
 
-    The user's own kubeconfig is never used: on a laptop that may be a real cluster. `namespace` has
-    the Lease and the inventory for the commands. `events` are Kubernetes Events.
+    The user's own kubeconfig is never used: on a laptop that may be a real cluster. `namespace` is
+    where the Lease is, and the inventory for the commands. With `events`, Kubernetes Events are
+    written.
     """
 
     kubeconfig: str | None = None
@@ -67,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     `simulated` lets `apply` label nodes whose GPUs are simulated. `aliases` maps product strings to
     accelerator names that people have reviewed. `retry_s` is how long the labeler waits before it
-    tries a failed write again. `condition` writes the node condition `DevicePluginHealthy`.
+    tries a failed write again. With `condition`, the condition `DevicePluginHealthy` is written.
     """
 
     bus: sections.Bus = sections.Bus()
@@ -91,4 +92,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     "most 63 letters, digits, '-', '_', '.', no separator at an end"
                 )
         if self.kubernetes.context is not None and self.kubernetes.kubeconfig is None:
-            raise ValueError("kubernetes.context: names a context of no kubeconfig")
+            raise ValueError("kubernetes.context: needs kubernetes.kubeconfig")

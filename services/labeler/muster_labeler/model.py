@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Final
 
 FIELD_MANAGER: Final = "muster-labeler"
-"""The field manager of both service and commands, so that either may change its labels."""
+"""The field manager of both the service and the commands, so that each may change all labels."""
 PROVENANCE: Final = "muster.dev/label-provenance"
 VGPU_LABEL: Final = "nvidia.com/vgpu.present"
 CONDITION: Final = "DevicePluginHealthy"
 DIRECTX: Final = "microsoft.com/directx"
-"""The Cluster Autoscaler counts this as a GPU; muster does not, because it does not compute."""
+"""The Cluster Autoscaler counts this as a GPU; muster does not, because it is not for computing."""
 FUSE_ANNOTATION: Final = "fuse.muster.dev/device"
 
 _ACCELERATORS: Final = re.compile(
@@ -33,8 +33,8 @@ class Node:
     """A node: its labels and their owners, its resources and its runtime.
 
     `owners` are the field managers of each label that names a model; `our_labels` are all labels
-    that muster owns, `labelled_from` the source and product of the newest label. `ready_since` is
-    None while the node is not Ready. `is_selected` if the policy's selector matches.
+    that muster owns; `labelled_from` is the source and product of the newest label. `ready_since`
+    is None while the node is not Ready. `is_selected`: whether the policy's selector matches.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Node:
     def has_accelerators(self) -> bool:
         """Return whether resources or PCI labels show accelerators.
 
-        A resource at 0 of 0 does not: it stays on a node for ever after its plugin.
+        A resource at 0 of 0 does not: it stays on a node for ever after its plugin is removed.
         """
         is_counted = any(
             self.capacity.get(name, 0) or self.allocatable.get(name, 0)
@@ -81,7 +81,7 @@ class Node:
 
     @property
     def may_have_accelerators(self) -> bool:
-        """Return whether accelerators are shown, or were at some time."""
+        """Return whether the node shows accelerators, or did at some time."""
         return bool(self.accelerators) or self.has_accelerators
 
     @property
@@ -113,7 +113,7 @@ class Node:
 class Pod:
     """A pod that uses fuse, or is one of muster's own.
 
-    `is_agent` if it is a device plugin, `is_nri` if it gives devices by annotation. `messages` say
+    `is_agent`: it is a device plugin; `is_nri`: it adds devices by annotation. `messages` say
     why its containers failed or wait.
     """
 

@@ -58,11 +58,11 @@ def _resources(view: ClusterView) -> list[str]:
 
 
 def _pending(pod: model.Pod, offered: Collection[str], commands: Commands) -> Iterable[Finding]:
-    """Report a pod that waits for a resource of which no node has any.
+    """Report a pod that waits for a resource that no node has.
 
-    Where nodes offer it and all is in use, an autoscaler knows it from them.
+    If nodes offer the resource but all of it is in use, autoscalers know it from those nodes.
     """
-    # a name may have dots inside, and the scheduler's sentence ends with another
+    # a name may have dots inside, and the scheduler's sentence ends with a dot too
     short = {m[1].rstrip(".") for text in pod.messages for m in _INSUFFICIENT.finditer(text)}
     unknown = sorted(short.intersection(pod.requests).difference(offered))
     if not unknown:
@@ -96,7 +96,7 @@ def _not_triggered(
 def _templates(
     view: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
 ) -> Iterable[Finding]:
-    """Report node group templates that lack a resource that the autoscaler has to know."""
+    """Report node group templates that lack a resource that the autoscaler has to know about."""
     in_use = _resources(view)
     if not in_use or (view.autoscaler is None and view.karpenter is None):
         return
@@ -117,7 +117,7 @@ def _templates(
             f"its template must offer {resource}, or no node is added: {setting.setting}",
             evidence=("templates are not visible from inside the cluster",)
             if setting.platform != "karpenter"
-            else ("no NodeOverlay gives it",),
+            else ("no NodeOverlay adds it",),
             command=setting.command,
         )
 
@@ -157,7 +157,7 @@ def _node_local(slices: Iterable[model.ResourceSlice], commands: Commands) -> It
             Id.AS004,
             Severity.WARN,
             driver,
-            "node-local DRA devices for fuse: scale-down considers only their use",
+            "node-local DRA devices for fuse: scale-down considers only how much of them is in use",
             evidence=(f"ResourceSlices of driver {driver} with a node name",),
             command=commands.kubectl("get", "resourceslices", "-o", "wide"),
         )
@@ -168,7 +168,7 @@ def _is_fuse(slice_: model.ResourceSlice) -> bool:
 
 
 def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Report an autoscaler whose loop fails; neither events nor its health check show that."""
+    """Report an autoscaler whose main loop fails; neither events nor its health check show that."""
     autoscaler = view.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
         return
@@ -179,7 +179,7 @@ def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
         Id.AS006,
         Severity.ERROR,
         "cluster-autoscaler",
-        f"its status is {int(age.total_seconds())} s old: its loop fails, or it is gone",
+        f"its status is {int(age.total_seconds())} s old: its main loop is failing, or it is gone",
         evidence=(f"kube-system/cluster-autoscaler-status of {autoscaler.renewed.isoformat()}",),
         command=commands.kubectl(
             *("get", "configmap", "cluster-autoscaler-status", "-n", "kube-system", "-o", "yaml")

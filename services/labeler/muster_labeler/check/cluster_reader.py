@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: reads the objects for a check, as permissions and time allow."""
+"""Adapter: the Kubernetes API: reads what a check needs, as far as permissions and time allow."""
 
 import asyncio
 import re
@@ -60,7 +60,7 @@ class _Overlay(msgspec.Struct, frozen=True):
 
 
 class ClusterReader:
-    """Reads a cluster once, within `timeout_s`; `unread` lists the unreadable objects."""
+    """Reads a cluster once, within `timeout_s`; `unread` lists what could not be read."""
 
     def __init__(self, api: api.Api, *, timeout_s: float, progress: Callable[[str], None]) -> None:
         self.unread: list[findings.Unread] = []
@@ -151,7 +151,7 @@ class ClusterReader:
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
-        """Return the plugins' reports in the labeler's ConfigMap; empty if it does not exist."""
+        """Return the plugins' reports from the labeler's ConfigMap; empty if it does not exist."""
         path = f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
         answer = await self._api.request("GET", path, timeout_s=self._left_s())
         if not answer.is_ok:
@@ -247,11 +247,11 @@ class ClusterReader:
             if bad:
                 self.unread.append(findings.Unread(path, f"{bad} unreadable"))
             return kept
-        self.unread.append(findings.Unread(path, "the list expired again and again"))
+        self.unread.append(findings.Unread(path, "the list kept expiring"))
         return None
 
     async def _exists(self, path: str) -> bool | None:
-        """Return whether there is an object or an API; None if that cannot be read."""
+        """Return whether an object or an API exists; None if that cannot be read."""
         answer = await self._api.request("GET", path, timeout_s=self._left_s())
         self._note(path, answer, is_optional=True)
         return answer.is_ok if answer.is_ok or answer.status == HTTPStatus.NOT_FOUND else None

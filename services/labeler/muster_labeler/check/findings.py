@@ -38,7 +38,7 @@ class Scope(enum.StrEnum):
 class Id(enum.StrEnum):
     """The ids of all findings; an id is never reused.
 
-    ACCESS: something may not be read, for lack of permission; UNREAD: reading it failed.
+    ACCESS: permission to read something is missing; UNREAD: reading it failed.
     """
 
     GPU001 = "GPU001"
@@ -156,7 +156,7 @@ class Exit(enum.IntEnum):
 class Commands(msgspec.Struct, frozen=True, kw_only=True):
     """Builds commands that reach the checked cluster, with the same options.
 
-    `aliases` is a file of reviewed names; `namespace` is muster's if it is not the default.
+    `aliases` is a file of reviewed names; `namespace` is muster's, unless it is the default.
     """
 
     context: str | None = None
@@ -203,8 +203,8 @@ def exit_code(report: Report, *, strict: bool) -> Exit:
 class Unread:
     """Objects that could not be read, and whether permission is missing.
 
-    Without objects that are needed (`is_needed`) nothing can be decided; optional sources may be
-    absent or hidden.
+    If objects that are needed (`is_needed`) could not be read, nothing can be decided; optional
+    sources may be absent or hidden.
     """
 
     what: str
@@ -234,7 +234,7 @@ class Karpenter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseSupport:
-    """What a cluster has for FUSE; None where that could not be read."""
+    """What is installed for FUSE in a cluster; None for what could not be read."""
 
     has_driver: bool | None = None
     """Whether the CSI driver fuse.muster.dev is installed."""
@@ -246,7 +246,7 @@ class FuseSupport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A cluster as it was read; None for unreadable parts. `now` is the API server's time."""
+    """What was read from a cluster; None for unreadable parts. `now` is the API server's time."""
 
     now: datetime
     nodes: Sequence[model.Node] | None = None

@@ -1,6 +1,6 @@
 """Pure: finds problems with fuse that the cluster shows (FUSE001 to FUSE009).
 
-A node's kernel module, device and runtime settings are not visible from outside. They are concluded
+A node's kernel module, device and runtime settings are not visible from outside. They are inferred
 from the failure messages of containers and the kubelet; without a message there is no finding.
 """
 
@@ -45,7 +45,7 @@ _NRI_ON_SINCE: Final = {"containerd": (2, 0)}
 
 
 class Nri(enum.Enum):
-    """Whether a container runtime asks NRI plugins, as its version says."""
+    """Whether a container runtime calls NRI plugins, judging by its version."""
 
     ON = enum.auto()
     OFF_BY_DEFAULT = enum.auto()
@@ -53,7 +53,7 @@ class Nri(enum.Enum):
 
 
 def nri_of(runtime: str) -> Nri:
-    """Return what a runtime such as `containerd://2.4.2` does by default."""
+    """Return whether a runtime such as `containerd://2.4.2` calls NRI plugins by default."""
     match = RUNTIME.fullmatch(runtime)
     if match is None:
         return Nri.MISSING
@@ -94,11 +94,11 @@ def _at_zero(
     agent: model.Pod | None,
     commands: Commands,
 ) -> Iterable[Finding]:
-    """Report resources at 0.
+    """Report fuse resources of which no device is allocatable.
 
-    Of a plugin that was removed, the kubelet keeps the resource for ever: for 5 minutes with its
-    capacity, then at 0 of 0. It says the same of one that has not registered since the kubelet
-    started, which matters where pods or other nodes have the resource.
+    After a plugin is removed, the kubelet keeps its resource for ever: for 5 minutes with its
+    capacity, then at 0 of 0. It reports the same for a plugin that has not registered since the
+    kubelet started, which matters if pods request the resource or other nodes offer it.
     """
     if node.ready_since is None:
         return
@@ -136,7 +136,7 @@ def _at_zero(
 
 
 def _look(node: model.Node, agent: model.Pod | None, commands: Commands) -> str:
-    """Return the command that shows why: no pod is deleted that may serve other resources."""
+    """Return the command that shows why; it deletes no pod, which may serve other resources."""
     if agent is None:
         return commands.pods_of(node.name)
     return commands.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")
@@ -167,7 +167,7 @@ def _runtimes(
             Id.FUSE003,
             Severity.WARN if has_it else Severity.ERROR,
             name,
-            "the runtime's NRI is off by default: check that it is on"
+            "the runtime's NRI is off by default: check that it was switched on"
             if has_it
             else "the runtime has no NRI: pods cannot have a device by annotation",
             evidence=(f"containerRuntimeVersion: {runtime}",),
@@ -176,7 +176,7 @@ def _runtimes(
 
 
 def _errors_of(pod: model.Pod, commands: Commands) -> Iterable[Finding]:
-    """Report the errors with which a pod's containers failed."""
+    """Report the errors that made a pod's containers fail."""
     shown: set[Id] = set()
     for text in pod.messages:
         match = next(((i, m) for i, pattern, m in _MESSAGES if pattern.search(text)), None)
@@ -251,7 +251,7 @@ def _no_agent(pod: model.Pod, agent: model.Pod | None, commands: Commands) -> Fi
         Severity.ERROR,
         pod.node,
         f"muster-fuse-nri is not ready, and {pod.namespace}/{pod.name} needs it",
-        evidence=(f"pod {agent.namespace}/{agent.name}" if agent else "no pod of it",),
+        evidence=(f"pod {agent.namespace}/{agent.name}" if agent else "it has no pod there",),
         command=command,
     )
 

@@ -1,4 +1,4 @@
-"""Pure: recommends a way to FUSE for a cluster, from what the cluster shows (FUSE010).
+"""Pure: recommends how pods in a cluster should get FUSE, from what the cluster shows (FUSE010).
 
 | way        | needed by pods                              | needed by nodes                   |
 |------------|---------------------------------------------|-----------------------------------|
@@ -8,7 +8,7 @@
 | plugin     | the right to mount, settings of autoscalers | nothing                           |
 
 The first way without an obstacle is recommended. Whether a runtime's NRI was switched on or off is
-not visible from outside its node: its version says what is the default.
+not visible from outside its node, so its version's default is assumed.
 """
 
 import enum
@@ -25,19 +25,19 @@ _DOCS: Final = "docs/fuse.md"
 _VERSION: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?!\d).*")
 _LEVEL: Final = "pod-security.kubernetes.io/enforce"
 _CLOSED: Final = ("fargate-", "gk3-")
-"""Names of nodes on which only the provider runs privileged pods: EKS Fargate, GKE Autopilot."""
+"""How nodes' names begin where only the provider runs privileged pods: Fargate, GKE Autopilot."""
 _NRI_UNSEEN: Final = (
-    "whether NRI is on is not visible from here, but containerd has it on by default since 2.0"
+    "whether NRI is on is not visible from here; containerd has had it on by default since 2.0"
 )
 _NAMESPACES_UNREAD: Final = "namespaces could not be read"
-_LIMITED: Final = "in these, only the volume lets pods mount"
+_LIMITED: Final = "in these, pods can mount only with the volume"
 _SHOWN_MAX: Final = 4
 
 _Version: TypeAlias = tuple[int, int]
 
 
 class Way(enum.StrEnum):
-    """A way to FUSE, as the message names it."""
+    """A way for pods to get FUSE, as named in the message."""
 
     VOLUME = "the volume of fuse.muster.dev"
     ANNOTATION = "the annotation fuse.muster.dev/device, through NRI"
@@ -60,7 +60,7 @@ def evaluate(view: ClusterView) -> list[Finding]:
         return []
     nodes = [node for node in view.nodes if not node.name.startswith(_CLOSED)]
     if not nodes:
-        text = "none of muster's ways: the provider runs these nodes without privileged pods"
+        text = "none of muster's ways works: the provider allows no privileged pods on these nodes"
         return [_recommended(f"{text}; use the provider's CSI drivers", _facts(view.nodes, view))]
     way, passed_over = recommend(nodes, view, view.fuse)
     evidence = (*_facts(nodes, view), *passed_over)
@@ -71,7 +71,7 @@ def evaluate(view: ClusterView) -> list[Finding]:
 def recommend(
     nodes: Sequence[model.Node], view: ClusterView, support: findings.FuseSupport
 ) -> tuple[Way, tuple[str, ...]]:
-    """Return the first way without an obstacle, and why those before it were passed over."""
+    """Return the first way without an obstacle, and why those before it were rejected."""
     obstacles = {
         Way.VOLUME: _volume(nodes),
         Way.ANNOTATION: _annotation(nodes),
@@ -110,7 +110,7 @@ def _resource(
     if not support.has_dra:
         yield "the API resource.k8s.io/v1 is not served, or cannot be read"
     if view.karpenter is not None:
-        yield "Karpenter does not know resources of Dynamic Resource Allocation"
+        yield "Karpenter does not support resources of Dynamic Resource Allocation"
     for runtime in sorted({node.runtime for node in nodes}):
         match = fuse_findings.RUNTIME.fullmatch(runtime)
         if match is None or (match[1] == "containerd" and int(match[2]) < 2):  # noqa: PLR2004  # a version
@@ -123,7 +123,7 @@ def _older(
     wanted: _Version,
     what: str,
 ) -> Iterable[str]:
-    """Report that nodes are older than wanted, or that nobody knows; with examples."""
+    """Report nodes whose version is too old or unknown, with examples."""
     older = [node.name for node in nodes if (_version(text_of(node)) or (0, 0)) < wanted]
     if older:
         more = ", ..." if len(older) > _SHOWN_MAX else ""
@@ -157,7 +157,7 @@ def _facts(nodes: Sequence[model.Node], view: ClusterView) -> tuple[str, ...]:
 
 
 def _listed(texts: Iterable[str]) -> str:
-    """Return different texts, the most frequent first."""
+    """Return the distinct texts, the most frequent first."""
     counted = [text or "unknown" for text, _ in Counter(texts).most_common()]
     return ", ".join(counted[:_SHOWN_MAX]) + (", ..." if len(counted) > _SHOWN_MAX else "")
 
@@ -177,7 +177,7 @@ def _is_installed(way: Way, view: ClusterView, support: findings.FuseSupport) ->
 def _more(way: Way, view: ClusterView) -> str:
     has_scaler = view.autoscaler is not None or view.karpenter is not None
     if way is Way.VOLUME and any(pod.requests for pod in view.pods or ()):
-        return "; its webhook takes the resource out of pods as they come"
+        return "; its webhook removes the resource from pods as they are created"
     if way is Way.PLUGIN and has_scaler:
         return ", and autoscalers need a setting: muster check autoscaler"
     return ""

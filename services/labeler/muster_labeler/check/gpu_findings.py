@@ -33,7 +33,7 @@ _PROVIDERS: Final = {
     "gce": frozenset({"cloud.google.com/gke-accelerator"}),
     "hcloud": frozenset({"hcloud/gpu-node"}),
 }
-"""The key that the Cluster Autoscaler reads, by the scheme of a node's providerID."""
+"""The label keys that the Cluster Autoscaler reads, by the scheme of a node's providerID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _wrong(status: LabelStatus, apply: _Apply) -> Finding:
         Id.GPU002,
         Severity.ERROR,
         status.node.name,
-        f"labelled {status.current}, and has {status.wanted}"
+        f"labelled {status.current}, but it has {status.wanted}"
         + (f" (set by {owners})" if owners else ""),
         evidence=(f"{accelerators.SKYPILOT}={status.current}", *_claims_of(status)),
         command=apply.label(
@@ -198,7 +198,7 @@ def _uncertain(status: LabelStatus, apply: _Apply) -> Finding:
         status.identity.best is not None
         and status.identity.best.source is sources.Source.INSTANCE_TYPE
     ):
-        message = f"only its instance type says what it has, perhaps {name.value}"
+        message = f"only its instance type says what it has: perhaps {name.value}"
         command = apply.label("--from-instance-type", "--yes")
     else:
         message = f"an unknown model, perhaps {name.value}: review it, and name it in an alias file"

@@ -40,7 +40,7 @@ _ORDER: Final = (Step.REFUSE, Step.WRITE, Step.REMOVE, Step.KEEP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """The labels that are written although they would otherwise be refused.
+    """The labels that are written on request and refused otherwise.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Allowed:
     force_ambiguous
         Also names that depend on an unknown memory size.
     from_instance_type
-        Also names that are concluded from the instance type.
+        Also names that are inferred from the instance type.
     overwrite
         Also labels that another manager owns; the old value is recorded.
     partial

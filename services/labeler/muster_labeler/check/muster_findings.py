@@ -1,4 +1,4 @@
-"""Pure: finds what of muster itself does not run or is not confined, and why (RUN001 to RUN003)."""
+"""Pure: finds parts of muster that do not run or are not confined, and why (RUN001 to RUN003)."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -10,11 +10,11 @@ from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Se
 
 _NAME: Final = "app.kubernetes.io/name"
 _STARTS: Final = timedelta(seconds=30)
-"""A pod that is younger may be about to become ready."""
+"""A younger pod may still be starting."""
 
 
 def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Yield the pods of muster that are not ready, and the claims that no class serves."""
+    """Yield muster's pods that are not ready, and its volume claims without a StorageClass."""
     for claim in view.own_claims:
         if claim.status.phase == "Pending" and not claim.spec.storage_class_name:
             yield findings.finding(
@@ -43,7 +43,7 @@ def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
                 Severity.INFO,
                 f"{pod.metadata.namespace}/{pod.metadata.name}",
                 "could write to file systems that the node has mounted below /dev, such as "
-                "/dev/mqueue: its container runtime or kubelet mounts /dev read-only without them",
+                "/dev/mqueue: its container runtime or kubelet cannot make those read-only too",
                 command=commands.kubectl(
                     *("get", "node", pod.spec.node_name if pod.spec else ""),
                     *("-o", "jsonpath={.status.runtimeHandlers}"),
@@ -53,7 +53,7 @@ def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
 
 
 def _writes_below_dev(pod: objects.Pod) -> bool:
-    """Return whether a plugin runs without the node's /dev being read-only recursively."""
+    """Return whether a plugin runs with a mount of /dev that is not recursively read-only."""
     is_plugin = (pod.metadata.labels or {}).get(_NAME) == "muster-plugin"
     mounts = [mount for status in pod.container_statuses for mount in status.volume_mounts or ()]
     is_recursive = any(
@@ -63,7 +63,7 @@ def _writes_below_dev(pod: objects.Pod) -> bool:
 
 
 def _problem(pod: objects.Pod, now: datetime) -> str:
-    """Return why a pod is not ready; empty if it is, ends, or has only just begun."""
+    """Return why a pod is not ready; empty if it is ready, is ending or has only just started."""
     created = pod.metadata.created_at
     is_new = created is not None and now - created < _STARTS
     ready = objects.condition(pod.conditions, "Ready")
@@ -77,5 +77,5 @@ def _problem(pod: objects.Pod, now: datetime) -> str:
         if waiting is not None:
             return f"{waiting.reason} {waiting.message}".strip()
         if not status.ready:
-            return f"{status.name} runs and answers that it is not ready; see its log"
+            return f"{status.name} runs but reports that it is not ready; see its log"
     return pod.phase or "unknown"

@@ -28,7 +28,7 @@ from muster_labeler.naming import node_labels, sources
 
 _LINES_MAX = 20
 _CHOICE = ["fuse"]
-"""The topics for which a way to FUSE is recommended: who asks for all may not use FUSE."""
+"""Topics for which a way to FUSE is recommended; users who check `all` may not need FUSE."""
 _NOUNS = {
     "error": ("error", "errors"),
     "warn": ("warning", "warnings"),
@@ -105,7 +105,7 @@ async def _read(
 ) -> findings.ClusterView:
     wants_pods = bool({"fuse", "autoscaler"} & {*topics})
     is_choice = topics == _CHOICE
-    # at once: the API of a large cluster takes longer for a list than we take to read it
+    # concurrently: the API of a large cluster takes longer to send a list than we to decode it
     async with asyncio.TaskGroup() as group:
         start = group.create_task
         nodes, slices = start(reader.nodes()), start(reader.slices())
@@ -251,7 +251,7 @@ def _text(report: Report) -> Iterable[str]:
 
 
 def _counts(counts: Mapping[str, int], *, with_zero: bool = False) -> str:
-    """Return counts in plain words."""
+    """Return counts as text."""
     return ", ".join(
         f"{count} {_NOUNS[what][count != 1]}"
         for what, count in counts.items()
@@ -260,7 +260,7 @@ def _counts(counts: Mapping[str, int], *, with_zero: bool = False) -> str:
 
 
 def _commands(findings: Iterable[Finding]) -> dict[str, list[str]]:
-    """Return each command once with the ids of the findings it fixes, at most 20 for an id."""
+    """Return each command once with the ids of the findings it fixes, at most 20 per id."""
     commands: dict[str, list[str]] = {}
     used: Counter[str] = Counter()
     for finding in findings:

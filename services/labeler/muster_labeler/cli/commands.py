@@ -52,9 +52,9 @@ def _check(
     node: str | None = None,
     cluster: options.Cluster = options.CLUSTER,
 ) -> int:
-    """Say what is wrong with a cluster's GPUs, fuse, autoscalers and with muster itself.
+    """Say what is wrong with a cluster's GPUs, fuse and autoscalers, and with muster itself.
 
-    Reads only.
+    It changes nothing.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def _label_gpus(
     dry_run
         Only show, which is the default.
     features
-        Write the labels of the one `--node` into this file for node-feature-discovery; `-` is
+        Write the labels of the given `--node` into this file for node-feature-discovery; `-` is
         standard output.
 
     """
@@ -154,7 +154,7 @@ def _uninstall(
     yes: Flag = False,
     cluster: options.Cluster = options.CLUSTER,
 ) -> int:
-    """Remove muster from a cluster, with all that it wrote on nodes.
+    """Remove muster from a cluster, including everything that it wrote to nodes.
 
     Parameters
     ----------
@@ -181,14 +181,14 @@ def _gpu_name(
     tsv: Flag = False,
     aliases: Path | None = None,
 ) -> int:
-    """Say what a GPU's product would be called, and why.
+    """Say which accelerator name a GPU product gets, and why.
 
     Parameters
     ----------
     product
-        As nvidia-smi, NVML, GPU feature discovery or DRA write it.
+        The product as nvidia-smi, NVML, GPU feature discovery or DRA write it.
     memory_mib
-        Measured memory.
+        Its measured memory.
     mig
         The GPU is partitioned.
     json
@@ -205,7 +205,7 @@ def _gpu_name(
     if memory_mib is not None and memory_mib <= 0:
         return printing.fail("gpu-name", "--memory-mib: more than 0")
     if tsv == (product is not None):
-        return printing.fail("gpu-name", "name one product, or use --tsv with products on stdin")
+        return printing.fail("gpu-name", "give one product, or use --tsv with products on stdin")
     return _guarded(
         "gpu-name",
         lambda: _run_gpu_name(
@@ -250,7 +250,7 @@ def _run_gpu_name(
 def _from_lines(
     lines: Iterable[str], aliases: Mapping[str, str], *, is_mig: bool
 ) -> Iterable[_Answer]:
-    """Read lines of `product<TAB>memory MiB`. Raises UsageError that names the line."""
+    """Read lines of `product<TAB>memory MiB`. Raises UsageError with the line's number."""
     for number, line in enumerate(lines, start=1):
         if number > _LINES_MAX:
             raise options.UsageError(f"more than {_LINES_MAX} lines")

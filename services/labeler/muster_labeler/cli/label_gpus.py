@@ -58,7 +58,7 @@ def run(request: Request) -> int:
     if not 0 < request.write.rate <= _RATE_MAX:
         raise options.UsageError(f"--rate: more than 0 and at most {_RATE_MAX:g}")
     if request.features and (request.is_writing or len(request.write.node) != 1):
-        raise options.UsageError("--features: name one --node, and do not --apply")
+        raise options.UsageError("--features: only with exactly one --node, and not with --apply")
     aliases = options.aliases(request.cluster.aliases)
     try:
         return asyncio.run(carry_out(request, aliases))
@@ -183,7 +183,7 @@ async def _write_all(
     write_pace = cluster_api.WritePace(request.write.rate)
     node_api = cluster_api.NodeApi(api, write_pace, timeout_s=_WRITE_TIMEOUT_S)
     failures = await _write(request, node_api, work)
-    texts = {n: "gone meanwhile" if f.is_gone else f.text for n, f in failures.items()}
+    texts = {n: "deleted in the meantime" if f.is_gone else f.text for n, f in failures.items()}
     for node in list(texts)[:_FAILURES_SHOWN_MAX]:
         output.warn(request.command, f"{node}: {texts[node]}")
     if len(texts) > _FAILURES_SHOWN_MAX:
@@ -235,9 +235,9 @@ async def is_confirmed(command: str, api: kubernetes_api.Api, action: str) -> bo
 
 
 async def _ask(question: str) -> bool:
-    """Ask for one line; only `y` and `yes` mean yes.
+    """Ask a question on the terminal; only `y` and `yes` mean yes.
 
-    The event loop reads it, not a thread, so that Ctrl-C ends the command at once.
+    The event loop reads the answer, not a thread, so that Ctrl-C ends the command at once.
     """
     output.ask(f"{question} [y/N]")
     loop, file = asyncio.get_running_loop(), sys.stdin.fileno()

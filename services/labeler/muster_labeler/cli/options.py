@@ -54,13 +54,13 @@ class ClusterOptions:
     context
         Context of the kubeconfig; by default its current one.
     kubeconfig
-        By default $KUBECONFIG, else ~/.kube/config, else the cluster this runs in.
+        By default $KUBECONFIG, else ~/.kube/config, else the cluster in which the command runs.
     timeout
-        The longest time for reading everything: `20s`, `500ms`, `2m`.
+        The time limit for reading everything: `20s`, `500ms`, `2m`.
     aliases
         Reviewed names: a YAML file with lines of `product: name`.
     muster_namespace
-        The namespace of muster, if it is installed: its agents know the GPUs best.
+        The namespace of muster, if installed: its agents know the GPUs best.
 
     """
 

@@ -40,7 +40,7 @@ _KINDS: Final = (
     (_DRA, "resourceslices"),
     ("security.openshift.io", "securitycontextconstraints"),
 )
-"""Group and plural of the kinds that muster has outside its namespace."""
+"""API group and plural name of each kind of object that muster has outside its namespace."""
 _READING: Final = (
     Permission("list", "nodes"),
     Permission("get", "namespaces"),
@@ -54,10 +54,10 @@ _WRITING: Final = (
     *(Permission("delete", plural, group) for group, plural in _KINDS),
 )
 _ENDS_S: Final = 180.0
-"""NATS may take a minute to end; a namespace that exists for longer waits for something else."""
+"""NATS may take a minute to stop; a namespace that takes longer waits for something else."""
 _LOOK_S: Final = 0.5
 _NODES_KEEP: Final = (
-    "remains: nodes list the resources of muster with 0 devices; see docs/upgrade.md"
+    "remains: nodes still list muster's resources with 0 devices; see docs/upgrade.md"
 )
 
 Shape = TypeVar("Shape")
@@ -131,7 +131,7 @@ async def _run(request: Request) -> int:
         cluster = _Cluster(api, namespace, timeout_s=request.cluster.timeout)
         installation = await cluster.look(_WRITING if request.is_writing else _READING)
         if installation is None:
-            output.show("nothing of muster is there")
+            output.show("muster is not installed")
             return Exit.FINE
         output.show(*_described(installation, namespace))
         if not request.is_writing:
@@ -221,7 +221,7 @@ class _Cluster:
                     f"namespace {self._namespace} is still there after {_ENDS_S:g} s, and nothing "
                     f"else was removed: {'; '.join(waits) or 'no reason given'}"
                 )
-            progress(f"namespace {self._namespace} ends: {passed_s:.0f} s")
+            progress(f"waiting for namespace {self._namespace} to end: {passed_s:.0f} s")
             await asyncio.sleep(_LOOK_S)
         progress("")
 
@@ -238,7 +238,7 @@ class _Cluster:
             raise _refusal(answer)
 
     async def _namespace_object(self) -> _Namespace | None:
-        """Return muster's namespace; None without one. Raises _Refused if it is not muster's."""
+        """Return muster's namespace; None if it is gone. Raises _Refused if it is not muster's."""
         answer = await self._api.request("GET", self._path, timeout_s=self._timeout_s)
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
@@ -263,7 +263,7 @@ class _Cluster:
     async def _all(
         self, path: str, shape: type[Shape], label: tuple[str, str] | None = None
     ) -> AsyncIterator[Shape]:
-        """Yield the objects of a kind; none if the cluster lacks the kind. Raises Refused."""
+        """Yield the objects of a kind; none if the cluster lacks the kind. Raises _Refused."""
         query = {"labelSelector": "=".join(label)} if label else {}
         try:
             async for page in self._api.pages(path, query=query, timeout_s=self._timeout_s):
@@ -280,6 +280,6 @@ def _refusal(answer: kubernetes_api.Answer) -> _Refused:
 
 
 def _name(path: str) -> str:
-    """Return how kubectl names the object of a path."""
+    """Return the name that kubectl uses for the object at a path."""
     *_, before, scope, plural, name = path.split("/")
     return f"{plural}/{name}" + (f" in namespace {scope}" if before == "namespaces" else "")

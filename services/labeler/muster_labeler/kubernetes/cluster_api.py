@@ -4,7 +4,7 @@ Labels are written by server-side apply as one field manager, so that the API it
 of each label. A label that another manager owns stays as it is, and the error names that manager,
 unless a person asked for `--overwrite`. Written labels are read back; a difference is a failure.
 
-The rate limits how fast writes arrive, not only how fast they are sent. A write under way may
+The rate limits how fast writes arrive, not only how fast they are sent. A write in flight may
 arrive at any moment until it is answered, so it counts from when it is sent until a second after
 its answer. A token bucket would not do that.
 """
@@ -95,13 +95,13 @@ class WriteRate:
 
     def finish(self, now: float) -> None:
         """Record that a write was answered or abandoned."""
-        assert self._under_way, "only a write that is under way can be answered"
+        assert self._under_way, "only a write in flight can be answered"
         self._under_way -= 1
         self._counted_until.append(now + self._window_s)
 
 
 class WriteLimit:
-    """Limits how often each node is written in a period, to end any fight over a label."""
+    """Limits how often each node is written in a period, to end any fight with another writer."""
 
     def __init__(self, writes_max: int, period_s: float) -> None:
         self._writes_max = writes_max
@@ -110,7 +110,7 @@ class WriteLimit:
         """When the period began, and the number of writes in it."""
 
     def may_write(self, node: str, now: float) -> bool:
-        """Return whether a node may be written again."""
+        """Return whether a node may be written to again."""
         since, count = self._written.get(node, (now, 0))
         return now - since >= self._period_s or count < self._writes_max
 
@@ -168,7 +168,7 @@ class NodeApi:
         drop: Collection[str] = (),
         force: bool = False,
     ) -> model.Node | Failure:
-        """Write labels and their provenance, remove labels in `drop`; return the node read back.
+        """Write labels and their provenance, and remove those in `drop`; return the node read back.
 
         Muster's other labels stay.
 
@@ -233,7 +233,7 @@ class NodeApi:
         if isinstance(after, Failure):
             return after
         labels = {**after.labels, **after.our_labels}
-        # a removed label that another manager owns too stays, but is no longer muster's
+        # a removed label that another manager also owns stays, but is no longer muster's
         wrong = [
             key
             for key, value in sorted(expected.items())
@@ -258,7 +258,7 @@ class NodeApi:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A verb on a resource or a named object; in all namespaces unless a namespace is given."""
+    """A right to use a verb on a resource or an object; in all namespaces unless one is given."""
 
     verb: str
     resource: str
@@ -286,7 +286,7 @@ async def missing_permissions(
 ) -> list[Permission]:
     """Return the permissions that the API denies.
 
-    If the API does not answer, a permission counts as granted: the request itself will show.
+    If the API does not answer, a permission counts as granted: the request itself will tell.
     """
     allowed = await asyncio.gather(*(_is_allowed(api, entry, timeout_s) for entry in permissions))
     return [entry for entry, is_ours in zip(permissions, allowed, strict=True) if not is_ours]

@@ -1,6 +1,6 @@
 """Pure: reduces Kubernetes objects to the labeler's model; encodes and decodes the ConfigMap.
 
-For ten thousand nodes only labels about accelerators are kept, and equal mappings are kept once.
+To hold ten thousand nodes, only labels about accelerators are kept, and equal mappings are shared.
 
 The inventory is stored in a ConfigMap because the commands do not use the bus. Products are written
 once and referred to by number, so that ten thousand nodes take about 300 kB of its 1 MiB.

@@ -2,8 +2,9 @@
 
 Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that selectors that
 use them keep working. Two differences are intended. An unknown value is left out without affecting
-other labels. Of several models on a node, muster always names the same model, while NVIDIA's choice
-is random: whole GPUs come before partitioned GPUs, then the more numerous, then by name.
+other labels. On a node with several models, muster always names the same model, while NVIDIA's
+choice is random: whole GPUs before partitioned ones, then the most numerous, then the first by
+name.
 """
 
 import re
@@ -21,7 +22,7 @@ _ENDS: Final = "-_."
 """Characters allowed in a label value, but not at its ends (apimachinery IsValidLabelValue)."""
 _NOT_KEPT = re.compile(r"[^A-Za-z0-9\-_. ]")
 PROFILE: Final = "([0-9]{1,2}c[.])?[0-9]{1,2}g[.][0-9]{1,5}gb([.-][a-z]{1,8}){0,3}"
-"""A MIG profile in a key: at most 42 characters, for which the longest name in a key has 63."""
+"""A MIG profile in a key: at most 42 characters, so that no name in a key exceeds 63."""
 _PROFILE = re.compile(PROFILE)
 _DRIVER = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
@@ -45,7 +46,7 @@ _FAMILIES: Final = (
     ((12, 0), "blackwell"),
     ((13, 0), "rubin"),
 )
-"""The first CUDA compute capability of each, within a major number (internal/lm/resource.go)."""
+"""Each architecture's first compute capability, within a major (internal/lm/resource.go)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ _IN_PARTS: Final = _Share(0)
 def labels(node: vocabulary.GpuNode) -> dict[str, str]:
     """Return the labels of a node, sorted by key; empty if there is no GPU.
 
-    The Kubernetes API accepts all of them. NVIDIA's `gfd.timestamp`, the time of its start, is left
-    out.
+    The Kubernetes API accepts all of them. NVIDIA's `gfd.timestamp`, the time when GFD started, is
+    left out.
     """
     if not node.gpus:
         return {}
@@ -81,7 +82,7 @@ def labels(node: vocabulary.GpuNode) -> dict[str, str]:
 
 
 def sanitised(text: str) -> str:
-    """Return a name as NVIDIA writes it: without unusual characters, with `-` for blanks."""
+    """Return a name as NVIDIA writes it: `-` replaces blanks, unusual characters are left out."""
     return "-".join(_NOT_KEPT.sub("", text).split())
 
 
@@ -231,7 +232,7 @@ def _value(text: str) -> str:
 
 
 def _model(products: Iterable[str], *, first: Iterable[str] = ()) -> str:
-    """Return the product that represents all: the most frequent in `first`, then by name."""
+    """Return the product for all: the most frequent in `first`, then the first by name."""
     counts = Counter(products)
     preferred = set(first)
     return min(counts, key=lambda product: (product not in preferred, -counts[product], product))

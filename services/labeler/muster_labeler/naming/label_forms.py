@@ -3,8 +3,8 @@
 The admission policy is made from these forms (`scripts/manifests.py`): the API refuses anything
 else, even if the labeler is compromised. NVIDIA's operators act on some labels of the same domain,
 such as `nvidia.com/gpu.deploy.driver` and `nvidia.com/mig.config`; these must never be here. Of
-those that are, the GPU Operator reads `mig.capable` and `gpu.product` (controllers/
-state_manager.go, hasMIGCapableGPU): docs/security.md says what follows.
+the labels below, the GPU Operator reads `mig.capable` and `gpu.product` (controllers/
+state_manager.go, hasMIGCapableGPU); docs/security.md explains the consequences.
 
 The forms are regular expressions that Python and CEL (RE2) understand alike, without backslashes.
 """
@@ -25,7 +25,7 @@ MEASURES: Final = (
     *("count", "replicas", "memory", "multiprocessors", "slices.gi", "slices.ci"),
     *("engines.copy", "engines.decoder", "engines.encoder", "engines.jpeg", "engines.ofa"),
 )
-"""The numbers that are known of a GPU, or of the MIG devices of a profile."""
+"""The numbers that are known about a GPU, or about the MIG devices of a profile."""
 
 _OF_RESOURCE: Final = {
     **dict.fromkeys(MEASURES, _NUMBER),
@@ -65,7 +65,7 @@ FORMS: Final[Mapping[str, str]] = {
     accelerators.MEMORY: _NUMBER,
     **{f"{feature_discovery.DOMAIN}/{key}": form for key, form in sorted(_OF_NVIDIA.items())},
 }
-"""The form of each label's value, by key; labels of MIG profiles come in addition."""
+"""The form of each label's value, by key; for the labels of MIG profiles see below."""
 
 
 def _alternatives(keys: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from muster_labeler.naming import accelerators, feature_discovery, sources
 from muster_labeler.naming.accelerators import Reason
 
 _NEVER: Final = frozenset({Reason.MIXED, Reason.MIG, Reason.VGPU})
-"""GPUs that must have no label."""
+"""Reasons why a node must have no label."""
 
 
 class LabelState(enum.StrEnum):
@@ -76,7 +76,7 @@ class LabelStatus:
 
     @property
     def foreign_owners(self) -> str:
-        """Return the label's other owners as text; empty if there are none, or no label."""
+        """Return the label's other owners as text; empty if it has none, or without a label."""
         if self.current is None or (self.is_ours and not self.other_owners):
             return ""
         return ", ".join(self.other_owners) or "an unknown manager"
@@ -275,8 +275,8 @@ def stale_labels(
 ) -> frozenset[str]:
     """Return which of muster's labels no longer apply.
 
-    SkyPilot's label stays if the policy does not write it, because a command of a person wrote it.
-    NVIDIA's labels stay while no agent reports the GPUs.
+    SkyPilot's label stays if the policy does not write it, because it was then written by a command
+    that a person ran. NVIDIA's labels stay while no agent reports the GPUs.
     """
     undecided = f"{feature_discovery.DOMAIN}/" if LabelSet.NVIDIA in sets and gpus is None else None
     return frozenset(

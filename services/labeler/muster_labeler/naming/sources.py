@@ -248,7 +248,7 @@ def _is_conclusive(claim: Claim) -> bool:
 
 
 def _contradict(name: Name, other: Name) -> bool:
-    """Return whether two claims exclude each other; unknown memory rarely makes them do so."""
+    """Return whether two claims contradict each other; an unknown memory size rarely does so."""
     if name.value is None or other.value is None or Reason.FALLBACK in {name.reason, other.reason}:
         # a cloud names the card, an agent knows that it is partitioned
         return False

@@ -1,6 +1,6 @@
 """Adapter: the bus and the Kubernetes API: publishes decisions and node conditions.
 
-Labelling does not wait for it and goes on while NATS is disconnected: events wait in bounded
+Labelling never waits for this, and continues while NATS is disconnected: events wait in bounded
 queues. Events that do not fit are dropped and counted; a node is evaluated again after its plugin's
 next inventory. The condition of a node shows health's verdicts on its plugins.
 """
@@ -28,7 +28,7 @@ Publish = Callable[[vocabulary.Event, str], Awaitable[None]]
 
 _QUEUE_MAX: Final = 20_000
 _DROPPED: Final = prometheus_client.Counter(
-    "muster_labeler_dropped_events_total", "Events that were dropped: too many waited.", ["to"]
+    "muster_labeler_dropped_events_total", "Events dropped because too many were waiting.", ["to"]
 )
 _COMPONENT: Final = "muster-labeler"
 _MESSAGE_MAX: Final = 1024
@@ -119,7 +119,7 @@ class ClusterRecords:
     async def write_inventory(
         self, kinds: dict[str, sources.Kinds], simulated: frozenset[str]
     ) -> bool:
-        """Write what plugins reported if it has changed; return whether it is up to date."""
+        """Write the plugins' reports if they have changed; return whether they are up to date."""
         text = projection.encode_inventory(kinds, simulated)
         checksum = zlib.crc32(text.encode())
         left_out = kinds.keys() - projection.decode_inventory(text)[0].keys()

@@ -202,7 +202,8 @@ class AllOrNothing:
         shown = ", ".join(itertools.islice(self._unnamed, _SHOWN_MAX))
         more = len(self._unnamed) - _SHOWN_MAX
         and_more = f" and {more} more" if more > 0 else ""
-        return f"held: all GPU nodes or none, and the policy cannot label {shown}{and_more}"
+        names = f"{shown}{and_more}"
+        return f"held: all GPU nodes are labelled or none, and the policy cannot label {names}"
 
     def covering_scheme(self) -> str | None:
         """Return the key of another scheme that names every GPU node, if there is one."""

@@ -47,17 +47,17 @@ class Fleet:
         self._reports: dict[str, dict[str, decisions.Report]] = {}
         self._nodes: dict[str, model.Node] = {}
         self._unread: dict[str, None] = {}
-        """Nodes that are new, and whose plugins may have reported before they were known."""
+        """New nodes; their plugins may have reported before the API showed the nodes."""
         self._decided: dict[str, decisions.Decision] = {}
         self._pending: dict[str, tuple[decisions.Action, str, str]] = {}
-        """Why each node waits (WAIT: to retry, HOLD: until all nodes can be labelled, REFUSE: for
+        """What each node waits for (WAIT: a retry, HOLD: until all nodes can be labelled, REFUSE:
         a permission), the cause of its decision, and the reason."""
         self._all_or_nothing = decisions.AllOrNothing()
         self.inventory_version = 0
-        """Rises whenever the result of `reported` may have changed."""
+        """Increases whenever the result of `reported` may have changed."""
 
     def refusal(self, node: str, plugin: str) -> limits.Refusal | None:
-        """Return why inventories of this plugin do not count; None if they do."""
+        """Return why this plugin's inventories are ignored; None if they count."""
         if not self.are_nodes_unknown and node not in self._nodes:
             return limits.Refusal.UNKNOWN_NODE
         plugins = self._events.get(node)
@@ -71,7 +71,7 @@ class Fleet:
     def observe_inventory(self, event: codec.CloudEvent) -> bool:
         """Store a plugin's inventory; return False if it is not newer than the stored inventory.
 
-        It takes the same time however many plugins and nodes there are.
+        This takes the same time however many plugins and nodes there are.
         """
         inventory = event.data
         assert isinstance(inventory, vocabulary.InventoryReported), f"{event.type}: no inventory"
@@ -136,7 +136,7 @@ class Fleet:
         return [name for name, node in present.items() if self.put(node)]
 
     def take_unread(self) -> list[str]:
-        """Return the new nodes of which no plugin has reported since the last call."""
+        """Return the nodes added since the last call for which no plugin's report was read yet."""
         unread = list(self._unread)
         self._unread.clear()
         return unread
@@ -284,7 +284,7 @@ def _ordering(event: codec.CloudEvent) -> codec.CloudEvent:
 
 
 def _predates(event: codec.CloudEvent, node: model.Node) -> bool:
-    """Return whether an inventory is of an earlier node with this name; clocks may differ."""
+    """Return whether an inventory comes from an earlier node of this name; clocks may differ."""
     return node.created is not None and event.time < node.created - _SKEW
 
 

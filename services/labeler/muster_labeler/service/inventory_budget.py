@@ -1,10 +1,11 @@
-"""Pure: decides which inventories are read, by their subject, before any of them is decoded.
+"""Pure: decides by its subject whether an inventory is read, before it is decoded.
 
-Of each node only so many plugins and so many messages count. What exceeds the rate is not kept
-here: the stream keeps the newest of each subject, from which the node is read again a little later.
-So is a node that the API shows only after its plugin reported.
+The number of plugins per node and the rate of each node's messages are limited. A message above
+the rate is skipped, not kept: the stream stores the newest message of each subject, and the node is
+read again from there a little later. So is a node that the API shows only after its plugin has
+reported.
 
-It also measures how late the reader is, by its own clock: the server's clock may differ.
+The module also measures how late the reader is, by its own clock: the server's clock may differ.
 """
 
 from typing import Final
@@ -13,11 +14,11 @@ from muster import pacing, vocabulary
 from muster_labeler.service import fleet, limits
 
 _BURST: Final = 256
-"""More than a plugin sends at a reconnect."""
+"""More messages than a plugin sends when it reconnects."""
 _PER_S: Final = 16.0
 _AGAIN_S: Final = 10.0
 _NODE, _PLUGIN = 2, 3
-"""Tokens of the subject of an inventory."""
+"""The positions of these tokens in an inventory's subject."""
 
 
 class InventoryBudget:
@@ -29,10 +30,10 @@ class InventoryBudget:
             per_s=_PER_S, burst=_BURST, keys_max=limits.NODES_MAX
         )
         self._again: dict[str, float] = {}
-        """When to read a node again; what comes of it before that time is not read."""
+        """When to read each node again; until then its new messages are skipped."""
 
     def refusal(self, subject: str, now: float) -> limits.Refusal | None:
-        """Return why a message is not read; None if it is."""
+        """Return why a message is skipped; None if it is to be read."""
         words = subject.split(".", _PLUGIN + 1)
         node = vocabulary.node_of(words[_NODE])
         refusal = self._fleet.refusal(node, words[_PLUGIN])
@@ -51,7 +52,7 @@ class InventoryBudget:
         return vocabulary.node_of(subject.split(".")[_NODE])
 
     def read_again(self, node: str, now: float) -> None:
-        """Read what the stream has of a node soon, because the API shows it only now."""
+        """Schedule a node to be read from the stream, because the API shows the node only now."""
         self._again.setdefault(node, now)
 
     def take_due(self, now: float) -> list[str]:
@@ -69,8 +70,8 @@ class InventoryBudget:
 class Backlog:
     """How long messages of a stream have been waiting for their reader.
 
-    When a message is read while `left` more are stored, these are counted down from then on: as
-    long as not all of them are read, the reader is at least that late.
+    When a message is read while `left` more are stored, those are counted down: until the last of
+    them is read, the reader is late by at least the time since then.
     """
 
     def __init__(self) -> None:
@@ -79,11 +80,11 @@ class Backlog:
 
     def note(self, left: int, now: float) -> None:
         """Record that a message was read while `left` more were stored behind it."""
-        # a message that was replaced meanwhile is never read
+        # a message that has been replaced in the meantime is never read
         self._left = min(self._left - 1, left)
         if self._left <= 0:
             self._left, self._since = left, now
 
     def age_s(self, now: float) -> float:
-        """Return how long the oldest unread message has been waiting at least; 0 if none waits."""
+        """Return for how long, at least, the oldest unread message has waited; 0 if none waits."""
         return now - self._since if self._left > 0 else 0.0

@@ -8,26 +8,26 @@ from muster_labeler.kubernetes import projection
 from muster_labeler.service import decisions
 
 NODES_MAX: Final = 20_000
-"""Only while the nodes of the cluster are unknown; later only these count."""
+"""Applies while the cluster's nodes are unknown; once they are known, only they count."""
 MESSAGES_MAX: Final = vocabulary.PLUGINS_MAX * vocabulary.PAGES_MAX
-"""The newest messages of one node's inventories."""
+"""How many messages the inventories of one node consist of at most."""
 GPUS_MAX: Final = 1_024
-"""GPUs of one plugin."""
+"""GPUs per plugin."""
 DEVICES_MAX: Final = 10_000
-"""Devices of one plugin."""
+"""Devices per plugin."""
 
 
 class Refusal(enum.StrEnum):
     """Why an inventory is not used."""
 
     UNKNOWN_NODE = "unknown_node"
-    """It is read again as soon as the API shows the node."""
+    """The node is read again as soon as the API shows it."""
     TOO_MANY_NODES = "too_many_nodes"
     TOO_MANY_PLUGINS = "too_many_plugins"
     TOO_OFTEN = "too_often"
-    """It is read again a little later."""
+    """The node is read again a little later."""
     TOO_LARGE = "too_large"
-    """More than a node can have; what was reported before that still counts."""
+    """More than a node can have; the plugin's previous inventory still counts."""
 
 
 def is_too_large(inventory: vocabulary.InventoryReported) -> bool:

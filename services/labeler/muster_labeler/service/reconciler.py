@@ -100,7 +100,7 @@ class Reconciler:
         return self._fleet.view()
 
     def problem(self) -> str | None:
-        """Return why this replica could not act on what is reported now; None if it can."""
+        """Return why this replica could not act on a new report now; None if it could."""
         is_off = self._settings.mode is config.Mode.OFF
         return None if is_off else self._reader.problem()
 

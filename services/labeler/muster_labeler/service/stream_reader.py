@@ -1,7 +1,7 @@
-"""Adapter: the bus: reads what plugins and health report, within limits, and says how late.
+"""Adapter: the bus: reads the reports of plugins and health within limits; knows how late it is.
 
-A message that counts for nothing costs only the look at its subject, so that a node that floods the
-stream delays the others as little as possible.
+Unwanted messages are rejected by their subject alone, so that a node that floods the stream delays
+the others as little as possible.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class StreamReader:
         self._clock = asyncio.get_running_loop().time
 
     def problem(self) -> str | None:
-        """Return why what is reported now would not be handled soon; None if it would."""
+        """Return why a new report would not be handled soon; None if it would."""
         if not self._is_restored:
             return "inventories are still being read"
         late_s = max((late.age_s(self._clock()) for late in self._backlogs), default=0.0)
