@@ -5,6 +5,7 @@ NVIDIA's device plugin and its feature discovery do, `not_programs` names the ot
 """
 
 import fnmatch
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
@@ -51,6 +52,11 @@ def plugin_of(pod: objects.Pod, more: Sequence[KnownPlugin] = ()) -> KnownPlugin
     """
     spec = pod.spec or objects.PodSpec()
     labels = {f"{key}={value}" for key, value in pod.labels.items()}
+    is_candidate = not labels.isdisjoint(_LABELS) or any(
+        _is_known_image(container.image) for container in spec.containers or ()
+    )
+    if not (more or is_candidate):
+        return None
     for plugin in (*more, *KNOWN_PLUGINS):
         has_label = not labels.isdisjoint(plugin.labels)
         for container in spec.containers or ():
@@ -69,6 +75,12 @@ def _has_image(plugin: KnownPlugin, image: str) -> bool:
         fnmatch.fnmatchcase("/".join(parts[-1 - pattern.count("/") :]), pattern)
         for pattern in plugin.images
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_known_image(image: str) -> bool:
+    """Return whether an image is one of the table's; most pods of a cluster share few images."""
+    return any(_has_image(plugin, image) for plugin in KNOWN_PLUGINS)
 
 
 def _is_other_program(plugin: KnownPlugin, container: objects.Container) -> bool:
@@ -289,3 +301,5 @@ KNOWN_PLUGINS: Final = (
     ),
 )
 """In this order; the first that matches counts."""
+
+_LABELS: Final = frozenset(label for plugin in KNOWN_PLUGINS for label in plugin.labels)

@@ -1,4 +1,4 @@
-"""Pure: scheduling: label selectors, node affinity, quantities, ResourceSlices and volume claims.
+"""Pure: scheduling: selectors, node affinity, taints, quantities, ResourceSlices, volume claims.
 
 Source: apimachinery pkg/labels/selector.go and component-helpers/scheduling/corev1 nodeaffinity
 (1.36); apimachinery pkg/api/resource, quantity.go and suffix.go: a quantity is written `8`, `500m`,
@@ -11,6 +11,16 @@ from fractions import Fraction
 from typing import Final
 
 from muster.kubernetes import objects
+
+REMOVAL_TAINTS: Final = frozenset(
+    {
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "node.kubernetes.io/out-of-service",
+    }
+)
+"""Taints of nodes that are about to be removed."""
 
 
 def matches(selector: objects.LabelSelector, labels: Mapping[str, str]) -> bool:
@@ -150,6 +160,12 @@ class VolumeClaim(objects.HasMetadata, frozen=True):
 
     spec: VolumeClaimSpec = VolumeClaimSpec()
     status: VolumeClaimStatus = VolumeClaimStatus()
+
+
+def is_extended(resource: str) -> bool:
+    """Return whether a name is one of an extended resource, such as device plugins serve."""
+    domain, slash, _ = resource.partition("/")
+    return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 
 
 def parse_quantity(text: str | int) -> Fraction | None:

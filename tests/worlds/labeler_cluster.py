@@ -27,8 +27,11 @@ _KINDS = {
     "Pod": "/api/v1/namespaces/{}/pods",
     "Event": "/api/v1/namespaces/{}/events",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
     "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
+    "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims",
+    "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
     "NodeOverlay": "/apis/karpenter.sh/v1alpha1/nodeoverlays",
 }
 

@@ -195,6 +195,19 @@ RESOURCES = (
         fields={"spec.nodeName": "", "spec.driver": ""},
     ),
     Resource(
+        group="resource.k8s.io",
+        plural="resourceclaims",
+        kind="ResourceClaim",
+        has_status=True,
+        first_status={},
+    ),
+    Resource(
+        group="resource.k8s.io",
+        plural="deviceclasses",
+        kind="DeviceClass",
+        namespaced=False,
+    ),
+    Resource(
         group="admissionregistration.k8s.io",
         plural="mutatingwebhookconfigurations",
         kind="MutatingWebhookConfiguration",

@@ -14,14 +14,6 @@ REVISION: Final = "controller-revision-hash"
 """Labels that the DaemonSet controller puts on its pods (daemon/util/daemonset_util.go, 1.36)."""
 
 _GENERATION_ANNOTATION: Final = "deprecated.daemonset.template.generation"
-_REMOVAL_TAINTS: Final = frozenset(
-    {
-        "ToBeDeletedByClusterAutoscaler",
-        "karpenter.sh/disrupted",
-        "karpenter.sh/disruption",
-        "node.kubernetes.io/out-of-service",
-    }
-)
 _OFFERS_MAX: Final = 64
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
@@ -46,7 +38,7 @@ def planned(node: objects.Node) -> tuple[signals.Planned, ...]:
     signs = []
     if node.spec is not None and node.spec.unschedulable:
         signs.append(signals.Planned.UNSCHEDULABLE)
-    is_to_be_removed = any(taint.key in _REMOVAL_TAINTS for taint in node.taints)
+    is_to_be_removed = any(taint.key in scheduling.REMOVAL_TAINTS for taint in node.taints)
     if is_to_be_removed or node.metadata.is_being_deleted:
         signs.append(signals.Planned.TO_BE_DELETED)
     return tuple(signs)
@@ -55,7 +47,9 @@ def planned(node: objects.Node) -> tuple[signals.Planned, ...]:
 def offers(node: objects.Node) -> dict[str, signals.Offer]:
     """Return the amount of each extended resource on a node; an unreadable amount counts as 0."""
     capacity, allocatable = node.capacity, node.allocatable
-    names = sorted(filter(_is_extended, capacity.keys() | allocatable.keys()))[:_OFFERS_MAX]
+    names = sorted(filter(scheduling.is_extended, capacity.keys() | allocatable.keys()))[
+        :_OFFERS_MAX
+    ]
     return {
         name: signals.Offer(
             capacity=scheduling.whole_quantity(capacity.get(name, 0)) or 0,
@@ -108,11 +102,6 @@ def age_s(then: datetime | None, server_now: datetime | None) -> float | None:
     if then is None or server_now is None or then.tzinfo is None:
         return None
     return max(0.0, (server_now - then.astimezone(UTC)).total_seconds())
-
-
-def _is_extended(resource: str) -> bool:
-    domain, slash, _ = resource.partition("/")
-    return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 
 
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:

@@ -4,13 +4,14 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from typing import Final, TypeVar
 
 import msgspec
 
-from muster.kubernetes import api, objects, scheduling
+from muster.kubernetes import api, objects, plugin_facts, plugin_objects, scheduling
 from muster_labeler import model
 from muster_labeler.check import findings
 from muster_labeler.kubernetes import cluster_api, projection
@@ -44,6 +45,7 @@ FUSE: Final = (
     cluster_api.Permission("list", "pods"),
     cluster_api.Permission("list", "events"),
 )
+PLUGINS: Final = FUSE
 AUTOSCALER: Final = (*FUSE, cluster_api.Permission("list", "deployments", "apps"))
 
 
@@ -57,6 +59,22 @@ class _OverlaySpec(msgspec.Struct, frozen=True):
 
 class _Overlay(msgspec.Struct, frozen=True):
     spec: _OverlaySpec = _OverlaySpec()
+
+
+@dataclass(frozen=True, slots=True)
+class FullNode:
+    """A node as the labeler needs it, and as it was read."""
+
+    node: model.Node
+    raw: objects.Node
+
+
+@dataclass(frozen=True, slots=True)
+class FullPod:
+    """A pod as the check of fuse needs it, and as that of plugins does; None if not at all."""
+
+    pod: model.Pod | None
+    raw: plugin_objects.Pod | None
 
 
 class ClusterReader:
@@ -88,10 +106,35 @@ class ClusterReader:
         """Return all nodes."""
         return await self._all(NODES, objects.Node, projection.node, permission=GPU[0])
 
-    async def pods(self) -> list[model.Pod] | None:
-        """Return the pods that use fuse, and the pods of device plugins."""
-        permission = cluster_api.Permission("list", "pods")
-        return await self._all("/api/v1/pods", objects.Pod, projection.pod, permission=permission)
+    async def full_nodes(self) -> list[FullNode] | None:
+        """Return all nodes, also as they were read."""
+        return await self._all(NODES, objects.Node, _node, permission=GPU[0])
+
+    async def pods(self) -> list[FullPod] | None:
+        """Return the pods that use fuse, and those that show how device plugins work."""
+        return await self._all(
+            "/api/v1/pods",
+            plugin_objects.Pod,
+            _pod,
+            permission=cluster_api.Permission("list", "pods"),
+        )
+
+    async def plugin_events(self) -> list[plugin_objects.Event]:
+        """Return the Kubernetes Events about claims that drivers could not prepare."""
+        return (
+            await self._all(
+                "/api/v1/events",
+                plugin_objects.Event,
+                lambda raw: raw,
+                permission=cluster_api.Permission("list", "events"),
+                query={"fieldSelector": "reason=FailedPrepareDynamicResources"},
+            )
+            or []
+        )
+
+    async def plugin_objects(self, path: str, shape: type[Raw]) -> list[Raw] | None:
+        """Return what may be absent or hidden, such as claims; None if it cannot be read."""
+        return await self._all(path, shape, lambda raw: raw, is_optional=True)
 
     async def own_pods(self, namespace: str) -> list[objects.Pod]:
         """Return muster's own pods."""
@@ -280,6 +323,21 @@ def gpus_by_node(slices: Sequence[model.ResourceSlice]) -> dict[str, sources.Kin
             kinds = [sources.Product(*product) for product in entry.products]
             counts.setdefault(entry.node, Counter()).update(kinds)
     return dict(counts)
+
+
+def _node(raw: objects.Node) -> FullNode:
+    # what is not decoded would keep the whole page of the list in memory
+    metadata = msgspec.structs.replace(raw.metadata, managed_fields=None)
+    return FullNode(projection.node(raw), msgspec.structs.replace(raw, metadata=metadata))
+
+
+def _pod(raw: plugin_objects.Pod) -> FullPod | None:
+    shown = None
+    if plugin_facts.is_relevant(raw):
+        metadata = msgspec.structs.replace(raw.metadata, managed_fields=None)
+        shown = msgspec.structs.replace(raw, metadata=metadata)
+    kept = FullPod(projection.pod(raw), shown)
+    return kept if kept.pod or kept.raw else None
 
 
 def _is_autoscaler(deployment: objects.Deployment) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from muster.kubernetes import objects, scheduling
+from muster.kubernetes import objects, plugin_facts, scheduling
 from muster_labeler import model
 from muster_labeler.naming import sources
 
@@ -70,6 +70,23 @@ class Id(enum.StrEnum):
     RUN001 = "RUN001"
     RUN002 = "RUN002"
     RUN003 = "RUN003"
+    PLUG001 = "PLUG001"
+    PLUG002 = "PLUG002"
+    PLUG003 = "PLUG003"
+    PLUG004 = "PLUG004"
+    PLUG005 = "PLUG005"
+    PLUG006 = "PLUG006"
+    PLUG007 = "PLUG007"
+    PLUG008 = "PLUG008"
+    DRA001 = "DRA001"
+    DRA002 = "DRA002"
+    DRA003 = "DRA003"
+    DRA004 = "DRA004"
+    DRA005 = "DRA005"
+    DRA006 = "DRA006"
+    DRA007 = "DRA007"
+    DRA008 = "DRA008"
+    DRA009 = "DRA009"
     ACCESS = "ACCESS"
     UNREAD = "UNREAD"
 
@@ -81,6 +98,8 @@ _SCOPES: Final = {
     **dict.fromkeys((Id.AS001, Id.AS005, Id.RUN001, Id.RUN003), Scope.POD),
     Id.RUN002: Scope.CLUSTER,
     Id.FUSE010: Scope.CLUSTER,
+    **dict.fromkeys((Id.PLUG005, Id.DRA005, Id.DRA008), Scope.POD),
+    Id.DRA007: Scope.CLUSTER,
 }
 """All other findings are about a node."""
 
@@ -261,4 +280,5 @@ class ClusterView:
     fuse: FuseSupport | None = None
     own_pods: Sequence[objects.Pod] = ()
     own_claims: Sequence[scheduling.VolumeClaim] = ()
+    plugins: plugin_facts.View | None = None
     unread: Sequence[Unread] = field(default_factory=tuple)

@@ -4,6 +4,7 @@ The report is printed as text, as JSON, or as JUnit XML for CI.
 """
 
 import asyncio
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from xml.sax import saxutils
 
 from muster.cli import output as printing
 from muster.kubernetes import api as kubernetes_api
+from muster.kubernetes import plugin_facts, plugin_objects
 from muster_labeler.check import (
     autoscaler_findings,
     cluster_reader,
@@ -20,6 +22,7 @@ from muster_labeler.check import (
     fuse_ways,
     gpu_findings,
     muster_findings,
+    plugin_findings,
 )
 from muster_labeler.check.findings import Finding, Id, Report, Severity
 from muster_labeler.cli import options
@@ -38,6 +41,7 @@ _NOUNS = {
     "nodes": ("node", "nodes"),
     "gpuNodes": ("GPU node", "GPU nodes"),
     "fusePods": ("FUSE pod", "FUSE pods"),
+    "plugins": ("pod of a known plugin", "pods of known plugins"),
 }
 """Singular and plural of each count in text; in JSON the keys are used unchanged."""
 _FAILING = frozenset({Severity.ERROR, Severity.WARN})
@@ -49,7 +53,7 @@ def run(
     topic: str, *, cluster: options.ClusterOptions, output: str, strict: bool, node: str | None
 ) -> int:
     """Check a cluster and print the report; return the exit code. Raises UsageError."""
-    topics = ["gpu", "fuse", "autoscaler", "muster"] if topic == "all" else [topic]
+    topics = ["gpu", "fuse", "autoscaler", "plugins", "muster"] if topic == "all" else [topic]
     aliases = options.aliases(cluster.aliases)
     try:
         result = asyncio.run(_report(topics, cluster, aliases, node))
@@ -103,33 +107,39 @@ async def _read(
     *,
     namespace: str,
 ) -> findings.ClusterView:
-    wants_pods = bool({"fuse", "autoscaler"} & {*topics})
+    wants_pods = bool({"fuse", "autoscaler", "plugins"} & {*topics})
+    wants_plugins = "plugins" in topics
     is_choice = topics == _CHOICE
     # concurrently: the API of a large cluster takes longer to send a list than we to decode it
     async with asyncio.TaskGroup() as group:
         start = group.create_task
-        nodes, slices = start(reader.nodes()), start(reader.slices())
+        nodes, slices = start(reader.full_nodes()), start(reader.slices())
         reports = start(reader.reports(namespace))
         pods = start(reader.pods()) if wants_pods else None
-        events = start(reader.events()) if wants_pods else None
+        wants_events = bool({"fuse", "autoscaler"} & {*topics})
+        events = start(reader.events()) if wants_events else None
         wants_autoscalers = is_choice or "autoscaler" in topics
         scalers = start(reader.autoscalers(is_optional=is_choice)) if wants_autoscalers else None
         fuse = start(reader.fuse_support()) if is_choice else None
+        plugins = start(_read_plugins(reader)) if wants_plugins else None
         own_pods = start(reader.own_pods(namespace)) if "muster" in topics else None
         own_claims = start(reader.own_claims(namespace)) if "muster" in topics else None
-    is_annotated = pods is not None and any(pod.is_annotated for pod in pods.result() or ())
+    read_nodes, read_pods = nodes.result(), pods.result() if pods else None
+    fuse_pods = None if read_pods is None else [each.pod for each in read_pods if each.pod]
+    is_annotated = any(pod.is_annotated for pod in fuse_pods or ())
     namespaces = None
     if is_annotated or is_choice:
         namespaces = await reader.namespaces(is_optional=not is_annotated)
     agents, simulated = reports.result()
     autoscaler, karpenter = scalers.result() if scalers else (None, None)
+    now = api.now() or datetime.now(UTC)
     return findings.ClusterView(
-        now=api.now() or datetime.now(UTC),
-        nodes=nodes.result(),
+        now=now,
+        nodes=None if read_nodes is None else [each.node for each in read_nodes],
         evidence=sources.Evidence(agents, cluster_reader.gpus_by_node(slices.result()), aliases),
         simulated=simulated,
         slices=slices.result(),
-        pods=pods.result() if pods else None,
+        pods=fuse_pods,
         events=events.result() if events else None,
         namespaces=namespaces,
         autoscaler=autoscaler,
@@ -137,7 +147,36 @@ async def _read(
         fuse=fuse.result() if fuse else None,
         own_pods=own_pods.result() if own_pods else (),
         own_claims=own_claims.result() if own_claims else (),
+        plugins=dataclasses.replace(
+            plugins.result(),
+            now=now,
+            nodes=[each.raw for each in read_nodes or ()],
+            pods=None if read_pods is None else [each.raw for each in read_pods if each.raw],
+        )
+        if plugins
+        else None,
         unread=tuple(sorted(reader.unread, key=lambda entry: entry.what)),
+    )
+
+
+async def _read_plugins(reader: cluster_reader.ClusterReader) -> plugin_facts.View:
+    """Return what shows how plugins and drivers work, besides nodes and pods."""
+    dra = "/apis/resource.k8s.io/v1"
+    read = reader.plugin_objects
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task
+        events = start(reader.plugin_events())
+        sets = start(read("/apis/apps/v1/daemonsets", plugin_objects.DaemonSet))
+        slices = start(read(f"{dra}/resourceslices", plugin_objects.ResourceSlice))
+        claims = start(read(f"{dra}/resourceclaims", plugin_objects.ResourceClaim))
+        classes = start(read(f"{dra}/deviceclasses", plugin_objects.DeviceClass))
+    return plugin_facts.View(
+        now=datetime.now(UTC),
+        daemon_sets=sets.result(),
+        slices=slices.result(),
+        claims=claims.result() or (),
+        classes=classes.result() or (),
+        events=events.result(),
     )
 
 
@@ -168,10 +207,14 @@ def _evaluate(
             results.extend(fuse_ways.evaluate(view))
     if "autoscaler" in topics:
         results.extend(autoscaler_findings.evaluate(view, commands, only=only))
+    if view.plugins is not None:
+        results.extend(plugin_findings.evaluate(view.plugins, commands, only=only))
     if "muster" in topics and only is None:
         results.extend(muster_findings.evaluate(view, commands))
     checked = {"nodes": len(view.nodes or ()), "gpuNodes": len(fleet)}
-    if view.pods is not None:
+    if view.plugins is not None:
+        checked["plugins"] = len(plugin_facts.gather(view.plugins).plugins)
+    if view.pods is not None and {"fuse", "autoscaler"} & {*topics}:
         checked["fusePods"] = sum(not (pod.is_agent or pod.is_nri) for pod in view.pods)
     results = sorted(
         _deduplicated(results), key=lambda each: (_ORDER(each.severity), each.id, each.object)
@@ -183,7 +226,7 @@ def _evaluate(
         topics=tuple(topics),
         checked=checked,
         summary={str(severity): counts[severity] for severity in Severity},
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
         findings=tuple(results),
     )
 

@@ -43,7 +43,7 @@ class _Answer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 @check.default
 def _check(
-    topic: Literal["gpu", "fuse", "autoscaler", "muster", "all"] = "all",
+    topic: Literal["gpu", "fuse", "autoscaler", "plugins", "muster", "all"] = "all",
     /,
     *,
     output: Literal["text", "json", "junit"] = "text",
@@ -52,7 +52,7 @@ def _check(
     node: str | None = None,
     cluster: options.Cluster = options.CLUSTER,
 ) -> int:
-    """Say what is wrong with a cluster's GPUs, fuse and autoscalers, and with muster itself.
+    """Say what is wrong with a cluster's GPUs, fuse, autoscalers, device plugins, and muster.
 
     It changes nothing.
 

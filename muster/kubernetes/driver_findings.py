@@ -1,0 +1,364 @@
+"""Pure: finds DRA drivers that do not do their work, from slices, claims, pods and events.
+
+The D numbers are those of docs/check.md, which also names what no one sees from the API. Sources:
+kubelet cm/dra, scheduler structured/internal pools, dynamic-resource-allocation (1.36).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from muster.kubernetes import plugin_facts
+from muster.kubernetes.plugin_facts import (
+    Facts,
+    Kind,
+    Level,
+    NodeFacts,
+    PluginFinding,
+    Standing,
+)
+from muster.kubernetes.plugin_objects import Pod, ResourceSlice
+
+_SETTLES_S: Final = 60.0
+"""How long a driver may take to publish, and a pool to become complete."""
+_RECENT_S: Final = 600.0
+_TERMINATES_S: Final = 120.0
+_FAILED: Final = "FailedPrepareDynamicResources"
+_UNREGISTERED: Final = re.compile(r"DRA driver (\S+) is not registered")
+_CEL_DRIVER: Final = re.compile(r"""device\.driver\s*==\s*["']([^"']{1,63})["']""")
+_CDI: Final = "unresolvable CDI devices"
+_DEAF_KUBELET: Final = "v1.34.0"
+
+Place = tuple[str, str]
+"""A node and a driver."""
+
+
+def evaluate(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield what is wrong with the DRA drivers of all nodes."""
+    yield from _prepares(facts)
+    yield from _driverless_claims(facts)
+    yield from _pools(facts)
+    yield from _terminating(facts)
+    yield from _same_devices(facts)
+    yield from _missing_files(facts)
+    for node in facts.nodes.values():
+        if node.is_settled:
+            yield from _no_slice(facts, node)
+            yield from _offered_twice(facts, node)
+            yield from _deaf_kubelet(node)
+
+
+def _prepares(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield which drivers failed to prepare claims of pods that still wait (D2, D7, D8, D17)."""
+    waiting = {pod.full_name: pod for pod in facts.pods if pod.phase == "Pending"}
+    failed: dict[Place, dict[str, str]] = {}
+    for event in facts.view.events:
+        about = event.involved_object
+        age_s = facts.age_s(event.last_at)
+        if event.reason != _FAILED or about is None or age_s is None or age_s > _RECENT_S:
+            continue
+        pod = waiting.get(f"{about.namespace}/{about.name}")
+        if pod is None or not _can_be_judged(facts, pod.node_name):
+            continue
+        match = _UNREGISTERED.search(event.message)
+        driver = match[1] if match else plugin_facts.listed(_drivers(facts, pod))
+        failed.setdefault((pod.node_name, driver), {})[pod.full_name] = event.message
+    for (node, driver), pods in failed.items():
+        message = next(iter(pods.values()))
+        yield PluginFinding(
+            kind=Kind.PREPARE,
+            level=Level.ERROR,
+            name=driver,
+            node=node,
+            pod=_driver_pod(facts, node, driver) or next(iter(pods)),
+            text=f"{driver or 'a driver'} cannot prepare the claims of {len(pods)} pods: "
+            f"{_cause(message)}",
+            evidence=(message, plugin_facts.listed(pods)),
+        )
+
+
+def _cause(message: str) -> str:
+    """Return what the text of a failed prepare says about the driver."""
+    lowered = message.lower()
+    if _UNREGISTERED.search(message):
+        return "it is not registered with the kubelet"
+    if "deadlineexceeded" in lowered or "deadline exceeded" in lowered:
+        return "it does not answer within 45 s"
+    if "unavailable" in lowered or "connection refused" in lowered:
+        return "nothing serves its socket"
+    return "it refuses them"
+
+
+def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield where pods use claims of a driver that has no live pod there (D2).
+
+    A driver whose pods are not known cannot be judged, and neither can one that is updated now.
+    """
+    used: dict[Place, set[str]] = {}
+    by_uid = {pod.metadata.uid: pod for pod in facts.pods if plugin_facts.is_active(pod)}
+    for claim in facts.view.claims:
+        for pod in filter(None, map(by_uid.get, claim.pods)):
+            for driver in claim.drivers:
+                used.setdefault((pod.node_name, driver), set()).add(pod.full_name)
+    for (name, driver), pods in sorted(used.items()):
+        known = [each for each in facts.plugins if each.plugin.serves(driver)]
+        here = [each for each in known if each.pod.node_name == name]
+        is_young = any((each.unready_s or 0.0) < _SETTLES_S for each in here)
+        is_updated = any(each.is_rolling for each in known) and not here
+        is_blind = facts.view.daemon_sets is None and not here
+        if not known or is_young or is_updated or is_blind or not _can_be_judged(facts, name):
+            continue
+        yield PluginFinding(
+            kind=Kind.NO_DRIVER,
+            level=Level.ERROR,
+            name=driver,
+            node=name,
+            pod=here[0].pod.full_name if here else "",
+            text=f"{len(pods)} pods use claims of {driver}, and no pod of it is Ready here: they "
+            "cannot start again, and cannot end",
+            evidence=(plugin_facts.listed(pods),),
+        )
+
+
+def _no_slice(facts: Facts, node: NodeFacts) -> Iterable[PluginFinding]:
+    """Yield that a driver runs, and has published nothing for its node (D3)."""
+    slices = facts.view.slices
+    if slices is None:
+        return
+    for each in node.plugins:
+        served = [entry for entry in slices if each.plugin.serves(entry.spec.driver)]
+        has_any = any(entry.spec.node_name in {node.name, ""} for entry in served)
+        if not each.plugin.drivers or has_any or not each.is_serving(_SETTLES_S):
+            continue
+        claims = [c for c in facts.view.claims if any(map(each.plugin.serves, c.drivers))]
+        users = {uid for claim in claims for uid in claim.pods}
+        pods = [p.full_name for p in facts.pods if p.metadata.uid in users]
+        here = [p for p in facts.pods if p.full_name in pods and p.node_name == node.name]
+        peers = facts.peers(node, each.plugin)
+        publishing = {entry.spec.node_name for entry in served}
+        agree = [peer for peer in peers if peer.name in publishing]
+        expected = bool(here) or (bool(peers) and agree == peers)
+        yield PluginFinding(
+            kind=Kind.NO_SLICE,
+            level=Level.ERROR if expected else Level.WARN,
+            name=plugin_facts.listed(each.plugin.drivers),
+            node=node.name,
+            pod=each.pod.full_name,
+            text=f"{each.plugin.name} runs and is Ready, and offers nothing here: no "
+            "ResourceSlice" + ("" if expected else ", or it has no device here"),
+            evidence=(
+                f"{each.pod.full_name}: Ready for {int((each.ready_s or 0) // 60)} minutes",
+                *([f"{len(agree)} of {len(peers)} other {node.type} nodes have"] if peers else []),
+                *([f"pods here use its claims: {plugin_facts.listed(pods)}"] if here else []),
+            ),
+        )
+
+
+def _pools(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield which pools the scheduler skips, because they are incomplete or invalid (D5)."""
+    for (driver, pool), newest in _newest(facts).items():
+        ages = [facts.age_s(entry.metadata.changed_at) for entry in newest]
+        nodes = {entry.spec.node_name for entry in newest}
+        wanted = newest[0].spec.pool.resource_slice_count
+        is_young = any(age_s is None or age_s < _SETTLES_S for age_s in ages)
+        if not wanted or is_young or len(nodes) > 1 or not _can_be_judged(facts, *nodes):
+            continue
+        names = Counter(device.name for entry in newest for device in entry.spec.devices or ())
+        doubled = sorted(name for name, count in names.items() if count > 1)
+        if len(newest) != wanted:
+            problem = f"{len(newest)} of {wanted} slices of its newest generation exist"
+        elif doubled:
+            problem = f"device {doubled[0]} is in it twice"
+        else:
+            continue
+        node = next(iter(nodes))
+        yield PluginFinding(
+            kind=Kind.POOL,
+            level=Level.ERROR,
+            name=driver,
+            node=node,
+            pod=_driver_pod(facts, node, driver),
+            text=f"the scheduler skips all devices of pool {pool} of {driver}: {problem}",
+            evidence=(
+                f"generation {newest[0].spec.pool.generation}: "
+                + plugin_facts.listed(entry.metadata.name for entry in newest),
+            ),
+        )
+
+
+def _terminating(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield which pods with claims have no running container, and do not end (D10)."""
+    for pod in facts.pods:
+        late_s = facts.age_s(pod.metadata.deleted_at)
+        node = facts.nodes.get(pod.node_name)
+        if late_s is None or late_s <= _TERMINATES_S or pod.metadata.finalizers or node is None:
+            continue
+        is_running = any(each.state and each.state.running for each in pod.containers)
+        is_certain = node.standing in {Standing.SETTLED, Standing.LEAVING}
+        if is_running or not pod.has_claims or not is_certain:
+            continue
+        drivers = _drivers(facts, pod)
+        served = all(node.serving(driver, _SETTLES_S) for driver in drivers)
+        names = plugin_facts.listed(drivers) or "its driver"
+        yield PluginFinding(
+            kind=Kind.TERMINATING,
+            level=Level.WARN if served else Level.ERROR,
+            name=names,
+            node=pod.node_name,
+            pod=pod.full_name,
+            text=f"is Terminating for {int(late_s // 60)} minutes without a running container: "
+            f"the kubelet may wait until {names} has released its claims",
+            evidence=() if served else (f"no Ready pod of {names} is known on {node.name}",),
+        )
+
+
+def _offered_twice(facts: Facts, node: NodeFacts) -> Iterable[PluginFinding]:
+    """Yield which devices a node offers by device plugin and by DRA at once (D12)."""
+    slices = [
+        entry
+        for entry in facts.view.slices or ()
+        if entry.spec.node_name == node.name and entry.spec.devices
+    ]
+    drivers = {entry.spec.driver for entry in slices}
+    held = _held(facts, node)
+    uuids = {uuid for entry in slices for uuid in _uuids(entry)}
+    for resource, offer in node.offers.items():
+        if not offer.allocatable:
+            continue
+        named = drivers & _class_drivers(facts, resource)
+        same = sorted(held.get(resource, set()) & uuids)
+        alike = drivers & {f"gpu.{resource.partition('/')[0]}", resource.partition("/")[0]}
+        if not (named or same or alike):
+            continue
+        driver = min(named or alike or drivers)
+        yield PluginFinding(
+            kind=Kind.OFFERED_TWICE,
+            level=Level.ERROR if named or same else Level.WARN,
+            name=resource,
+            node=node.name,
+            text=f"offers {resource} by a device plugin and the devices of {driver} by DRA: the "
+            "scheduler does not connect the two, and may give one device to two pods",
+            evidence=(
+                f"{resource}: {offer.allocatable} allocatable",
+                *(f"{uuid} is in both" for uuid in same[:5]),
+                *([f"a DeviceClass of {driver} stands for {resource}"] if named else []),
+            ),
+        )
+
+
+def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield which devices have the same identity on several nodes (D13)."""
+    for (driver, pool), newest in _newest(facts).items():
+        nodes: dict[str, set[str]] = {}
+        for entry in newest:
+            for device in entry.spec.devices or () if entry.spec.node_name else ():
+                nodes.setdefault(device.name, set()).add(entry.spec.node_name)
+        shared = {name: where for name, where in nodes.items() if len(where) > 1}
+        if shared:
+            name, where = min(shared.items())
+            yield PluginFinding(
+                kind=Kind.SAME_DEVICE,
+                level=Level.ERROR,
+                name=driver,
+                text=f"pool {pool} of {driver} is on {len(where)} nodes: device {name} counts as "
+                "one device, so a second pod never gets it",
+                evidence=(plugin_facts.listed(where), f"{len(shared)} devices in all"),
+            )
+
+
+def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield which pods' containers need CDI files that are gone, as after a reboot (D1)."""
+    for pod in facts.pods:
+        states = [each.state for each in pod.containers if each.state]
+        texts = [state.waiting.message for state in states if state.waiting]
+        broken = [text for text in texts if _CDI in text]
+        if broken and plugin_facts.is_active(pod):
+            yield PluginFinding(
+                kind=Kind.CDI,
+                level=Level.ERROR,
+                name=plugin_facts.listed(_drivers(facts, pod)),
+                node=pod.node_name,
+                pod=pod.full_name,
+                text="cannot start: the CDI files of its devices are missing on the node, as "
+                "after a reboot; its driver or plugin must write them again",
+                evidence=(broken[0],),
+            )
+
+
+def _deaf_kubelet(node: NodeFacts) -> Iterable[PluginFinding]:
+    """Yield that a kubelet forgets drivers that are not called for 30 minutes (D11)."""
+    info = node.node.status.node_info if node.node.status else None
+    drivers = [each for each in node.plugins if each.plugin.drivers]
+    if drivers and info is not None and info.kubelet_version.partition("+")[0] == _DEAF_KUBELET:
+        yield PluginFinding(
+            kind=Kind.KUBELET,
+            level=Level.WARN,
+            name=plugin_facts.listed(each.plugin.name for each in drivers),
+            node=node.name,
+            text="kubelet 1.34.0 cannot reach a DRA driver again that it has not called for 30 "
+            "minutes: update it (kubernetes/kubernetes#133920)",
+            evidence=(info.kubelet_version,),
+        )
+
+
+def _newest(facts: Facts) -> dict[Place, list[ResourceSlice]]:
+    """Return the slices of the newest generation of each pool, by driver and pool."""
+    pools: dict[Place, list[ResourceSlice]] = {}
+    for entry in facts.view.slices or ():
+        if entry.spec.pool.name:
+            pools.setdefault((entry.spec.driver, entry.spec.pool.name), []).append(entry)
+    newest = {}
+    for place, slices in sorted(pools.items()):
+        generation = max(entry.spec.pool.generation for entry in slices)
+        newest[place] = [e for e in slices if e.spec.pool.generation == generation]
+    return newest
+
+
+def _drivers(facts: Facts, pod: Pod) -> frozenset[str]:
+    """Return the drivers of a pod's allocated claims."""
+    uid = pod.metadata.uid
+    claims = (claim for claim in facts.view.claims if uid in claim.pods)
+    return frozenset(driver for claim in claims for driver in claim.drivers)
+
+
+def _driver_pod(facts: Facts, node: str, driver: str) -> str:
+    """Return the driver's pod on a node; empty if it is not known."""
+    here = facts.nodes[node].plugins if node in facts.nodes else ()
+    return next((each.pod.full_name for each in here if each.plugin.serves(driver)), "")
+
+
+def _can_be_judged(facts: Facts, *nodes: str) -> bool:
+    """Return whether no named node is new, not Ready or about to go."""
+    return all(name in facts.nodes and facts.nodes[name].is_settled for name in nodes if name)
+
+
+def _class_drivers(facts: Facts, resource: str) -> frozenset[str]:
+    """Return the drivers of the classes that stand for an extended resource."""
+    return frozenset(
+        driver
+        for entry in facts.view.classes
+        if entry.spec.extended_resource_name == resource
+        for selector in entry.spec.selectors or ()
+        for driver in _CEL_DRIVER.findall(selector.cel.expression)
+    )
+
+
+def _held(facts: Facts, node: NodeFacts) -> dict[str, set[str]]:
+    """Return the ids of devices that a node's pods got from device plugins, by resource."""
+    held: dict[str, set[str]] = {}
+    for pod in facts.pods:
+        if pod.node_name == node.name and plugin_facts.is_active(pod):
+            for container in pod.containers:
+                for entry in container.allocated_resources_status or ():
+                    ids = {device.resource_id for device in entry.resources or ()}
+                    held.setdefault(entry.name, set()).update(ids)
+    return held
+
+
+def _uuids(entry: ResourceSlice) -> Iterable[str]:
+    """Yield the UUIDs of a slice's devices, as drivers of GPUs publish them."""
+    for device in entry.spec.devices or ():
+        attribute = (device.attributes or {}).get("uuid")
+        if attribute is not None and attribute.string:
+            yield attribute.string

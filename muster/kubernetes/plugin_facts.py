@@ -1,0 +1,275 @@
+"""Pure: what the Kubernetes API shows about known plugins, ordered by node, and what is settled.
+
+Findings are made only about settled nodes: ready, not new and not about to go. `PluginFinding` is
+what both a check from outside and the health service report.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from muster.kubernetes import known_plugins, objects, plugin_objects, scheduling
+from muster.kubernetes.plugin_objects import Pod
+
+NEW_NODE_S: Final = 300.0
+"""How long a node may take until its plugins serve, since it became Ready."""
+SERVES_S: Final = 120.0
+"""How long a plugin's pod must be Ready until its devices count as missing: it starts and
+registers, and kubelets report each 10 s."""
+NOT_READY_S: Final = 300.0
+"""How long a plugin's pod may be not Ready, as after an update that pulls an image."""
+OTHER_TYPES: Final = frozenset({"", "k3s", "rke2"})
+"""Instance types that say nothing about the machine: distributions give them to all nodes."""
+_TYPE: Final = "node.kubernetes.io/instance-type"
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+class Kind(enum.StrEnum):
+    """What is wrong with a plugin or driver; D numbers are those of docs/check.md."""
+
+    LOST = "lost"
+    """The kubelet knows devices of it, and none is usable."""
+    NONE = "none"
+    """The kubelet knows the resource, and no device of it."""
+    NEVER = "never"
+    """It offers nothing on this node, and does on others like it."""
+    FEWER = "fewer"
+    POD = "pod"
+    ADMISSION = "admission"
+    UNHEALTHY = "unhealthy"
+    NODE = "node"
+    PREPARE = "prepare"
+    NO_DRIVER = "no_driver"
+    NO_SLICE = "no_slice"
+    POOL = "pool"
+    TERMINATING = "terminating"
+    OFFERED_TWICE = "offered_twice"
+    SAME_DEVICE = "same_device"
+    CDI = "cdi"
+    KUBELET = "kubelet"
+
+
+class Level(enum.StrEnum):
+    """How bad a finding is: an error makes pods fail."""
+
+    ERROR = "error"
+    WARN = "warn"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginFinding:
+    """What is wrong: `name` is a resource, a driver or a plugin, `pod` the one to look at."""
+
+    kind: Kind
+    level: Level
+    name: str
+    text: str
+    node: str = ""
+    pod: str = ""
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What was read of a cluster; None for what could not be read. `now` is the API server's."""
+
+    now: datetime
+    nodes: Sequence[objects.Node] = ()
+    pods: Sequence[Pod] | None = ()
+    daemon_sets: Sequence[plugin_objects.DaemonSet] | None = None
+    slices: Sequence[plugin_objects.ResourceSlice] | None = None
+    claims: Sequence[plugin_objects.ResourceClaim] = ()
+    classes: Sequence[plugin_objects.DeviceClass] = ()
+    events: Sequence[plugin_objects.Event] = ()
+    more: Sequence[known_plugins.KnownPlugin] = ()
+    """Plugins of the configuration."""
+
+
+class Standing(enum.StrEnum):
+    """Whether a node's plugins can be judged."""
+
+    SETTLED = "settled"
+    NOT_READY = "not_ready"
+    NEW = "new"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The devices of a resource that the kubelet knows, and those that pods can have."""
+
+    capacity: int
+    allocatable: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginPod:
+    """A pod of a known plugin; `ready_s` and `unready_s` say for how long it is or is not Ready."""
+
+    pod: Pod
+    plugin: known_plugins.KnownPlugin
+    ready_s: float | None
+    unready_s: float | None
+    is_rolling: bool
+
+    def is_serving(self, least_s: float = SERVES_S) -> bool:
+        """Return whether it has been Ready for so long that it must do its work."""
+        return self.ready_s is not None and self.ready_s >= least_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """A node, its extended resources, and the known plugins on it."""
+
+    node: objects.Node
+    standing: Standing
+    offers: dict[str, Offer]
+    plugins: tuple[PluginPod, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the node's name."""
+        return self.node.metadata.name
+
+    @property
+    def type(self) -> str:
+        """Return the instance type; empty if it says nothing about the machine."""
+        kind = self.node.labels.get(_TYPE, "")
+        return "" if kind in OTHER_TYPES else kind
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether its plugins can be judged."""
+        return self.standing is Standing.SETTLED
+
+    def serving(self, name: str, least_s: float = SERVES_S) -> PluginPod | None:
+        """Return the pod that must serve a resource, or be a driver, on this node."""
+        pods = (each for each in self.plugins if each.is_serving(least_s))
+        return next((each for each in pods if each.plugin.serves(name)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A cluster as its plugins are judged."""
+
+    view: View
+    nodes: dict[str, NodeFacts]
+    plugins: tuple[PluginPod, ...]
+
+    @property
+    def pods(self) -> Sequence[Pod]:
+        """Return the pods; none if they could not be read."""
+        return self.view.pods or ()
+
+    def age_s(self, then: datetime | None) -> float | None:
+        """Return the seconds since a time of the API server; None if it is unknown."""
+        return None if then is None else max(0.0, (self.view.now - then).total_seconds())
+
+    def peers(self, node: NodeFacts, plugin: known_plugins.KnownPlugin) -> list[NodeFacts]:
+        """Return the other settled nodes of this type on which the plugin must serve."""
+        return [
+            other
+            for other in self.nodes.values()
+            if node.type and other.type == node.type and other is not node and other.is_settled
+            if any(each.plugin.name == plugin.name and each.is_serving() for each in other.plugins)
+        ]
+
+
+def gather(view: View) -> Facts:
+    """Return the facts of a cluster."""
+    plugins = tuple(_plugin_pods(view))
+    by_node: dict[str, list[PluginPod]] = {}
+    for each in plugins:
+        by_node.setdefault(each.pod.node_name, []).append(each)
+    nodes = {
+        node.metadata.name: NodeFacts(
+            node=node,
+            standing=_standing(node, view.now),
+            offers=_offers(node),
+            plugins=tuple(by_node.get(node.metadata.name, ())),
+        )
+        for node in view.nodes
+    }
+    return Facts(view=view, nodes=nodes, plugins=plugins)
+
+
+def is_relevant(pod: Pod, more: Sequence[known_plugins.KnownPlugin] = ()) -> bool:
+    """Return whether a pod is a known plugin's, has devices or claims, or was refused them."""
+    return (
+        pod.has_claims
+        or bool(pod.requested())
+        or bool(pod.rejection)
+        or known_plugins.plugin_of(pod, more) is not None
+    )
+
+
+def is_active(pod: Pod) -> bool:
+    """Return whether a pod runs or may still run."""
+    return pod.phase not in _ENDED and not pod.metadata.is_being_deleted
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Return the first names in words, and how many more there are."""
+    ordered = sorted(set(names))
+    rest = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    return ", ".join(ordered[:most]) + rest
+
+
+def _plugin_pods(view: View) -> Iterable[PluginPod]:
+    for pod in view.pods or ():
+        if pod.metadata.is_being_deleted or pod.phase in _ENDED:
+            continue
+        plugin = known_plugins.plugin_of(pod, view.more)
+        if plugin is None:
+            continue
+        ready = objects.condition(pod.conditions, "Ready")
+        since = objects.parse_time(ready.last_transition_time) if ready else None
+        age_s = (view.now - (since or pod.metadata.created_at or view.now)).total_seconds()
+        is_ready = ready is not None and ready.status == "True"
+        yield PluginPod(
+            pod=pod,
+            plugin=plugin,
+            ready_s=age_s if is_ready else None,
+            unready_s=None if is_ready else age_s,
+            is_rolling=_is_rolling(pod, view.daemon_sets or ()),
+        )
+
+
+def _is_rolling(pod: Pod, daemon_sets: Iterable[plugin_objects.DaemonSet]) -> bool:
+    return any(
+        each.is_rolling
+        for each in daemon_sets
+        if each.metadata.namespace == pod.metadata.namespace
+        and each.spec is not None
+        and each.spec.selector is not None
+        and scheduling.matches(each.spec.selector, pod.labels)
+    )
+
+
+def _standing(node: objects.Node, now: datetime) -> Standing:
+    ready = objects.condition(node.conditions, "Ready")
+    if ready is None or ready.status != "True":
+        return Standing.NOT_READY
+    is_cordoned = node.spec is not None and node.spec.unschedulable
+    is_removed = any(taint.key in scheduling.REMOVAL_TAINTS for taint in node.taints)
+    if is_cordoned or is_removed or node.metadata.is_being_deleted:
+        return Standing.LEAVING
+    since = objects.parse_time(ready.last_transition_time) or node.metadata.created_at
+    if since is not None and (now - since).total_seconds() < NEW_NODE_S:
+        return Standing.NEW
+    return Standing.SETTLED
+
+
+def _offers(node: objects.Node) -> dict[str, Offer]:
+    capacity, allocatable = node.capacity, node.allocatable
+    return {
+        name: Offer(
+            capacity=scheduling.quantity_count(capacity.get(name, 0)),
+            allocatable=scheduling.quantity_count(allocatable.get(name, 0)),
+        )
+        for name in sorted({*capacity, *allocatable})
+        if scheduling.is_extended(name)
+    }

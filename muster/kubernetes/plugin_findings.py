@@ -1,0 +1,340 @@
+"""Pure: finds device plugins that run and do not do their work, from what the API shows.
+
+What the numbers mean (kubelet devicemanager, 1.36): a plugin whose stream ended keeps the node's
+capacity and takes allocatable to 0; 5 minutes later, or at once after a restart of the kubelet,
+both are 0 and the key stays. A plugin that reports all its devices Unhealthy looks like the first.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from muster.kubernetes import objects, plugin_facts, plugin_objects
+from muster.kubernetes.plugin_facts import (
+    Facts,
+    Kind,
+    Level,
+    NodeFacts,
+    Offer,
+    PluginFinding,
+    PluginPod,
+    Standing,
+)
+from muster.kubernetes.plugin_objects import Pod
+
+_PEERS_MIN: Final = 2
+"""How many nodes must agree before a node that offers fewer is named."""
+_RECENT_S: Final = 600.0
+_REJECTED_S: Final = 3600.0
+"""A pod that was refused longer ago says nothing about today."""
+_RESTARTS_MIN: Final = 5
+_GPU_LABELS: Final = (
+    "nvidia.com/gpu.present",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-count",
+)
+"""Labels of nodes with NVIDIA's GPUs: GPU feature discovery's, GKE's and Karpenter's."""
+
+
+def evaluate(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield what is wrong with the device plugins of all nodes."""
+    for node in facts.nodes.values():
+        if node.standing is Standing.NOT_READY and node.plugins:
+            names = plugin_facts.listed(each.plugin.name for each in node.plugins)
+            yield PluginFinding(
+                kind=Kind.NODE,
+                level=Level.INFO,
+                name=names,
+                node=node.name,
+                text=f"the node is not Ready: what {names} does there is unknown",
+            )
+        if node.is_settled:
+            for resource, offer in node.offers.items():
+                yield from _resource(facts, node, resource, offer)
+            for plugin in node.plugins:
+                yield from _never(facts, node, plugin)
+    for plugin in facts.plugins:
+        yield from _pod(facts, plugin)
+    yield from _rejections(facts)
+    yield from _unhealthy_devices(facts)
+
+
+def _resource(
+    facts: Facts, node: NodeFacts, resource: str, offer: Offer
+) -> Iterable[PluginFinding]:
+    """Yield what is wrong with one resource of a settled node."""
+    plugin = node.serving(resource)
+    counts = f"{resource}: {offer.allocatable} of {offer.capacity} allocatable"
+    if offer.capacity and not offer.allocatable:
+        yield from _lost(facts, node, resource, offer, plugin)
+    elif not offer.capacity and plugin is not None:
+        yield from _none(facts, node, resource, plugin)
+    elif offer.allocatable < offer.capacity:
+        bad = offer.capacity - offer.allocatable
+        yield PluginFinding(
+            kind=Kind.UNHEALTHY,
+            level=Level.WARN,
+            name=resource,
+            node=node.name,
+            pod=plugin.pod.full_name if plugin else "",
+            text=f"{bad} of {offer.capacity} {resource} are Unhealthy",
+            evidence=(counts,),
+        )
+    if offer.capacity and plugin is not None and not plugin.plugin.registers_on_demand:
+        yield from _fewer(facts, node, resource, offer, plugin)
+
+
+def _lost(
+    facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod | None
+) -> Iterable[PluginFinding]:
+    """Yield that no device of a resource is usable, unless its plugin is only just starting."""
+    pods = [each for each in node.plugins if each.plugin.serves(resource)]
+    if any(each.plugin.registers_on_demand for each in pods) or (pods and plugin is None):
+        return
+    counts = f"{resource}: 0 of {offer.capacity} allocatable"
+    sick = _said_unhealthy(facts, node, resource)
+    if facts.view.pods is None:
+        why = "pods cannot be read, so what its plugin does is unknown"
+    elif plugin is None:
+        why = "its plugin is no known one: it restarts just now, or the kubelet has lost it"
+    elif sick:
+        why = f"{plugin.plugin.name} runs, and reports its devices Unhealthy"
+    else:
+        why = (
+            f"{plugin.plugin.name} runs and is Ready, and the kubelet has lost its connection to "
+            "it, or it reports all devices Unhealthy"
+        )
+    yield PluginFinding(
+        kind=Kind.LOST,
+        level=Level.ERROR if plugin else Level.WARN,
+        name=resource,
+        node=node.name,
+        pod=plugin.pod.full_name if plugin else "",
+        text=f"offers no {resource}: {why}",
+        evidence=(counts, *_pod_evidence(plugin), *sick),
+    )
+
+
+def _none(
+    facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod
+) -> Iterable[PluginFinding]:
+    """Yield that the kubelet knows no device of a resource, unless it is only left over."""
+    if plugin.plugin.registers_on_demand:
+        return
+    expected = _expected(facts, node, resource, plugin)
+    others = [
+        name
+        for name, offer in node.offers.items()
+        if name != resource and offer.allocatable and plugin.plugin.serves(name)
+    ]
+    if others and not expected:
+        return
+    yield PluginFinding(
+        kind=Kind.NONE,
+        level=Level.ERROR if expected else Level.WARN,
+        name=resource,
+        node=node.name,
+        pod=plugin.pod.full_name,
+        text=f"offers no {resource}: {plugin.plugin.name} runs and is Ready, and has not "
+        "registered since the kubelet restarted, was away for 5 minutes, or has no device",
+        evidence=(f"{resource}: 0 of 0 allocatable", *_pod_evidence(plugin), *expected),
+    )
+
+
+def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginFinding]:
+    """Yield that a plugin has never offered here what it offers on all nodes like this one."""
+    if not plugin.is_serving() or plugin.plugin.registers_on_demand or plugin.plugin.drivers:
+        return
+    if any(plugin.plugin.serves(resource) for resource in node.offers):
+        return
+    peers = facts.peers(node, plugin.plugin)
+    common = [
+        resource
+        for resource in (peers[0].offers if peers else ())
+        if plugin.plugin.serves(resource)
+        and all(
+            peer.offers.get(resource, Offer(capacity=0, allocatable=0)).capacity for peer in peers
+        )
+    ]
+    if not common:
+        return
+    yield PluginFinding(
+        kind=Kind.NEVER,
+        level=Level.ERROR if len(peers) >= _PEERS_MIN else Level.WARN,
+        name=common[0],
+        node=node.name,
+        pod=plugin.pod.full_name,
+        text=f"offers no {common[0]}: {plugin.plugin.name} runs and is Ready, and has never "
+        "registered it here",
+        evidence=(_peer_evidence(node, peers, common[0]), *_pod_evidence(plugin)),
+    )
+
+
+def _fewer(
+    facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod
+) -> Iterable[PluginFinding]:
+    """Yield that a node offers fewer devices than all other nodes like it."""
+    peers = facts.peers(node, plugin.plugin)
+    counts = {peer.offers[resource].capacity for peer in peers if resource in peer.offers}
+    agree = len(counts) == 1 and all(resource in peer.offers for peer in peers)
+    if len(peers) < _PEERS_MIN or not agree or offer.capacity >= (usual := counts.pop()):
+        return
+    yield PluginFinding(
+        kind=Kind.FEWER,
+        level=Level.WARN,
+        name=resource,
+        node=node.name,
+        pod=plugin.pod.full_name,
+        text=f"offers {offer.capacity} {resource}, and all {len(peers)} other {node.type} nodes "
+        f"{usual}, unless it is configured otherwise",
+        evidence=(f"{resource}: {offer.allocatable} of {offer.capacity} allocatable",),
+    )
+
+
+def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
+    """Yield that a plugin's pod crashes again and again, or is not Ready for long."""
+    node = facts.nodes.get(plugin.pod.node_name)
+    if node is not None and not node.is_settled:
+        return
+    pod, unready_s = plugin.pod, plugin.unready_s or 0.0
+    restarts = max((each.restart_count for each in pod.containers), default=0)
+    states = [each.state for each in pod.containers if each.state]
+    waiting = [state.waiting for state in states if state.waiting]
+    is_crashing = any(each.reason == "CrashLoopBackOff" for each in waiting)
+    if is_crashing:
+        text = f"crashes again and again: {restarts} restarts"
+    elif unready_s >= plugin_facts.NOT_READY_S:
+        text = f"is not Ready for {int(unready_s // 60)} minutes"
+    elif restarts >= _RESTARTS_MIN and any(
+        (facts.age_s(_started(state)) or _RECENT_S) < _RECENT_S for state in states
+    ):
+        text = f"has restarted {restarts} times, the last time within 10 minutes"
+    else:
+        return
+    yield PluginFinding(
+        kind=Kind.POD,
+        level=Level.ERROR if is_crashing or unready_s else Level.WARN,
+        name=plugin.plugin.name,
+        node=pod.node_name,
+        pod=pod.full_name,
+        text=f"{plugin.plugin.name} {text}",
+        evidence=tuple(f"{each.reason}: {each.message}".rstrip(": ") for each in waiting),
+    )
+
+
+def _rejections(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield on which nodes the kubelet refused pods their devices within the last hour."""
+    refused: dict[tuple[str, str], list[tuple[float, Pod]]] = {}
+    for pod in facts.pods:
+        age_s = facts.age_s(_since(pod))
+        if pod.rejection and age_s is not None and age_s <= _REJECTED_S:
+            requested = sorted(pod.requested())
+            named = [name for name in requested if name in pod.rejection] or requested
+            refused.setdefault((pod.node_name, (named or ["devices"])[0]), []).append((age_s, pod))
+    for (name, resource), pods in refused.items():
+        node = facts.nodes.get(name)
+        newest_s, newest = min(pods, key=lambda each: each[0])
+        is_now = node is not None and node.is_settled and newest_s <= _RECENT_S
+        plugin = node.serving(resource) if node is not None else None
+        yield PluginFinding(
+            kind=Kind.ADMISSION,
+            level=Level.ERROR if is_now else Level.WARN,
+            name=resource,
+            node=name,
+            pod=plugin.pod.full_name if plugin else newest.full_name,
+            text=f"refused {len(pods)} pods {resource} within the last hour, the last "
+            f"{int(newest_s // 60)} minutes ago",
+            evidence=(
+                f"UnexpectedAdmissionError: {newest.rejection}",
+                plugin_facts.listed(pod.full_name for _, pod in pods),
+            ),
+        )
+
+
+def _unhealthy_devices(facts: Facts) -> Iterable[PluginFinding]:
+    """Yield which running pods hold a device that its plugin or driver reports Unhealthy."""
+    for pod in facts.pods:
+        if not plugin_facts.is_active(pod):
+            continue
+        sick = [
+            (resource.name, device)
+            for container in pod.containers
+            for resource in container.allocated_resources_status or ()
+            for device in resource.resources or ()
+            if device.health == plugin_objects.UNHEALTHY
+        ]
+        if sick:
+            names = plugin_facts.listed(name for name, _ in sick)
+            yield PluginFinding(
+                kind=Kind.UNHEALTHY,
+                level=Level.WARN,
+                name=sick[0][0],
+                node=pod.node_name,
+                pod=pod.full_name,
+                text=f"{pod.full_name} runs with {len(sick)} Unhealthy of {names}",
+                evidence=tuple(
+                    f"{device.resource_id}: {device.message or device.health}"
+                    for _, device in sick[:5]
+                ),
+            )
+
+
+def _expected(facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod) -> tuple[str, ...]:
+    """Return what shows that a node should offer a resource; empty if nothing does."""
+    reasons = []
+    asking = [pod for pod in facts.pods if resource in pod.requested()]
+    holders = [p for p in asking if p.node_name == node.name and p.phase == "Running"]
+    if holders:
+        reasons.append(f"held by {plugin_facts.listed(pod.full_name for pod in holders)}")
+    peers = facts.peers(node, plugin.plugin)
+    if any(resource in peer.offers and peer.offers[resource].capacity for peer in peers):
+        reasons.append(_peer_evidence(node, peers, resource))
+    waiting = [pod for pod in asking if pod.phase == "Pending" and not pod.node_name]
+    is_offered = any(
+        resource in other.offers and other.offers[resource].allocatable
+        for other in facts.nodes.values()
+    )
+    if waiting and not is_offered:
+        names = plugin_facts.listed(pod.full_name for pod in waiting)
+        reasons.append(f"no node offers it, and {names} wait for it")
+    if resource.startswith("nvidia.com/"):
+        labels = node.node.labels
+        reasons += [
+            f"{k}={labels[k]}" for k in _GPU_LABELS if labels.get(k, "0") not in {"0", "false"}
+        ]
+    return tuple(reasons)
+
+
+def _said_unhealthy(facts: Facts, node: NodeFacts, resource: str) -> tuple[str, ...]:
+    """Return the pods whose devices of a resource the plugin itself reported Unhealthy."""
+    return tuple(
+        f"{pod.full_name}: {device.resource_id} is Unhealthy"
+        for pod in facts.pods
+        if pod.node_name == node.name and plugin_facts.is_active(pod)
+        for container in pod.containers
+        for allocated in container.allocated_resources_status or ()
+        if allocated.name == resource
+        for device in allocated.resources or ()
+        if device.health == plugin_objects.UNHEALTHY
+    )[:5]
+
+
+def _pod_evidence(plugin: PluginPod | None) -> tuple[str, ...]:
+    if plugin is None or plugin.ready_s is None:
+        return ()
+    return (f"{plugin.pod.full_name}: Ready for {int(plugin.ready_s // 60)} minutes",)
+
+
+def _peer_evidence(node: NodeFacts, peers: list[NodeFacts], resource: str) -> str:
+    offering = [p for p in peers if resource in p.offers and p.offers[resource].capacity]
+    return f"{len(offering)} of {len(peers)} other {node.type} nodes with this plugin offer it"
+
+
+def _started(state: objects.ContainerState) -> datetime | None:
+    return objects.parse_time(state.running.started_at) if state.running else None
+
+
+def _since(pod: Pod) -> datetime | None:
+    """Return when the kubelet admitted or refused a pod."""
+    status = pod.status
+    return objects.parse_time(status.start_time if status else None) or pod.metadata.created_at

@@ -1,0 +1,267 @@
+"""Pure: objects that show how device plugins and DRA drivers work: pods, events, slices, claims.
+
+They read more fields than `objects` does, which services keep for every pod. Sources:
+kubernetes/api core/v1 and resource/v1 (1.36).
+"""
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from muster.kubernetes import objects, scheduling
+
+UNHEALTHY: Final = "Unhealthy"
+
+
+class Metadata(objects.Metadata, frozen=True):
+    """The metadata of an object with what may delay its deletion."""
+
+    generation: int = 0
+    finalizers: tuple[str, ...] | None = None
+
+    @property
+    def deleted_at(self) -> datetime | None:
+        """Return when the object's grace period ends or ended; None if it was not deleted."""
+        return objects.parse_time(self.deletion_timestamp)
+
+    @property
+    def changed_at(self) -> datetime | None:
+        """Return when any field last changed, as far as the API says."""
+        times = (objects.parse_time(entry.time) for entry in self.managed_fields or ())
+        return max((time for time in (*times, self.created_at) if time), default=None)
+
+
+class AllocatedDevice(objects.Object, frozen=True):
+    """A device that a container has, and its health as the kubelet last heard it (KEP-4680)."""
+
+    resource_id: str = msgspec.field(name="resourceID", default="")
+    health: str = ""
+    message: str = ""
+
+
+class AllocatedResource(objects.Object, frozen=True):
+    """The devices of a resource, or of a claim if the name begins with `claim:`."""
+
+    name: str = ""
+    resources: tuple[AllocatedDevice, ...] | None = None
+
+
+class ContainerStatus(objects.ContainerStatus, frozen=True):
+    """The status of a container with its devices."""
+
+    allocated_resources_status: tuple[AllocatedResource, ...] | None = None
+
+
+class PodStatus(objects.PodStatus, frozen=True):
+    """The status of a pod with why it was rejected."""
+
+    reason: str = ""
+    message: str = ""
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+    extended_resource_claim_status: objects.Object | None = None
+
+
+class PodClaim(objects.Object, frozen=True):
+    """A claim of a pod by its name within the pod."""
+
+    name: str = ""
+
+
+class PodSpec(objects.PodSpec, frozen=True):
+    """The specification of a pod with its claims."""
+
+    resource_claims: tuple[PodClaim, ...] | None = None
+
+
+class Pod(objects.Pod, frozen=True):
+    """A pod with its devices and claims."""
+
+    metadata: Metadata = Metadata()
+    spec: PodSpec | None = None
+    status: PodStatus | None = None
+
+    @property
+    def full_name(self) -> str:
+        """Return `namespace/name`."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def containers(self) -> tuple[ContainerStatus, ...]:
+        """Return the statuses of the pod's containers, without init containers."""
+        return (self.status.container_statuses if self.status else None) or ()
+
+    @property
+    def has_claims(self) -> bool:
+        """Return whether the pod has claims, of its own or for an extended resource."""
+        extended = self.status and self.status.extended_resource_claim_status
+        return bool(self.spec and self.spec.resource_claims) or extended is not None
+
+    @property
+    def rejection(self) -> str:
+        """Return why the kubelet refused the pod's devices; empty if it did not."""
+        if not self.status or self.status.reason != "UnexpectedAdmissionError":
+            return ""
+        return self.status.message or self.status.reason
+
+    def requested(self) -> frozenset[str]:
+        """Return the extended resources that the pod's containers request."""
+        spec = self.spec or PodSpec()
+        return frozenset(
+            name
+            for container in (*(spec.init_containers or ()), *(spec.containers or ()))
+            if container.resources is not None
+            for part in (container.resources.limits, container.resources.requests)
+            for name, amount in (part or {}).items()
+            if scheduling.is_extended(name) and str(amount) != "0"
+        )
+
+
+class EventSeries(objects.Object, frozen=True):
+    """When a repeated event last happened."""
+
+    last_observed_time: str | None = None
+
+
+class Event(objects.HasMetadata, frozen=True):
+    """A Kubernetes Event with its time."""
+
+    involved_object: objects.ObjectReference | None = None
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    series: EventSeries | None = None
+
+    @property
+    def last_at(self) -> datetime | None:
+        """Return when it last happened."""
+        series = self.series.last_observed_time if self.series else None
+        texts = (series, self.last_timestamp, self.event_time, self.metadata.creation_timestamp)
+        return next((time for text in texts if (time := objects.parse_time(text))), None)
+
+
+class DaemonSetStatus(objects.Object, frozen=True):
+    """How far a DaemonSet's pods are."""
+
+    observed_generation: int = 0
+    desired_number_scheduled: int = 0
+    updated_number_scheduled: int = 0
+    number_available: int = 0
+
+
+class DaemonSet(objects.Workload, frozen=True):
+    """A DaemonSet with its progress."""
+
+    metadata: Metadata = Metadata()
+    status: DaemonSetStatus = DaemonSetStatus()
+
+    @property
+    def is_rolling(self) -> bool:
+        """Return whether not all its pods are of its newest template and available."""
+        status = self.status
+        return (
+            status.observed_generation < self.metadata.generation
+            or status.updated_number_scheduled < status.desired_number_scheduled
+            or status.number_available < status.desired_number_scheduled
+        )
+
+
+class SlicePool(objects.Object, frozen=True):
+    """The pool of a ResourceSlice; only slices of the highest generation count."""
+
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class SliceSpec(scheduling.ResourceSliceSpec, frozen=True):
+    """The devices of a ResourceSlice, with their pool; without a node they are for several."""
+
+    pool: SlicePool = SlicePool()
+
+
+class ResourceSlice(objects.HasMetadata, frozen=True):
+    """A ResourceSlice with its pool."""
+
+    metadata: Metadata = Metadata()
+    spec: SliceSpec = SliceSpec()
+
+
+class AllocatedRequest(objects.Object, frozen=True):
+    """A device that was allocated for a request of a claim."""
+
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+
+
+class ClaimDevices(objects.Object, frozen=True):
+    """The devices of an allocated claim."""
+
+    results: tuple[AllocatedRequest, ...] | None = None
+
+
+class ClaimAllocation(objects.Object, frozen=True):
+    """The allocation of a claim."""
+
+    devices: ClaimDevices = ClaimDevices()
+
+
+class ClaimConsumer(objects.Object, frozen=True):
+    """An object that may use a claim, such as a pod."""
+
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class ClaimStatus(objects.Object, frozen=True):
+    """Which devices a claim has, and for which pods."""
+
+    allocation: ClaimAllocation | None = None
+    reserved_for: tuple[ClaimConsumer, ...] | None = None
+
+
+class ResourceClaim(objects.HasMetadata, frozen=True):
+    """A ResourceClaim."""
+
+    status: ClaimStatus = ClaimStatus()
+
+    @property
+    def drivers(self) -> frozenset[str]:
+        """Return the drivers of its devices; empty if it has none."""
+        allocation = self.status.allocation
+        results = allocation.devices.results if allocation else None
+        return frozenset(result.driver for result in results or ())
+
+    @property
+    def pods(self) -> frozenset[str]:
+        """Return the uids of the pods that may use it."""
+        consumers = self.status.reserved_for or ()
+        return frozenset(each.uid for each in consumers if each.resource == "pods")
+
+
+class CelSelector(objects.Object, frozen=True):
+    """A condition on devices in CEL."""
+
+    expression: str = ""
+
+
+class DeviceSelector(objects.Object, frozen=True):
+    """A selector of devices."""
+
+    cel: CelSelector = CelSelector()
+
+
+class DeviceClassSpec(objects.Object, frozen=True):
+    """Which devices belong to a class, and the extended resource that stands for it."""
+
+    selectors: tuple[DeviceSelector, ...] | None = None
+    extended_resource_name: str = ""
+
+
+class DeviceClass(objects.HasMetadata, frozen=True):
+    """A DeviceClass."""
+
+    spec: DeviceClassSpec = DeviceClassSpec()
