@@ -246,8 +246,8 @@ def test_what_is_not_imported_is_reported(tmp_path: Path) -> None:
         "receivers.2: no part of it is imported: alerts routed to it notify nobody",
         "receivers.2.sns_configs: not imported",
         (
-            "receivers.4.slack_configs.0.channel: not imported: an incoming webhook has a channel"
-            " of its own"
+            "receivers.4.slack_configs.0.channel: not imported: an incoming webhook has a fixed"
+            " channel"
         ),
         f"receivers.4.msteamsv2_configs.0.webhook_url: {REACH}",
         "route.group_by: no alert of muster has a label cluster",

@@ -82,7 +82,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
             "receivers[0].webhok: unknown key (value {url: 'http://h'}); did you mean webhook?",
         ),
         ("group_by: [node, node]", "group_by: given twice: node"),
-        ("group_by: [sevrity]", "group_by: no alert has a label sevrity; there are: al"),
+        ("group_by: [sevrity]", "group_by: no alert has a label sevrity; known labels: al"),
         ("routes: [{receivers: [b]}]", "no receiver is called b"),
         ("mute_times: [nights]", "no time interval is called nights"),
         ("routes: [{matchers: ['node~x']}]", "routes[0]: 'node~x': expected a matcher such as"),
@@ -93,11 +93,11 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ),
         (
             'receivers: [{name: a, email: {host: h, sender: a@b.c, to: ["a@b.c,\\nb@b.c"]}}]',
-            "receivers[0].email.to: 'a@b.c,\\nb@b.c' is not one address such as ops@example.com",
+            "receivers[0].email.to: 'a@b.c,\\nb@b.c' is not an address such as ops@example.com",
         ),
         (
             "receivers: [{name: a, email: {host: h, sender: nonsense, to: [a@b.c]}}]",
-            "receivers[0].email.sender: 'nonsense' is not one address such as ops@example.com",
+            "receivers[0].email.sender: 'nonsense' is not an address such as ops@example.com",
         ),
         (
             "receivers: [{name: a, webhook: {url: 'https://u:secret@h/'}}]",
@@ -116,7 +116,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
                 "inhibit_rules: [{source_matchers: [kind=stuck], target_matchers: [kind=stuck],"
                 " equal: [nod]}]"
             ),
-            "inhibit_rules[0].equal: no alert has a label nod; there are: ",
+            "inhibit_rules[0].equal: no alert has a label nod; known labels: ",
         ),
         (
             "receivers: [{name: a, slack: {token: xoxb-SECRET, channel: x}}]",
@@ -132,7 +132,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ),
         (
             "time_intervals: [{name: n, time_intervals: [{weekdays: [funday]}]}]",
-            "time_intervals[0].time_intervals[0].weekdays: 'funday' is neither valid",
+            "time_intervals[0].time_intervals[0].weekdays: 'funday' is neither a valid",
         ),
         ("group_interval_s: 0", "group_interval_s: expected a number of at least 0.05, found 0"),
         (

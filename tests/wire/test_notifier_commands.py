@@ -141,7 +141,10 @@ def test_a_receiver_is_tested_and_what_it_answered_is_printed(tmp_path: pathlib.
             (attempt,) = orjson.loads(out)
             assert (code, attempt["kind"], attempt["outcome"]) == (1, "refused", "unauthorized")
         code, _, errors = await muster("", "notify", "test", "x", "--config", str(file))
-        assert (code, errors) == (2, "muster notify: no receiver is called x; there are: ops\n")
+        assert (code, errors) == (
+            2,
+            "muster notify: no receiver is called x; the receivers are: ops\n",
+        )
 
     asyncio.run(story())
 

@@ -627,7 +627,9 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
             dotted = make_notification([alert(summary="ünï\r\n.code\r\n.\r\nQUIT")])
             for notification in (dotted, OVER):
                 answer = await receiver.send(notification, {})
-                assert answer == Result(outcome=Outcome.TAKEN, detail=f"taken by 127.0.0.1:{port}")
+                assert answer == Result(
+                    outcome=Outcome.TAKEN, detail=f"accepted by 127.0.0.1:{port}"
+                )
             return mailbox
 
     mailbox = asyncio.run(story())
@@ -796,7 +798,7 @@ def test_each_way_in_which_a_relay_breaks_off_has_one_meaning(
             answer = await by_mail(port, None, tmp_path, **no_tls).send(FIRES, {})
             assert (answer.outcome, answer.is_unknown) == (outcome, is_unknown)
             assert answer.detail.replace(str(port), "PORT").startswith(
-                "taken by 127.0.0.1:PORT" if outcome is Outcome.TAKEN else "127.0.0.1:PORT: "
+                "accepted by 127.0.0.1:PORT" if outcome is Outcome.TAKEN else "127.0.0.1:PORT: "
             )
 
     asyncio.run(story())

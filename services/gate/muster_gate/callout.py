@@ -1,7 +1,7 @@
 """Pure: NATS auth callout: decides who may connect, and how often (nats-io/jwt v2, 2.15).
 
 The server signs requests, and we sign answers. The user in an answer is signed with the key whose
-scope has the permissions of a plugin. The user's name is its inbox prefix, its tag the node.
+scope has the permissions of a plugin. The user's name is its inbox prefix, and its tag is the node.
 """
 
 from collections.abc import Collection
@@ -54,7 +54,7 @@ class _Claims(msgspec.Struct, frozen=True):
 class Signing:
     """The keys that sign answers, and the accounts that answers are issued for.
 
-    A NATS with passwords knows one key, has no `auth`, and leaves a user's rights to the gate.
+    A server with passwords knows one key, has no `auth`, and lets the gate decide on permissions.
     """
 
     answer: nkeys.Key
@@ -146,7 +146,7 @@ class _GateFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_signing(document: bytes) -> Signing:
-    """Return the content of gate.json. Raises ValueError, without any of the content."""
+    """Return the content of gate.json. Raises ValueError, which quotes none of it."""
     try:
         decoded = msgspec.json.decode(document, type=_GateFile)
     except codec.UNREADABLE:
@@ -172,7 +172,7 @@ def read_request(payload: bytes) -> AuthRequest:
 
 
 def is_named_for(name: str, node: str, plugins: Collection[str]) -> bool:
-    """Return whether a connection's name, `<plugin> <node>`, is of this node and of a plugin there.
+    """Return whether a connection's name, `<plugin> <node>`, is that of a plugin on this node.
 
     Health identifies a closed connection by this name.
     """

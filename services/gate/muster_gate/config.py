@@ -28,7 +28,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     leeway_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
     """How far the clocks of the API server and of this machine may differ."""
     lifetime_max_s: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 86_400.0
-    """After this time, a client must show its token again, even a valid one."""
+    """After this time, a client must show its token again, even if the token is still valid."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     api: Annotated[str, msgspec.Meta(pattern=r"^(https?://[!-~]{1,1024})?$")] = ""
     """URL of the API server; by default, that of the cluster that the gate runs in."""
     cache: File | None = None
-    """Where the keys are cached for a start while the API server is unavailable."""
+    """A file that caches the keys, so that the gate can start without the API server."""
     refresh_s: sections.Pause = 60.0
     age_max_s: Annotated[float, msgspec.Meta(ge=1, le=604_800)] = 86_400.0
     """How long the API server may be unavailable before clients are no longer admitted."""
@@ -58,7 +58,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one node may send, on all of its connections together, and what happens after that.
+    """How much one node may send, on all its connections together, and what happens beyond that.
 
     The defaults are about a hundred times what a plugin with one heartbeat a second sends.
     """
@@ -66,11 +66,11 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     messages_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 100.0
     bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 524_288.0
     burst_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0
-    """The reserve, in seconds of these rates: it is for what waited during an outage."""
+    """The reserve, in seconds of these rates, for messages that waited during an outage."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
     """If a node has more connections, the oldest are closed."""
     refuse_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
-    """How long a node is refused."""
+    """How long a node is refused after sending more."""
     read_s: sections.Pause = 1.0
     """How often the gate asks the servers what each connection has sent; four times as often while
     a node is refused and for `burst_s` afterwards."""
@@ -82,11 +82,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     signing: File = "/etc/muster-gate/gate.json"
     """The keys that sign answers, as `muster auth init` writes them; read again periodically."""
     password: File | None = None
-    """For a NATS with passwords: the gate's, from which the signing key is derived instead."""
+    """The gate's password in an installation with passwords: the signing key is derived from it."""
     bus: sections.Bus = sections.Bus()
     tokens: Tokens = msgspec.field(default_factory=Tokens)
     plugins: tuple[str, ...] = (permissions.PLUGIN,)
-    """The names that the plugins of a node may use; `device-plugin` always is among them."""
+    """The names that the plugins of a node may use; `device-plugin` is always allowed."""
     keys: Keys = Keys()
     pace: Pace = Pace()
     rates: Rates = Rates()
@@ -94,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log: sections.Log = sections.Log()
 
     def __post_init__(self) -> None:
-        """Reject a file of keys without a set issuer, and what is not the name of a plugin."""
+        """Reject a key file without an issuer, and invalid names of plugins."""
         if self.keys.file is not None and not self.tokens.issuer:
             raise ValueError("tokens.issuer: must be set with keys.file")
         try:

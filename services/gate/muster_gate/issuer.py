@@ -2,8 +2,8 @@
 
 python -m muster_gate.issuer PASSWORD FILE
 
-PASSWORD is the file with the gate's password. FILE becomes nats-server's configuration: a variable,
-and no secret. In an installation with keys (`muster auth`) this is not used.
+PASSWORD is the file with the gate's password. FILE is included in nats-server's configuration: it
+sets one variable and contains no secret. An installation with keys (`muster auth`) does not use it.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _PURPOSE: Final = b"muster gate signs users\0"
 def derive_signing(password: bytes) -> callout.Signing:
     """Return the key that belongs to the gate's password, which NATS knows too.
 
-    Raises ValueError, without any of the password.
+    Raises ValueError, which quotes no part of the password.
     """
     secret = password.strip()
     if len(secret) < _PASSWORD_MIN:

@@ -1,7 +1,8 @@
-"""Pure: which nodes send more than they may, and for how long they are refused then.
+"""Pure: decides which nodes send more than they may, and for how long these are refused.
 
 nats-server reports how much each connection has sent. All connections of a node share two
-allowances, for messages and for bytes: a rate, and what the rate gives in `burst_s` as a reserve.
+allowances, for messages and for bytes: each is a rate, and a reserve of what that gives in
+`burst_s`.
 
 | the node is | and | it becomes | the gates |
 |---|---|---|---|
@@ -11,14 +12,14 @@ allowances, for messages and for bytes: a rate, and what the rate gives in `burs
 | refused | its penalty is over | free, with the reserve that it has regained | |
 | free | another gate announces it | refused, until the later end | disconnect it |
 
-Every penalty lasts `refuse_s`: whoever floods a node's subjects has the same token as its plugin,
-which must be back soon after the flood. So what a node can send after a penalty is bounded by its
-reserve, and by how often it `is_watched`.
+Every penalty lasts only `refuse_s`: whoever floods a node's subjects has the same token as its
+plugin, which must be back soon after the flood. So what a node can send after a penalty is limited
+by its reserve, and by how often connections are read meanwhile (`is_watched`).
 
-Every gate decides alone, and what gates announce to each other can arrive twice, late or never: for
-a node the later end counts.
+Every gate decides alone. Announcements between gates can arrive twice, late or never; if they give
+different ends for a node, the latest counts.
 
-`now` is monotonic. The nodes and connections are those that gates admitted: nobody else is counted.
+`now` is monotonic. Only nodes and connections that gates admitted are counted.
 """
 
 from collections import Counter
@@ -32,8 +33,8 @@ _SERVER_GONE_S: Final = 60.0
 _SERVERS_MAX: Final = 64
 _NODES_MAX: Final = 20_000
 _TOLERANCE_S: Final = 1.0
-"""An announced end is late by as long as the announcement took; that must not add up.
-A connection's age is late by as long as its report took."""
+"""An announced end is late by the time that the announcement took; this must not add up.
+A connection's age is likewise late by the time that its report took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalty:
-    """A node is refused for `rest_s` from now on."""
+    """A node is refused for another `rest_s` seconds."""
 
     node: str
     rest_s: float
@@ -69,7 +70,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a report leads to: connections to disconnect on that server, and new violations."""
+    """The consequences of a report: connections to close on that server, and new violations."""
 
     disconnect: tuple[int, ...]
     violations: tuple[Violation, ...]
@@ -77,11 +78,11 @@ class Decision:
 
 @dataclass(slots=True)
 class _Node:
-    """What is known of a node: what it took from its reserve, and until when it is refused."""
+    """What is known about a node: how much of its reserve it used, and until when it is refused."""
 
     updated_at: float
     since: float
-    """When it began to take from its reserve."""
+    """When it began to use its reserve."""
     used_messages: float = 0.0
     used_bytes: float = 0.0
     messages: int = 0
@@ -140,7 +141,7 @@ class RateLimiter:
             node.until = now + rest_s
 
     def connections(self) -> int:
-        """Return how many connections the servers reported last."""
+        """Return how many connections there are in the servers' last reports."""
         return sum(len(known) for _, known in self._servers.values())
 
     def refused_s(self, node: str, now: float) -> float:
@@ -149,7 +150,7 @@ class RateLimiter:
         return 0.0 if known is None else max(0.0, known.until - now)
 
     def is_watched(self, now: float) -> bool:
-        """Return whether a node is or was refused a moment ago, and may flood again."""
+        """Return whether any node is refused, or was so recently that it may flood again."""
         return any(now - node.until < self._rates.burst_s for node in self._nodes.values())
 
     def penalties(self, now: float) -> Sequence[Penalty]:
@@ -166,7 +167,7 @@ class RateLimiter:
         return None if held is None else now - held[0]
 
     def _is_quiet(self, new: Traffic, known: Traffic | None, since_s: float) -> bool:
-        """Return whether even all connections of the node together would be within its rates."""
+        """Return whether the node is within its rates even if all its connections send as much."""
         if known is None or new.node in self._nodes:
             return False
         share_s = since_s / self._rates.connections
@@ -190,7 +191,7 @@ class RateLimiter:
     def _charge(
         self, new: Traffic, known: Traffic | None, *, since: float, now: float
     ) -> Violation | None:
-        """Take what a connection has sent since it was last judged from its node's reserve."""
+        """Charge a node's reserve for what a connection has sent since it was last judged."""
         rates = self._rates
         messages, bytes_ = new.messages, new.bytes
         # before its server reported for the first time, it may have sent at its rates
@@ -237,10 +238,10 @@ class RateLimiter:
         )
 
     def _node(self, name: str, now: float, *, read_at: float) -> _Node:
-        """Return what is known of a node, with what its reserve has regained since.
+        """Return what is known about a node, with its reserve refilled up to now.
 
-        What it sent is known as of `read_at` and now, but not when in between: for that time the
-        reserve can be more than full, until what was sent is taken from it.
+        What it sent since `read_at` is not yet charged, and may have been sent at any time since:
+        for that time, the reserve can be more than full until the charge.
         """
         node = self._nodes.pop(name, None) or _Node(updated_at=read_at, since=now)
         if len(self._nodes) >= _NODES_MAX:
@@ -259,7 +260,7 @@ class RateLimiter:
         return node
 
     def _forget(self, now: float) -> None:
-        """Forget free nodes whose reserve is full again and whose penalties are long ago."""
+        """Forget free nodes whose reserve is full again and whose penalties ended long ago."""
         self._nodes = {
             name: node
             for name, node in self._nodes.items()
@@ -268,11 +269,11 @@ class RateLimiter:
 
 
 def _opened(connection: Traffic, since_s: float | None) -> Traffic | None:
-    """Return what a connection had sent when its server reported last, if it was not open yet.
+    """Return a connection with nothing sent if it was opened after its server's last report.
 
-    All connections of a node share what the rates allow since then. If each had that for itself, a
-    node with many short connections would send many times as much. An older one is already closed:
-    its end was announced before the report that still lists it.
+    All connections of a node share what the rates have allowed since then. If each had all of that
+    for itself, a node with many short connections could send many times as much. A connection that
+    is older is already closed: its end was announced before the report that still lists it.
     """
     if since_s is None or connection.age_s > since_s + _TOLERANCE_S:
         return None

@@ -306,7 +306,7 @@ class Reason(enum.StrEnum):
     NO_NODE = "no_node"
     """The token is not bound to a pod on a node."""
     NAME = "name"
-    """The connection is named like a plugin of another node."""
+    """The connection has the name of a plugin on another node."""
     NOISY = "noisy"
     """The node sent more than it may, and is refused for a while (`rate_limiter`)."""
     TOO_OFTEN = "too_often"

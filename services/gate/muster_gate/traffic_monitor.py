@@ -1,8 +1,7 @@
-"""Adapter: NATS: asks each server what plugins' connections have sent, and closes what is too much.
+"""Adapter: NATS: asks servers what each plugin's connections have sent; closes noisy ones.
 
 Every gate reads the reports of all servers, whichever gate asked for them, and `rate_limiter`
-decides. To close a connection that is closed already has no effect, so several gates may do the
-same.
+decides. Closing a connection that is already closed has no effect, so several gates may do so.
 """
 
 import asyncio
@@ -31,17 +30,17 @@ _PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 _PENALTIES_MAX: Final = 500
 _ANNOUNCE_S: Final = 5.0
 _CONNECTIONS_PER_S: Final = 5_000
-"""How many connections are read in a second at most: 1,500 cost 0.6 % of a core."""
+"""At most this many connections are read in a second: 1,500 cost 0.6 % of a core."""
 _JITTER: Final = 0.2
 """The share of a period that is random, so that gates seldom ask at the same time."""
 _WATCHED: Final = 4
-"""While a node is watched, connections are read so many times as often: a flood lasts that long."""
+"""How many times as often connections are read while a node is watched, to end floods sooner."""
 _UNANSWERED_S: Final = 30.0
 _UNANSWERED_WAIT_S: Final = 60.0
-"""How often servers are asked that do not answer."""
+"""How often servers that do not answer are asked again."""
 
 DISCONNECTED: Final = prometheus_client.Counter(
-    "muster_gate_disconnected_total", "Connections that the gate had a server close."
+    "muster_gate_disconnected_total", "Connections that a server closed at the gate's request."
 )
 LIMITED: Final = prometheus_client.Counter(
     "muster_gate_nodes_limited_total", "Nodes refused because they sent more than they may."
@@ -115,7 +114,7 @@ _PENALTIES: Final = msgspec.json.Decoder(tuple[_Penalty, ...])
 
 
 class TrafficMonitor:
-    """Reads what nodes send, over the gate's own connection; enforces what `rate_limiter` says."""
+    """Reads how much nodes send, over the gate's own connection; enforces the limits."""
 
     def __init__(self, limiter: rate_limiter.RateLimiter, rates: config.Rates) -> None:
         self._limiter = limiter
@@ -125,7 +124,7 @@ class TrafficMonitor:
         self._sequence = 0
         self._announced_at = float("-inf")
         self._asked_at = float("-inf")
-        """When a gate asked last, as far as is known."""
+        """When any gate last asked, as far as is known here."""
         self._answered_at = float("-inf")
         self._is_answered = True
 
@@ -142,7 +141,7 @@ class TrafficMonitor:
         self._client = client
 
     async def ask(self) -> None:
-        """Ask all servers for their connections, unless another gate did; until cancelled."""
+        """Ask all servers for their connections periodically, unless another gate just did."""
         self._answered_at = self._now()
         while True:
             wait_s = self._asked_at + self._period_s() - self._now()
@@ -250,7 +249,7 @@ class TrafficMonitor:
                 reason=violation.reason,
             )
         except ValueError:
-            # signed by hand, with a name that no node can have: limited, but no event is about it
+            # signed by hand, with a name that no node can have: limited, but not reported
             return
         self._sequence += 1
         payload = codec.encode(
@@ -271,7 +270,7 @@ class TrafficMonitor:
         await self._publish(permissions.PENALTIES, msgspec.json.encode(listed))
 
     async def _publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
-        """Publish; a lost request is repeated when the servers report the next time."""
+        """Publish; a lost request is repeated when the servers next report."""
         if self._client is not None and self._client.is_connected:
             with contextlib.suppress(*connection.LOST):
                 await self._client.publish(subject, payload, reply=reply)
@@ -282,7 +281,7 @@ class TrafficMonitor:
 
 
 def node_of(user: str, tags: Iterable[str]) -> str:
-    """Return the node whose plugin a connection is, by what nats-server has verified; "" for none.
+    """Return the node whose plugin opened a connection, as nats-server verified it; "" if none.
 
     A user with credentials has tags, and may call itself anything; a user that a gate admitted has
     the name that the gate gave it, and no tags.

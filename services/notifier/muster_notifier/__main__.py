@@ -238,7 +238,7 @@ class _Notifier:
         await self._outage_alarm.settle()
 
     async def run(self) -> None:
-        """Notify people forever, also without NATS when NATS itself is lost."""
+        """Notify people forever, and without NATS while NATS is lost."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lead())
             if self._settings.watchdog.enabled:
@@ -278,7 +278,7 @@ class _Notifier:
         entries = await self._dispatcher.restore()
         pending = await self._dispatcher.pending()
         for event in await consumers.newest(self._bus.link, streams.ALERTS, _VERDICTS):
-            assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
+            assert isinstance(event.data, vocabulary.VerdictChanged), "only verdicts were read"
             self._muting.observe_verdict(event.data)
         alerts = await consumers.newest(self._bus.link, streams.ALERTS, _ALERTS)
         self._machine.restore(entries, pending, alerts, now=self._clock())

@@ -157,7 +157,7 @@ class _Attempt(msgspec.Struct, frozen=True):
 async def _test(configured: schema.Settings, name: str, *, as_json: bool) -> int:
     receivers = {receiver.name: receiver for receiver in configured.receivers}
     if name not in receivers:
-        raise ValueError(f"no receiver is called {name}; there are: {', '.join(receivers)}")
+        raise ValueError(f"no receiver is called {name}; the receivers are: {', '.join(receivers)}")
     receiver = receivers[name]
     sender = factory.make(receiver, configured)
     for problem in sender.problems:
@@ -323,13 +323,13 @@ async def _read_bus(configured: schema.Settings, mutes: muting.Muting) -> None:
                 output.warn(_NAME, f"silence {key} cannot be read: {error}")
         newest: dict[str, codec.CloudEvent] = {}
         for event in await consumers.newest(connected.link, streams.ALERTS, "muster.alert.>"):
-            assert isinstance(event.data, vocabulary.AlertChanged), "the filter says so"
+            assert isinstance(event.data, vocabulary.AlertChanged), "only alerts were read"
             newest[event.data.fingerprint] = event
         for event in newest.values():
-            assert isinstance(event.data, vocabulary.AlertChanged), "as above"
+            assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are read"
             mutes.observe_alert(event.data, routes.labels_of(event.data))
         for event in await consumers.newest(
             connected.link, streams.ALERTS, "muster.verdict.*.*.verdict.changed"
         ):
-            assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
+            assert isinstance(event.data, vocabulary.VerdictChanged), "only verdicts were read"
             mutes.observe_verdict(event.data)

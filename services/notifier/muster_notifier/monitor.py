@@ -64,7 +64,7 @@ class BusRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent:
-    """No tick for `seconds`; `holder` was the last leader, empty if no tick has ever come."""
+    """No tick for `seconds`; `holder` was the last leader, empty if there never was a tick."""
 
     seconds: float
     holder: str

@@ -256,7 +256,7 @@ def _slack(section: _Section, general: _Section) -> Tree | None:
     url = section.secret("api_url") or general.secret("slack_api_url")
     section.leave_out_others("channel", "send_resolved")
     if "channel" in section:
-        section.differ("channel", "not imported: an incoming webhook has a channel of its own")
+        section.differ("channel", "not imported: an incoming webhook has a fixed channel")
     if url is None:
         section.differ("", "not imported: no api_url")
         return None

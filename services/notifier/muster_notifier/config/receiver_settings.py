@@ -67,7 +67,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A URL; with `url_from` for a URL that contains a secret."""
+    """A URL; `url_from` is for a URL that contains a secret."""
 
     url: Url | None = None
     url_from: Secret | None = None
@@ -90,7 +90,7 @@ class Format(enum.StrEnum):
 
 
 class Webhook(Address, frozen=True, kw_only=True):
-    """An HTTP receiver. With `secrets` (two during a rotation) bodies are signed."""
+    """An HTTP receiver. With `secrets` (two during a rotation), bodies are signed."""
 
     format: Format = Format.CLOUDEVENTS
     secrets: Annotated[tuple[Secret, ...], msgspec.Meta(max_length=2)] = ()
@@ -155,7 +155,7 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
             for address in addresses:
                 if not _MAIL.fullmatch(address):
                     raise ValueError(
-                        f"{name}: {address!r} is not one address such as ops@example.com"
+                        f"{name}: {address!r} is not an address such as ops@example.com"
                     )
         if self.username and self.tls is Tls.NONE:
             raise ValueError("tls: none: a password would be sent unencrypted")

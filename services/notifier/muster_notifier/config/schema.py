@@ -109,9 +109,9 @@ class TimeInterval(msgspec.Struct, frozen=True, kw_only=True):
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
     """Owners of a workload are notified about the devices that its pods use.
 
-    The annotation, of the pod or of its namespace, names one or more of `receivers`, separated by
-    commas. Not only muster's operators can write annotations, so an annotation can only choose a
-    receiver, and never contains an address.
+    The annotation, on the pod or on its namespace, names one or more of `receivers`, separated by
+    commas. Others than muster's operators can write annotations too, so an annotation can only
+    choose a receiver, and never contains an address.
     """
 
     receivers: tuple[ReceiverName, ...] = ()
@@ -251,7 +251,7 @@ def owners_route(settings: Settings) -> routes.Route | None:
         receivers=settings.owners.receivers,
         group_by=settings.owners.group_by,
         timing=route_tree(settings).timing,
-        why=f"the annotation {settings.owners.annotation} of these pods, or of their namespace",
+        why=f"the annotation {settings.owners.annotation} on these pods, or on their namespace",
     )
 
 

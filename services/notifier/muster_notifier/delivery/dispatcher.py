@@ -68,7 +68,7 @@ class Dispatcher:
                 tasks.create_task(each.work())
 
     async def restore(self) -> list[notifications.LedgerEntry]:
-        """Return the ledger; log unreadable entries, each of which may repeat one message."""
+        """Return the ledger; log unreadable entries, each of which may cause a repeated message."""
         entries = []
         for key, value in (await storage.read_all(self._bus.link, streams.LEDGER)).items():
             try:
@@ -94,7 +94,7 @@ class Dispatcher:
                 if name not in self._workers:
                     await self._put(*dead_letters.unreadable(name, body, str(error)))
                     await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
-                continue  # an existing receiver's worker logs it
+                continue  # if the receiver still exists, its worker logs it
             if notification.receiver not in self._workers:
                 dead = dead_letters.dead_letter(
                     notification, dead_letters.NO_SUCH_RECEIVER, attempts=0, at=datetime.now(UTC)

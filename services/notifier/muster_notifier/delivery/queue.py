@@ -10,12 +10,12 @@
 | being sent | refused | dead letter |
 | being sent | temporary failure, and a newer delivery waits | superseded by the newer one |
 | being sent | temporary failure, after `retry_for_s` | dead letter |
-| being sent | perhaps accepted, and repeats show | retried after `UNKNOWN_S`, then dead letter |
+| being sent | perhaps accepted; repeats are visible | retried after `UNKNOWN_S`, then dead letter |
 | being sent | temporary failure | postponed: waits for its back-off |
 
 A token bucket limits the receiver's rate, and `Retry-After` pauses the whole queue. After
 `FAILURES_MAX` failures in a row, only one delivery at a time is tried, with a back-off in between:
-a receiver that comes back must not be flooded, and one bad notification must not delay the others.
+a receiver that recovers must not be flooded, and one bad notification must not delay the others.
 """
 
 import heapq
@@ -37,7 +37,7 @@ _SLOW_PER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message of the outbox; each repeat of it has its own `number`."""
+    """One message in the outbox; each repeat of it has its own `number`."""
 
     number: int
     notification: notifications.Notification
@@ -45,7 +45,7 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """The slot: its deliveries are sent one at a time, and the newest replaces the others."""
+        """The slot: deliveries in it are sent one at a time; the newest replaces one that waits."""
         group, id_ = self.notification.group, self.notification.id
         return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 

@@ -1,4 +1,4 @@
-"""Adapter: notifies receivers without NATS that NATS cannot be used, and that it can again.
+"""Adapter: notifies receivers, without NATS, when NATS cannot be used and when it can again.
 
 Alerts, outbox and ledger are in NATS: while it is unavailable, alerts neither arrive nor are sent
 in the usual way. So the notifier that was the leader until then sends one alert itself, to the
@@ -71,7 +71,7 @@ class OutageAlarm:
         """The last alert, firing or resolved."""
         self._chosen: Collection[str] = ()
         self._unsettled: set[str] = set()
-        """The receivers that have not got the last alert yet."""
+        """The receivers that have not yet received the last alert."""
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:

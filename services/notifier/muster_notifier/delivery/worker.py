@@ -189,7 +189,7 @@ class ReceiverWorker:
         self._jobs: dict[int, storage.Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._written = 0
-        # replays that the receiver does not know: they count like first deliveries
+        # replays that the receiver does not know about: they count as first deliveries
         self._counted: set[int] = set()
         self._log = _DeliveryLog(name, dependencies.publish)
         # the newest notification of each group; the grouping limits how many there are

@@ -1,9 +1,9 @@
-"""Pure: which addresses a request may go to.
+"""Pure: decides which addresses a request may go to.
 
-Never to an address where clouds serve metadata and secrets, and never to one that is not the
-address of one machine. Everything else that IANA does not list as globally reachable needs the
+Addresses where clouds serve metadata and secrets are never allowed, nor are those that are not the
+address of one machine. Every other address that IANA does not list as globally reachable needs the
 setting `reach`. An address that contains an IPv4 address, for a translator or a tunnel, is allowed
-only if that one is.
+only if that IPv4 address is.
 """
 
 import ipaddress
@@ -104,7 +104,7 @@ METADATA: Final = tuple(
 _NOT_A_MACHINE: Final = tuple(
     map(
         ipaddress.ip_network,
-        # multicast is in registries of its own; site-local is deprecated (RFC 3879)
+        # multicast has separate registries; site-local is deprecated (RFC 3879)
         ("0.0.0.0/8", "224.0.0.0/4", "255.255.255.255", "::", "ff00::/8", "fec0::/10"),
     )
 )
@@ -115,7 +115,7 @@ _NAT64_LOCAL: Final = ipaddress.ip_network("64:ff9b:1::/48")
 _TEREDO: Final = ipaddress.ip_network("2001::/32")
 _6TO4: Final = ipaddress.ip_network("2002::/16")
 _UNICAST: Final = ipaddress.ip_network("2000::/3")
-"""All unicast addresses that IANA assigns, but for the special ones."""
+"""All unicast addresses that IANA assigns, except the special ones."""
 _SERVICES: Final = frozenset(
     network.network_address
     for network in METADATA
@@ -160,7 +160,7 @@ def _problems(address: _Address) -> Iterator[str]:
 
 
 def _problem(address: _Address) -> str:
-    """Return what speaks against an address, not considering those that it may contain."""
+    """Return why an address is not allowed, whatever addresses it may contain; empty if it is."""
     if _has_secrets(address):
         return _SECRETS
     if any(address in network for network in _NOT_A_MACHINE):
@@ -180,7 +180,7 @@ def _has_secrets(address: _Address) -> bool:
 
 
 def _translated(address: ipaddress.IPv6Address) -> tuple[ipaddress.IPv4Address, ...]:
-    """Return the IPv4 addresses that a translator or tunnel reads here, the usual one first."""
+    """Return the IPv4 addresses that a translator or tunnel would see in this, most usual first."""
     if address in _TEREDO:
         # the client's address is inverted, and the server's is in the prefix (RFC 4380 section 4)
         return _part(ipaddress.IPv6Address(int(address) ^ _32_BITS), 0), _part(address, 64)

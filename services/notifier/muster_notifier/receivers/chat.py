@@ -5,7 +5,7 @@ webhook instead of a bot token, every change is a separate message. Slack's limi
 characters for a header and 3,000 for a section (docs.slack.dev, Block Kit). Teams gets an adaptive
 card of up to 28 KB (learn.microsoft.com, format of connector cards and cards).
 
-Teams and many services of Apprise read Markdown, so the texts of others are made `inert`.
+Teams and many services of Apprise read Markdown, so texts from other systems are made `inert`.
 
 Apprise reports failures without their cause: every failure counts as temporary, messages may be
 repeated, and back-off is imprecise. It blocks and sleeps, so it runs in a separate thread.
@@ -57,7 +57,7 @@ _GONE: Final = frozenset(
 Json = dict[str, object]
 _OK: Final = 200
 _NO_PREVIEWS: Final[Json] = {"unfurl_links": False, "unfurl_media": False}
-"""Slack would fetch an address in a text, and show the picture that is there."""
+"""Slack would otherwise fetch any address in a text and show the picture that is there."""
 
 
 class SlackReply(msgspec.Struct, frozen=True):

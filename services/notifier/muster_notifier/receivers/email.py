@@ -133,7 +133,7 @@ class Email:
             return self._result(results.Outcome.UNWELL, "; ".join(texts))
         self._deferred.pop(notification_id, None)
         unknown = f"; refused there: {', '.join(never)}" if never else ""
-        detail = f"taken by {self._where}{unknown}"
+        detail = f"accepted by {self._where}{unknown}"
         return results.Result(results.Outcome.TAKEN, detail)
 
     def _result(self, outcome: results.Outcome, text: str) -> results.Result:

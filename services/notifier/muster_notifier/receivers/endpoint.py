@@ -98,7 +98,7 @@ class Endpoint:
 class JsonReceiver:
     """A receiver that gets one JSON body, written by `encode`, for each notification.
 
-    `prepare` changes the texts of others for this receiver.
+    `prepare` makes texts from other systems safe for this receiver.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The function that sends to a receiver, its default rate, and problems of its templates.
+    """The function that sends to a receiver, its default rate, and problems in its templates.
 
     `mask` removes the receiver's secrets from a text. With `shows_repeats`, the receiver cannot
     drop repeated messages, so they are sent one at a time: a crash then repeats at most one.

@@ -5,7 +5,7 @@ Kubernetes deletes Events after about an hour: they are a view, not a record.
 
 An annotation of the pod, or else of its namespace, names the owners' receivers; it is cached for a
 minute. Other receivers do not wait for this. While Kubernetes does not answer, the query is
-retried, so owners are notified late, but not never.
+retried, so owners are notified late rather than never.
 
 These two kinds of requests do not need a client library, which would use more memory than the rest
 of the notifier. The token is read again for each request, because Kubernetes replaces it hourly.
@@ -319,7 +319,7 @@ class Owners:
                 self._has_pending.clear()
                 continue
             name, event = next(iter(self._pending.items()))
-            assert isinstance(event.data, vocabulary.AlertChanged), "as above"
+            assert isinstance(event.data, vocabulary.AlertChanged), "only alerts have pods"
             try:
                 owners = await self.owners_of(event.data.pods)
             except LookupFailed as error:

@@ -1,7 +1,7 @@
 """Pure: the text of a notification: short lines that say what to do.
 
-Every message says in one line what is wrong, and then where, from when on, which sources confirm
-it, which pods use the devices, what to do, and one command for details. Line breaks in alerts are
+Every message says in one line what is wrong, and then where, since when, which sources confirm it,
+which pods use the devices, what to do, and one command for details. Line breaks in alerts are
 removed, and left-out parts are counted. The operator's templates replace these texts; an unusable
 template is ignored, and the message says so.
 """
@@ -70,7 +70,7 @@ def compose(
 
 
 def inert(notification: notifications.Notification) -> notifications.Notification:
-    """Return a notification with spaces in its texts, so that Markdown has no links or mentions.
+    """Return a notification with spaces added to its texts, so that Markdown shows no links.
 
     Not every client reads backslashes, and the operator's templates may contain links.
     """
@@ -158,7 +158,7 @@ def look_closer(notification: notifications.Notification) -> str:
 
 
 def problems_of(templates: receiver_settings.Templates) -> list[str]:
-    """Return the problems of templates: unknown variables, or a dollar sign without a name."""
+    """Return the problems in templates: unknown variables, or a dollar sign without a name."""
     all_problems = []
     for name, text, names in (
         ("title", templates.title, NAMES),

@@ -381,7 +381,7 @@ def _pagerduty_event(
 def _first(notification: notifications.Notification) -> Json:
     """Return the part of the payload that is about the most urgent alert.
 
-    With many thousands of alerts their ids fill the notification, and no alert is left in it.
+    With many thousands of alerts, their ids fill the notification and leave no space for an alert.
     """
     if not notification.firing:
         return {

@@ -1,9 +1,9 @@
 """Pure: the alert index: which groups an alert belongs to, and which groups it has left.
 
-The newest event about a fingerprint counts. When the labels of an alert change, it is resolved, as
-it last was, in the groups that it no longer belongs to. A resolved alert is resolved in all its
-groups, even in those that it would no longer be routed to. The receivers that the owners of its
-pods have named stay until the owners are looked up again.
+The newest event about a fingerprint counts. When the labels of an alert change, its last version is
+resolved in the groups that it no longer belongs to. A resolved alert is resolved in all its groups,
+even in those that it would no longer be routed to. The receivers that the owners of its pods have
+named stay until the owners are looked up again.
 """
 
 from collections.abc import Collection, Iterable, Mapping

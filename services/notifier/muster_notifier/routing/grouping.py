@@ -1,4 +1,4 @@
-"""Pure: the grouping machine: sorts alerts into groups, and turns groups into notifications.
+"""Pure: sorts alerts into groups, and turns groups into notifications.
 
 Each receiver has its own groups, independent of the others. A group is flushed `group_wait_s` after
 its first alert and then every `group_interval_s` while it exists. Each flush leaves out muted
@@ -100,7 +100,7 @@ class Grouping:
     ) -> None:
         """Restore the state from the ledger, the outbox and the current alerts.
 
-        A ledger entry with nothing firing has the same effect as no entry (rows 1 to 3 of
+        A ledger entry without firing alerts has the same effect as no entry (rows 1 to 3 of
         `decision`).
         """
         for entry in entries:

@@ -16,7 +16,7 @@ Key = tuple[str, str]
 """The name of a receiver and the name of a group."""
 _RESOLVED_MAX: Final = 20_000
 IN_FLIGHT_MAX: Final = 8
-"""The maximum number of notifications in flight to one receiver: a receiver that comes back must
+"""The maximum number of notifications in flight to one receiver: a receiver that recovers must
 not be flooded. A notification that waits here is built only when it can be sent."""
 OUTSTANDING_MAX: Final = 256
 """The maximum number of a receiver's notifications in the outbox, including those retried."""

@@ -128,7 +128,7 @@ def _range(name: str, text: str, read: Callable[[str], int], *, ordered: bool = 
     try:
         numbers = read(first), read(last if colon else first)
     except (ValueError, IndexError):
-        raise ValueError(f"{name}: {text!r} is neither valid nor a valid range") from None
+        raise ValueError(f"{name}: {text!r} is neither a valid value nor a range") from None
     if ordered and numbers[0] > numbers[1]:
         raise ValueError(f"{name}: {text!r} ends before it begins")
     return numbers
@@ -238,7 +238,7 @@ BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
 
 
 class Muted(msgspec.Struct, frozen=True):
-    """The cause, and by what: a fingerprint and rule, a silence, a plugin or an interval."""
+    """The cause, and what mutes: a fingerprint and rule, a silence, a plugin or an interval."""
 
     cause: Cause
     by: str

@@ -96,7 +96,7 @@ def most_urgent_first(
     )
 
 
-def create(  # noqa: PLR0913  # what a notification is made of, each by its name
+def create(  # noqa: PLR0913  # the parts of a notification, each by its name
     *,
     after: str,
     receiver: str,
@@ -232,7 +232,7 @@ def entry_of(
 
 
 def ledger_key(receiver: str, group: str) -> str:
-    """Return the key in the bucket, without the characters in group names that keys cannot have."""
+    """Return an entry's key in the bucket; keys cannot contain all characters of group names."""
     return f"{receiver}.{token(group)}"
 
 

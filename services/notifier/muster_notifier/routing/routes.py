@@ -22,7 +22,7 @@ def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
     """Return all labels that are not empty; `alertname` equals `kind`.
 
     `device` is present if the alert is about exactly one device; `flapping` is "true" if the plugin
-    fails again and again.
+    fails repeatedly.
     """
     labels = {
         "alertname": str(alert.kind),
@@ -50,7 +50,7 @@ def refuse_unknown_labels(names: Collection[str], *, where: str = "group_by") ->
     if unknown:
         allowed = ", ".join((*LABEL_NAMES, ALL_LABELS))
         raise ValueError(
-            f"{where}: no alert has a label {', '.join(unknown)}; there are: {allowed}"
+            f"{where}: no alert has a label {', '.join(unknown)}; known labels: {allowed}"
         )
 
 
