@@ -82,6 +82,21 @@ def test_a_predecessor_serves_again_when_its_successor_dies(root: Path) -> None:
     plugin_process.run(story)
 
 
+def test_a_plugin_that_can_hand_over_to_nobody_serves_all_the_same(root: Path) -> None:
+    async def story() -> None:
+        (root / "device-plugins/muster/device-plugin.sock").mkdir(parents=True)
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin_process.plugin(root, both(root)) as plugin,
+        ):
+            await until_allocatable(kubelet, ONE, 1)
+            await plugin.said("handover_not_possible")
+            await kubelet.restart()
+            await until_allocatable(kubelet, ONE, 1)
+
+    plugin_process.run(story)
+
+
 def test_nobody_takes_back_what_was_taken_over(root: Path) -> None:
     async def story() -> None:
         file = both(root)

@@ -141,6 +141,8 @@ class Handover:
                 )
             except OSError as error:
                 logs.logger().warning("handover_not_possible", error=str(error))
+                # the resources are served all the same
+                await asyncio.Event().wait()
                 return
             try:
                 await self._taken_back.wait()
