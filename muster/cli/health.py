@@ -72,6 +72,7 @@ def show_status(
 @why_command.default
 def show_node(
     node: str,
+    plugin: str | None = None,
     /,
     *,
     since: str = "1d",
@@ -88,6 +89,8 @@ def show_node(
     ----------
     node
         Its name.
+    plugin
+        Show only this plugin, or the plugin of this resource or driver: `nvidia.com/gpu`.
     since
         Show changes since: `15m`, `2h`, `7d` ago, or a time.
 
@@ -113,10 +116,11 @@ def show_node(
         events=events,
         since=since,
         now=now,
+        only=plugin,
     )
     for problem in problems:
         output.warn("why", problem)
-    unknown = why.unknown_node(view)
+    unknown = why.unknown_name(view)
     if unknown:
         return output.fail("why", unknown)
     if json:

@@ -81,6 +81,26 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     """How many FUSE mounts its inventory lists."""
     problems: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()
+    watched: str = ""
+    """The resource or driver of a plugin that muster does not run; the next fields are of these."""
+    agent: str = ""
+    """The plugin that observes it."""
+    is_observed: bool = msgspec.field(default=True, name="observed")
+    finding: str = ""
+    text: str = ""
+    socket: str = ""
+    expected_devices: int | None = None
+    allocated: int | None = None
+    process: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name for people: that of a watched plugin is its resource or driver."""
+        return f"{self.watched} (watched)" if self.watched else self.plugin
+
+    def is_named(self, name: str) -> bool:
+        """Return whether this is the name of the plugin, or of one of its resources."""
+        return name in {self.plugin, self.watched, *self.resources}
 
     @property
     def is_well(self) -> bool:
@@ -185,7 +205,7 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
         count = len(state.plugins)
         healthy = f"all {count} plugins are" if count > 1 else "the only plugin is"
         text += ["", f"{healthy} HEALTHY; --all lists {'them' if count > 1 else 'it'}"]
-    reported = [(p.node, p.plugin, problem) for p in shown for problem in p.problems]
+    reported = [(p.node, p.name, problem) for p in shown for problem in p.problems]
     if reported:
         text += _table(("NODE", "PLUGIN", "PROBLEM"), reported, most)
     if state.alerts:
@@ -227,9 +247,10 @@ def _row(plugin: Plugin) -> tuple[str, str, str, str, str, str]:
         devices = f"{devices}, {counted}" if devices else counted
     faulty = f"; {len(plugin.unhealthy)} faulty" if plugin.unhealthy else ""
     verdict = f"{plugin.verdict or UNKNOWN}{' (suspended)' if plugin.is_suspended else ''}"
+    verdict += "" if plugin.is_observed else " (not observed)"
     kinds = ", ".join(sorted({alert.kind for alert in plugin.alerts})) or "-"
     devices = f"{devices or '-'}{faulty}"
-    return (plugin.node, plugin.plugin, verdict, at(plugin.since), devices, kinds)
+    return (plugin.node, plugin.name, verdict, at(plugin.since), devices, kinds)
 
 
 def _position(plugin: Plugin) -> tuple[bool, str, str]:

@@ -32,12 +32,21 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """The start of the events, as the user wrote it."""
     now: datetime | None = None
     """When health answered."""
+    only: str | None = None
+    """The only plugin or resource to show."""
 
     @property
     def plugins(self) -> list[status.Plugin]:
-        """Return the plugins of the node."""
+        """Return the plugins of the node, or the one that is asked for."""
+        only = self.only
+        shown = (p for p in self.all_plugins if only is None or p.is_named(only))
+        return sorted(shown, key=lambda p: (bool(p.watched), p.name))
+
+    @property
+    def all_plugins(self) -> list[status.Plugin]:
+        """Return all plugins of the node."""
         of_fleet = self.state.plugins if self.state else ()
-        return sorted((p for p in of_fleet if p.node == self.node), key=lambda p: p.plugin)
+        return [plugin for plugin in of_fleet if plugin.node == self.node]
 
     @property
     def alerts(self) -> list[status.Alert]:
@@ -48,8 +57,21 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def changes(self) -> list[codec.CloudEvent]:
         """Return the last changes, the newest last."""
-        changes = [event for event in self.events or () if not isinstance(event.data, _PERIODIC)]
+        changes = [
+            event
+            for event in self.events or ()
+            if not isinstance(event.data, _PERIODIC) and self._is_shown(event.data)
+        ]
         return changes[-_CHANGES_MAX:]
+
+    def _is_shown(self, event: vocabulary.Event) -> bool:
+        if self.only is None:
+            return True
+        if isinstance(event, vocabulary.PluginObserved):
+            return self.only in {event.watched.name, vocabulary.watched_plugin(event.watched.name)}
+        names = {self.only, *(plugin.plugin for plugin in self.plugins)}
+        of_event = getattr(event, "plugin", ""), getattr(event, "watched", "")
+        return not names.isdisjoint(of_event)
 
     @property
     def is_cut(self) -> bool:
@@ -82,9 +104,19 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(reasons.items())
 
 
-def unknown_node(view: NodeView) -> str:
-    """Return why this is not a node of the fleet; empty if it is, or if a source did not answer."""
-    if view.state is None or view.events is None or view.plugins or view.alerts or view.changes:
+def unknown_name(view: NodeView) -> str:
+    """Return why the node, or the plugin that is asked for, is unknown; empty if it is not.
+
+    If a source did not answer, nothing is unknown.
+    """
+    if view.state is None or view.events is None or view.plugins or view.changes:
+        return ""
+    if view.only is not None and view.all_plugins:
+        names = sorted({n for p in view.all_plugins for n in (p.watched or p.plugin, *p.resources)})
+        near = validation.near(view.only, names)
+        name, node = validation.key_name(view.only), validation.key_name(view.node)
+        return f"no plugin or resource {name} on node {node}{'; ' if near else ''}{near}"
+    if view.alerts and view.only is None:
         return ""
     names = sorted({plugin.node for plugin in view.state.plugins})
     near = validation.near(view.node, names)
@@ -141,8 +173,11 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
     verdict = plugin.verdict or status.UNKNOWN
     rule = f" ({plugin.rule})" if plugin.rule else ""
     since = status.at(plugin.since)
-    yield texts.plain(f"{plugin.node} {plugin.plugin} is {verdict} since {since}{rule}")
-    yield f"  heartbeat  {_heartbeat(plugin)}"
+    yield texts.plain(f"{plugin.node} {plugin.name} is {verdict} since {since}{rule}")
+    if plugin.watched:
+        yield from _observation(plugin)
+    else:
+        yield f"  heartbeat  {_heartbeat(plugin)}"
     if plugin.is_suspended:
         yield "  suspended  many plugins went silent together: no verdict until that is over"
     dated = _evidence_time(plugin, now)
@@ -157,6 +192,22 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
         yield f"  faulty     {texts.plain(fault)}"
     for alert in plugin.alerts:
         yield from _alert(alert, plugin.evidence)
+
+
+def _observation(plugin: status.Plugin) -> Iterable[str]:
+    """Return what is known of a plugin that muster does not run."""
+    by = plugin.agent or "nobody"
+    observed = f"by {by}" if plugin.is_observed else f"not now: {by} is silent; this is the last"
+    socket = f"; socket {plugin.socket}" if plugin.socket else ""
+    yield f"  observed   {texts.plain(f'{observed}{socket}')}"
+    if plugin.finding not in {"", "none"}:
+        yield f"  finding    {texts.plain(f'{plugin.finding}: {plugin.text}'.rstrip(': '))}"
+    counts = ((plugin.expected_devices, "expected"), (plugin.allocated, "held by pods"))
+    counted = ", ".join(f"{count} {word}" for count, word in counts if count is not None)
+    if counted:
+        yield f"  counts     {counted}"
+    if plugin.process:
+        yield f"  process    {texts.plain(plugin.process)}"
 
 
 def _mount(mount: vocabulary.FuseMount) -> str:
@@ -207,11 +258,16 @@ def _change(event: codec.CloudEvent) -> str:
         case vocabulary.VerdictChanged() as change:
             before = f"{change.previous} -> " if change.previous else ""
             why = "; ".join(f"{item.source}: {item.observed}" for item in change.evidence)
-            text = f"verdict {change.plugin}: {before}{change.verdict} ({change.rule}) {why}"
+            name = change.watched or change.plugin
+            text = f"verdict {name}: {before}{change.verdict} ({change.rule}) {why}"
         case vocabulary.AlertChanged() as change:
             text = f"alert {change.state} {change.severity} {change.kind}: {change.summary}"
         case vocabulary.RemediationDecided() as change:
             text = f"restart {change.outcome} {change.pod}: {change.reason}"
+        case vocabulary.PluginObserved(watched=watched) as change:
+            what = "removed from the node" if change.gone else watched.finding
+            text = f"{event.type} {watched.name}: {what}"
+            text += f": {watched.text}" if watched.text else ""
         case vocabulary.FuseMounted(mount=mount):
             text = f"{event.type} {_mount(mount)}"
         case vocabulary.FuseMountChanged(mount=mount) as change:

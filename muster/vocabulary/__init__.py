@@ -93,6 +93,7 @@ from muster.vocabulary.plugin import (
 )
 from muster.vocabulary.watch import (
     WATCHED_MAX as WATCHED_MAX,
+    WATCHED_PREFIX as WATCHED_PREFIX,
     PluginObserved as PluginObserved,
     Watched as Watched,
     WatchedFinding as WatchedFinding,

@@ -13,6 +13,8 @@ from muster.vocabulary import facts
 
 WATCHED_MAX: Final = 64
 """The most watched plugins of one node."""
+WATCHED_PREFIX: Final = "watched-"
+"""Begins the plugin names of watched plugins; no plugin of muster has such a name."""
 _NAME_MAX: Final = 48
 
 
@@ -92,4 +94,4 @@ def watched_plugin(name: str) -> str:
     """
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_NAME_MAX].strip("-")
     digest = hashlib.sha256(name.encode()).hexdigest()[:4]
-    return f"watched-{readable or 'plugin'}-{digest}"
+    return f"{WATCHED_PREFIX}{readable or 'plugin'}-{digest}"

@@ -207,7 +207,99 @@ def test_an_unknown_node_is_named_with_the_nearest_name() -> None:
     view = why.NodeView(
         node="nod-a", source="x", state=state(plugin("node-a")), events=[], since="1d"
     )
-    assert why.unknown_node(view) == "no plugin and no event of node nod-a; did you mean node-a?"
+    assert why.unknown_name(view) == "no plugin and no event of node nod-a; did you mean node-a?"
+
+
+AMD = {
+    "plugin": "watched-amd-com-gpu-5f08",
+    "watched": "amd.com/gpu",
+    "resources": ["amd.com/gpu"],
+    "devices": {"amd.com/gpu": 0},
+    "agent": "p",
+    "finding": "not_served",
+    "text": "refused for 2 s",
+    "socket": "device-plugins/amd.sock",
+    "expected_devices": 4,
+    "allocated": 1,
+    "process": "amd-plugin (pid 7)",
+    "rule": "watched_not_served",
+}
+
+
+def test_a_watched_plugin_is_shown_by_its_resource_and_marked() -> None:
+    watched = plugin("a", "PLUGIN_DOWN", **AMD, observed=False)
+    text = status.lines(state(plugin("a"), watched), source="here", everything=True)
+    (row,) = (line for line in text if "amd.com/gpu" in line)
+    shown = "a amd.com/gpu (watched) PLUGIN_DOWN (not observed) - amd.com/gpu 0 -"
+    assert " ".join(row.split()) == shown
+
+
+@pytest.mark.parametrize("name", ["amd.com/gpu", "watched-amd-com-gpu-5f08"])
+def test_one_plugin_of_a_node_is_shown_by_its_resource_or_name(name: str) -> None:
+    observed = [
+        codec.CloudEvent(
+            id=f"i:{number}",
+            source="/nodes/a/plugins/p",
+            type=vocabulary.PluginObserved.TYPE,
+            time=AT,
+            instance="i",
+            sequence=number,
+            boot="",
+            data=vocabulary.PluginObserved(
+                node="a",
+                at=AT,
+                plugin="p",
+                watched=vocabulary.Watched(
+                    name=resource, finding=vocabulary.WatchedFinding.NOT_SERVED, text="refused"
+                ),
+            ),
+        )
+        for number, resource in enumerate(("amd.com/gpu", "x.example/y"))
+    ]
+    view = why.NodeView(
+        node="a",
+        source="s",
+        state=state(plugin("a"), plugin("a", "PLUGIN_DOWN", **AMD)),
+        events=[*past_events(1), *observed],
+        since="1h",
+        only=name,
+    )
+    assert why.unknown_name(view) == ""
+    at = status.at(AT)
+    assert why.lines(view)[1:] == [
+        "",
+        "a amd.com/gpu (watched) is PLUGIN_DOWN since - (watched_not_served)",
+        "  observed   by p; socket device-plugins/amd.sock",
+        "  finding    not_served: refused for 2 s",
+        "  counts     4 expected, 1 held by pods",
+        "  process    amd-plugin (pid 7)",
+        "  devices    amd.com/gpu: 0",
+        "",
+        "last changes (last 1h)",
+        f"  {at}  plugin.observed amd.com/gpu: not_served: refused",
+    ]
+
+
+def test_a_plugin_that_nobody_observes_now_says_so() -> None:
+    watched = plugin("a", "PLUGIN_DOWN", **AMD, observed=False)
+    view = why.NodeView(node="a", source="s", state=state(watched), events=[], since="1h")
+    assert (
+        "  observed   not now: p is silent; this is the last; socket device-plugins/amd.sock"
+        in (why.lines(view))
+    )
+
+
+def test_an_unknown_plugin_of_a_node_is_named_with_the_nearest_name() -> None:
+    view = why.NodeView(
+        node="a",
+        source="s",
+        state=state(plugin("a"), plugin("a", **AMD)),
+        events=past_events(1),
+        since="1h",
+        only="amd.com/gpus",
+    )
+    text = "no plugin or resource amd.com/gpus on node a; did you mean amd.com/gpu?"
+    assert why.unknown_name(view) == text
 
 
 def test_an_alert_about_a_whole_node_is_shown_with_the_node() -> None:
@@ -228,7 +320,7 @@ def test_an_alert_about_a_whole_node_is_shown_with_the_node() -> None:
         events=[],
         since="1h",
     )
-    assert why.unknown_node(view) == ""
+    assert why.unknown_name(view) == ""
     assert [line for line in why.lines(view) if "alert " in line] == [
         "  alert      warning noisy_node since -: too much"
     ]
@@ -237,7 +329,7 @@ def test_an_alert_about_a_whole_node_is_shown_with_the_node() -> None:
 
 def test_a_removed_node_still_has_its_last_changes() -> None:
     view = why.NodeView(node="a", source="x", state=state(), events=past_events(1), since="1d")
-    assert why.unknown_node(view) == ""
+    assert why.unknown_name(view) == ""
     assert why.lines(view)[:5] == [
         "health    x",
         "",

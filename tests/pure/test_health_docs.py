@@ -31,7 +31,7 @@ def documented(section: str) -> dict[str, str]:
 def test_every_setting_is_listed_with_its_default(section: str) -> None:
     defaults = msgspec.structs.asdict(SECTIONS[section]())
     assert documented(section) == {
-        name: f"`{value}`" if isinstance(value, str) else f"{value:g}"
+        name: f"{value:g}" if type(value) in {int, float} else f"`{str(value).lower()}`"
         for name, value in defaults.items()
     }
 

@@ -132,6 +132,34 @@ def test_verdicts_count_for_as_many_plugins() -> None:
     assert stored == [True] * vocabulary.PLUGINS_MAX + [False] * 2
 
 
+def test_verdicts_on_watched_plugins_have_a_limit_of_their_own_and_those_well_make_room() -> None:
+    conditions = decision_publisher.NodeConditionWriter(None)
+
+    def stored(count: int, verdict: vocabulary.Verdict, prefix: str) -> list[bool]:
+        names = [f"{prefix}.example/{number}" for number in range(count)]
+        return [
+            conditions.observe_verdict(
+                vocabulary.VerdictChanged(
+                    node="a",
+                    plugin=vocabulary.watched_plugin(name),
+                    at=T0,
+                    verdict=verdict,
+                    rule="test",
+                    watched=name,
+                )
+            )
+            for name in names
+        ]
+
+    most = vocabulary.WATCHED_MAX
+    assert stored(most + 3, vocabulary.Verdict.HEALTHY, "x") == [True] * (most + 3)
+    assert stored(most + 3, vocabulary.Verdict.STUCK, "y") == [True] * most + [False] * 3
+    own = vocabulary.VerdictChanged(
+        node="a", plugin="p", at=T0, verdict=vocabulary.Verdict.STUCK, rule="test"
+    )
+    assert conditions.observe_verdict(own)
+
+
 def test_a_node_that_sends_too_much_is_read_again_later_and_the_others_at_once() -> None:
     budget = inventory_budget.InventoryBudget(known("a", "b.c"))
     sent = [budget.refusal(subject("a", "p"), 0.0) for _ in range(300)]

@@ -13,6 +13,7 @@ from muster.cli import __main__ as cli
 from muster.vocabulary import AlertKind
 from muster_health.model import alerts
 from muster_health.model import config as health
+from muster_health.plugin import watched_findings
 from muster_notifier import monitor
 from muster_notifier.config import schema as notifier
 
@@ -22,7 +23,22 @@ AT = datetime(2026, 1, 2, tzinfo=UTC)
 OF_NOTIFIER = {AlertKind.HEALTH_SILENT, AlertKind.DEAD_LETTERS}
 
 
-def link(kind: AlertKind) -> str:
+OF_WATCHED = (
+    AlertKind.PLUGIN_DOWN,
+    AlertKind.STUCK,
+    AlertKind.DEREGISTERED,
+    AlertKind.MISMATCH,
+    AlertKind.SPLIT_BRAIN,
+    AlertKind.MISSING,
+    AlertKind.DEGRADED,
+    AlertKind.MAINTENANCE_OVERDUE,
+)
+"""The kinds of alerts about plugins that muster does not run."""
+WATCHED = "watched_plugin"
+NAMES = sorted({*AlertKind, WATCHED})
+
+
+def link(kind: AlertKind, watched: str = "") -> str:
     """Return the link that an alert of this kind carries, with the default settings."""
     if kind in OF_NOTIFIER:
         url = notifier.Settings().runbook_url
@@ -33,7 +49,9 @@ def link(kind: AlertKind) -> str:
         return event.data.runbook
     alert = alerts.Alert(kind=kind, summary="s", evidence=(), starts_at=AT, told_at=AT)
     url = health.Settings().runbook_url
-    return alerts.changed(alert, node="a", plugin="p", runbook_url=url, leader=1).runbook
+    return alerts.changed(
+        alert, node="a", plugin="p", runbook_url=url, leader=1, watched=watched
+    ).runbook
 
 
 @pytest.mark.parametrize("kind", AlertKind)
@@ -41,12 +59,24 @@ def test_every_alert_links_to_its_page(kind: AlertKind) -> None:
     assert (ROOT / link(kind)).read_text("utf-8").startswith(f"# {kind}\n")
 
 
+@pytest.mark.parametrize("kind", OF_WATCHED)
+def test_every_alert_about_a_watched_plugin_links_to_its_section(kind: AlertKind) -> None:
+    page, _, section = link(kind, "nvidia.com/gpu").partition("#")
+    assert f"\n## {section}\n" in (ROOT / page).read_text("utf-8")
+
+
+def test_the_page_of_watched_plugins_has_a_section_for_each_verdict_that_they_can_have() -> None:
+    verdicts = {verdict for verdict, _ in watched_findings.VERDICTS.values()}
+    kinds = {alerts.kind_of(verdict) for verdict in verdicts}
+    assert {*kinds, AlertKind.MAINTENANCE_OVERDUE} == set(OF_WATCHED)
+
+
 def test_every_page_belongs_to_an_alert() -> None:
-    assert {page.stem for page in PAGES.iterdir()} == {str(kind) for kind in AlertKind}
+    assert sorted(page.stem for page in PAGES.iterdir()) == NAMES
 
 
-@pytest.mark.parametrize("kind", sorted(set(AlertKind) - OF_NOTIFIER))
-def test_every_page_says_how_muster_knows_what_to_do_and_what_resolves_it(kind: AlertKind) -> None:
+@pytest.mark.parametrize("kind", sorted({*NAMES} - OF_NOTIFIER))
+def test_every_page_says_how_muster_knows_what_to_do_and_what_resolves_it(kind: str) -> None:
     parts = re.findall(r"^\*\*(.+?)\*\*", (PAGES / f"{kind}.md").read_text("utf-8"), re.MULTILINE)
     assert [part for part in parts if part in {"How muster knows.", "What to do."}] == [
         "How muster knows.",
@@ -55,24 +85,24 @@ def test_every_page_says_how_muster_knows_what_to_do_and_what_resolves_it(kind: 
     assert parts[-1] == "It is resolved"
 
 
-@pytest.mark.parametrize("kind", AlertKind)
-def test_every_link_of_a_page_points_to_a_file(kind: AlertKind) -> None:
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_link_of_a_page_points_to_a_file(kind: str) -> None:
     links = re.findall(r"\]\(([^)]+)\)", (PAGES / f"{kind}.md").read_text("utf-8"))
     assert [target for target in links if not (PAGES / target).exists()] == []
 
 
-@pytest.mark.parametrize("kind", AlertKind)
-def test_every_setting_that_a_page_names_exists(kind: AlertKind) -> None:
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_setting_that_a_page_names_exists(kind: str) -> None:
     text = (PAGES / f"{kind}.md").read_text("utf-8")
     named = re.findall(r"`(detection|bounds)\.(\w+)`", text)
     settings = health.Settings()
     assert [key for section, key in named if not hasattr(getattr(settings, section), key)] == []
 
 
-@pytest.mark.parametrize("kind", AlertKind)
-def test_every_muster_command_on_a_page_is_valid(kind: AlertKind) -> None:
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_muster_command_on_a_page_is_valid(kind: str) -> None:
     text = (PAGES / f"{kind}.md").read_text("utf-8")
     for command in re.findall(r"`muster ([^`]+)`", text):
-        arguments = shlex.split(command.replace("<node>", "node-a"))
+        arguments = shlex.split(command.replace("<node>", "a").replace("<resource>", "b"))
         # raises for an unknown command or option
         cli.app.parse_args(arguments, exit_on_error=False, print_error=False)

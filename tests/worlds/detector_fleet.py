@@ -1,7 +1,7 @@
 """A fleet behind a bus and a cluster, and health services that lead, follow, pause and crash."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -50,6 +50,13 @@ class Plugin:
     extended: bool = True
     """Whether its resource is an extended one; the FUSE broker's is not."""
     mounts: dict[str, vocabulary.FuseMount] = field(default_factory=dict)
+    watched: dict[str, vocabulary.Watched] = field(default_factory=dict)
+    """What it observes of plugins that muster does not run, by name."""
+    others: tuple[signals.Pod, ...] | None = None
+    """The pods of these, as the Kubernetes API shows them."""
+    planned: tuple[signals.Planned, ...] = ()
+    offers: dict[str, int] = field(default_factory=dict)
+    """What the node offers of other resources."""
     twin_seq: int = 0
     broken: set[str] = field(default_factory=set)
     instance: int = 0
@@ -109,9 +116,18 @@ class Plugin:
             exists=True,
             lease_age_s=now - self.lease_at,
             ready=self.node_up,
+            planned=self.planned,
             pods=(pod,),
-            offers={GPU: signals.Offer(capacity=2, allocatable=count)} if self.extended else {},
+            offers=self._offers(count),
         )
+
+    def _offers(self, count: int) -> dict[str, signals.Offer]:
+        own = {GPU: signals.Offer(capacity=2, allocatable=count)} if self.extended else {}
+        others = {
+            name: signals.Offer(capacity=count, allocatable=count)
+            for name, count in self.offers.items()
+        }
+        return own | others
 
 
 class Service:
@@ -394,8 +410,33 @@ class World:
                 plugin="p",
                 devices=devices if plugin.extended else (),
                 fuse_mounts=tuple(plugin.mounts.values()),
+                watched=tuple(plugin.watched.values()),
             ),
         )
+
+    def observe(self, node: str, watched: vocabulary.Watched) -> None:
+        """Let the agent report a change of what it observes of a watched plugin."""
+        plugin = self.plugins[node]
+        plugin.watched[watched.name] = watched
+        if plugin.sends_heartbeats:
+            self._report(
+                plugin,
+                vocabulary.PluginObserved(node=node, at=ZERO, plugin="p", watched=watched),
+            )
+
+    def unwatch(self, node: str, name: str) -> None:
+        """Let the agent report that a watched plugin was removed."""
+        plugin = self.plugins[node]
+        event = vocabulary.PluginObserved(
+            node=node, at=ZERO, plugin="p", watched=plugin.watched.pop(name), gone=True
+        )
+        self._report(plugin, event)
+
+    def offer_other(self, node: str, name: str, count: int) -> None:
+        """Let a node offer so many devices of another resource than the agent's."""
+        plugin = self.plugins[node]
+        plugin.offers[name] = count
+        self._feed_all(signals.NodeOffers(node=node, offers=plugin.facts(self.now).offers))
 
     def change_mount(
         self, node: str, mount: vocabulary.FuseMount, condition: vocabulary.FuseCondition
@@ -514,8 +555,10 @@ class World:
         self.asked.append(question)
         plugin = self.plugins.get(question.node)
         before, at = None if plugin is None else plugin.facts(self.now), self.now + 0.02
+        if plugin is not None and before is not None and question.watched:
+            before = None if self.mute else replace(before, pods=plugin.others)
         if plugin is not None and question.resources:
-            assert question.resources == (GPU,)
+            assert question.resources == (GPU,) or question.resources[0] in plugin.watched
             before = None if self.mute else signals.Facts(holders=plugin.holders)
             at = self._listed_at = max(self._listed_at, self.now) + self.list_s
             at = self.now + question.timeout_s if self.mute else at
@@ -555,6 +598,10 @@ class World:
                 plugin.lease_at = self.now
             if plugin.sends_heartbeats:
                 self._feed_all(signals.HeartbeatArrived(heartbeat=plugin.beat(self.now)))
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Let what plugins have reported arrive now, not with the next heartbeats."""
         self._unacked = []
         while self._events:
             event = self._events.pop(0)

@@ -183,7 +183,7 @@ def _state(
     """Return the state of the service, as `/state` shows it."""
     now = asyncio.get_running_loop().time()
     state = {
-        "plugins": [plugin.shown(now) for plugin in watched.plugins()],
+        "plugins": list(watched.shown_plugins(now)),
         "fleet": watched.shown(),
         "service": {
             "leads": election.term(),

@@ -16,7 +16,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
-from muster_health.alerting import alert_lifecycle
+from muster_health.alerting import alert_lifecycle, watched_alerts
 from muster_health.model import alerts, config, signals, steps
 from muster_health.model.snapshot import State
 
@@ -115,6 +115,7 @@ class PluginAlert:
     plugin: str
     lifecycle: alert_lifecycle.AlertLifecycle
     context: config.Context
+    watched: watched_alerts.Subject | None = None
     repair_due: float = 0.0
     overdue: Evidence = ()
     _pause_due: float = 0.0
@@ -205,6 +206,9 @@ class PluginAlert:
             return []
         if self._query is not None and self._query.is_awaited(now):
             return self._published
+        if self.watched is not None and not standing.resources:
+            # Kubernetes cannot list the pods of a driver by a resource, but the agent knows them
+            return [alert]
         return [named(alert, self._query, self._published)]
 
     def followed(
@@ -244,7 +248,7 @@ class PluginAlert:
         summary, advice = self._texts(kind, standing)
         if standing.is_flapping:
             summary = alerts.often(summary, kind, verdict)
-        return alerts.Alert(
+        alert = alerts.Alert(
             kind=kind,
             summary=summary,
             evidence=why,
@@ -253,10 +257,14 @@ class PluginAlert:
             flapping=standing.is_flapping,
             advice=advice,
         )
+        holders = self.watched.holders if self.watched and not standing.resources else ()
+        return alert.naming(holders, len(holders)) if holders else alert
 
     def _texts(self, kind: AlertKind, standing: steps.Standing) -> tuple[str, str]:
         """Return the summary, and the advice if it differs from that of the alert's kind."""
         names, rule = {"node": self.node, "plugin": self.plugin}, standing.rule
+        if self.watched is not None:
+            return watched_alerts.texts(kind, rule, self.watched, node=self.node)
         if kind is AlertKind.DEREGISTERED and rule in _OF_KUBELET:
             summary, advice = _OF_KUBELET[rule]
             resources = ", ".join(standing.resources[:_SHOWN_MAX])

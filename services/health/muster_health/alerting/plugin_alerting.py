@@ -18,6 +18,7 @@ from muster_health.alerting import (
     evidence,
     mount_alerts,
     plugin_alert,
+    watched_alerts,
 )
 from muster_health.model import alerts, config, signals, snapshot, steps
 
@@ -57,6 +58,8 @@ class PluginAlerting:
     published_verdict: Verdict | None = None
     pending_verdict: vocabulary.VerdictChanged | None = None
     alert: plugin_alert.PluginAlert | None = None
+    watched: watched_alerts.Subject | None = None
+    """Set if muster does not run the plugin, but only watches it."""
     _reached_at: float | None = None
 
     def load(self, before: snapshot.Snapshot) -> None:
@@ -183,7 +186,8 @@ class PluginAlerting:
     def end_all(self, standing: steps.Standing, now: float, at: datetime, why: str) -> None:
         """Resolve all open alerts: the plugin is removed."""
         self._stamp(now, at)
-        if standing.verdict is Verdict.MAINTENANCE:
+        is_removed = standing.rule is steps.Rule.WATCHED_REMOVED
+        if standing.verdict is Verdict.MAINTENANCE or is_removed:
             self._follow_verdict(standing, at)
         self.lifecycle.end_all(at, (evidence.of("health", why),))
 
@@ -218,6 +222,7 @@ class PluginAlerting:
             plugin=self.plugin,
             runbook_url=self.context.runbook_url,
             leader=leader,
+            watched=self.watched.name if self.watched else "",
         )
 
     def _stamp(self, now: float, at: datetime) -> None:
@@ -231,7 +236,7 @@ class PluginAlerting:
             self.alert = None
         elif self.alert is None:
             self.alert = plugin_alert.PluginAlert(
-                self.node, self.plugin, self.lifecycle, self.context
+                self.node, self.plugin, self.lifecycle, self.context, self.watched
             )
 
     def _follow_verdict(self, standing: steps.Standing, at: datetime) -> None:
@@ -249,6 +254,7 @@ class PluginAlerting:
             resources=standing.resources,
             leader=self.context.leader or 0,
             flapping=standing.is_flapping,
+            watched=self.watched.name if self.watched else "",
         )
         self.published_verdict = verdict
 

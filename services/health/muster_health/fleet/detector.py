@@ -10,12 +10,12 @@ leader first restores what the former one stored, and publishes only the differe
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from muster import vocabulary
 from muster_health.fleet import effects
 from muster_health.model import limits, signals, snapshot, steps
-from muster_health.plugin import tracked_plugin
+from muster_health.plugin import tracked_plugin, watched_plugin
 
 _POSITION_S: Final = 5.0
 _FLEET_S: Final = 1.0
@@ -62,6 +62,14 @@ class Detector(effects.Fleet):
     def plugins(self) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Return all tracked plugins."""
         return self._registry.plugins.values()
+
+    def shown_plugins(self, now: float) -> Iterable[dict[str, Any]]:
+        """Yield what `/state` shows about each plugin, and whether a watched one is observed."""
+        for plugin in self._registry.plugins.values():
+            if isinstance(plugin, watched_plugin.WatchedPlugin):
+                yield plugin.shown(now) | {"observed": self._is_observed(plugin)}
+            else:
+                yield plugin.shown(now)
 
     def shown(self) -> dict[str, object]:
         """Return what `/state` shows about the whole fleet."""
@@ -191,12 +199,17 @@ class Detector(effects.Fleet):
             if isinstance(added, limits.Refusal):
                 return [signals.refused(added, event.node)]
             plugin = added
-        return self._act(plugin, plugin.receive(reported, now), now)
+        returned = plugin.receive(reported, now)
+        outs = self._act(plugin, returned, now)
+        for effect in returned:
+            if isinstance(effect, steps.WatchedReported):
+                outs += self._follow_watched(plugin, effect, now)
+        return outs
 
     def _hand_on(
         self, node: str, name: str, event: steps.Event, now: float
     ) -> list[signals.Output]:
-        plugin = self._find(node, name)
+        plugin = self._registry.find(node, name)
         if plugin is None:
             return []
         if isinstance(event, signals.ClusterAnswered):
@@ -210,7 +223,11 @@ class Detector(effects.Fleet):
             self._fleet.restore(before, now + self._settle_s)
             self._timers.set(effects.FLEET_DUE, now + self._settle_s)
             return []
-        plugin = self._registry.find_or_add(before.node, before.plugin, now)
+        if before.watched is None:
+            plugin = self._registry.find_or_add(before.node, before.plugin, now)
+        else:
+            name = before.watched.name
+            plugin = self._registry.find_or_watch(before.node, name, now, is_restored=True)
         if isinstance(plugin, limits.Refusal):
             return [signals.refused(plugin, before.node)]
         plugin.receive(event, now)
@@ -233,7 +250,8 @@ class Detector(effects.Fleet):
         return outs
 
     def _remediated(self, event: signals.Remediated, now: float) -> list[signals.Output]:
-        plugin, leader = self._find(event.node, event.plugin), self._context.leader
+        plugin = self._registry.find(event.node, event.plugin)
+        leader = self._context.leader
         if plugin is None or leader is None:
             return []
         return self._remediator.done(plugin, event, leader, self._self_check.at(now))

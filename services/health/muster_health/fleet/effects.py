@@ -16,12 +16,13 @@ from muster_health.fleet import (
     suspension,
     timer_queue,
 )
-from muster_health.model import alerts, config, signals, steps
-from muster_health.plugin import tracked_plugin
+from muster_health.model import alerts, config, limits, signals, steps
+from muster_health.plugin import tracked_plugin, watched_plugin
 
 FLEET_DUE: Final = "fleet"
 """The timer's key for the whole fleet; plugins' keys contain a dot."""
 STARTUP_DUE: Final = "startup"
+_WATCHED_GONE: Final = "the agent on the node reports that it was removed as planned"
 
 
 class Fleet:
@@ -74,7 +75,7 @@ class Fleet:
                     is_decided = True
                 case steps.ClockSkewChanged():
                     self._compare_clocks(plugin, now)
-                case steps.Changed():
+                case steps.Changed() | steps.WatchedReported():
                     pass
                 case _:
                     assert_never(effect)
@@ -90,6 +91,27 @@ class Fleet:
         if self._may_restart:
             outs += self._remediate(plugin, now)
         self._reschedule(plugin)
+        return outs
+
+    def _follow_watched(
+        self, agent: tracked_plugin.TrackedPlugin, report: steps.WatchedReported, now: float
+    ) -> list[signals.Output]:
+        """Pass on what an agent reports of the plugins that it watches."""
+        outs: list[signals.Output] = []
+        for watched in report.watched:
+            plugin = self._registry.find_or_watch(agent.node, watched.name, now)
+            if isinstance(plugin, limits.Refusal):
+                outs.append(signals.refused(plugin, agent.node))
+                continue
+            event = steps.Observed(watched=watched, agent=agent.plugin, causes=agent.causes)
+            outs += self._act(plugin, plugin.receive(event, now), now)
+        names = {watched.name for watched in report.watched}
+        for plugin in self._registry.watched_by(agent):
+            if plugin.name in report.gone:
+                outs += self._remove(plugin, _WATCHED_GONE, now)
+            elif report.is_all and plugin.name not in names:
+                plugin.unlisted(now)
+                self._reschedule(plugin)
         return outs
 
     def _removal_reason(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> str:
@@ -120,7 +142,9 @@ class Fleet:
 
     def _remediate(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
         leader = self._context.leader
-        if leader is None:
+        if leader is None or (
+            isinstance(plugin, watched_plugin.WatchedPlugin) and not self._is_observed(plugin)
+        ):
             return []
         question = self._remediator.ask(plugin, now)
         if question is not None:
@@ -128,6 +152,11 @@ class Fleet:
         at = self._self_check.at(now)
         is_mass_failure = bool(self._suspensions.active)
         return self._remediator.decide(plugin, leader, now, at, is_mass_failure=is_mass_failure)
+
+    def _is_observed(self, watched: watched_plugin.WatchedPlugin) -> bool:
+        """Return whether the agent that observes a watched plugin is alive."""
+        agent = self._registry.agent_of(watched)
+        return agent is not None and agent.is_alive
 
     def _publish(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
         """Publish a plugin's changes; after a start, a first HEALTHY verdict waits for its turn."""
@@ -154,12 +183,15 @@ class Fleet:
     def _remove(
         self, plugin: tracked_plugin.TrackedPlugin, why: str, now: float
     ) -> list[signals.Output]:
-        """Forget a plugin and resolve its open alerts."""
+        """Forget a plugin, and those that only it watches; resolve their open alerts."""
+        outs: list[signals.Output] = []
+        for watched in self._registry.watched_by(plugin):
+            outs += self._remove(watched, why, now)
         self._evaluate_soon(self._registry.remove(plugin), now)
         self._suspensions.removed(plugin.key, now)
         self._clocks.forget(plugin)
         self._fleet.hold(plugin.key, ())
-        return plugin.end(now, self._self_check.at(now), why)
+        return [*outs, *plugin.end(now, self._self_check.at(now), why)]
 
     def _evaluate_soon(self, plugins: Iterable[tracked_plugin.TrackedPlugin], now: float) -> None:
         for plugin in plugins:

@@ -6,20 +6,31 @@ Once the Kubernetes API has named all nodes, only these are tracked; until then,
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from muster import pacing, vocabulary
 from muster.vocabulary import Verdict
 from muster_health.model import config, limits, signals
-from muster_health.plugin import tracked_plugin
+from muster_health.plugin import tracked_plugin, watched_plugin
+
+_WATCHED_PER_S: Final = 1 / 60
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node: its plugins, and the resources it offers."""
+    """One node: its plugins, those that they watch, and the resources it offers."""
 
     plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
+    watched: tuple[watched_plugin.WatchedPlugin, ...] = ()
     offers: Mapping[str, signals.Offer] | None = None
     bucket: pacing.TokenBucket | None = None
+    additions: pacing.TokenBucket | None = None
+    """How many more watched plugins may be added now."""
+
+    @property
+    def everything(self) -> tuple[tracked_plugin.TrackedPlugin, ...]:
+        """Return its plugins and the watched ones."""
+        return (*self.plugins, *self.watched)
 
 
 class Registry:
@@ -43,6 +54,9 @@ class Registry:
             for tracked in there.plugins:
                 if tracked.plugin == plugin:
                     return tracked
+            for watched in there.watched:
+                if watched.plugin == plugin:
+                    return watched
         return None
 
     def find_or_add(
@@ -55,12 +69,59 @@ class Registry:
         refusal = self._refusal(node, is_expected=is_expected)
         if refusal is not None:
             return refusal
+        there = self.nodes.get(node)
+        if there is not None and len(there.plugins) >= self._context.bounds.plugins_per_node:
+            return limits.Refusal.PLUGINS
+        if plugin.startswith(vocabulary.WATCHED_PREFIX):
+            return limits.Refusal.RESERVED
         there = self._node(node)
         tracked = tracked_plugin.TrackedPlugin(node, _same(plugin), self._context, now=now)
         tracked.receive(signals.NodeOffers(node=node, offers=there.offers), now)
         self.plugins[tracked.key] = tracked
         there.plugins = (*there.plugins, tracked)
         return tracked
+
+    def find_or_watch(
+        self, node: str, name: str, now: float, *, is_restored: bool = False
+    ) -> watched_plugin.WatchedPlugin | limits.Refusal:
+        """Return a watched plugin, adding it if needed and allowed; otherwise why it is refused.
+
+        Each new one publishes a verdict, so a node whose agent makes up names may add only a few.
+        """
+        there = self.nodes.get(node)
+        for known in there.watched if there is not None else ():
+            if known.name == name:
+                return known
+        refusal = self._refusal(node, is_expected=False)
+        if refusal is not None:
+            return refusal
+        there = self._node(node)
+        plugin = vocabulary.watched_plugin(name)
+        is_taken = any(known.plugin == plugin for known in there.watched)
+        if is_taken or len(there.watched) >= vocabulary.WATCHED_MAX:
+            return limits.Refusal.WATCHED
+        if there.additions is None:
+            burst = vocabulary.WATCHED_MAX
+            there.additions = pacing.TokenBucket(per_s=_WATCHED_PER_S, burst=burst, now=now)
+        if not is_restored and not there.additions.try_take(now):
+            return limits.Refusal.WATCHED
+        watched = watched_plugin.WatchedPlugin(node, name, self._context, now=now)
+        watched.receive(signals.NodeOffers(node=node, offers=there.offers), now)
+        self.plugins[watched.key] = watched
+        there.watched = (*there.watched, watched)
+        return watched
+
+    def agent_of(
+        self, watched: watched_plugin.WatchedPlugin
+    ) -> tracked_plugin.TrackedPlugin | None:
+        """Return the plugin that observes a watched one, if it is tracked."""
+        return self.find(watched.node, watched.agent)
+
+    def watched_by(self, agent: tracked_plugin.TrackedPlugin) -> list[watched_plugin.WatchedPlugin]:
+        """Return the plugins that an agent watches."""
+        node = self.nodes.get(agent.node)
+        watched = node.watched if node is not None else ()
+        return [each for each in watched if each.agent == agent.plugin]
 
     def list_nodes(self) -> list[tracked_plugin.TrackedPlugin]:
         """Record that all nodes of the cluster are known; return the plugins on others."""
@@ -69,7 +130,7 @@ class Registry:
             tracked
             for node in self.nodes.values()
             if node.offers is None
-            for tracked in node.plugins
+            for tracked in node.everything
             if not tracked.alive.is_expected
         ]
 
@@ -78,8 +139,9 @@ class Registry:
         del self.plugins[gone.key]
         node = self.nodes[gone.node]
         node.plugins = tuple(tracked for tracked in node.plugins if tracked is not gone)
+        node.watched = tuple(watched for watched in node.watched if watched is not gone)
         self._forget_if_empty(gone.node)
-        return _inhibit(node.plugins)
+        return _inhibit(node.everything)
 
     def is_placed(self, plugin: str) -> bool:
         """Return whether Kubernetes reports on which nodes this plugin is expected."""
@@ -109,15 +171,15 @@ class Registry:
         node = self._node(event.node)
         node.offers = event.offers
         self._forget_if_empty(event.node)
-        for tracked in node.plugins:
+        for tracked in node.everything:
             tracked.receive(event, now)
-        return node.plugins
+        return node.everything
 
     def inhibit(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Let only one alert report that a node is down; return the plugins that change."""
-        return _inhibit(self.nodes[changed.node].plugins)
+        return _inhibit(self.nodes[changed.node].everything)
 
     def may_open(self, now: float) -> bool:
         """Return whether the fleet's rate limit allows another alert now."""
@@ -143,8 +205,6 @@ class Registry:
             # this name is reserved for health's own alerts and saved state
             return limits.Refusal.RESERVED
         there = self.nodes.get(node)
-        if there is not None and len(there.plugins) >= self._context.bounds.plugins_per_node:
-            return limits.Refusal.PLUGINS
         if is_expected or (there is not None and there.offers is not None):
             return None
         if self._has_all_nodes:
@@ -162,7 +222,7 @@ class Registry:
 
     def _forget_if_empty(self, name: str) -> None:
         node = self.nodes[name]
-        if not node.plugins and node.offers is None:
+        if not node.everything and node.offers is None:
             del self.nodes[name]
             self.version += 1
 

@@ -2,9 +2,11 @@
 
 A pod is restarted only for a verdict that a restart may repair, once per verdict, after its alert
 has been published: STUCK, MISMATCH, and DEREGISTERED if the plugin has not registered again by
-itself within a minute. On each node the wait grows after each restart, and the fleet has a limit
-per hour. A restart over a limit is published as refused, and not done later. Each restart is saved
-before it is done, so that a restart of health does not repeat it.
+itself within a minute. The pod of a watched plugin is restarted only if that is allowed separately,
+for PLUGIN_DOWN, STUCK and DEREGISTERED that have lasted for a minute. On each node the wait grows
+after each restart, and the fleet has a limit per hour. A restart over a limit is published as
+refused, and not done later. Each restart is saved before it is done, so that a restart of health
+does not repeat it.
 """
 
 from collections.abc import Sequence
@@ -84,7 +86,7 @@ class Remediator:
     """Asks Kubernetes for a plugin's pod, and decides whether to restart it."""
 
     def __init__(self, settings: config.Remediation) -> None:
-        self._mode = settings.mode
+        self._mode, self._restarts_watched = settings.mode, settings.watched
         self._budget = RestartBudget(settings)
         self._asked: dict[str, int] = {}
         self._answered: set[str] = set()
@@ -105,7 +107,8 @@ class Remediator:
 
     def ask(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> signals.AskCluster | None:
         """Return the query for a plugin's pod, if that query is due."""
-        if not plugin.needs_restart(now):
+        is_allowed = self._restarts_watched or plugin.alerting.watched is None
+        if not is_allowed or not plugin.needs_restart(now):
             self._asked.pop(plugin.key, None)
             self._answered.discard(plugin.key)
             return None

@@ -264,10 +264,10 @@ class Suspensions:
             sizes = Counter(
                 cause
                 for node in self._registry.nodes.values()
-                if node.plugins
+                if node.everything
                 for cause in {
                     mass_failure.FLEET,
-                    *(cause for plugin in node.plugins for cause in plugin.common_causes()),
+                    *(cause for plugin in node.everything for cause in plugin.common_causes()),
                 }
             )
             self._sizes = now, sizes

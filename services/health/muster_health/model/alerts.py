@@ -183,11 +183,18 @@ def fingerprint(
 
 
 def changed(
-    alert: Alert, *, node: str, plugin: str, runbook_url: str, leader: int
+    alert: Alert,
+    *,
+    node: str,
+    plugin: str,
+    runbook_url: str,
+    leader: int,
+    watched: str = "",
 ) -> vocabulary.AlertChanged:
     """Return the event for an alert that fires, changes or is resolved.
 
     Among the alerts of the fleet, one about a noisy node has the node's name as its `resource`.
+    Alerts about watched plugins have a runbook of their own, with a section for each kind.
     """
     resource = alert.resource
     if alert.kind is AlertKind.NOISY_NODE:
@@ -211,9 +218,10 @@ def changed(
         evidence=alert.evidence,
         advice=alert.advice or advice_of(alert.kind),
         flapping=alert.flapping,
-        runbook=f"{runbook_url}{alert.kind}.md",
+        runbook=f"{runbook_url}{f'{_WATCHED}.md#{alert.kind}' if watched else f'{alert.kind}.md'}",
         change=alert.change,
         leader=leader,
+        watched=watched,
     )
 
 
@@ -262,6 +270,7 @@ def advice_of(kind: AlertKind) -> str:
     return _ADVICE.get(kind, "")
 
 
+_WATCHED: Final = "watched_plugin"
 _NAMES_RESOURCES: Final = frozenset({AlertKind.DEREGISTERED, AlertKind.MISMATCH})
 _SUMMARY: Final = {
     AlertKind.PLUGIN_DOWN: "{plugin} on {node} is down",

@@ -105,6 +105,8 @@ class Remediation(msgspec.Struct, frozen=True, kw_only=True):
     per_hour: Count = 6
     node_backoff_s: sections.Period = 600.0
     """Shortest time between two restarts on a node; doubled each time, reset by a quiet day."""
+    watched: bool = False
+    """Whether pods of plugins that muster does not run may be restarted, too."""
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,10 @@ class Refusal(enum.StrEnum):
     """The node has too many plugins."""
     DEVICES = "devices"
     """The plugin has too many devices or resources with faults."""
+    WATCHED = "watched"
+    """The node has too many watched plugins."""
     RESERVED = "reserved"
-    """The node's name stands for the fleet."""
+    """The node's name stands for the fleet, or the plugin's for a watched plugin."""
 
 
 class Channel(enum.StrEnum):

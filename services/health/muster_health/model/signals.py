@@ -27,6 +27,7 @@ class Pod:
     """A pod of the plugin: `name` is `namespace/name`, `waiting` why a container is not running.
 
     `revision` is its `controller-revision-hash`; `current` is its DaemonSet's newest one.
+    `age_s` is known only of a watched plugin's pod.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Pod:
     waiting: str = ""
     revision: str = ""
     current: str = ""
+    age_s: float | None = None
 
     @property
     def runs(self) -> bool:
@@ -323,11 +325,14 @@ class Probe(_Numbered):
 class AskCluster(_Numbered):
     """GET node, lease and the plugin's pods, and return one `ClusterAnswered` with this number.
 
-    With `resources`, only find the pods on the node that request one of these.
+    With `resources`, only find the pods on the node that request one of these. `watched` is the
+    resource or driver of a watched plugin, `pod` the uid of its pod if the agent knows it.
     """
 
     timeout_s: float
     resources: tuple[str, ...] = ()
+    watched: str = ""
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The times of the latest restarts of the pod by health; they count towards the limits."""
     position: int = 0
     leader: int = 0
+    watched: vocabulary.Watched | None = None
+    """What the agent observed last; None for a plugin that muster runs."""
+    agent: str = ""
+    """The plugin that observes a watched plugin."""
 
 
 def key_of(node: str, plugin: str) -> str:
@@ -106,12 +110,13 @@ def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
     healthy.
     """
     newest = {event.fingerprint: event for event in published}
-    plugins: dict[tuple[str, str], list[alerts.Alert]] = {}
+    plugins: dict[tuple[str, str, str], list[alerts.Alert]] = {}
     for event in newest.values():
         if event.state is vocabulary.AlertState.FIRING:
             is_noisy = event.kind is vocabulary.AlertKind.NOISY_NODE
             owner = vocabulary.FLEET if is_noisy else event.node
-            plugins.setdefault((owner, event.plugin), []).append(alerts.of_event(event))
+            key = owner, event.plugin, event.watched
+            plugins.setdefault(key, []).append(alerts.of_event(event))
     return [
         Snapshot(
             node=node,
@@ -120,8 +125,9 @@ def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
             interval_s=_INTERVAL_S,
             firing=tuple(firing),
             bad=tuple(_bad(alert) for alert in firing if alert.kind in alerts.OF_DEVICES),
+            watched=vocabulary.Watched(name=watched) if watched else None,
         )
-        for (node, plugin), firing in plugins.items()
+        for (node, plugin, watched), firing in plugins.items()
     ]
 
 
@@ -172,6 +178,9 @@ def decode(value: bytes) -> Snapshot:
         raise ValueError(str(error)) from None
     if stored.v != VERSION:
         raise ValueError(f"the state has version {stored.v}, expected {VERSION}")
+    watched = stored.watched
+    if watched is not None and vocabulary.watched_plugin(watched.name) != stored.plugin:
+        raise ValueError(f"{stored.plugin} is not the plugin of {watched.name}")
     for alert in (*stored.firing, *stored.untold_alerts):
         if not alert.evidence:
             raise ValueError("an alert without evidence")

@@ -45,6 +45,22 @@ class Rule(enum.StrEnum):
 
     FELL_OFTEN = "fell_often"
 
+    WATCHED_NOT_SERVED = "watched_not_served"
+    WATCHED_SOCKET_REMOVED = "watched_socket_removed"
+    WATCHED_NO_ANSWER = "watched_no_answer"
+    WATCHED_WRONG_ANSWER = "watched_wrong_answer"
+    WATCHED_NOT_REGISTERED = "watched_not_registered"
+    WATCHED_FEWER_DEVICES = "watched_fewer_devices"
+    WATCHED_TWO_SERVERS = "watched_two_servers"
+    WATCHED_NOT_OFFERED = "watched_not_offered"
+    WATCHED_FILES_MISSING = "watched_files_missing"
+    WATCHED_NODE_OFFERS_OTHERS = "watched_node_offers_others"
+    WATCHED_NODE_GONE = "watched_and_node_gone"
+    WATCHED_NODE_PLANNED = "watched_and_node_leaves"
+    WATCHED_POD_DELETED = "watched_and_pod_deleted"
+    WATCHED_POD_REPLACED = "watched_and_pod_replaced"
+    WATCHED_REMOVED = "watched_removed"
+
 
 PLANNED: Final[Mapping[Rule, str]] = {
     Rule.GOODBYE: "it announced that it stops",
@@ -52,6 +68,10 @@ PLANNED: Final[Mapping[Rule, str]] = {
     Rule.NODE_PLANNED: "its last heartbeat, on a node that is cordoned or being removed",
     Rule.POD_DELETED: "its pod was deleted",
     Rule.POD_REPLACED: "a rollout began to replace its pod",
+    Rule.WATCHED_NODE_GONE: "its node left the cluster",
+    Rule.WATCHED_NODE_PLANNED: "it ended, on a node that is cordoned or being removed",
+    Rule.WATCHED_POD_DELETED: "its pod was deleted",
+    Rule.WATCHED_POD_REPLACED: "another pod took the place of its pod",
 }
 """Descriptions of how a planned stop began."""
 
@@ -117,6 +137,18 @@ class Standing:
 @dataclass(frozen=True, slots=True)
 class NotExpected:
     """Event: the plugin is no longer expected on its node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Event: what the agent (its plugin name) of the node observes of a watched plugin.
+
+    `causes` are the agent's possible common causes of failures, such as the zone.
+    """
+
+    watched: vocabulary.Watched
+    agent: str
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +227,32 @@ class ClockSkewChanged:
     """The clock of the plugin's node has begun or ceased to differ from ours."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedReported:
+    """An agent reports plugins that it watches; `is_all` if these are all, `gone` those removed."""
+
+    watched: tuple[vocabulary.Watched, ...] = ()
+    gone: tuple[str, ...] = ()
+    is_all: bool = False
+
+
+def watched_reports(event: vocabulary.Event) -> tuple[WatchedReported, ...]:
+    """Return what an agent's event reports of the plugins that it watches."""
+    match event:
+        case vocabulary.PluginObserved(watched=watched, gone=True):
+            return (WatchedReported(gone=(watched.name,)),)
+        case vocabulary.PluginObserved(watched=watched):
+            return (WatchedReported(watched=(watched,)),)
+        case vocabulary.InventoryReported(watched=watched):
+            return (WatchedReported(watched=watched, is_all=True),)
+        case _:
+            return ()
+
+
 CHANGED: Final = Changed()
 Decision = VerdictReached | VerdictConfirmed | ReturnOverdue
 Step = signals.Probe | signals.AskCluster | Decision | signals.Noted
 """The decisions of the parts of a tracked plugin."""
 
-Effect = Step | Changed | ClockSkewChanged
+Effect = Step | Changed | ClockSkewChanged | WatchedReported
 """What a tracked plugin requests from the detector."""

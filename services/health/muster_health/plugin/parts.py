@@ -5,7 +5,7 @@ The parts do not know this class. `tracked_plugin` extends it, and passes events
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import (
@@ -108,6 +108,8 @@ class Parts:
         "verdict",
     )
 
+    _machine: ClassVar[type[verdict.VerdictMachine]] = verdict.VerdictMachine
+
     def __init__(self, node: str, plugin: str, context: config.Context, *, now: float) -> None:
         settings = context.settings
         self.node, self.plugin = node, plugin
@@ -115,7 +117,7 @@ class Parts:
         order = liveness.HeartbeatOrder(settings.interval_s)
         self.alive = liveness.Liveness(context, now, order)
         self.reported = self_reported.SelfReported(settings, now)
-        self.verdict = verdict.VerdictMachine(
+        self.verdict = self._machine(
             context=context,
             alive=self.alive,
             reported=self.reported,

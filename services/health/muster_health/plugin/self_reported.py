@@ -17,8 +17,10 @@ from muster_health.model import config, signals
 from muster_health.model.steps import Rule
 from muster_health.plugin import liveness, problems
 
-_COMMON: Final = frozenset({Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK})
-"""Problems that many plugins report at once if the kubelet or a new revision is at fault."""
+_COMMON: Final = frozenset(
+    {Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK, Verdict.PLUGIN_DOWN}
+)
+"""Problems that many plugins have at once if the kubelet or a new revision is at fault."""
 _RECHECK_S: Final = 10.0
 """After this time, an unanswered query for the node's offer is repeated."""
 _NOTHING: Final[Mapping[str, int]] = {}

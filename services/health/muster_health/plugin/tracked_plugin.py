@@ -310,7 +310,7 @@ class TrackedPlugin(parts.Parts):
             case _:
                 pass
         self.is_unsaved |= changes != self._changes
-        return self._effects(steps_taken, now)
+        return [*self._effects(steps_taken, now), *steps.watched_reports(event)]
 
     @property
     def _changes(self) -> tuple[int, int, int]:

@@ -56,7 +56,7 @@ class VerdictMachine(verdict_state.VerdictState):
                 self.state = State.HEALTHY
                 if self.standing.verdict is Verdict.HEALTHY:
                     return noted
-                alive = evidence.alive()
+                alive = self._alive_evidence()
                 return [*noted, *self._conclude(Verdict.HEALTHY, Rule.FIRST_SIGN_OF_LIFE, alive)]
             case State.ILL:
                 if problem is not None and problem.verdict is self.standing.verdict:
@@ -339,11 +339,17 @@ class VerdictMachine(verdict_state.VerdictState):
         return self._recovered() if is_enough else []
 
     def _recovered(self) -> list[steps.Step]:
-        why = evidence.recovered(self.recovery.good_heartbeats)
+        why = self._recovery_evidence()
         self.state, self.planned.instance = State.HEALTHY, ""
         self.recovery.begin()
         self.investigation.end()
         return self._conclude(Verdict.HEALTHY, Rule.RECOVERED, why)
+
+    def _alive_evidence(self) -> vocabulary.Evidence:
+        return evidence.alive()
+
+    def _recovery_evidence(self) -> vocabulary.Evidence:
+        return evidence.recovered(self.recovery.good_heartbeats)
 
     def _conclude(
         self, verdict: Verdict, rule: Rule, *why: vocabulary.Evidence

@@ -204,22 +204,23 @@ class NodeConditionWriter:
 
     def __init__(self, write: WriteCondition | None) -> None:
         self._write = write
-        self._verdicts: dict[str, dict[str, tuple[int, vocabulary.Verdict]]] = {}
+        self._verdicts: dict[str, dict[str, vocabulary.VerdictChanged]] = {}
         self._written: dict[str, Condition] = {}
         self._unwritten: set[str] = set()
 
     def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> bool:
         """Store a verdict; return False if it comes from an earlier leader than the last verdict.
 
-        Leaders' terms grow even if their bucket is lost (see muster.nats.jetstream).
+        Leaders' terms grow even if their bucket is lost (see muster.nats.jetstream). Plugins that
+        muster only watches have a limit of their own; those that are well make room.
         """
         verdicts = self._verdicts.setdefault(verdict.node, {})
         newest = verdicts.get(verdict.plugin)
-        if newest is None and len(verdicts) >= vocabulary.PLUGINS_MAX:
+        if newest is None and not _has_room(verdicts, verdict):
             return False
-        if newest is not None and newest[0] > verdict.leader:
+        if newest is not None and newest.leader > verdict.leader:
             return False
-        verdicts[verdict.plugin] = verdict.leader, verdict.verdict
+        verdicts[verdict.plugin] = verdict
         return True
 
     async def write(self, node: model.Node) -> None:
@@ -227,7 +228,7 @@ class NodeConditionWriter:
         verdicts = self._verdicts.get(node.name)
         if not verdicts or self._write is None:
             return
-        wanted = condition_of({plugin: verdict for plugin, (_, verdict) in verdicts.items()})
+        wanted = condition_of({_name(each): each.verdict for each in verdicts.values()})
         if self._written.get(node.name) == wanted:
             return
         if await self._write(node, wanted):
@@ -249,6 +250,25 @@ class NodeConditionWriter:
     def forget_written(self) -> None:
         """Forget the written conditions, because another replica writes from now on."""
         self._written.clear()
+
+
+def _has_room(
+    verdicts: dict[str, vocabulary.VerdictChanged], added: vocabulary.VerdictChanged
+) -> bool:
+    """Return whether another plugin's verdict may be kept; drop one of the same sort for it."""
+    same = [name for name, each in verdicts.items() if bool(each.watched) is bool(added.watched)]
+    if not added.watched:
+        return len(same) < vocabulary.PLUGINS_MAX
+    if len(same) < vocabulary.WATCHED_MAX:
+        return True
+    well = next((name for name in same if verdicts[name].verdict in _GOOD), None)
+    if well is not None:
+        del verdicts[well]
+    return well is not None
+
+
+def _name(verdict: vocabulary.VerdictChanged) -> str:
+    return f"{verdict.watched} (watched)" if verdict.watched else verdict.plugin
 
 
 def condition_of(verdicts: Mapping[str, Verdict]) -> Condition:

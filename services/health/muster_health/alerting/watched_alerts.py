@@ -1,0 +1,71 @@
+"""Pure: the texts of alerts about a plugin that muster watches but does not run.
+
+What people can do differs from our own plugins: muster cannot restart it, knows no log of it, and
+its own runbooks do not apply.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muster.vocabulary import AlertKind
+from muster_health.model import alerts, steps
+from muster_health.model.steps import Rule
+
+_PODS_SHOWN: Final = 3
+_SUMMARY: Final[Mapping[Rule | None, str]] = {
+    Rule.WATCHED_NOT_SERVED: "has ended and is not back",
+    Rule.WATCHED_SOCKET_REMOVED: "has lost its socket: no kubelet can register it again",
+    Rule.WATCHED_NO_ANSWER: "is stuck: its socket accepts connections, but nothing answers",
+    Rule.WATCHED_WRONG_ANSWER: "does not answer: what serves its socket is no device plugin",
+    Rule.WATCHED_NOT_REGISTERED: "runs, but the kubelet lists none of its devices",
+    Rule.WATCHED_FEWER_DEVICES: "offers fewer devices than expected",
+    Rule.WATCHED_TWO_SERVERS: "is running twice at the same time",
+    Rule.WATCHED_NOT_OFFERED: "is missing: the node has the hardware, and no plugin offers it",
+    Rule.WATCHED_FILES_MISSING: "lacks CDI files that running pods need when they restart",
+    Rule.WATCHED_NODE_OFFERS_OTHERS: "is not offered as the kubelet lists it: allocatable differs",
+}
+_RESTART: Final = "read the log of {pod}, then delete it: its DaemonSet starts another"
+_ADVICE: Final[Mapping[Rule | None, str]] = {
+    Rule.WATCHED_NOT_SERVED: "look at {pod}: is it there, and why did its process end (logs "
+    "--previous)",
+    Rule.WATCHED_SOCKET_REMOVED: "delete {pod}: a new process makes a new socket; find out what "
+    "removed the old one",
+    Rule.WATCHED_NO_ANSWER: _RESTART,
+    Rule.WATCHED_WRONG_ANSWER: "find out which process serves the socket, and stop it; then delete "
+    "{pod}",
+    Rule.WATCHED_NOT_REGISTERED: _RESTART,
+    Rule.WATCHED_FEWER_DEVICES: "look for the missing devices: lspci, dmesg, the log of {pod}",
+    Rule.WATCHED_TWO_SERVERS: "find out which DaemonSets offer the same resource, and remove one",
+    Rule.WATCHED_NOT_OFFERED: "find out why no plugin runs on this node: node labels, tolerations, "
+    "driver",
+    Rule.WATCHED_FILES_MISSING: "delete {pod}: it writes them again; running pods are not affected",
+    Rule.WATCHED_NODE_OFFERS_OTHERS: "read the kubelet's log; restart the kubelet if this lasts",
+}
+
+
+@dataclass(slots=True, eq=False)
+class Subject:
+    """The watched plugin: its resource or driver, the pods that run it, and those that use it."""
+
+    name: str
+    pods: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+    """For a driver, whose pods Kubernetes cannot list by a resource."""
+
+
+def texts(kind: AlertKind, rule: Rule | None, subject: Subject, *, node: str) -> tuple[str, str]:
+    """Return the summary and the advice of an alert."""
+    what = f"watched plugin {subject.name} on {node}"
+    shown = ", ".join(subject.pods[:_PODS_SHOWN])
+    pod = f"its pod {shown}" if shown else "its pod"
+    not_ours = "muster does not run this plugin"
+    if kind is AlertKind.MAINTENANCE_OVERDUE:
+        since = steps.PLANNED.get(rule, "it stopped") if rule is not None else "it stopped"
+        advice = f"find out why it is not back since {since}"
+        return f"{what} stopped as planned and is not back in time", f"{not_ours}: {advice}"
+    wrong = _SUMMARY.get(rule)
+    if wrong is None:
+        summary = alerts.summary_of(kind, node=node, plugin=subject.name, resources=())
+        return f"watched plugin {summary}", f"{not_ours}: look at {pod}"
+    return f"{what} {wrong}", f"{not_ours}: {_ADVICE[rule].format(pod=pod)}"

@@ -1,0 +1,192 @@
+"""Pure: what is wrong with a plugin that muster does not run, from findings and the Kubernetes API.
+
+The agent decides the finding, and has waited for as long as that needs. Here it gets a verdict:
+
+| the agent finds, or the Kubernetes API shows         | verdict      | rule                       |
+|------------------------------------------------------|--------------|----------------------------|
+| NOT_SERVED: connections are refused (1)              | PLUGIN_DOWN  | WATCHED_NOT_SERVED         |
+| SOCKET_REMOVED: its socket is gone (1)               | DEREGISTERED | WATCHED_SOCKET_REMOVED     |
+| NO_ANSWER: it accepts and does not answer (1)        | STUCK        | WATCHED_NO_ANSWER          |
+| WRONG_ANSWER: something else answers                 | STUCK        | WATCHED_WRONG_ANSWER       |
+| NOT_REGISTERED: it answers, the kubelet lists none   | DEREGISTERED | WATCHED_NOT_REGISTERED     |
+| FEWER_DEVICES: the kubelet lists fewer than expected | MISMATCH     | WATCHED_FEWER_DEVICES      |
+| TWO_SERVERS: two processes serve the resource        | SPLIT_BRAIN  | WATCHED_TWO_SERVERS        |
+| NOT_OFFERED: hardware that nobody offers             | MISSING      | WATCHED_NOT_OFFERED        |
+| FILES_MISSING: CDI files are gone                    | DEGRADED     | WATCHED_FILES_MISSING      |
+| nothing; the node's allocatable is another (2)       | MISMATCH     | WATCHED_NODE_OFFERS_OTHERS |
+
+(1) Unless that is planned. The first row that applies decides; without an answer none does:
+
+| the Kubernetes API shows                             | verdict      | rule                       |
+|------------------------------------------------------|--------------|----------------------------|
+| the node is not in the cluster                       | MAINTENANCE  | WATCHED_NODE_GONE          |
+| the node is cordoned or being removed                | MAINTENANCE  | WATCHED_NODE_PLANNED       |
+| all its pods are being deleted, or it has none (3)   | MAINTENANCE  | WATCHED_POD_DELETED        |
+| all its pods are new, and none has restarted         | MAINTENANCE  | WATCHED_POD_REPLACED       |
+
+(2) For more than `mismatch_s`, because kubelets report changes only every 10 s.
+(3) Not if the agent sees that its process does not run in a pod.
+
+What cannot be distinguished from outside: a process that hangs, one that was stopped, and one
+without CPU time all do not answer; that is STUCK, unless the agent's text says more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster.vocabulary import Verdict, WatchedFinding
+from muster_health.alerting import evidence
+from muster_health.model import signals
+from muster_health.model.steps import Rule
+from muster_health.plugin.problems import Problem
+
+VERDICTS: Final[Mapping[WatchedFinding, tuple[Verdict, Rule]]] = {
+    WatchedFinding.NOT_SERVED: (Verdict.PLUGIN_DOWN, Rule.WATCHED_NOT_SERVED),
+    WatchedFinding.SOCKET_REMOVED: (Verdict.DEREGISTERED, Rule.WATCHED_SOCKET_REMOVED),
+    WatchedFinding.NO_ANSWER: (Verdict.STUCK, Rule.WATCHED_NO_ANSWER),
+    WatchedFinding.WRONG_ANSWER: (Verdict.STUCK, Rule.WATCHED_WRONG_ANSWER),
+    WatchedFinding.NOT_REGISTERED: (Verdict.DEREGISTERED, Rule.WATCHED_NOT_REGISTERED),
+    WatchedFinding.FEWER_DEVICES: (Verdict.MISMATCH, Rule.WATCHED_FEWER_DEVICES),
+    WatchedFinding.TWO_SERVERS: (Verdict.SPLIT_BRAIN, Rule.WATCHED_TWO_SERVERS),
+    WatchedFinding.NOT_OFFERED: (Verdict.MISSING, Rule.WATCHED_NOT_OFFERED),
+    WatchedFinding.FILES_MISSING: (Verdict.DEGRADED, Rule.WATCHED_FILES_MISSING),
+}
+AWAY: Final = frozenset(
+    {Rule.WATCHED_NOT_SERVED, Rule.WATCHED_SOCKET_REMOVED, Rule.WATCHED_NO_ANSWER}
+)
+"""The rules that a planned stop may explain: nobody answers."""
+_NEW_POD_S: Final = 60.0
+"""A pod that is not older than this was created after its plugin's process had ended."""
+_TEXT_MAX: Final = 500
+_NAME_MAX: Final = 320
+_PODS_MAX: Final = 32
+_WORDS: Final = {
+    WatchedFinding.NOT_SERVED: "connections to its socket are refused",
+    WatchedFinding.SOCKET_REMOVED: "its socket was removed",
+    WatchedFinding.NO_ANSWER: "its socket accepts connections, but nothing answers",
+    WatchedFinding.WRONG_ANSWER: "what answers on its socket is not a device plugin",
+    WatchedFinding.NOT_REGISTERED: "it answers, but the kubelet lists none of its devices",
+    WatchedFinding.FEWER_DEVICES: "the kubelet lists fewer devices than expected",
+    WatchedFinding.TWO_SERVERS: "two processes serve it",
+    WatchedFinding.NOT_OFFERED: "the node has the hardware, and no plugin offers it",
+    WatchedFinding.FILES_MISSING: "CDI files that its pods need do not exist",
+}
+"""For an agent that says nothing more."""
+
+
+def bounded(watched: vocabulary.Watched) -> vocabulary.Watched:
+    """Return an observation of limited size, because it is kept and saved."""
+    return msgspec.structs.replace(
+        watched,
+        text=watched.text[:_TEXT_MAX],
+        socket=watched.socket[:_NAME_MAX],
+        process=watched.process[:_NAME_MAX],
+        pod=watched.pod[:_NAME_MAX],
+        pods=tuple(pod[:_NAME_MAX] for pod in watched.pods[:_PODS_MAX]),
+    )
+
+
+def resources_of(watched: vocabulary.Watched) -> tuple[str, ...]:
+    """Return the extended resource that pods request; a driver has none."""
+    is_resource = watched.kind is vocabulary.WatchedKind.DEVICE_PLUGIN and "/" in watched.name
+    return (watched.name,) if is_resource else ()
+
+
+def problem(
+    watched: vocabulary.Watched,
+    offers: Mapping[str, signals.Offer] | None,
+    *,
+    grace_s: float,
+    mismatch_s: float,
+) -> Problem | None:
+    """Return what is wrong, or None; `offers` is what the node offers, None if that is unknown."""
+    if watched.finding is WatchedFinding.NONE:
+        return _offered_otherwise(watched, offers, mismatch_s)
+    verdict, rule = VERDICTS[watched.finding]
+    return Problem(
+        verdict=verdict,
+        rule=rule,
+        resources=resources_of(watched),
+        evidence=_observed(watched),
+        grace_s=grace_s,
+    )
+
+
+def planned(problem: Problem, watched: vocabulary.Watched, answer: signals.Facts) -> Rule | None:
+    """Return the rule if Kubernetes shows that nobody answers because a stop was planned."""
+    if problem.rule not in AWAY:
+        return None
+    pods = None if watched.process and not watched.pod else answer.pods
+    rows = (
+        (answer.exists is False, Rule.WATCHED_NODE_GONE),
+        (bool(answer.planned), Rule.WATCHED_NODE_PLANNED),
+        (pods is not None and all(pod.deleting for pod in pods), Rule.WATCHED_POD_DELETED),
+        (pods is not None and all(_is_new(pod) for pod in pods), Rule.WATCHED_POD_REPLACED),
+    )
+    return next((rule for holds, rule in rows if holds), None)
+
+
+def shown(answer: signals.Facts | None, watched: vocabulary.Watched) -> list[vocabulary.Evidence]:
+    """Return as evidence what Kubernetes answered."""
+    return evidence.cluster(answer, resources_of(watched))
+
+
+def with_answer(
+    problem: Problem, watched: vocabulary.Watched, answer: signals.Facts | None
+) -> Problem:
+    """Return the problem with what Kubernetes answered."""
+    return replace(problem, evidence=(*problem.evidence, *shown(answer, watched)))
+
+
+def _is_new(pod: signals.Pod) -> bool:
+    is_young = pod.age_s is not None and pod.age_s <= _NEW_POD_S
+    return pod.deleting or (is_young and not pod.restarts)
+
+
+def _offered_otherwise(
+    watched: vocabulary.Watched,
+    offers: Mapping[str, signals.Offer] | None,
+    mismatch_s: float,
+) -> Problem | None:
+    resources = resources_of(watched)
+    if offers is None or watched.listed is None or not resources:
+        return None
+    offer = offers.get(watched.name, signals.Offer(capacity=0, allocatable=0))
+    if offer.allocatable == watched.listed:
+        return None
+    text = (
+        f"the kubelet lists {watched.listed} devices, but the node's allocatable is "
+        f"{offer.allocatable} of {offer.capacity}"
+    )
+    return Problem(
+        verdict=Verdict.MISMATCH,
+        rule=Rule.WATCHED_NODE_OFFERS_OTHERS,
+        resources=resources,
+        evidence=(evidence.of("agent", f"{watched.name}: {text}"),),
+        grace_s=mismatch_s,
+    )
+
+
+def _observed(watched: vocabulary.Watched) -> tuple[vocabulary.Evidence, ...]:
+    text = watched.text or _WORDS[watched.finding]
+    place = f" ({watched.socket})" if watched.socket else ""
+    seen = [evidence.of("agent", f"{watched.name}{place}: {text}")]
+    counts = (
+        f"{count} {word}"
+        for count, word in (
+            (watched.listed, "listed by the kubelet"),
+            (watched.expected, "expected"),
+            (watched.allocated, "held by pods"),
+        )
+        if count is not None
+    )
+    devices = ", ".join(counts)
+    if devices:
+        seen.append(evidence.of("agent", f"devices: {devices}"))
+    if watched.process:
+        seen.append(evidence.of("agent", f"served by {watched.process}"))
+    return tuple(seen)

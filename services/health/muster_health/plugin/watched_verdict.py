@@ -1,0 +1,239 @@
+"""Pure: the verdict's state machine for a watched plugin, which sends no heartbeats.
+
+It is the same machine as for our own plugins, with these differences:
+
+| state       | event                                       | next state  | verdict                |
+|-------------|---------------------------------------------|-------------|------------------------|
+| any         | no observation, however long                | as before   | as before              |
+| all but (1) | a problem is observed                       | unchanged   | asks after 0.5 s (2)   |
+| all but (1) | Kubernetes: it is planned                   | MAINTENANCE | MAINTENANCE            |
+| all but (1) | Kubernetes: it is not; or no answer, twice  | ILL         | see `watched_findings` |
+| ILL         | the same, with another rule or text         | ILL         | as before, confirmed   |
+| (3)         | another problem for 15 s                    | unchanged   | asks                   |
+| ILL         | nothing is wrong any more                   | RECOVERING  | as before              |
+| RECOVERING  | nothing is wrong for 15 s; `FlapDamping`    | HEALTHY     | HEALTHY                |
+| MAINTENANCE | nobody answers, again                       | MAINTENANCE | as before              |
+| MAINTENANCE | nothing is wrong, or another problem        | RECOVERING  | as before              |
+| MAINTENANCE | it is not back in time                      | MAINTENANCE | as before: overdue     |
+
+It is never SUSPECT or LOST: the agent has confirmed what it reports. (1) MAINTENANCE. (2) The short
+wait lets failures on many nodes show as one mass failure. Kubernetes is asked at most once in 10 s.
+(3) Any with a verdict other than HEALTHY.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from muster import vocabulary
+from muster.vocabulary import Verdict
+from muster_health.alerting import evidence
+from muster_health.model import config, signals, steps
+from muster_health.model.snapshot import State
+from muster_health.model.steps import Rule
+from muster_health.plugin import (
+    investigation,
+    liveness,
+    problems,
+    self_reported,
+    verdict,
+    verdict_state,
+    watched_findings,
+)
+
+GRACE_S: Final = 0.5
+CHANGE_S: Final = 15.0
+"""How long a problem must last if there is a verdict already: a hostile node may alternate."""
+_ASK_PACE_S: Final = 10.0
+_AGAIN_S: Final = 1.0
+_ATTEMPTS_MAX: Final = 2
+_ANSWER_LOST_S: Final = 10.0
+
+
+class WatchedMachine(verdict.VerdictMachine):
+    """The verdict's state machine for one watched plugin. `now` is our monotonic time in seconds.
+
+    `name` is the resource or driver, `watched` what this process observed last.
+    """
+
+    __slots__ = ("_answer", "_ask_not_before", "_asked", "_attempts", "_seen", "name", "watched")
+
+    def __init__(
+        self,
+        *,
+        context: config.Context,
+        alive: liveness.Liveness,
+        reported: self_reported.SelfReported,
+        standing: verdict_state.StandingVerdict,
+        recovery: verdict_state.Recovery,
+        investigation: investigation.Investigation,
+    ) -> None:
+        super().__init__(
+            context=context,
+            alive=alive,
+            reported=reported,
+            standing=standing,
+            recovery=recovery,
+            investigation=investigation,
+        )
+        self.name = ""
+        self.watched: vocabulary.Watched | None = None
+        self._asked = 0
+        """The number of the current query to Kubernetes; 0 without one."""
+        self._attempts = 0
+        self._ask_not_before = 0.0
+        self._seen: tuple[vocabulary.Evidence, ...] | None = None
+        """The agent's evidence for the verdict; None if a former process had it."""
+        self._answer: tuple[vocabulary.Evidence, ...] = ()
+        """What Kubernetes answered before the verdict."""
+
+    def evaluate(self, now: float) -> list[steps.Step]:
+        """Judge the last observation."""
+        if self.watched is None:
+            return []
+        is_first = self.standing.verdict in {None, Verdict.HEALTHY}
+        grace_s = GRACE_S if is_first else CHANGE_S
+        problem = watched_findings.problem(
+            self.watched,
+            self.reported.offers,
+            grace_s=grace_s,
+            mismatch_s=self.context.settings.mismatch_s,
+        )
+        return self.sign_of_life(problem, now, counts=False)
+
+    def removed(self, why: vocabulary.Evidence) -> list[steps.Step]:
+        """Handle that it is no longer watched: nothing is wrong that is known."""
+        self.reported.clear()
+        if self.standing.verdict in {None, Verdict.HEALTHY}:
+            return []
+        self.state = State.HEALTHY
+        return self._conclude(Verdict.HEALTHY, Rule.WATCHED_REMOVED, why)
+
+    def sign_of_life(
+        self, problem: problems.Problem | None, now: float, *, counts: bool
+    ) -> list[steps.Step]:
+        """Handle an observation; while a stop is planned, it is no news that nobody answers."""
+        is_away = problem is not None and problem.rule in watched_findings.AWAY
+        if self.state is State.MAINTENANCE and is_away:
+            return []
+        if problem is None:
+            self._asked = self._attempts = 0
+        elif self._is_late_offer(problem) and not self.reported.has_lasted(problem, now):
+            return []
+        return super().sign_of_life(problem, now, counts=counts)
+
+    def cluster_answered(
+        self, answer: signals.Facts | None, number: int, now: float
+    ) -> list[steps.Step]:
+        """Handle an answer from Kubernetes; None means that Kubernetes did not answer."""
+        if number != self._asked or not number:
+            return []
+        self._asked = 0
+        problem, watched = self.reported.problem, self.watched
+        if problem is None or watched is None or self.reported.suspended:
+            return []
+        if answer is None and self._attempts < _ATTEMPTS_MAX:
+            self._ask_not_before = self.reported.due = now + _AGAIN_S
+            return []
+        self._attempts = 0
+        if answer is not None and answer.offers is not None:
+            self.reported.offers = answer.offers
+        if problem.rule is Rule.WATCHED_NODE_OFFERS_OTHERS:
+            return self._compared(problem, answer, now)
+        rule = None if answer is None else watched_findings.planned(problem, watched, answer)
+        if rule is not None:
+            why = (*problem.evidence, *watched_findings.shown(answer, watched))
+            return self._maintenance(rule, why, self.context.settings.maintenance_s, now)
+        self._answer = tuple(watched_findings.shown(answer, watched))
+        return self._believe(problem, now)
+
+    def suspend(self) -> None:
+        """Reach no verdict until `resume`."""
+        super().suspend()
+        self._asked = self._attempts = 0
+
+    def reconnected(self, now: float, *, window_s: float = 0.0, paused_s: float = 0.0) -> None:
+        """Restart all waits; the caller evaluates the last observation again."""
+        super().reconnected(now, window_s=window_s, paused_s=paused_s)
+        self._asked = self._attempts = 0
+
+    def _is_late_offer(self, problem: problems.Problem) -> bool:
+        """Return whether what was wrong is over, and only the node's status still shows it."""
+        is_offer = problem.rule is Rule.WATCHED_NODE_OFFERS_OTHERS
+        return is_offer and self.state is State.ILL and self.standing.rule is not problem.rule
+
+    def _compared(
+        self, problem: problems.Problem, answer: signals.Facts | None, now: float
+    ) -> list[steps.Step]:
+        """Handle what the node offers, read once more: a watch may lag."""
+        if answer is None or answer.offers is None:
+            self._ask_not_before = self.reported.due = now + _ASK_PACE_S
+            return []
+        assert self.watched is not None, "it was observed"
+        current = watched_findings.problem(
+            self.watched, answer.offers, grace_s=GRACE_S, mismatch_s=problem.grace_s
+        )
+        if current is None or current.rule is not problem.rule:
+            return self.evaluate(now)
+        self._answer = ()
+        return self._believe(current, now)
+
+    def _has_problem(self, problem: problems.Problem, now: float) -> list[steps.Step]:
+        if not self.reported.has_lasted(problem, now):
+            return []
+        if not self.investigation.has_cluster:
+            self._answer = ()
+            return self._believe(problem, now)
+        if self._asked:
+            self.reported.due = self._lost_at
+            return []
+        if now < self._ask_not_before:
+            self.reported.due = self._ask_not_before
+            return []
+        question = self.ask()
+        self._asked, self._attempts = question.number, self._attempts + 1
+        self._ask_not_before = now + _ASK_PACE_S
+        self.reported.due = self._lost_at
+        return [signals.Noted(note=signals.Note.SUSPECTED), question]
+
+    @property
+    def _lost_at(self) -> float:
+        """Return when an answer is given up that our own code should have given long ago."""
+        lost_s = self.context.settings.probe_timeout_s + _ANSWER_LOST_S
+        return self._ask_not_before - _ASK_PACE_S + lost_s
+
+    def ask(self) -> signals.AskCluster:
+        """Return a query to Kubernetes for the plugin's pods."""
+        pod = self.watched.pod if self.watched else ""
+        return replace(self.investigation.ask_kubernetes(), watched=self.name, pod=pod)
+
+    def _believe(self, problem: problems.Problem, now: float) -> list[steps.Step]:
+        self._seen = problem.evidence
+        shown = replace(problem, evidence=(*problem.evidence, *self._answer))
+        confirmed = signals.Noted(note=signals.Note.CONFIRMED)
+        return [confirmed, *super()._believe(shown, now)]
+
+    def _still_ill(self, problem: problems.Problem) -> list[steps.Step]:
+        self.reported.clear()
+        is_unknown, before, self._seen = self._seen is None, self._seen, problem.evidence
+        is_same = problem.rule is self.standing.rule
+        if is_same and (is_unknown or before == problem.evidence):
+            return []
+        seen = (*problem.evidence, *self._answer)
+        return [self.standing.confirm(problem.rule, seen, problem.resources)]
+
+    def _overdue(self, now: float) -> list[steps.Step]:
+        due, problem = self.reported.due, self.reported.problem
+        if due is None or due > now:
+            return self._recovered()
+        self.reported.due = None
+        if problem is None:
+            return []
+        if self._asked and now >= self._lost_at:
+            return self.cluster_answered(None, self._asked, now)
+        return self._has_problem(problem, now)
+
+    def _alive_evidence(self) -> vocabulary.Evidence:
+        return evidence.of("agent", "it answers, and the kubelet lists its devices")
+
+    def _recovery_evidence(self) -> vocabulary.Evidence:
+        return evidence.of("agent", "nothing is wrong with it any more")
