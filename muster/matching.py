@@ -149,6 +149,7 @@ def _pattern(text: str) -> "re2._Regexp":
 
 LABELS: Final = (
     *("alertname", "device", "flapping", "kind", "node", "plugin", "resource", "severity"),
+    "watched",
 )
 """The labels that alerts have."""
 

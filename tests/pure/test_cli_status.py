@@ -293,7 +293,7 @@ def test_an_unknown_plugin_of_a_node_is_named_with_the_nearest_name() -> None:
     view = why.NodeView(
         node="a",
         source="s",
-        state=state(plugin("a"), plugin("a", **AMD)),
+        state=state(plugin("a"), plugin("a", "HEALTHY", **AMD)),
         events=past_events(1),
         since="1h",
         only="amd.com/gpus",

@@ -9,7 +9,7 @@ from muster import vocabulary
 from muster.vocabulary import AlertState
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import message, webhook
-from muster_notifier.routing import notifications
+from muster_notifier.routing import notifications, routes
 from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -97,6 +97,20 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
         "  what to do: https://runbooks.example/stuck",
         "  look closer: muster why node-a",
     ]
+
+
+def test_an_alert_about_a_watched_plugin_names_its_resource_and_can_be_routed_by_it() -> None:
+    watched = msgspec.structs.replace(
+        alert(), plugin="watched-amd-com-gpu-5f08", watched="amd.com/gpu", resource="", devices=()
+    )
+    (where,) = (
+        line
+        for line in message.alert_lines(notification(firing=(watched,)), watched)
+        if "where" in line
+    )
+    assert where.startswith("  where: node-a amd.com/gpu (watched), since ")
+    assert routes.labels_of(watched)["watched"] == "amd.com/gpu"
+    assert "watched" not in routes.labels_of(alert())
 
 
 def test_the_body_is_a_cloudevent_with_the_alerts_as_on_the_bus() -> None:

@@ -204,7 +204,8 @@ def alert_lines(
     notification: notifications.Notification, alert: vocabulary.AlertChanged
 ) -> list[str]:
     """Return the lines that describe one alert."""
-    where = " ".join((node_name(alert.node), alert.plugin, alert.resource, devices(alert))).split()
+    plugin = f"{alert.watched} (watched)" if alert.watched else alert.plugin
+    where = " ".join((node_name(alert.node), plugin, alert.resource, devices(alert))).split()
     fires = alert.state is vocabulary.AlertState.FIRING
     span = f"since {format_time(alert.starts_at)}"
     if not fires and alert.ends_at is not None:

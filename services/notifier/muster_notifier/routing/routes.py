@@ -22,7 +22,7 @@ def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
     """Return all labels that are not empty; `alertname` equals `kind`.
 
     `device` is present if the alert is about exactly one device; `flapping` is "true" if the plugin
-    fails repeatedly.
+    fails repeatedly, `watched` the resource or driver of a plugin that muster does not run.
     """
     labels = {
         "alertname": str(alert.kind),
@@ -33,6 +33,7 @@ def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
         "plugin": alert.plugin,
         "resource": alert.resource,
         "severity": str(alert.severity),
+        "watched": alert.watched,
     }
     return {name: value for name, value in labels.items() if value}
 
