@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ATTACK_S = 25.0
 VERDICT_S = 10.0
 """On a machine that also runs the cluster and the attack; 2 s is usual."""
-RECOVERED_S = 30.0
+RECOVERED_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +24,11 @@ def world(cluster: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactor
     return World(cluster, folder, cluster.node)
 
 
-# `medium` cuts the plugin off for a while: last, or flap damping would hold up the next recovery
 @pytest.mark.parametrize("attack", ["large", "names", "events", "storm", "medium"])
-def test_an_attack_harms_no_service_and_no_other_node_and_its_own_node_is_well_after_it(
+def test_an_attack_harms_no_service_and_no_other_node_and_its_own_node_is_back_after_it(
     world: World, attack: str, record_property: Callable[[str, object], None]
 ) -> None:
-    world.until_healthy(world.node, within_s=100)
+    world.until_back(world.node, within_s=100)
     before = world.services()
     assert {said.split()[0] for _, conditions in before.values() for said in conditions} == {"True"}
 
@@ -49,6 +48,6 @@ def test_an_attack_harms_no_service_and_no_other_node_and_its_own_node_is_well_a
     record_property("counts", counts)
     assert counts.keys() - {"sent", "opened"}, "NATS objected to nothing"
     began = time.monotonic()
-    world.until_healthy(world.node, within_s=RECOVERED_S)
+    world.until_back(world.node, within_s=RECOVERED_S)
     record_property("recovered_s", time.monotonic() - began)
     assert world.services() == before

@@ -86,6 +86,17 @@ class World:
             within_s=within_s,
         )
 
+    def until_back(self, node: str, *, within_s: float) -> None:
+        """Wait until health receives a node's plugin and knows of no problem with it.
+
+        After repeated failures flap damping delays the verdict HEALTHY further, as it should.
+        """
+        real_cluster.until(
+            lambda: self.plugins().get(node, {}).get("state") in {"healthy", "recovering"},
+            f"the plugin of {node} is back",
+            within_s=within_s,
+        )
+
     def attack(self, name: str, seconds: float) -> dict[str, int]:
         """Attack from inside the pod of the node's plugin; return what NATS said, as counts."""
         (pod,) = [
