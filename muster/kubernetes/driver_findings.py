@@ -4,9 +4,10 @@ The D numbers are those of docs/check.md, which also names what no one sees from
 kubelet cm/dra, scheduler structured/internal pools, dynamic-resource-allocation (1.36).
 """
 
+import enum
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from muster.kubernetes import plugin_facts
@@ -16,6 +17,7 @@ from muster.kubernetes.plugin_facts import (
     Level,
     NodeFacts,
     PluginFinding,
+    PluginPod,
     Standing,
 )
 from muster.kubernetes.plugin_objects import Pod, ResourceSlice
@@ -31,7 +33,18 @@ _CDI: Final = "unresolvable CDI devices"
 _DEAF_KUBELET: Final = "v1.34.0"
 
 Place = tuple[str, str]
-"""A node and a driver."""
+"""A node or a node's type, and a driver or plugin; or a driver and a pool."""
+Slices = Mapping[str, list[ResourceSlice]]
+"""By node; under the empty name those for several nodes."""
+
+
+class Cause(enum.StrEnum):
+    """Why a driver could not prepare a claim, as the kubelet's text says."""
+
+    UNREGISTERED = "it is not registered with the kubelet"
+    SLOW = "it does not answer within 45 s"
+    UNSERVED = "nothing serves its socket"
+    REFUSES = "it refuses them"
 
 
 def evaluate(facts: Facts) -> Iterable[PluginFinding]:
@@ -42,11 +55,27 @@ def evaluate(facts: Facts) -> Iterable[PluginFinding]:
     yield from _terminating(facts)
     yield from _same_devices(facts)
     yield from _missing_files(facts)
+    slices: dict[str, list[ResourceSlice]] = {}
+    for entry in facts.view.slices or ():
+        slices.setdefault(entry.spec.node_name, []).append(entry)
+    publishing = _publishing(facts, slices)
     for node in facts.nodes.values():
         if node.is_settled:
-            yield from _no_slice(facts, node)
-            yield from _offered_twice(facts, node)
+            yield from _no_slice(facts, node, slices, publishing)
+            yield from _offered_twice(facts, node, slices.get(node.name, []))
             yield from _deaf_kubelet(node)
+
+
+def cause(message: str) -> Cause:
+    """Return what the text of a failed prepare says about the driver."""
+    lowered = message.lower()
+    if _UNREGISTERED.search(message):
+        return Cause.UNREGISTERED
+    if "deadlineexceeded" in lowered or "deadline exceeded" in lowered:
+        return Cause.SLOW
+    if "unavailable" in lowered or "connection refused" in lowered:
+        return Cause.UNSERVED
+    return Cause.REFUSES
 
 
 def _prepares(facts: Facts) -> Iterable[PluginFinding]:
@@ -73,21 +102,9 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
             node=node,
             pod=_driver_pod(facts, node, driver) or next(iter(pods)),
             text=f"{driver or 'a driver'} cannot prepare the claims of {len(pods)} pods: "
-            f"{_cause(message)}",
+            f"{cause(message)}",
             evidence=(message, plugin_facts.listed(pods)),
         )
-
-
-def _cause(message: str) -> str:
-    """Return what the text of a failed prepare says about the driver."""
-    lowered = message.lower()
-    if _UNREGISTERED.search(message):
-        return "it is not registered with the kubelet"
-    if "deadlineexceeded" in lowered or "deadline exceeded" in lowered:
-        return "it does not answer within 45 s"
-    if "unavailable" in lowered or "connection refused" in lowered:
-        return "nothing serves its socket"
-    return "it refuses them"
 
 
 def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
@@ -96,18 +113,24 @@ def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
     A driver whose pods are not known cannot be judged, and neither can one that is updated now.
     """
     used: dict[Place, set[str]] = {}
-    by_uid = {pod.metadata.uid: pod for pod in facts.pods if plugin_facts.is_active(pod)}
-    for claim in facts.view.claims:
-        for pod in filter(None, map(by_uid.get, claim.pods)):
-            for driver in claim.drivers:
+    for pod in facts.pods:
+        if plugin_facts.is_active(pod):
+            for driver in _drivers(facts, pod):
                 used.setdefault((pod.node_name, driver), set()).add(pod.full_name)
+    known_pods: dict[str, list[PluginPod]] = {}
     for (name, driver), pods in sorted(used.items()):
-        known = [each for each in facts.plugins if each.plugin.serves(driver)]
-        here = [each for each in known if each.pod.node_name == name]
+        if driver not in known_pods:
+            known_pods[driver] = [each for each in facts.plugins if each.plugin.serves(driver)]
+        known = known_pods[driver]
+        plugins = facts.nodes[name].plugins if name in facts.nodes else ()
+        here = [each for each in plugins if each.plugin.serves(driver)]
         is_young = any((each.unready_s or 0.0) < _SETTLES_S for each in here)
-        is_updated = any(each.is_rolling for each in known) and not here
+        is_ready = any(each.ready_s is not None for each in here)
+        is_updated = not here and any(each.is_rolling for each in known)
         is_blind = facts.view.daemon_sets is None and not here
-        if not known or is_young or is_updated or is_blind or not _can_be_judged(facts, name):
+        if is_ready or is_young or is_updated or is_blind:
+            continue
+        if not known or not _can_be_judged(facts, name):
             continue
         yield PluginFinding(
             kind=Kind.NO_DRIVER,
@@ -121,36 +144,50 @@ def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
         )
 
 
-def _no_slice(facts: Facts, node: NodeFacts) -> Iterable[PluginFinding]:
+def _publishing(facts: Facts, slices: Slices) -> Counter[Place]:
+    """Return on how many nodes of an instance type a plugin has published slices."""
+    return Counter(
+        (node.type, name)
+        for node in facts.nodes.values()
+        for name in {
+            each.plugin.name
+            for each in node.plugins
+            if any(each.plugin.serves(entry.spec.driver) for entry in slices.get(node.name, ()))
+        }
+    )
+
+
+def _no_slice(
+    facts: Facts, node: NodeFacts, slices: Slices, publishing: Counter[Place]
+) -> Iterable[PluginFinding]:
     """Yield that a driver runs, and has published nothing for its node (D3)."""
-    slices = facts.view.slices
-    if slices is None:
+    if facts.view.slices is None:
         return
     for each in node.plugins:
-        served = [entry for entry in slices if each.plugin.serves(entry.spec.driver)]
-        has_any = any(entry.spec.node_name in {node.name, ""} for entry in served)
+        here = (*slices.get(node.name, ()), *slices.get("", ()))
+        has_any = any(each.plugin.serves(entry.spec.driver) for entry in here)
         if not each.plugin.drivers or has_any or not each.is_serving(_SETTLES_S):
             continue
-        claims = [c for c in facts.view.claims if any(map(each.plugin.serves, c.drivers))]
-        users = {uid for claim in claims for uid in claim.pods}
-        pods = [p.full_name for p in facts.pods if p.metadata.uid in users]
-        here = [p for p in facts.pods if p.full_name in pods and p.node_name == node.name]
-        peers = facts.peers(node, each.plugin)
-        publishing = {entry.spec.node_name for entry in served}
-        agree = [peer for peer in peers if peer.name in publishing]
-        expected = bool(here) or (bool(peers) and agree == peers)
+        users = [
+            pod.full_name
+            for pod in facts.pods_on.get(node.name, ())
+            if any(map(each.plugin.serves, facts.drivers_of.get(pod.metadata.uid, ())))
+        ]
+        peers = facts.peers(node, each.plugin).count
+        agree = min(peers, publishing[node.type, each.plugin.name])
+        is_expected = bool(users) or 0 < peers == agree
         yield PluginFinding(
             kind=Kind.NO_SLICE,
-            level=Level.ERROR if expected else Level.WARN,
+            level=Level.ERROR if is_expected else Level.WARN,
             name=plugin_facts.listed(each.plugin.drivers),
             node=node.name,
             pod=each.pod.full_name,
             text=f"{each.plugin.name} runs and is Ready, and offers nothing here: no "
-            "ResourceSlice" + ("" if expected else ", or it has no device here"),
+            "ResourceSlice" + ("" if is_expected else ", or it has no device here"),
             evidence=(
                 f"{each.pod.full_name}: Ready for {int((each.ready_s or 0) // 60)} minutes",
-                *([f"{len(agree)} of {len(peers)} other {node.type} nodes have"] if peers else []),
-                *([f"pods here use its claims: {plugin_facts.listed(pods)}"] if here else []),
+                *([f"{agree} of {peers} other {node.type} nodes have"] if peers else []),
+                *([f"pods here use its claims: {plugin_facts.listed(users)}"] if users else []),
             ),
         )
 
@@ -213,14 +250,13 @@ def _terminating(facts: Facts) -> Iterable[PluginFinding]:
         )
 
 
-def _offered_twice(facts: Facts, node: NodeFacts) -> Iterable[PluginFinding]:
+def _offered_twice(
+    facts: Facts, node: NodeFacts, slices: list[ResourceSlice]
+) -> Iterable[PluginFinding]:
     """Yield which devices a node offers by device plugin and by DRA at once (D12)."""
-    slices = [
-        entry
-        for entry in facts.view.slices or ()
-        if entry.spec.node_name == node.name and entry.spec.devices
-    ]
-    drivers = {entry.spec.driver for entry in slices}
+    drivers = {entry.spec.driver for entry in slices if entry.spec.devices}
+    if not drivers:
+        return
     held = _held(facts, node)
     uuids = {uuid for entry in slices for uuid in _uuids(entry)}
     for resource, offer in node.offers.items():
@@ -315,11 +351,9 @@ def _newest(facts: Facts) -> dict[Place, list[ResourceSlice]]:
     return newest
 
 
-def _drivers(facts: Facts, pod: Pod) -> frozenset[str]:
+def _drivers(facts: Facts, pod: Pod) -> set[str]:
     """Return the drivers of a pod's allocated claims."""
-    uid = pod.metadata.uid
-    claims = (claim for claim in facts.view.claims if uid in claim.pods)
-    return frozenset(driver for claim in claims for driver in claim.drivers)
+    return facts.drivers_of.get(pod.metadata.uid, set())
 
 
 def _driver_pod(facts: Facts, node: str, driver: str) -> str:
@@ -347,8 +381,8 @@ def _class_drivers(facts: Facts, resource: str) -> frozenset[str]:
 def _held(facts: Facts, node: NodeFacts) -> dict[str, set[str]]:
     """Return the ids of devices that a node's pods got from device plugins, by resource."""
     held: dict[str, set[str]] = {}
-    for pod in facts.pods:
-        if pod.node_name == node.name and plugin_facts.is_active(pod):
+    for pod in facts.pods_on.get(node.name, ()):
+        if plugin_facts.is_active(pod):
             for container in pod.containers:
                 for entry in container.allocated_resources_status or ():
                     ids = {device.resource_id for device in entry.resources or ()}

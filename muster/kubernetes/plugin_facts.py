@@ -5,8 +5,9 @@ what both a check from outside and the health service report.
 """
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -151,6 +152,55 @@ class NodeFacts:
         return next((each for each in pods if each.plugin.serves(name)), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The settled nodes of one instance type on which one plugin must serve."""
+
+    nodes: set[str] = field(default_factory=set)
+    capacities: dict[str, Counter[int]] = field(default_factory=dict)
+    """How many nodes have which capacity, by resource."""
+
+    def add(self, node: NodeFacts) -> None:
+        """Add a node."""
+        self.nodes.add(node.name)
+        for resource, offer in node.offers.items():
+            self.capacities.setdefault(resource, Counter())[offer.capacity] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The other nodes of a node's group."""
+
+    node: NodeFacts
+    group: Group
+
+    @property
+    def count(self) -> int:
+        """Return how many other nodes there are."""
+        return len(self.group.nodes) - (self.node.name in self.group.nodes)
+
+    @property
+    def resources(self) -> Iterable[str]:
+        """Return the names of all resources in the group, in order."""
+        return sorted(self.group.capacities)
+
+    def offering(self, resource: str) -> int:
+        """Return how many of them have devices of a resource."""
+        return sum(count for capacity, count in self._counts(resource).items() if capacity)
+
+    def usual(self, resource: str) -> int | None:
+        """Return the capacity that all of them have; None if they differ."""
+        counts = self._counts(resource)
+        return next((c for c, count in counts.items() if count == self.count), None)
+
+    def _counts(self, resource: str) -> Counter[int]:
+        counts = Counter(self.group.capacities.get(resource, ()))
+        own = self.node.offers.get(resource)
+        if own is not None and self.node.name in self.group.nodes:
+            counts[own.capacity] -= 1
+        return +counts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """A cluster as its plugins are judged."""
@@ -158,6 +208,14 @@ class Facts:
     view: View
     nodes: dict[str, NodeFacts]
     plugins: tuple[PluginPod, ...]
+    groups: dict[tuple[str, str], Group]
+    """By instance type and plugin."""
+    pods_on: dict[str, list[Pod]]
+    """By node; under the empty name those that are not bound."""
+    offered: frozenset[str]
+    """The resources of which some node has a usable device."""
+    drivers_of: dict[str, set[str]]
+    """The drivers of a pod's allocated claims, by the pod's uid."""
 
     @property
     def pods(self) -> Sequence[Pod]:
@@ -168,14 +226,9 @@ class Facts:
         """Return the seconds since a time of the API server; None if it is unknown."""
         return None if then is None else max(0.0, (self.view.now - then).total_seconds())
 
-    def peers(self, node: NodeFacts, plugin: known_plugins.KnownPlugin) -> list[NodeFacts]:
+    def peers(self, node: NodeFacts, plugin: known_plugins.KnownPlugin) -> Peers:
         """Return the other settled nodes of this type on which the plugin must serve."""
-        return [
-            other
-            for other in self.nodes.values()
-            if node.type and other.type == node.type and other is not node and other.is_settled
-            if any(each.plugin.name == plugin.name and each.is_serving() for each in other.plugins)
-        ]
+        return Peers(node, self.groups.get((node.type, plugin.name), Group()))
 
 
 def gather(view: View) -> Facts:
@@ -193,7 +246,32 @@ def gather(view: View) -> Facts:
         )
         for node in view.nodes
     }
-    return Facts(view=view, nodes=nodes, plugins=plugins)
+    pods_on: dict[str, list[Pod]] = {}
+    for pod in view.pods or ():
+        pods_on.setdefault(pod.node_name, []).append(pod)
+    drivers_of: dict[str, set[str]] = {}
+    for claim in view.claims:
+        for uid in claim.pods:
+            drivers_of.setdefault(uid, set()).update(claim.drivers)
+    offers = (offer for node in nodes.values() for offer in node.offers.items())
+    return Facts(
+        view=view,
+        nodes=nodes,
+        plugins=plugins,
+        groups=_groups(nodes.values()),
+        pods_on=pods_on,
+        offered=frozenset(name for name, offer in offers if offer.allocatable),
+        drivers_of=drivers_of,
+    )
+
+
+def _groups(nodes: Iterable[NodeFacts]) -> dict[tuple[str, str], Group]:
+    groups: dict[tuple[str, str], Group] = {}
+    for node in nodes:
+        if node.type and node.is_settled:
+            for name in {each.plugin.name for each in node.plugins if each.is_serving()}:
+                groups.setdefault((node.type, name), Group()).add(node)
+    return groups
 
 
 def is_relevant(pod: Pod, more: Sequence[known_plugins.KnownPlugin] = ()) -> bool:

@@ -16,6 +16,7 @@ from muster.kubernetes.plugin_facts import (
     Level,
     NodeFacts,
     Offer,
+    Peers,
     PluginFinding,
     PluginPod,
     Standing,
@@ -150,23 +151,20 @@ def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginF
     peers = facts.peers(node, plugin.plugin)
     common = [
         resource
-        for resource in (peers[0].offers if peers else ())
-        if plugin.plugin.serves(resource)
-        and all(
-            peer.offers.get(resource, Offer(capacity=0, allocatable=0)).capacity for peer in peers
-        )
+        for resource in peers.resources
+        if plugin.plugin.serves(resource) and 0 < peers.count == peers.offering(resource)
     ]
     if not common:
         return
     yield PluginFinding(
         kind=Kind.NEVER,
-        level=Level.ERROR if len(peers) >= _PEERS_MIN else Level.WARN,
+        level=Level.ERROR if peers.count >= _PEERS_MIN else Level.WARN,
         name=common[0],
         node=node.name,
         pod=plugin.pod.full_name,
         text=f"offers no {common[0]}: {plugin.plugin.name} runs and is Ready, and has never "
         "registered it here",
-        evidence=(_peer_evidence(node, peers, common[0]), *_pod_evidence(plugin)),
+        evidence=(_peer_evidence(peers, common[0]), *_pod_evidence(plugin)),
     )
 
 
@@ -175,9 +173,8 @@ def _fewer(
 ) -> Iterable[PluginFinding]:
     """Yield that a node offers fewer devices than all other nodes like it."""
     peers = facts.peers(node, plugin.plugin)
-    counts = {peer.offers[resource].capacity for peer in peers if resource in peer.offers}
-    agree = len(counts) == 1 and all(resource in peer.offers for peer in peers)
-    if len(peers) < _PEERS_MIN or not agree or offer.capacity >= (usual := counts.pop()):
+    usual = peers.usual(resource)
+    if peers.count < _PEERS_MIN or usual is None or offer.capacity >= usual:
         return
     yield PluginFinding(
         kind=Kind.FEWER,
@@ -185,7 +182,7 @@ def _fewer(
         name=resource,
         node=node.name,
         pod=plugin.pod.full_name,
-        text=f"offers {offer.capacity} {resource}, and all {len(peers)} other {node.type} nodes "
+        text=f"offers {offer.capacity} {resource}, and all {peers.count} other {node.type} nodes "
         f"{usual}, unless it is configured otherwise",
         evidence=(f"{resource}: {offer.allocatable} of {offer.capacity} allocatable",),
     )
@@ -282,19 +279,14 @@ def _unhealthy_devices(facts: Facts) -> Iterable[PluginFinding]:
 def _expected(facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod) -> tuple[str, ...]:
     """Return what shows that a node should offer a resource; empty if nothing does."""
     reasons = []
-    asking = [pod for pod in facts.pods if resource in pod.requested()]
-    holders = [p for p in asking if p.node_name == node.name and p.phase == "Running"]
+    holders = [pod for pod in _asking(facts, node.name, resource) if pod.phase == "Running"]
     if holders:
         reasons.append(f"held by {plugin_facts.listed(pod.full_name for pod in holders)}")
     peers = facts.peers(node, plugin.plugin)
-    if any(resource in peer.offers and peer.offers[resource].capacity for peer in peers):
-        reasons.append(_peer_evidence(node, peers, resource))
-    waiting = [pod for pod in asking if pod.phase == "Pending" and not pod.node_name]
-    is_offered = any(
-        resource in other.offers and other.offers[resource].allocatable
-        for other in facts.nodes.values()
-    )
-    if waiting and not is_offered:
+    if peers.offering(resource):
+        reasons.append(_peer_evidence(peers, resource))
+    waiting = [] if resource in facts.offered else _asking(facts, "", resource)
+    if waiting:
         names = plugin_facts.listed(pod.full_name for pod in waiting)
         reasons.append(f"no node offers it, and {names} wait for it")
     if resource.startswith("nvidia.com/"):
@@ -309,8 +301,8 @@ def _said_unhealthy(facts: Facts, node: NodeFacts, resource: str) -> tuple[str, 
     """Return the pods whose devices of a resource the plugin itself reported Unhealthy."""
     return tuple(
         f"{pod.full_name}: {device.resource_id} is Unhealthy"
-        for pod in facts.pods
-        if pod.node_name == node.name and plugin_facts.is_active(pod)
+        for pod in facts.pods_on.get(node.name, ())
+        if plugin_facts.is_active(pod)
         for container in pod.containers
         for allocated in container.allocated_resources_status or ()
         if allocated.name == resource
@@ -325,9 +317,17 @@ def _pod_evidence(plugin: PluginPod | None) -> tuple[str, ...]:
     return (f"{plugin.pod.full_name}: Ready for {int(plugin.ready_s // 60)} minutes",)
 
 
-def _peer_evidence(node: NodeFacts, peers: list[NodeFacts], resource: str) -> str:
-    offering = [p for p in peers if resource in p.offers and p.offers[resource].capacity]
-    return f"{len(offering)} of {len(peers)} other {node.type} nodes with this plugin offer it"
+def _asking(facts: Facts, node: str, resource: str) -> list[Pod]:
+    """Return the pods on a node that request a resource; without a node those that wait for one."""
+    pods = facts.pods_on.get(node, ())
+    return [pod for pod in pods if plugin_facts.is_active(pod) and resource in pod.requested()]
+
+
+def _peer_evidence(peers: Peers, resource: str) -> str:
+    return (
+        f"{peers.offering(resource)} of {peers.count} other {peers.node.type} nodes with this "
+        "plugin offer it"
+    )
 
 
 def _started(state: objects.ContainerState) -> datetime | None:

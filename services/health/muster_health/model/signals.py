@@ -231,6 +231,17 @@ class ClusterAnswered(_Numbered):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterObserved:
+    """What the Kubernetes API shows about a plugin of a node that muster does not run.
+
+    The finding NONE ends an earlier one.
+    """
+
+    node: str
+    watched: vocabulary.Watched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedNodes:
     """All nodes that should run this plugin; sent at the start and at every change.
 

@@ -1,0 +1,131 @@
+"""Adapter: the Kubernetes API: reads, while this replica leads, what shows how plugins work.
+
+A round reads nodes, pods, events and the objects of Dynamic Resource Allocation, page by page. What
+may not be read, or is not served, is left out; if anything else fails, the round says nothing.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+import msgspec
+
+from muster.kubernetes import api, known_plugins, objects, plugin_facts, plugin_objects
+from muster.service import logs
+from muster_health.kubernetes import observed_plugins
+from muster_health.model import signals
+
+_ROUND_S: Final = 50.0
+_OBJECTS_MAX: Final = 20_000
+"""The most objects of a kind that are kept; a round with more says nothing."""
+_DRA: Final = "/apis/resource.k8s.io/v1"
+
+Shape = TypeVar("Shape", bound=objects.HasMetadata)
+
+
+class _Unread(Exception):
+    """A round that could not be read; the text says why."""
+
+
+class PluginReader:
+    """Reads once in `period_s` while `is_leading`; `put` gets what was observed."""
+
+    def __init__(
+        self,
+        api: api.Api,
+        put: Callable[[signals.ClusterObserved], Awaitable[None]],
+        *,
+        is_leading: Callable[[], bool],
+        period_s: float = 60.0,
+        more: tuple[known_plugins.KnownPlugin, ...] = (),
+    ) -> None:
+        self.problems: dict[str, str] = {}
+        """What may not be read, and why the last round said nothing."""
+        self._api = api
+        self._put = put
+        self._is_leading = is_leading
+        self._period_s = period_s
+        self._more = more
+        self._observed = observed_plugins.ObservedPlugins()
+
+    async def run(self) -> None:
+        """Read forever."""
+        while True:
+            if self._is_leading():
+                await self.read()
+            else:
+                self._observed.forget()
+            await asyncio.sleep(self._period_s)
+
+    async def read(self) -> None:
+        """Read one round, and hand on what it shows if this replica still leads."""
+        before, self.problems = self.problems, {}
+        try:
+            async with asyncio.timeout(_ROUND_S):
+                view = await self._view()
+        except (_Unread, TimeoutError) as error:
+            self.problems["plugins"] = str(error) or f"not read within {_ROUND_S:.0f} s"
+        else:
+            # tens of thousands of objects would keep the event loop for too long
+            facts = await asyncio.to_thread(plugin_facts.gather, view)
+            observations = await asyncio.to_thread(self._observed.observe, facts)
+            for observation in observations if self._is_leading() else ():
+                await self._put(observation)
+        if self.problems != before:
+            logs.logger().info("plugins_read", problems=self.problems)
+
+    async def _view(self) -> plugin_facts.View:
+        pods = await self._all("/api/v1/pods", plugin_objects.Pod, self._is_relevant)
+        query = {"fieldSelector": "reason=FailedPrepareDynamicResources"}
+        events = await self._all("/api/v1/events", plugin_objects.Event, query=query)
+        nodes = await self._all("/api/v1/nodes", objects.Node)
+        now = self._api.now()
+        if nodes is None or pods is None or now is None:
+            raise _Unread("nodes and pods cannot be listed")
+        claims = await self._all(f"{_DRA}/resourceclaims", plugin_objects.ResourceClaim)
+        classes = await self._all(f"{_DRA}/deviceclasses", plugin_objects.DeviceClass)
+        return plugin_facts.View(
+            now=now,
+            nodes=nodes,
+            pods=pods,
+            daemon_sets=await self._all("/apis/apps/v1/daemonsets", plugin_objects.DaemonSet),
+            slices=await self._all(f"{_DRA}/resourceslices", plugin_objects.ResourceSlice),
+            claims=claims or (),
+            classes=classes or (),
+            events=events or (),
+            more=self._more,
+        )
+
+    def _is_relevant(self, pod: plugin_objects.Pod) -> bool:
+        return plugin_facts.is_relevant(pod, self._more)
+
+    async def _all(
+        self,
+        path: str,
+        shape: type[Shape],
+        is_relevant: Callable[[Shape], bool] = lambda _: True,
+        *,
+        query: Mapping[str, str] | None = None,
+    ) -> list[Shape] | None:
+        """Return all objects; None if they may not be listed or are not served. Raises _Unread."""
+        decoder = msgspec.json.Decoder(shape)
+        kept: list[Shape] = []
+        try:
+            pages = self._api.pages(path, query=query, timeout_s=_ROUND_S)
+            async with contextlib.aclosing(pages):
+                async for page in pages:
+                    for item in page.items:
+                        with contextlib.suppress(*api.UNREADABLE):
+                            if is_relevant(entry := decoder.decode(item)):
+                                kept.append(entry)
+                    if len(kept) > _OBJECTS_MAX:
+                        raise _Unread(f"{path}: more than {_OBJECTS_MAX}")
+        except api.Refused as error:
+            if error.answer.is_forbidden:
+                self.problems[path] = error.answer.problem
+            elif error.answer.status != HTTPStatus.NOT_FOUND:
+                raise _Unread(error.answer.problem) from None
+            return None
+        return kept
