@@ -97,7 +97,10 @@ def _lost(
     if facts.view.pods is None:
         why = "pods cannot be read, so what its plugin does is unknown"
     elif plugin is None:
-        why = "its plugin is no known one: it restarts just now, or the kubelet has lost it"
+        why = (
+            "no pod of a known plugin serves it here: its plugin restarts just now, ended within "
+            "5 minutes, or reports all devices Unhealthy"
+        )
     elif sick:
         why = f"{plugin.plugin.name} runs, and reports its devices Unhealthy"
     else:

@@ -90,7 +90,7 @@ def test_a_lost_plugin_and_a_double_offer_are_reported(checked: Cluster) -> None
     # an error where the API server keeps extendedResourceName, else a warning
     assert sorted(said) == [("DRA006", HEALTHY), ("DRA007", DRIVER), ("PLUG001", LOST)]
     assert report["checked"]["plugins"] >= 2  # ours, and perhaps the cluster's
-    (lost,) = [each for each in report["findings"] if each["id"] == "PLUG001"]
+    (lost,) = [each for each in report["findings"] if each["object"] == LOST]
     assert lost["evidence"][0] == f"{GPU}: 0 of 8 allocatable"
 
 

@@ -64,8 +64,8 @@ def test_a_resource_that_no_known_plugin_serves_is_a_warning_if_its_devices_are_
         Level.WARN,
         "",
         (
-            "offers no acme.io/x: its plugin is no known one: it restarts just now, or the "
-            "kubelet has lost it"
+            "offers no acme.io/x: no pod of a known plugin serves it here: its plugin restarts "
+            "just now, ended within 5 minutes, or reports all devices Unhealthy"
         ),
     )
 
