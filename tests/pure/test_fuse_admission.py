@@ -229,16 +229,19 @@ MINE: Final = {"name": "v", "mountPath": "/dev/fuse"}
         ),
         (
             pod(skypilot(), volumes=[{"name": "muster-fuse", "emptyDir": {}}]),
-            "volume muster-fuse: the pod has another volume of this name",
+            "volume muster-fuse: the pod has another volume with this name",
         ),
         (
             pod(skypilot(securityContext={"capabilities": {"add": ["ALL"]}})),
-            "container ray-node: adds ALL capabilities; with SYS_ADMIN it cannot use the broker",
+            (
+                "container ray-node: adds ALL capabilities, including SYS_ADMIN, so it cannot use "
+                "the broker"
+            ),
         ),
-        (pod(skypilot(), os={"name": "windows"}), "a pod for Windows has no FUSE"),
+        (pod(skypilot(), os={"name": "windows"}), "a Windows pod cannot use FUSE"),
         (
             pod(skypilot(), annotations={"kubernetes.io/config.mirror": "abc"}),
-            "a static pod's mirror cannot be changed",
+            "the mirror of a static pod cannot be changed",
         ),
     ],
 )
@@ -259,7 +262,7 @@ def test_a_pod_in_which_no_container_can_use_the_broker_is_reported() -> None:
     tool = {"name": "tool", "securityContext": {"privileged": True}}
     plan = planned(pod(tool, annotations=ASKS))
     assert (plan.outcome, plan.patch) == (Outcome.CONFLICT, ())
-    assert plan.warnings[0] == "no container of the pod can use the broker"
+    assert plan.warnings[0] == "no container in the pod can use the broker"
 
 
 def test_a_pod_written_by_hand_stays_and_gets_what_is_missing() -> None:
@@ -471,7 +474,7 @@ def test_only_new_pods_are_changed() -> None:
     ],
 )
 def test_what_is_no_question_has_no_answer(body: bytes) -> None:
-    with pytest.raises(review.Unanswerable, match="no AdmissionReview"):
+    with pytest.raises(review.Unanswerable, match="not an AdmissionReview"):
         review.request_in(body)
 
 

@@ -58,7 +58,7 @@ def test_the_outermost_pod_of_a_cgroup_counts(cgroup: str, uid: str | None) -> N
     ("cgroup", "text"),
     [
         (f"2:cpu:{CGROUPFS}\n0::/kubepods/pod{OTHER}\n", "cgroups of several pods"),
-        ("0::/x\nhello\n", "a line of the cgroup file without a path"),
+        ("0::/x\nhello\n", "a line in the cgroup file has no path"),
     ],
 )
 def test_a_cgroup_that_is_not_clear_is_refused(cgroup: str, text: str) -> None:
@@ -95,7 +95,7 @@ def test_the_name_of_a_process_is_not_read_as_its_ids() -> None:
     ["", "Uid:\t1\n", status(Uid="a b c d"), status(Name="x\nUid:\t0\t0\t0\t0"), status(CapEff="")],
 )
 def test_a_status_that_is_not_clear_is_refused(text: str) -> None:
-    with pytest.raises(caller.Unclear, match="a status file that is not as expected"):
+    with pytest.raises(caller.Unclear, match="unexpected status file"):
         caller.ids(text)
 
 
@@ -270,7 +270,7 @@ def test_a_mount_that_is_not_listed_has_no_line() -> None:
     "line", ["36 \n", "36 25 0:41 / /m rw fuse x rw\n", "36 x 0:1 / / rw - a b c"]
 )
 def test_a_line_that_is_not_as_the_kernel_writes_it_is_refused(line: str) -> None:
-    with pytest.raises(caller.Unclear, match="a line of mountinfo that is not as expected"):
+    with pytest.raises(caller.Unclear, match="unexpected line in mountinfo"):
         caller.mount_line([line], 36)
 
 

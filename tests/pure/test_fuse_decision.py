@@ -252,7 +252,7 @@ def test_a_user_unmounts_what_is_theirs_and_root_what_is_anyones() -> None:
         (
             [],
             Reason.NOT_VISIBLE,
-            "the mount point lies in no mount that the process sees; is it still mounted?",
+            "the mount point is on no mount that the process sees; is it still mounted?",
         ),
         (
             [MOUNTED],

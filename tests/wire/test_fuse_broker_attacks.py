@@ -55,7 +55,7 @@ except OSError as error:
     print(errno.errorcode[error.errno])
 print(asked(_packet(1, b"ro,suid"), here))
 """
-CUT = "EPROTO: a packet, or its descriptors, did not fit"
+CUT = "EPROTO: the packet is too long, or carries too many descriptors"
 
 
 def test_packets_that_are_cut_or_carry_other_descriptors_are_refused() -> None:
@@ -69,7 +69,7 @@ def test_packets_that_are_cut_or_carry_other_descriptors_are_refused() -> None:
             CUT,
             "EPROTO: UNMOUNT with 0 descriptors",
             "EPROTO: HELLO with 1 descriptors",
-            "EPROTO: no mount waits for this packet",
+            "EPROTO: no mount is waiting for this packet",
             "EINVAL: option '" + 24 * "\ufffd",
             CUT,
             CUT,
@@ -101,7 +101,7 @@ def test_a_directory_of_another_mount_namespace_is_no_mount_point(tmp_path: Path
             said = answers(pod, script, pass_fds=(here,))
         finally:
             os.close(here)
-        text = "the mount point lies in no mount that the process sees; is it still mounted?"
+        text = "the mount point is on no mount that the process sees; is it still mounted?"
         assert said == [f"EINVAL: {text}"]
         assert reasons(running) == {Reason.NOT_VISIBLE}
 
@@ -118,7 +118,7 @@ def test_what_a_runtime_relies_on_is_no_mount_point(uid: int) -> None:
         paths = ["/", "/proc", "/proc/self", "/sys", "/sys/fs/cgroup", "/dev", "/dev/pts"]
         program = fuse_broker.program(pod, TARGETS, *paths, uid=uid)
         for answer in fuse_broker.said(program).splitlines():
-            assert answer.endswith(" is not for mounts: the container's runtime relies on it")
+            assert answer.endswith(" cannot be a mount point: the container runtime relies on it")
         assert fuse_broker.fuse_mounts(pod.process.pid) == []
         assert reasons(running) == {Reason.PROTECTED}
 
@@ -198,7 +198,7 @@ def orphan(pod: fuse_pods.Container) -> Iterator[tuple[int, subprocess.Popen[str
     process.communicate()
 
 
-ENDED = "ESRCH: the process that connected has ended; it must wait for the answer\n"
+ENDED = "ESRCH: the process that connected has ended; it must wait for the reply\n"
 
 
 def test_a_process_that_has_ended_gets_nothing() -> None:
@@ -257,8 +257,8 @@ print(asked(_packet(1), point("/etc"), over=over))
 def test_the_root_of_a_nested_user_namespace_is_not_the_root_of_the_container() -> None:
     with fuse_broker.running() as running, running.pod() as pod:
         text = (
-            "EPERM: the process is in a user namespace that does not own its mount namespace; make"
-            " both together (unshare --user --mount), or mount outside"
+            "EPERM: the process is in a user namespace that does not own its mount namespace;"
+            " create both together (unshare --user --mount), or mount outside"
         )
         assert answers(pod, NESTED) == [text, text]
         assert reasons(running) == {Reason.USER_NAMESPACE}

@@ -82,7 +82,7 @@ for device in descriptors:
 def test_no_device_is_given_that_its_receiver_could_mount_without_the_broker() -> None:
     with fuse_broker.running() as running, running.pod() as pod:
         assert fuse_broker.said(fuse_broker.program(pod, TAKEN)) == (
-            "in a user namespace the device is given only together with its mount"
+            "in a user namespace, the device is handed over only together with its mount"
         )
 
 

@@ -133,7 +133,7 @@ def test_a_child_killed_before_it_mounts_leaves_nothing_and_is_reported(step: st
             async with running(killing) as client:
                 assert client.pid is not None
                 assert await daemon.mount(client) == jobs.Outcome(
-                    errno.EIO, "the process that did the job ended with -9", "child"
+                    errno.EIO, "the process that did the job ended with status -9", "child"
                 )
                 assert mount_points(pod) == []
                 assert children(client.pid) == []
@@ -303,7 +303,7 @@ def test_a_mounter_with_too_many_children_refuses_more_and_none_outlives_it() ->
             message = control.recv(jobs.MESSAGE_MAX)
             assert mounter.NUMBER.unpack_from(message) == (mounter.CHILDREN_MAX + 1,)
             assert jobs.decode_outcome(message[mounter.NUMBER.size :]) == jobs.Outcome(
-                errno.EAGAIN, "64 mounts are being made already", "limit"
+                errno.EAGAIN, "64 mounts are already in progress", "limit"
             )
             running_children = [*map(os.pidfd_open, children(process.pid))]
             assert len(running_children) == mounter.CHILDREN_MAX

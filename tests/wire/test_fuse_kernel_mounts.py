@@ -134,7 +134,7 @@ def test_a_mount_point_of_another_container_is_refused() -> None:
             smuggled = daemon._replace(descriptor=stranger.descriptor)
             assert await smuggled.mount(mounter) == jobs.Outcome(
                 errno.EINVAL,
-                "the mount point is not in the container, or of another kind",
+                "the mount point is not in the container, or its type has changed",
                 "attach",
             )
             assert mounts(pod) == mounts(other) == []
@@ -288,7 +288,7 @@ def test_a_mount_that_another_covers_is_not_taken_for_it() -> None:
                     assert (await outer.mount(mounter, flags=("allow_other",))).errno == 0
                     assert await asking.unmount(mounter) == jobs.Outcome(
                         errno.EBUSY,
-                        "cannot unmount: another mount is in the way; remove that, or unmount"
+                        "cannot unmount: another mount is in the way; remove that first, or unmount"
                         " lazily",
                         "unmount",
                     )

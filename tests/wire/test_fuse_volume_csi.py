@@ -270,19 +270,19 @@ def test_a_new_broker_serves_the_pods_of_the_old_one_on_a_new_socket(in_node: In
             {"csi.storage.k8s.io/pod.namespace": "kube-system"},
             grpc.StatusCode.PERMISSION_DENIED,
             (
-                "pods of the namespace kube-system may not mount FUSE file systems: "
-                "it is not in `namespaces` of the settings of muster-fuse"
+                "pods in namespace kube-system may not mount FUSE file systems: "
+                "it matches none of `namespaces` in the settings of muster-fuse"
             ),
         ),
         (
             {"mode": "volume"},
             grpc.StatusCode.INVALID_ARGUMENT,
-            "volumeAttributes: 'mode'; fuse.muster.dev knows no attributes",
+            "volumeAttributes: 'mode'; fuse.muster.dev takes no attributes",
         ),
         (
             {"csi.storage.k8s.io/ephemeral": "false"},
             grpc.StatusCode.INVALID_ARGUMENT,
-            "fuse.muster.dev has only inline volumes of pods, no PersistentVolumes",
+            "fuse.muster.dev supports only inline volumes of pods, not PersistentVolumes",
         ),
         (
             {"csi.storage.k8s.io/pod.uid": ""},
@@ -315,7 +315,7 @@ def test_a_node_has_only_so_many_pods_with_volumes(in_node: InNode) -> None:
             await node.kubelet.publish(uid="c")
         assert (refused.value.code(), refused.value.details()) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "2 pods of this node have volumes of fuse.muster.dev; the settings allow no more",
+            "2 pods on this node have volumes of fuse.muster.dev; the settings allow no more",
         )
         await node.kubelet.unpublish(uid="b")
         await node.kubelet.publish(uid="c")

@@ -1,1 +1,1 @@
-"""Mounts FUSE file systems for unprivileged pods that request no resource."""
+"""Mounts FUSE file systems for unprivileged pods, which need no resource request."""

@@ -22,7 +22,7 @@ _NEVER_S: Final = -1.0
 _PROBLEMS_MAX: Final = 20
 _OFTEN_PER_S: Final = 20.0
 _OFTEN_BURST: Final = 200
-"""How much is published of what pods can cause as often as they like.
+"""Limits how many events are published that pods can cause as often as they like.
 
 The gates refuse a node that sends 100 messages a second.
 """
@@ -30,7 +30,7 @@ _STARTING: Final = vocabulary.Phase.STARTING
 
 
 class BusReporter:
-    """Reports the broker of a node; the broker calls `observe` with what it does and sees."""
+    """Reports on a node's broker, which calls `observe` with what it does and sees."""
 
     plugin: Final = permissions.FUSE_BROKER
     resources: Final = (publication.DRIVER,)
@@ -75,7 +75,7 @@ class BusReporter:
     def observe(self, observation: observations.Observation) -> None:
         """Publish, count and log what the broker did or saw."""
         if not observation.pod.namespace:
-            # that is the self-check, which has its own report
+            # the self-check, which is reported separately
             return
         event = self._event(observation, datetime.now(UTC))
         is_frequent = isinstance(observation, observations.Mounted | observations.Refused)
@@ -87,7 +87,7 @@ class BusReporter:
     # What is reported
 
     def heartbeat(self, sender: reporter.Sender) -> vocabulary.Heartbeat:
-        """Return the broker's present status."""
+        """Return the broker's current status."""
         parts, now = self._present, time.monotonic()
         phase = vocabulary.Phase.SERVING if parts.offered.registrations else _STARTING
         return vocabulary.Heartbeat(
@@ -124,16 +124,16 @@ class BusReporter:
         )
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Publish changes from now on by this function."""
+        """Use this function to publish changes from now on."""
         self._publish = publish
 
     def stop_reason(self) -> vocabulary.StopReason | None:
-        """Return why the broker stops on purpose; None after a failure."""
+        """Return why the broker is stopping; None after a failure."""
         return vocabulary.StopReason.SIGNAL if self._stopping.is_set() else None
 
     @property
     def _present(self) -> metrics.Parts:
-        assert self._parts is not None, "reported only while it runs"
+        assert self._parts is not None, "the broker is reported on only while it runs"
         return self._parts
 
     async def _send_heartbeat_on(self, changed: asyncio.Event) -> None:
@@ -144,9 +144,9 @@ class BusReporter:
             self.heartbeat_due.set()
 
     async def _publish_mounts(self) -> None:
-        """Publish the mounts whenever they have changed, after each look at them.
+        """Publish the mounts whenever a check shows that they have changed.
 
-        No event says that a mount has ended.
+        No event reports that a mount has ended.
         """
         published: tuple[vocabulary.FuseMount, ...] = ()
         while True:
@@ -178,7 +178,7 @@ class BusReporter:
             healthy=int(is_sound),
             allocated=parts.served.pods,
             problem=offered.problem,
-            # it is a CSI driver: nothing of it is in the node's allocatable
+            # a CSI driver adds nothing to the node's allocatable
             extended=False,
         )
 
@@ -244,7 +244,7 @@ class BusReporter:
 
 
 def _dropped(event: vocabulary.Event) -> None:
-    """Publish nothing: the bus is not connected yet, and an inventory follows."""
+    """Publish nothing: the bus is not connected yet, and an inventory will follow."""
 
 
 def _problems(parts: metrics.Parts) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Pure: the settings of the FUSE broker, with every default and bound."""
+"""Pure: the settings of the FUSE broker, with their defaults and bounds."""
 
 import hashlib
 from typing import Annotated
@@ -20,7 +20,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     mounts_per_pod: Count = 32
 
     mounts_per_node: Count = 1024
-    """The kernel's memory for mounts is not limited per pod."""
+    """Needed because the kernel's memory for mounts is not limited per pod."""
 
     connections_per_pod: Count = 8
     """Further connections wait until one of them has ended."""
@@ -40,13 +40,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a mount point may lie on a FUSE file system."""
 
     watch_s: Seconds = 5.0
-    """How often mounts are looked at."""
+    """How often mounts are checked."""
 
     hung_s: Seconds = 60.0
-    """After this time without an answer of its daemon, a mount counts as hung."""
+    """After this time without an answer from its daemon, a mount counts as hung."""
 
     lingering_s: Seconds = 120.0
-    """A mount that keeps a killed process of its pod from ending for so long is reported."""
+    """A mount that keeps a killed process of its pod from ending for this long is reported."""
 
 
 class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of the broker. An empty `node` means NODE_NAME, else the host's name."""
+    """All settings of the broker. An empty `node` means NODE_NAME, or else the host's name."""
 
     node: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
 
@@ -74,14 +74,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     limits: Limits = Limits()
     state: Path = "/var/lib/muster-fuse"
-    """Where the volumes of pods are made, and what is kept for the next start."""
+    """Where pods' volumes are made, and where records are kept when the broker restarts."""
 
     helper: Path = "/opt/muster/fusermount3"
     """The program that pods get as `fusermount3`."""
 
     kubelet: Kubelet = Kubelet()
     self_test_s: sections.Pause = 60.0
-    """How often the broker mounts, uses and unmounts a file system of its own."""
+    """How often the broker mounts, uses and unmounts a file system as a self-test."""
 
     bus: sections.Bus = sections.Bus()
     http: sections.Http = sections.Http()
@@ -101,7 +101,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hash(self) -> str:
-        """A hash of what pods get: it shows health why something is refused."""
+        """A hash of the settings that decide what pods may have, for the heartbeats."""
         what = (self.namespaces, self.pods_max, self.limits)
         canonical = msgspec.json.encode(what, order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Adapter: Prometheus metrics of the broker, collected from its state at each scrape."""
+"""Adapter: the broker's Prometheus metrics, collected from its state at each scrape."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,15 +18,15 @@ MOUNTED: Final = prometheus_client.Counter(
 )
 REFUSED: Final = prometheus_client.Counter(
     "muster_fuse_refused_total",
-    "Refusals that were reported, by reason; at most one a second for each pod and reason.",
+    "Refusals reported, by reason; at most one a second for each pod and reason.",
     ["reason"],
 )
 ABORTED: Final = prometheus_client.Counter(
-    "muster_fuse_aborted_total", "Connections that ended pods had left behind."
+    "muster_fuse_aborted_total", "Connections aborted because ended pods had left them behind."
 )
 UNPUBLISHED: Final = prometheus_client.Counter(
     "muster_fuse_events_unpublished_total",
-    "Events of mounts and refusals that were counted and logged, but too many for the bus.",
+    "Mounts and refusals counted and logged but not published, because there were too many.",
 )
 
 
@@ -52,12 +52,14 @@ class Collector(registry.Collector):
         """Collect all metrics."""
         broker, mounter, served, driver, offered, check = self._parts
         now = time.monotonic()
-        # without those of the self-check
+        # excludes those of the self-check
         mounts = [mount for mount in broker.mounts() if served.pod(mount.pod_uid) is not None]
         yield _gauge("muster_fuse_mounts", "File systems mounted in pods now.", len(mounts))
         conditions = [each for mount in mounts for each in broker.conditions(mount)]
         by_condition = core.GaugeMetricFamily(
-            "muster_fuse_mount_conditions", "Mounts that need attention.", labels=["condition"]
+            "muster_fuse_mount_conditions",
+            "Mounts that need attention, by condition.",
+            labels=["condition"],
         )
         for condition in vocabulary.FuseCondition:
             by_condition.add_metric([condition], conditions.count(condition))
@@ -82,7 +84,7 @@ class Collector(registry.Collector):
         )
         yield _gauge(
             "muster_fuse_self_test_passed",
-            "1 if a whole mount by the broker itself succeeded recently.",
+            "1 if the latest self-test passed and is recent.",
             check.problem(now) is None,
         )
         yield _gauge(
@@ -90,12 +92,12 @@ class Collector(registry.Collector):
         )
         yield _counter(
             "muster_fuse_mounter_restarts",
-            "Times the process that mounts was started again.",
+            "Times the process that makes mounts was restarted.",
             mounter.restarts,
         )
         yield _gauge(
             "muster_fuse_children_stuck",
-            "Processes that hang in the kernel, although they were killed.",
+            "Processes that hang in the kernel even after they were killed.",
             mounter.stuck,
         )
         yield _gauge(

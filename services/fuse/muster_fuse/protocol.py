@@ -7,7 +7,7 @@ The socket is of type SOCK_SEQPACKET: each request and each reply is a single pa
 |-------|-----------------------|------------------------------|
 | 0-3   | `MFUS`                | `MFUS`                       |
 | 4     | version, 1            | version, 1                   |
-| 5     | operation             | operation of the request     |
+| 5     | operation             | the request's operation      |
 | 6-7   | flags                 | 0                            |
 | 8-11  | 0                     | errno, 0 for success         |
 | 12-15 | length of the payload | length of the payload        |
@@ -45,12 +45,12 @@ class Operation(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """How an operation is to be done."""
+    """How an operation is to be carried out."""
 
     LAZY = 1
-    """An unmount detaches the file system even if it is in use."""
+    """The unmount detaches the file system even if it is in use."""
     SYNC_INIT = 2
-    """A mount hands over the descriptor first, and mounts when the helper says so."""
+    """The descriptor is handed over first, and the mount is made when the helper says so."""
 
 
 DESCRIPTORS: Final = {Operation.MOUNT: 1, Operation.UNMOUNT: 1}
@@ -60,7 +60,7 @@ FLAGS: Final = {Operation.MOUNT: Flag.SYNC_INIT, Operation.UNMOUNT: Flag.LAZY}
 
 
 class Request(NamedTuple):
-    """A request of a pod; `options` is the argument of `-o`, not yet understood."""
+    """A request from a pod; `options` is the argument of `-o`, not yet parsed."""
 
     operation: Operation
     flags: Flag
@@ -72,16 +72,16 @@ class MalformedPacket(ValueError):
 
 
 def parse(packet: bytes, *, descriptors: int) -> Request:
-    """Return the request of a packet that came with some descriptors. Raises MalformedPacket."""
+    """Return the request in a packet that carried this many descriptors. Raises MalformedPacket."""
     if len(packet) < _HEADER.size:
         raise MalformedPacket(f"a packet of {len(packet)} bytes, shorter than its header")
     magic, version, code, bits, errno, length = _HEADER.unpack_from(packet)
     if magic != _MAGIC:
         raise MalformedPacket("not a packet of this protocol")
     if version != VERSION:
-        raise MalformedPacket(f"version {version} of the protocol; the broker has {VERSION}")
+        raise MalformedPacket(f"protocol version {version}; the broker has version {VERSION}")
     if len(packet) != _HEADER.size + length or len(packet) > PACKET_MAX or errno:
-        raise MalformedPacket("a packet whose header does not fit it")
+        raise MalformedPacket("a packet that does not match its header")
     try:
         operation = Operation(code)
     except ValueError:
@@ -102,7 +102,7 @@ def reply(operation: Operation, *, errno: int = 0, text: str = "") -> bytes:
 
 
 class Reply(NamedTuple):
-    """An answer of the broker: `errno` 0, or an error with its text."""
+    """A reply from the broker: `errno` 0, or an error with its text."""
 
     operation: Operation
     errno: int
@@ -110,12 +110,12 @@ class Reply(NamedTuple):
 
 
 def request(operation: Operation, *, flags: Flag = Flag(0), options: bytes = b"") -> bytes:  # noqa: B008  # a constant
-    """Return the packet that asks for something."""
+    """Return the packet for a request."""
     return _HEADER.pack(_MAGIC, VERSION, operation, flags, 0, len(options)) + options
 
 
 def parse_reply(packet: bytes) -> Reply:
-    """Return the reply of a packet. Raises MalformedPacket."""
+    """Return the reply in a packet. Raises MalformedPacket."""
     if len(packet) < _HEADER.size:
         raise MalformedPacket(f"a packet of {len(packet)} bytes, shorter than its header")
     _, _, code, _, errno, _ = _HEADER.unpack_from(packet)

@@ -1,8 +1,8 @@
-"""Adapter: the socket over which the kubelet registers a driver, of CSI or DRA, and then calls it.
+"""Adapter: the socket over which the kubelet registers a CSI or DRA driver, and then calls it.
 
-The kubelet's plugin watcher sees the socket, asks what it is, and says whether the driver is
-registered. A kubelet that restarts does so again by itself. The same socket serves the driver, so
-that nothing can be registered and not served.
+The kubelet's plugin watcher notices the socket, asks which driver it offers, and says whether the
+driver is registered. After a restart the kubelet does so again by itself. The same socket serves
+the driver, so that a registered driver is always served.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _RETRY: Final = pacing.Backoff(first_s=0.5, max_s=30.0)
 
 
 class Driver(NamedTuple):
-    """What the kubelet is offered; `kind` and `versions` are the kubelet's words."""
+    """The driver to offer; `kind` and `versions` are as the kubelet spells them."""
 
     kind: str
     name: str
@@ -44,8 +44,8 @@ class Registration:
     """Offers a driver to the kubelet for as long as the process runs.
 
     `registry` is the kubelet's directory for the sockets of plugins. `prepare` runs before each
-    socket is opened, and may raise OSError. Without a registration for `unregistered_s` the kubelet
-    is offered a new socket.
+    socket is opened, and may raise OSError. If the kubelet has not registered the driver for
+    `unregistered_s`, it is offered a new socket.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Registration:
         unregistered_s: float = 60.0,
     ) -> None:
         self.registered_at: float | None = None
-        """When the kubelet registered the driver, in monotonic seconds; None while it has not."""
+        """When the kubelet registered the driver, in monotonic seconds; None if it has not."""
         self.registrations = 0
         self.problem = "the kubelet has not registered the driver"
         """Why the driver is not registered; empty if it is."""
         self.changed = asyncio.Event()
-        """Set when the driver was registered or refused, or lost its socket."""
+        """Set when the driver is registered or refused, or loses its socket."""
         self._path = registry / f"{driver.name}-reg.sock"
         self._driver = driver
         self._prepare = prepare
@@ -70,7 +70,7 @@ class Registration:
         self._offered_at = 0.0
 
     async def run(self) -> None:
-        """Serve until cancelled; serve again after anything that ends it."""
+        """Serve until cancelled; start again after any failure."""
         failures = 0
         while True:
             server = grpc.aio.server(maximum_concurrent_rpcs=_CALLS_MAX)
@@ -85,7 +85,7 @@ class Registration:
             except (OSError, RuntimeError) as error:
                 problem = f"{self._path}: {error}"
             finally:
-                # first: gRPC unlinks the path, whoever has it by then
+                # before anything else: gRPC unlinks the path, even if it is somebody else's by then
                 await server.stop(_STOP_GRACE_S)
             self._lose(problem)
             failures += 1
@@ -96,7 +96,7 @@ class Registration:
         request: pr.InfoRequest,  # noqa: ARG002  # empty
         context: rpc.Context[pr.InfoRequest, pr.PluginInfo],  # noqa: ARG002
     ) -> pr.PluginInfo:
-        """Return what this socket is."""
+        """Return which driver this socket offers."""
         return pr.PluginInfo(
             type=self._driver.kind,
             name=self._driver.name,

@@ -1,7 +1,7 @@
-"""Adapter: the broker's check of itself: a hello over its own socket, and a whole mount.
+"""Adapter: the broker's check of itself: a hello and a complete mount over its own socket.
 
-Both go through a socket like that of a pod, so that they fail when a pod's request would fail. A
-process that is in no pod serves itself by its own cgroup.
+Both go through a socket like a pod's, so that they fail when a pod's request would fail. If the
+broker is not in a pod, the socket accepts processes in the broker's own cgroup.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ class SelfCheck:
         period_s: float,
     ) -> None:
         self.outcome: jobs.Outcome | None = None
-        """What became of the last mount of our own; None before the first."""
+        """The outcome of the last self-test; None before the first."""
         self.seconds = 0.0
-        """How long it took."""
+        """How long the last self-test took."""
         self.tested_at: float | None = None
         self.answered_at = time.monotonic()
-        """When the broker last answered a hello, or the start."""
+        """When the broker last answered a hello, or when it started."""
         self.changed = asyncio.Event()
-        """Set when a test has another outcome than the one before."""
+        """Set when the outcome of a test differs from the one before."""
         self._broker = broker
         self._mounter = mounter
         self._path = path
@@ -71,7 +71,7 @@ class SelfCheck:
         return None
 
     def stuck(self, now: float) -> str | None:
-        """Return for how long the broker has answered no request, in words; None if it answers."""
+        """Return why the broker counts as stuck; None if it answers requests."""
         age_s = now - self.answered_at
         if age_s > _HELLOS_MISSED_MAX * HELLO_PERIOD_S:
             return f"the broker's socket last answered {age_s:.0f} s ago"

@@ -1,1 +1,1 @@
-"""The admission webhook: gives pods the FUSE broker's volume, and takes the old resource away."""
+"""The admission webhook: gives pods the FUSE broker's volume, and removes the old resource."""

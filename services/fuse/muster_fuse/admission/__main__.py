@@ -9,7 +9,7 @@ from muster.service import entry, logs, probes, runtime
 from muster_fuse.admission import certificate_store, config, event_reporter, namespaces, server
 
 _READ_S: Final = 2.0
-"""The API server waits while a namespace is read."""
+"""Short, because the API server waits while a namespace is read."""
 
 
 def main() -> int:
@@ -28,10 +28,10 @@ async def _serve(settings: config.Settings) -> None:
         await open_.enter_async_context(kubernetes)
         store = certificate_store.CertificateStore(kubernetes, settings)
         reporter = event_reporter.EventReporter(kubernetes, timeout_s=options.timeout_s)
-        known = namespaces.Namespaces(kubernetes, timeout_s=_READ_S)
+        cached = namespaces.Namespaces(kubernetes, timeout_s=_READ_S)
         try:
             https = await open_.enter_async_context(
-                server.serve(settings.listen, server.Webhook(known, reporter), store.tls)
+                server.serve(settings.listen, server.Webhook(cached, reporter), store.tls)
             )
         except OSError as error:
             where = f"listen: {settings.listen.host}:{settings.listen.port}"

@@ -1,8 +1,8 @@
 """Adapter: the Kubernetes API: keeps the certificate in a Secret, and makes API servers trust it.
 
-Every replica runs this. They agree by the Secret's resource version: whoever writes first wins, and
-the others read again. The Secret and the MutatingWebhookConfiguration exist already, without data:
-no right to create any is needed.
+Every replica runs this. The Secret's resource version makes them agree: the first to write wins,
+and the others read it again. The Secret and the MutatingWebhookConfiguration already exist, without
+data, so that the webhook needs no permission to create them.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookc
 _NAMES: Final = ("ca.crt", "tls.crt", "tls.key", "next.crt", "next.key")
 """What the Secret holds: all trusted authorities, the certificate in use, and the next one."""
 _ATTEMPTS: Final = 5
-"""How often in a row another replica may write first."""
+"""How many times in a row another replica may write first."""
 _NONE_YET: Final = "no certificate yet"
 _RETRY_S: Final = 5.0
 _JITTER: Final = (0.8, 1.0)
@@ -39,7 +39,7 @@ EXPIRES: Final = prometheus_client.Gauge(
     "When the certificate in use expires.",
 )
 STEPS: Final = prometheus_client.Counter(
-    "muster_fuse_webhook_certificate_steps_total", "Changes of the certificate.", ["step"]
+    "muster_fuse_webhook_certificate_steps_total", "Changes to the certificate, by step.", ["step"]
 )
 
 
@@ -47,7 +47,7 @@ class _Secret(objects.HasMetadata, frozen=True):
     data: dict[str, str] | None = None
 
     def held(self) -> dict[str, bytes]:
-        """Return the data; what is not base64 is empty."""
+        """Return the decoded data; a value that is not base64 becomes empty."""
         held: dict[str, bytes] = {}
         for name, text in (self.data or {}).items():
             try:
@@ -73,11 +73,11 @@ _Read = TypeVar("_Read", _Secret, _Configuration)
 
 
 class _Unavailable(Exception):
-    """The API did not do what was asked; the text says why."""
+    """A request to the API failed; the text says why."""
 
 
 class CertificateStore:
-    """Keeps a certificate that the API servers trust; `tls` serves each connection with it."""
+    """Maintains a certificate that the API servers trust; `tls` uses it for each connection."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class CertificateStore:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.tls = _context()
-        # a context that gets another certificate has none that fits its key for a moment
+        # a context whose certificate is replaced briefly has one that does not match its key
         self.tls.sni_callback = self._choose
         self._certified: ssl.SSLContext | None = None
         self._api = api
@@ -104,7 +104,7 @@ class CertificateStore:
         self._threads = blocking.Serial()
 
     def problem(self) -> str | None:
-        """Return why the API servers cannot ask this replica; None if they can."""
+        """Return why the API servers cannot call this replica; None if they can."""
         if self._loaded is None or not self._is_trusted:
             return self._problem
         if not self._loaded[1].includes(self._clock()):
@@ -112,7 +112,7 @@ class CertificateStore:
         return None
 
     async def run(self) -> None:
-        """Refresh the certificate and the trust in it until cancelled."""
+        """Keep the certificate valid and trusted until cancelled."""
         while True:
             await self.refresh()
             check_s = self._settings.check_s
@@ -120,7 +120,7 @@ class CertificateStore:
             await asyncio.sleep(pause_s * random.uniform(*_JITTER))  # noqa: S311  # jitter, not a secret
 
     async def refresh(self) -> None:
-        """Bring Secret, server and configuration to what they should be now."""
+        """Bring the Secret, the server and the webhook configuration up to date."""
         try:
             held = await self._held()
             await self._load(held)
@@ -136,7 +136,7 @@ class CertificateStore:
             self._problem = ""
 
     async def _held(self) -> dict[str, bytes]:
-        """Return the Secret's data, once they need no further step now."""
+        """Return the Secret's data, after any step that is due has been taken."""
         for _ in range(_ATTEMPTS):
             answer = await self._api.request("GET", self._secret, timeout_s=self._timeout_s)
             secret = _decoded(answer, _Secret)
@@ -165,7 +165,9 @@ class CertificateStore:
                 return made
             if answer.status != HTTPStatus.CONFLICT:
                 raise _Unavailable(answer.problem)
-        raise _Unavailable(f"{self._secret}: other replicas always wrote first")
+        raise _Unavailable(
+            f"{self._secret}: other replicas wrote first, {_ATTEMPTS} times in a row"
+        )
 
     def _step(self, held: Mapping[str, bytes]) -> renewal.Step:
         return renewal.decide(
@@ -193,10 +195,10 @@ class CertificateStore:
         return {"ca.crt": certificates.trusted(authorities, at=at)} | pairs
 
     async def _load(self, held: Mapping[str, bytes]) -> None:
-        """Use the certificate for new connections; existing connections go on."""
+        """Use the certificate for new connections; existing ones are not affected."""
         pem = held["tls.crt"] + held["tls.key"]
         validity = self._validity(held, "tls")
-        assert validity is not None, "no step was needed"
+        assert validity is not None, "the Secret has a valid certificate when no step is due"
         if self._loaded is None or self._loaded[0] != pem:
             self._certified = await self._threads.run(
                 lambda: _certified(pem), timeout_s=self._timeout_s
@@ -214,7 +216,7 @@ class CertificateStore:
         return None
 
     async def _trust(self, authorities: bytes) -> None:
-        """Write the authorities into the configuration, unless they are there already."""
+        """Write the authorities into the webhook configuration, unless they are already there."""
         bundle = base64.b64encode(authorities).decode()
         answer = await self._api.request("GET", self._configuration, timeout_s=self._timeout_s)
         there = _decoded(answer, _Configuration)
@@ -262,7 +264,7 @@ def _context() -> ssl.SSLContext:
 def _certified(pem: bytes) -> ssl.SSLContext:
     """Return a context with a certificate and its key."""
     context = _context()
-    # the library of Python reads certificates from files only; this one is readable by us alone
+    # Python's ssl module reads certificates only from files; other users cannot read this one
     with tempfile.NamedTemporaryFile() as file:
         file.write(pem)
         file.flush()

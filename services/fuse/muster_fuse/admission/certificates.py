@@ -1,7 +1,7 @@
-"""Adapter: the library cryptography: makes the webhook's certificates, and reads them.
+"""Adapter: the cryptography library: makes and reads the webhook's certificates.
 
-Each certificate has a certificate authority of its own, whose key is thrown away at once: nobody
-can ever issue another certificate that the API servers trust for the webhook.
+Each certificate has its own certificate authority, whose key is discarded at once: nobody can ever
+issue another certificate that the API servers trust for the webhook.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ class Issued:
 
 
 def issue(names: Sequence[str], *, at: float, lifetime_s: float) -> Issued:
-    """Make a certificate for the host names, valid for so long from now on."""
+    """Make a certificate for the host names, valid for `lifetime_s` from the time `at`."""
     ca_key, key = ec.generate_private_key(_CURVE), ec.generate_private_key(_CURVE)
     ca_id = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
-    # two authorities that are trusted at the same time have different names
+    # two authorities that are trusted at the same time must have different names
     ca_name = _name(f"{names[0][:40]} CA {ca_id.digest.hex()[:8]}")
     begins_at, ends_at = at - renewal.BACKDATED_S, at + lifetime_s
     authority = (
@@ -71,22 +71,22 @@ def issue(names: Sequence[str], *, at: float, lifetime_s: float) -> Issued:
 
 
 def validity(certificate: bytes, key: bytes, names: Sequence[str]) -> renewal.Validity | None:
-    """Return when a certificate can be used; None if it never can, with this key and names."""
+    """Return when a certificate is valid; None if it is unusable with this key and these names."""
     try:
-        read = x509.load_pem_x509_certificate(certificate)
+        parsed = x509.load_pem_x509_certificate(certificate)
         private = serialization.load_pem_private_key(key, password=None)
-        san = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        san = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, TypeError, x509.ExtensionNotFound):
         return None
-    if private.public_key() != read.public_key():
+    if private.public_key() != parsed.public_key():
         return None
     if not {*names} <= {*san.get_values_for_type(x509.DNSName)}:
         return None
-    return _validity(read)
+    return _validity(parsed)
 
 
 def trusted(authorities: Sequence[bytes], *, at: float) -> bytes:
-    """Return the authorities that have not expired, each once, the newest first, as PEM."""
+    """Return the authorities that have not expired as PEM, without duplicates, newest first."""
     valid: dict[bytes, float] = {}
     for pem in authorities:
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Pure: the webhook's settings, with every default and bound."""
+"""Pure: the webhook's settings, with their defaults and bounds."""
 
 from typing import Annotated
 
@@ -11,9 +11,9 @@ Label = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the API is, and what the webhook's objects are called there.
+    """The Kubernetes API, and the names of the webhook's objects there.
 
-    Without a kubeconfig it is the cluster that this process runs in.
+    Without a kubeconfig, this is the API of the cluster that the process runs in.
     """
 
     kubeconfig: str | None = None
@@ -21,23 +21,23 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
     namespace: Label = "muster"
     name: Label = "muster-fuse-webhook"
-    """Of the Service, the Secret, and the MutatingWebhookConfiguration."""
+    """The name of the Service, the Secret, and the MutatingWebhookConfiguration."""
 
 
 class Certificates(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a certificate is valid; after two thirds of that the next is made."""
+    """How long a certificate is valid; the next one is made after two thirds of that time."""
 
     lifetime_s: Annotated[float, msgspec.Meta(ge=10, le=31_536_000)] = 7_776_000.0
     settle_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
-    """How long the next certificate waits until every API server trusts it."""
+    """How long the next certificate is held back, so that every API server trusts it by then."""
     check_s: sections.Pause = 60.0
 
     def __post_init__(self) -> None:
-        """Reject a wait that the certificate in use would not outlive."""
-        # it is prepared up to a check late, and used up to a check after it has settled
+        """Reject a `settle_s` that the certificate in use would not outlast."""
+        # the next certificate may be made one check late, and put to use one check late
         if self.settle_s + 2 * self.check_s > self.lifetime_s / 4:
             raise ValueError(
-                "settle_s: with twice check_s it must be at most a quarter of lifetime_s"
+                "settle_s: settle_s + 2 * check_s must be at most a quarter of lifetime_s"
             )
 
 

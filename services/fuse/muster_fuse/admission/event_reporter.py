@@ -1,8 +1,8 @@
-"""Adapter: the Kubernetes API: writes an Event where a pod asks for FUSE and cannot have it.
+"""Adapter: the Kubernetes API: writes an Event when a pod asks for FUSE and cannot have it.
 
 The pod does not exist yet, may have no name, and never has a uid. So the Event is about the object
-that makes the pod (`kubectl describe job`), or else about the pod by its name (`kubectl events
---for pod/NAME`). Whoever creates a pod without either by hand sees the warning in the answer.
+that creates the pod (`kubectl describe job`), or else about the pod by its name (`kubectl events
+--for pod/NAME`). A pod that has neither was created by hand: its author sees the warning at once.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ _QUEUE_MAX: Final = 100
 _PER_S: Final = 1.0
 _BURST: Final = 20
 _PERIOD_S: Final = 600.0
-"""The same object gets an Event at most this often."""
+"""The shortest time between two Events about the same object."""
 _OBJECTS_MAX: Final = 1000
 
 EVENTS: Final = prometheus_client.Counter(
-    "muster_fuse_webhook_events_total", "Events about pods that were left alone.", ["outcome"]
+    "muster_fuse_webhook_events_total", "Events about pods that were left unchanged.", ["outcome"]
 )
 
 
 class EventReporter:
-    """Writes Events in the background, in the order of the pods, limited in rate."""
+    """Writes Events in the background, in order and at a limited rate."""
 
     def __init__(self, api: kubernetes_api.Api, *, timeout_s: float) -> None:
         self._api = api
@@ -46,7 +46,7 @@ class EventReporter:
         )
 
     def report(self, namespace: str, metadata: pods.Metadata, text: str) -> None:
-        """Report why a pod was left alone."""
+        """Report why a pod was left unchanged."""
         owner = metadata.controller
         about = (
             {"apiVersion": "v1", "kind": "Pod", "name": metadata.name}
@@ -62,7 +62,7 @@ class EventReporter:
         if not self._objects.try_take((namespace, about["kind"], about["name"]), now):
             EVENTS.labels("repeated").inc()
             return
-        logs.logger().warning("pod_left_alone", namespace=namespace, about=about, reason=text)
+        logs.logger().warning("pod_left_unchanged", namespace=namespace, object=about, reason=text)
         if not about["name"]:
             EVENTS.labels("nameless").inc()
         elif self._queue.full() or not self._pace.try_take(now):
@@ -71,7 +71,7 @@ class EventReporter:
             self._queue.put_nowait((namespace, _event(namespace, about, text)))
 
     async def run(self) -> None:
-        """Write Events until cancelled; one that cannot be written is counted."""
+        """Write Events until cancelled; count those that cannot be written."""
         while True:
             namespace, event = await self._queue.get()
             path = f"/api/v1/namespaces/{namespace}/events"

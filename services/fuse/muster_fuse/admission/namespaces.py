@@ -1,8 +1,8 @@
-"""Adapter: the Kubernetes API: which resource a namespace wants to have replaced.
+"""Adapter: the Kubernetes API: reads which resource the webhook replaces in a namespace.
 
-A namespace is read when a pod that this matters for is made in it, and the answer is used for a
-second: a Job of a thousand pods costs one request each second. No watch, and no right to list
-namespaces, is needed.
+A namespace is read when a new pod in it may request that resource, and the answer is reused for one
+second: a Job with a thousand pods costs one request per second. The webhook needs neither a watch
+nor permission to list namespaces.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ _NAMESPACES_MAX: Final = 1000
 
 
 class Unavailable(Exception):
-    """The namespace cannot be read, and never could be; the text says why."""
+    """The namespace has never been read successfully; the text says why."""
 
 
 class _Namespace:
-    """What is known of a namespace."""
+    """What is known about a namespace."""
 
     def __init__(self) -> None:
         self.reading = asyncio.Lock()
@@ -34,40 +34,40 @@ class _Namespace:
 
 
 class Namespaces:
-    """The namespaces of a cluster; the least recently used are forgotten."""
+    """A cache of the cluster's namespaces; the least recently used are evicted."""
 
     def __init__(self, api: kubernetes_api.Api, *, timeout_s: float) -> None:
         self._api = api
         self._timeout_s = timeout_s
-        self._known: OrderedDict[str, _Namespace] = OrderedDict()
+        self._cached: OrderedDict[str, _Namespace] = OrderedDict()
 
     async def replace(self, name: str) -> str:
-        """Return the resource that the namespace's annotation names; empty without one.
+        """Return the resource that the namespace's annotation names, or an empty string.
 
         If the API server does not answer, the last answer is used. Raises Unavailable.
         """
-        known = self._known.setdefault(name, _Namespace())
-        self._known.move_to_end(name)
-        if len(self._known) > _NAMESPACES_MAX:
-            self._known.popitem(last=False)
-        async with known.reading:
-            if asyncio.get_running_loop().time() - known.read_at >= _FRESH_S:
-                await self._read(name, known)
-        if known.replace is None:
-            raise Unavailable(known.problem)
-        return known.replace
+        cached = self._cached.setdefault(name, _Namespace())
+        self._cached.move_to_end(name)
+        if len(self._cached) > _NAMESPACES_MAX:
+            self._cached.popitem(last=False)
+        async with cached.reading:
+            if asyncio.get_running_loop().time() - cached.read_at >= _FRESH_S:
+                await self._read(name, cached)
+        if cached.replace is None:
+            raise Unavailable(cached.problem)
+        return cached.replace
 
-    async def _read(self, name: str, known: _Namespace) -> None:
+    async def _read(self, name: str, cached: _Namespace) -> None:
         answer = await self._api.request(
             "GET", f"/api/v1/namespaces/{name}", timeout_s=self._timeout_s
         )
-        known.problem = answer.problem
+        cached.problem = answer.problem
         if answer.is_ok:
             try:
                 namespace = msgspec.json.decode(answer.body, type=objects.HasMetadata)
             except kubernetes_api.UNREADABLE as error:
-                known.problem = f"{answer.what}: unreadable: {error}"
+                cached.problem = f"{answer.what}: unreadable: {error}"
             else:
-                known.replace = namespace.annotations.get(pod_patch.REPLACE, "")
-        # a failure, too, is the answer for all who wait
-        known.read_at = asyncio.get_running_loop().time()
+                cached.replace = namespace.annotations.get(pod_patch.REPLACE, "")
+        # all waiting requests share this answer, even if it is a failure
+        cached.read_at = asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
 """Pure: the parts of a pod that the webhook reads.
 
-Absent and null mean the same. All other fields of a pod are skipped, and never written back: the
-answer to the API server is a patch.
+Absent and null fields are treated alike. All other fields of a pod are ignored and never written
+back, because the answer to the API server is a patch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ import msgspec
 from muster.kubernetes import objects
 
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
-"""The lists of a pod's containers, by their names in JSON; native sidecars are in the first."""
+"""The JSON names of a pod's lists of containers; native sidecars are in the first."""
 
 Quantity = str | int | float
 
@@ -34,7 +34,7 @@ class BlockDevice(objects.Object, frozen=True):
 
 
 class Capabilities(objects.Object, frozen=True):
-    """The capabilities that a container adds to those of the runtime."""
+    """The capabilities that a container adds to the runtime's default ones."""
 
     add: tuple[str, ...] | None = None
 
@@ -53,13 +53,13 @@ class Resources(objects.Object, frozen=True):
     limits: dict[str, Quantity] | None = None
 
     def of(self, resource: str) -> dict[str, Quantity]:
-        """Return the quantity of a resource in each of the two fields that name it."""
+        """Return the quantity of a resource by field, `requests` or `limits`, where it is set."""
         fields = {"requests": self.requests or {}, "limits": self.limits or {}}
         return {name: field[resource] for name, field in fields.items() if resource in field}
 
     @property
     def names(self) -> Iterator[str]:
-        """Yield the name of every resource, once or twice."""
+        """Yield the name of every resource; twice if it is in both fields."""
         yield from self.requests or ()
         yield from self.limits or ()
 
@@ -92,7 +92,7 @@ class InlineDriver(objects.Object, frozen=True):
 
 
 class Volume(objects.Object, frozen=True):
-    """A volume of the pod; of its kinds only two are read."""
+    """A volume of the pod; only two kinds of volume are read."""
 
     name: str = ""
     csi: InlineDriver | None = None
@@ -134,12 +134,12 @@ class Metadata(objects.Object, frozen=True):
 
     @property
     def controller(self) -> Owner | None:
-        """Return the owner that made the pod, if one did."""
+        """Return the owner that controls the pod, such as its Job, if there is one."""
         return next((owner for owner in self.owner_references or () if owner.controller), None)
 
 
 class Pod(objects.Object, frozen=True):
-    """A pod; without metadata or specification it cannot be read."""
+    """A pod; decoding fails without metadata or a specification."""
 
     metadata: Metadata
     spec: Spec
@@ -157,16 +157,16 @@ class Pod(objects.Object, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A container, and where it is in the pod: a JSON pointer."""
+    """A container, and a JSON pointer to its place in the pod."""
 
     container: Container
     pointer: str
     is_ephemeral: bool
 
 
-def placed(read: Pod) -> Iterator[Placed]:
+def placed(pod: Pod) -> Iterator[Placed]:
     """Yield every container of a pod."""
-    spec = read.spec
+    spec = pod.spec
     lists = (spec.init_containers, spec.containers, spec.ephemeral_containers)
     for field, containers in zip(CONTAINERS, lists, strict=True):
         for index, container in enumerate(containers or ()):

@@ -1,19 +1,21 @@
 """Pure: what a pod needs to mount FUSE file systems through the broker, as a JSON patch.
 
-A pod asks for it with the annotation `fuse.muster.dev/mount: "true"`; `"false"` declines. In a
-namespace with the annotation `fuse.muster.dev/replace: RESOURCE` a container asks for it that
-requests this extended resource. Such a pod gets the volume and its four mounts, and such a
-container loses the resource, and CAP_SYS_ADMIN if it adds that:
+A pod asks for FUSE with the annotation `fuse.muster.dev/mount: "true"`, and declines with
+`"false"`. In a namespace with the annotation `fuse.muster.dev/replace: RESOURCE`, a container asks
+by requesting this extended resource; it loses the resource, and CAP_SYS_ADMIN if it adds that. A
+pod that asks gets the volume, and its containers get the volume's four mounts. Whether a container
+can then use the broker depends on CAP_SYS_ADMIN:
 
-| `/dev/fuse` of the container | without CAP_SYS_ADMIN | with it |
+| `/dev/fuse` in the container | without CAP_SYS_ADMIN | with it |
 |---|---|---|
 | the broker's stub, no device | mount(2): EPERM, the library calls fusermount3 | EINVAL, no mount |
 | none | open: ENOENT, no mount | the same |
 
 So a container that keeps CAP_SYS_ADMIN cannot use the broker. If it does not request the resource,
-the capability may have another purpose: it is left as it is, without mounts, and a warning says so;
-likewise a privileged container, which has the node's device. A pod is changed completely or not at
-all: one conflict, such as a mount of the user's own at `/dev/fuse`, and it keeps what it has.
+the capability may serve another purpose: the container is left as it is, without mounts, and a
+warning says so. The same applies to a privileged container, which has the node's device. A pod is
+changed completely or not at all: after any conflict, such as a mount at `/dev/fuse` that is not
+ours, it stays as it is.
 """
 
 import contextlib
@@ -32,7 +34,7 @@ from muster_fuse.volume import publication
 MOUNT: Final = "fuse.muster.dev/mount"
 REPLACE: Final = "fuse.muster.dev/replace"
 REPLACED: Final = "fuse.muster.dev/replaced"
-"""What was taken out of the pod, by container, as JSON."""
+"""What was removed from the pod, by container, as JSON."""
 VOLUME: Final = "muster-fuse"
 MOUNTS: Final = (
     pods.Mount(name=VOLUME, mount_path="/run/muster-fuse", read_only=True),
@@ -51,18 +53,18 @@ _RESOURCE: Final = re.compile(
 
 
 class Outcome(enum.StrEnum):
-    """What became of a pod."""
+    """What the webhook did with a pod."""
 
     UNASKED = "unasked"
     """Neither the pod nor its namespace asks for anything, or the pod declines."""
     UNCHANGED = "unchanged"
-    """It has everything already."""
+    """The pod already has everything."""
     MOUNTED = "mounted"
-    """It got the volume."""
+    """The pod got the volume."""
     REPLACED = "replaced"
-    """It lost the extended resource, and got the volume."""
+    """The pod lost the extended resource, and got the volume."""
     CONFLICT = "conflict"
-    """It asks, and cannot be changed: it is left alone, and this is reported."""
+    """The pod asks but cannot be changed: it stays as it is, and this is reported."""
 
 
 class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,7 +77,7 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The change of a pod, and what its author should know."""
+    """The change to a pod, and warnings for its author."""
 
     outcome: Outcome
     patch: tuple[Operation, ...] = ()
@@ -83,20 +85,20 @@ class Plan:
 
 
 class _Taken(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was taken out of a container."""
+    """What was removed from a container."""
 
     requests: dict[str, pods.Quantity] = {}
     limits: dict[str, pods.Quantity] = {}
     capabilities: tuple[str, ...] = ()
-    """All that it added, in this order."""
+    """All capabilities that the container added, in their order."""
 
 
 _Record = dict[str, _Taken]
 
 
-def plan(read: pods.Pod, *, replace: str = "") -> Plan:
-    """Return the change of a pod; `replace` is the namespace's annotation of that name."""
-    asks = read.annotations.get(MOUNT)
+def plan(pod: pods.Pod, *, replace: str = "") -> Plan:
+    """Return the change to a pod; `replace` is the value of the namespace's annotation."""
+    asks = pod.annotations.get(MOUNT)
     if asks not in {None, "true", "false"}:
         return _conflict([f'annotation {MOUNT}: {asks!r:.60} is neither "true" nor "false"'])
     if asks == "false":
@@ -105,37 +107,37 @@ def plan(read: pods.Pod, *, replace: str = "") -> Plan:
         return _conflict(
             [f"the namespace's annotation {REPLACE}: {replace!r:.60} is not a resource"]
         )
-    placed = list(pods.placed(read))
+    placed = list(pods.placed(pod))
     requesting = [each for each in placed if _quantities(each.container, replace)]
     if asks is None and not requesting:
         return Plan(Outcome.UNASKED)
-    volume = _volume(read)
+    volume = _volume(pod)
     users = [each for each in placed if not each.is_ephemeral]
     refused = {each.pointer: _refusal(each, requests=each in requesting) for each in users}
     mounting = [each for each in users if not refused[each.pointer]]
     conflicts = [
-        *_pod_conflicts(read, requesting),
-        *(text for each in mounting for text in _mount_conflicts(each.container, read, volume)),
+        *_pod_conflicts(pod, requesting),
+        *(text for each in mounting for text in _mount_conflicts(each.container, pod, volume)),
     ]
     warnings = [text for text in refused.values() if text]
-    if not mounting and not requesting and REPLACED not in read.annotations:
-        conflicts.append("no container of the pod can use the broker")
+    if not mounting and not requesting and REPLACED not in pod.annotations:
+        conflicts.append("no container in the pod can use the broker")
     if conflicts:
         return _conflict([*conflicts, *warnings])
     patch = [
-        *(_volume_added(read) if mounting and volume is None else ()),
+        *(_volume_added(pod) if mounting and volume is None else ()),
         *(step for each in mounting for step in _mounts_added(each, volume or VOLUME)),
         *(step for each in requesting for step in _taken(each, replace)),
-        *_annotated(read, _record(read, requesting, replace)),
+        *_annotated(pod, _record(pod, requesting, replace)),
     ]
     changed = Outcome.REPLACED if requesting else Outcome.MOUNTED
     return Plan(changed if patch else Outcome.UNCHANGED, tuple(patch), tuple(warnings))
 
 
-def may_be_replaced(read: pods.Pod) -> bool:
-    """Return whether it depends on the namespace what becomes of a pod."""
-    asks_for = (name for each in pods.placed(read) for name in _resources(each.container).names)
-    return read.annotations.get(MOUNT) != "false" and any("/" in name for name in asks_for)
+def may_be_replaced(pod: pods.Pod) -> bool:
+    """Return whether the plan for a pod depends on its namespace."""
+    asks_for = (name for each in pods.placed(pod) for name in _resources(each.container).names)
+    return pod.annotations.get(MOUNT) != "false" and any("/" in name for name in asks_for)
 
 
 def _conflict(texts: Sequence[str]) -> Plan:
@@ -150,10 +152,10 @@ def _resources(container: pods.Container) -> pods.Resources:
     return container.resources or pods.Resources()
 
 
-def _volume(read: pods.Pod) -> str | None:
+def _volume(pod: pods.Pod) -> str | None:
     """Return the name of the broker's volume, if the pod has it already."""
     names = (
-        each.name for each in read.volumes if each.csi and each.csi.driver == publication.DRIVER
+        each.name for each in pod.volumes if each.csi and each.csi.driver == publication.DRIVER
     )
     return next(names, None)
 
@@ -169,25 +171,23 @@ def _refusal(each: pods.Placed, *, requests: bool) -> str:
     return ""
 
 
-def _pod_conflicts(read: pods.Pod, requesting: Sequence[pods.Placed]) -> Iterator[str]:
-    if read.spec.os is not None and read.spec.os.name == "windows":
-        yield "a pod for Windows has no FUSE"
-    if _MIRROR in read.annotations:
-        yield "a static pod's mirror cannot be changed"
+def _pod_conflicts(pod: pods.Pod, requesting: Sequence[pods.Placed]) -> Iterator[str]:
+    if pod.spec.os is not None and pod.spec.os.name == "windows":
+        yield "a Windows pod cannot use FUSE"
+    if _MIRROR in pod.annotations:
+        yield "the mirror of a static pod cannot be changed"
     for each in requesting:
         container = each.container
         if not container.is_privileged and {*container.added_capabilities} & _ALL:
             who = f"container {container.name:.63}"
-            yield f"{who}: adds ALL capabilities; with SYS_ADMIN it cannot use the broker"
-    if _volume(read) is None and any(each.name == VOLUME for each in read.volumes):
-        yield f"volume {VOLUME}: the pod has another volume of this name"
+            yield f"{who}: adds ALL capabilities, including SYS_ADMIN, so it cannot use the broker"
+    if _volume(pod) is None and any(each.name == VOLUME for each in pod.volumes):
+        yield f"volume {VOLUME}: the pod has another volume with this name"
 
 
-def _mount_conflicts(
-    container: pods.Container, read: pods.Pod, volume: str | None
-) -> Iterator[str]:
-    """Yield what occupies the paths of the broker's mounts in a container."""
-    writable = {each.name for each in read.volumes if each.empty_dir is not None}
+def _mount_conflicts(container: pods.Container, pod: pods.Pod, volume: str | None) -> Iterator[str]:
+    """Yield what conflicts with the paths of the broker's mounts in a container."""
+    writable = {each.name for each in pod.volumes if each.empty_dir is not None}
     who = f"container {container.name:.63}"
     for mount in container.volume_mounts or ():
         path = _absolute(mount.mount_path)
@@ -207,7 +207,7 @@ def _mount_conflicts(
 
 
 def _absolute(path: str) -> str:
-    """Return a path as the kubelet takes it: a relative one begins at the root."""
+    """Return a path as the kubelet interprets it: a relative path starts at the root."""
     return posixpath.normpath(posixpath.join("/", path)).replace("//", "/")
 
 
@@ -224,9 +224,9 @@ def _is_ours(mount: pods.Mount, ours: pods.Mount, volume: str) -> bool:
     )
 
 
-def _volume_added(read: pods.Pod) -> Iterator[Operation]:
+def _volume_added(pod: pods.Pod) -> Iterator[Operation]:
     yield from _appended(
-        "/spec/volumes", read.volumes, [{"name": VOLUME, "csi": {"driver": publication.DRIVER}}]
+        "/spec/volumes", pod.volumes, [{"name": VOLUME, "csi": {"driver": publication.DRIVER}}]
     )
 
 
@@ -256,7 +256,7 @@ def _appended(
 
 
 def _taken(each: pods.Placed, resource: str) -> Iterator[Operation]:
-    """Yield what takes the resource, and the capability that came with it, out of a container."""
+    """Yield the operations that remove the resource, and its capability, from a container."""
     for field in _quantities(each.container, resource):
         yield Operation("remove", f"{each.pointer}/resources/{field}/{_escaped(resource)}")
     if _loses_capability(each.container):
@@ -269,12 +269,12 @@ def _loses_capability(container: pods.Container) -> bool:
     return not container.is_privileged and bool({*container.added_capabilities} & _SYS_ADMIN)
 
 
-def _record(read: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> _Record:
-    """Return what is taken out of the pod, with what was taken out of it before."""
+def _record(pod: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> _Record:
+    """Return what is removed from the pod, together with what was removed earlier."""
     record: _Record = {}
-    # another text is somebody else's
+    # text in another format is not ours, and is replaced
     with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
-        record = msgspec.json.decode(read.annotations.get(REPLACED, "{}"), type=_Record)
+        record = msgspec.json.decode(pod.annotations.get(REPLACED, "{}"), type=_Record)
     for each in requesting:
         container = each.container
         quantities = _quantities(container, resource)
@@ -284,11 +284,11 @@ def _record(read: pods.Pod, requesting: Sequence[pods.Placed], resource: str) ->
     return record if requesting else {}
 
 
-def _annotated(read: pods.Pod, record: _Record) -> Iterator[Operation]:
-    added = {MOUNT: "true"} if MOUNT not in read.annotations else {}
+def _annotated(pod: pods.Pod, record: _Record) -> Iterator[Operation]:
+    added = {MOUNT: "true"} if MOUNT not in pod.annotations else {}
     if record:
         added[REPLACED] = msgspec.json.encode(record, order="deterministic").decode()
-    if not read.annotations and added:
+    if not pod.annotations and added:
         yield Operation("add", "/metadata/annotations", added)
     else:
         for key, value in added.items():

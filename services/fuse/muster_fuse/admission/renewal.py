@@ -1,18 +1,18 @@
-"""Pure: when the webhook's certificate is replaced.
+"""Pure: decides when the webhook's certificate is replaced.
 
 | certificate in use | the next one | step |
 |---|---|---|
 | none, expired, or not valid yet | none that is valid | ISSUE: make one and use it at once |
 | none, expired, or not valid yet | valid | PROMOTE: use it |
 | valid | made `settle_s` ago | PROMOTE |
-| valid, but not for another `settle_s` | valid | PROMOTE |
-| valid | made since | KEEP |
+| valid, but expires within `settle_s` | valid | PROMOTE |
+| valid | made later | KEEP |
 | in the last third of its life | none | PREPARE: make one, so that its CA becomes trusted |
 | younger | none | KEEP |
 
-The API servers trust a new CA only when they have read it from the webhook's configuration. Hence
-the next certificate waits before it is used, and the CA of the previous one stays trusted until it
-expires. Times are seconds since 1970, as the certificates have them.
+The API servers trust a new CA only after they have read it from the webhook's configuration. So the
+next certificate is held back before it is used, and the CA of the previous one stays trusted until
+it expires. Times are seconds since 1970, as in the certificates.
 """
 
 import enum
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Final
 
 BACKDATED_S: Final = 300.0
-"""Certificates are valid from before they were made: the clocks of machines differ."""
+"""How long before it is made a certificate becomes valid, because machines' clocks differ."""
 
 
 class Step(enum.StrEnum):
-    """What is to be done."""
+    """What to do next about the certificate."""
 
     KEEP = "keep"
     ISSUE = "issue"
@@ -52,7 +52,7 @@ class Validity:
 def decide(
     current: Validity | None, following: Validity | None, *, at: float, settle_s: float
 ) -> Step:
-    """Return the next step; a certificate that cannot be used is None."""
+    """Return the next step; a certificate that is missing or unusable is None."""
     is_next = following is not None and following.includes(at)
     if current is None or not current.includes(at):
         return Step.PROMOTE if is_next else Step.ISSUE

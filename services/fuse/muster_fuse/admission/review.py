@@ -1,7 +1,7 @@
-"""Pure: the API server's question about a pod, and the answer.
+"""Pure: the API server's admission request for a pod, and the answer.
 
-Whatever is asked, the answer allows the pod: a pod that cannot be read or changed stays as it is,
-with a warning. Only a body that is not a question has no answer.
+The answer always allows the pod: one that cannot be read or changed stays as it is, with a warning.
+Only a body that is not an admission request gets no answer.
 """
 
 import base64
@@ -20,11 +20,11 @@ _VERSION: Final = "admission.k8s.io/v1"
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _WARNINGS_MAX: Final = 16
 _WARNING_MAX: Final = 250
-"""The API server cuts longer warnings (admission/v1, AdmissionResponse)."""
+"""The API server truncates longer warnings (admission/v1, AdmissionResponse)."""
 
 
 class Unanswerable(Exception):
-    """The body is not a question about an object of a namespace."""
+    """The body is not an admission request for an object in a namespace."""
 
 
 class _Kind(objects.Object, frozen=True):
@@ -34,7 +34,7 @@ class _Kind(objects.Object, frozen=True):
 
 
 class Request(objects.Object, frozen=True):
-    """The question whether an object may be made."""
+    """The API server's request to review an object."""
 
     uid: str
     kind: _Kind = _Kind()
@@ -46,7 +46,7 @@ class Request(objects.Object, frozen=True):
 
     @property
     def is_new_pod(self) -> bool:
-        """Return whether a pod is to be made, the only thing that the webhook changes."""
+        """Return whether the request creates a pod; the webhook changes nothing else."""
         return (self.kind, self.sub_resource, self.operation) == (
             _Kind(group="", version="v1", kind="Pod"),
             "",
@@ -67,21 +67,21 @@ class Unreadable:
 
 
 def request_in(body: bytes) -> Request:
-    """Return the question in a body. Raises Unanswerable."""
+    """Return the admission request in a body. Raises Unanswerable."""
     try:
         review = msgspec.json.decode(body, type=_Review)
     except codec.UNREADABLE as error:
-        raise Unanswerable(f"no AdmissionReview: {error}") from None
+        raise Unanswerable(f"not an AdmissionReview: {error}") from None
     if review.api_version != _VERSION or not review.request.uid:
-        raise Unanswerable(f"no AdmissionReview of {_VERSION} with a uid")
+        raise Unanswerable(f"not an AdmissionReview of {_VERSION} with a uid")
     if not _NAMESPACE.fullmatch(review.request.namespace):
-        # it becomes part of a path, and anybody may ask
-        raise Unanswerable("no namespace")
+        # it becomes part of a URL path, and anybody may send a request
+        raise Unanswerable("the namespace is missing or malformed")
     return review.request
 
 
 def pod_in(request: Request) -> pods.Pod | Unreadable:
-    """Return the pod that is to be made."""
+    """Return the pod that the request creates, or why it cannot be read."""
     try:
         return msgspec.json.decode(request.object, type=pods.Pod)
     except codec.UNREADABLE as error:
@@ -89,7 +89,7 @@ def pod_in(request: Request) -> pods.Pod | Unreadable:
 
 
 def answer(uid: str, plan: pod_patch.Plan) -> bytes:
-    """Return the answer: the pod is allowed, with this change and these warnings."""
+    """Return the answer: the pod is allowed, with the plan's change and warnings."""
     response: dict[str, object] = {"uid": uid, "allowed": True}
     if plan.warnings:
         texts = (escaping.plain(f"fuse.muster.dev: {text}") for text in plan.warnings)

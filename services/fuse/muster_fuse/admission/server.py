@@ -1,7 +1,7 @@
-"""Adapter: HTTPS: answers the API server's questions about new pods.
+"""Adapter: HTTPS: answers the API server's admission requests for new pods.
 
-A pod is never refused, and no pod ends in an error: what cannot be read or decided in time is
-allowed unchanged, with a warning. Bodies, time, and the number of questions at once are limited.
+No pod is refused: one that cannot be read or decided on is allowed unchanged, with a warning. The
+size of bodies, the time for an answer, and the number of requests at once are limited.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from muster_fuse.admission import pod as pods
 
 PATH: Final = "/pods"
 _BODY_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The API server takes objects of at most 3 MiB."""
+"""The API server accepts objects of at most 3 MiB."""
 _AT_ONCE_MAX: Final = 32
 _DEADLINE_S: Final = 4.0
-"""The API server waits for 5 s (timeoutSeconds of the configuration)."""
+"""The API server waits for 5 s (timeoutSeconds in the webhook configuration)."""
 _CONNECTIONS_MAX: Final = 256
 """If there are more, the oldest are closed."""
 _HANDSHAKE_S: Final = 5.0
@@ -34,62 +34,63 @@ PODS: Final = prometheus_client.Counter(
 )
 DECIDING: Final = prometheus_client.Histogram(
     "muster_fuse_webhook_answer_seconds",
-    "Time to answer one question.",
+    "Time to answer one admission request.",
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1, 4),
 )
 
 
 class Webhook:
-    """Answers questions about pods."""
+    """Answers admission requests for pods."""
 
     def __init__(
-        self, known: namespaces.Namespaces, reporter: event_reporter.EventReporter
+        self, cached: namespaces.Namespaces, reporter: event_reporter.EventReporter
     ) -> None:
-        self._namespaces = known
+        self._namespaces = cached
         self._reporter = reporter
         self._slots = asyncio.Semaphore(_AT_ONCE_MAX)
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer a question; 4xx if it is none, 503 if there is no time for it."""
+        """Answer an admission request: 4xx if it is malformed, 503 if there is no time for it."""
         try:
             with DECIDING.time():
                 async with asyncio.timeout(_DEADLINE_S), self._slots:
-                    asked = review.request_in(await request.read())
-                    plan = await self._plan(asked)
+                    admission = review.request_in(await request.read())
+                    plan = await self._plan(admission)
         except review.Unanswerable as error:
             PODS.labels("unanswerable").inc()
             return web.Response(status=400, text=f"{error}\n")
         except TimeoutError:
             PODS.labels("late").inc()
-            return web.Response(status=503, text="too many questions\n")
-        return web.Response(body=review.answer(asked.uid, plan), content_type="application/json")
+            return web.Response(status=503, text="too many requests\n")
+        body = review.answer(admission.uid, plan)
+        return web.Response(body=body, content_type="application/json")
 
-    async def _plan(self, asked: review.Request) -> pod_patch.Plan:
-        if not asked.is_new_pod:
+    async def _plan(self, admission: review.Request) -> pod_patch.Plan:
+        if not admission.is_new_pod:
             return pod_patch.Plan(pod_patch.Outcome.UNASKED)
-        read = review.pod_in(asked)
-        if isinstance(read, review.Unreadable):
+        pod = review.pod_in(admission)
+        if isinstance(pod, review.Unreadable):
             PODS.labels("unreadable").inc()
-            return pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(read.text,))
+            return pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(pod.text,))
         try:
-            plan = await self._decide(asked.namespace, read)
+            plan = await self._decide(admission.namespace, pod)
         except namespaces.Unavailable as error:
             text = f"unchanged, because its namespace could not be read: {error}"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
-        except Exception as error:  # noqa: BLE001  # no pod may end in an error
-            logs.logger().error("decision_failed", namespace=asked.namespace, exc_info=error)
-            text = "unchanged: an error of the webhook, see its log"
+        except Exception as error:  # noqa: BLE001  # our error must not keep a pod out
+            logs.logger().error("decision_failed", namespace=admission.namespace, exc_info=error)
+            text = "unchanged, because of an error in the webhook; see its log"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
         PODS.labels(plan.outcome.value).inc()
-        if plan.outcome is pod_patch.Outcome.CONFLICT and not asked.dry_run:
-            self._reporter.report(asked.namespace, read.metadata, "; ".join(plan.warnings))
+        if plan.outcome is pod_patch.Outcome.CONFLICT and not admission.dry_run:
+            self._reporter.report(admission.namespace, pod.metadata, "; ".join(plan.warnings))
         return plan
 
-    async def _decide(self, namespace: str, read: pods.Pod) -> pod_patch.Plan:
+    async def _decide(self, namespace: str, pod: pods.Pod) -> pod_patch.Plan:
         replace = ""
-        if pod_patch.may_be_replaced(read):
+        if pod_patch.may_be_replaced(pod):
             replace = await self._namespaces.replace(namespace)
-        return pod_patch.plan(read, replace=replace)
+        return pod_patch.plan(pod, replace=replace)
 
 
 @contextlib.asynccontextmanager
@@ -102,11 +103,11 @@ async def serve(listen: config.Listen, webhook: Webhook, tls: ssl.SSLContext) ->
     )
     await runner.setup()
     handlers = runner.server
-    assert handlers is not None, "set up"
+    assert handlers is not None, "the runner is set up"
 
     def connected() -> asyncio.BaseProtocol:
         if len(handlers.connections) >= _CONNECTIONS_MAX:
-            # silent clients must not keep the API server out; a closed API server reconnects
+            # idle clients must not keep the API server out; it reconnects if it is disconnected
             open_ = (each for each in handlers.connections if each.transport is not None)
             if (oldest := next(open_, None)) is not None:
                 oldest.force_close()

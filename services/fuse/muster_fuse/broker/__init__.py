@@ -1,1 +1,1 @@
-"""Serves the sockets of pods: receives requests, has them decided and done, and answers."""
+"""Serves the pods' sockets: receives requests, has them decided and carried out, and replies."""

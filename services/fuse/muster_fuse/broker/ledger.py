@@ -1,4 +1,4 @@
-"""Adapter: what the broker has mounted: written down, looked at, and ended with its pod."""
+"""Adapter: keeps track of the broker's mounts: records them, checks them, ends them."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Ledger:
-    """The mounts of all pods; `directory` keeps them for the next start of the broker."""
+    """The mounts of all pods; records in `directory` keep them when the broker restarts."""
 
     def __init__(
         self,
@@ -33,19 +33,19 @@ class Ledger:
     ) -> None:
         self.mounts = mounts.Mounts(settings)
         self.looked_at: float | None = None
-        """When all mounts were last looked at, in the loop's seconds."""
+        """When all mounts were last checked, on the event loop's clock."""
         self._observe = observe
         self._connections = connections.Connections()
         self._records = records.Records(directory, self._connections)
         self._observer = observer.Observer(self._connections)
         self._serial = blocking.Serial()
         self._looking = blocking.Serial()
-        """Pods decide how long a look takes; nobody else waits for it."""
+        """Separate, because pods can make a check slow, and nothing else may wait for it."""
         self._saving = asyncio.Lock()
         self._pods: dict[str, caller.Pod] = {}
 
     async def recall(self, pod: caller.Pod) -> None:
-        """Watch what a pod has mounted through an earlier broker, if it is not known."""
+        """Watch the mounts that a pod has from an earlier broker, unless it is watched already."""
         if pod.uid in self._pods:
             return
         self._pods[pod.uid] = pod
@@ -55,7 +55,7 @@ class Ledger:
             await self._run(self._connections.open)
             recorded = await self._run(lambda: self._records.load(pod.uid))
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("mounts_unknown", pod=pod.uid, error=str(error))
+            log.warning("mounts_not_restored", pod=pod.uid, error=str(error))
             return
         for mount in recorded:
             self.mounts.add(mount)
@@ -84,7 +84,7 @@ class Ledger:
         return Counter(mount.pod_uid for mount in self.mounts.all())
 
     async def look(self) -> None:
-        """Look at all mounts, and report what has changed."""
+        """Check all mounts, and report what has changed."""
         watched = self.mounts.all()
         dead = self._with(vocabulary.FuseCondition.DEAD)
         hung = self._with(vocabulary.FuseCondition.HUNG)
@@ -93,7 +93,7 @@ class Ledger:
                 lambda: self._observer.look(watched, dead=dead, hung=hung), timeout_s=_WAIT_S
             )
         except OSError as error:
-            log.warning("look_failed", error=str(error))
+            log.warning("mount_check_failed", error=str(error))
             return
         self.looked_at = asyncio.get_running_loop().time()
         for change in self.mounts.look(seen, now=self.looked_at):
@@ -104,12 +104,12 @@ class Ledger:
             await self._save(uid)
 
     async def release(self, pod_uid: str) -> int:
-        """End the connections that a pod has left behind; return how many there were."""
+        """End the FUSE connections that a pod has left behind; return how many."""
         left = self.mounts.of(pod_uid)
         try:
             count = await self._run(lambda: sum(map(self._connections.abort, left)))
         except OSError as error:
-            # they stay in the records, and the next call tries again
+            # the mounts stay in the records, and the next call tries again
             log.warning("abort_failed", pod=pod_uid, mounts=len(left), error=str(error))
             return 0
         for mount in left:
@@ -122,7 +122,7 @@ class Ledger:
         return count
 
     def close(self) -> None:
-        """Give up the view of the kernel's connections."""
+        """Close the view of the kernel's FUSE connections."""
         self._connections.close()
 
     def _with(self, condition: vocabulary.FuseCondition) -> set[str]:

@@ -1,4 +1,4 @@
-"""Pure: what the broker has done and seen, for those who report it."""
+"""Pure: what the broker has done and observed, to be reported."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ class Mounted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """A request was refused; at most one of these a second for each pod and reason."""
+    """A request was refused; at most one a second is reported for each pod and reason."""
 
     pod: caller.Pod
     reason: decision.Reason

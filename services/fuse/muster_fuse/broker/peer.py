@@ -1,13 +1,13 @@
-"""Adapter: a connection of a pod: receives its request, and reads in /proc who has sent it.
+"""Adapter: a pod's connection: receives a request, and reads from /proc who has sent it.
 
-The order makes the reuse of process ids harmless: first a pidfd of the process that connected, then
-what /proc says about its number, then whether the pidfd shows that it still runs. What it sees
-mounted is read before its namespaces: a process without privileges moves only to namespaces further
-inside, so a mount point that it saw before it moved is not in those that it has moved to.
+Process ids are reused; the order of the steps makes that harmless. First get a pidfd of the process
+that connected, then read /proc for its process id, then check through the pidfd that it still runs.
+Its mount table is read before its namespaces: an unprivileged process can move only into inner
+namespaces, so a mount point that it saw before the move does not exist in the new ones.
 
-The pod chooses what it sends: closing such a descriptor can take as long as a file system or a
-socket of the pod wants. So descriptors arrive in a thread that has a table of its own for them, and
-only those that were opened with O_PATH, and are closed at once, leave it. In a common table, a
+A pod chooses the descriptors that it sends, and closing one can take as long as the pod's file
+system or socket wants. So they arrive in a thread with its own descriptor table, which passes on
+only those that were opened with O_PATH, because these close at once. In a shared table, every child
 process that is started would close them too, and the broker would wait for it.
 """
 
@@ -33,10 +33,10 @@ _UCRED: Final = struct.Struct("i2I")
 _INT: Final = struct.Struct("i")
 _CLONE_FILES: Final = 0x400
 _TAKEN: Final = struct.Struct("<I?")
-"""What `_take` passes on before the packet: how many descriptors there were, and whether more."""
+"""What `_take` sends before the packet: how many descriptors came, and if anything was cut off."""
 _PACKET_MAX: Final = protocol.PACKET_MAX
 _DESCRIPTORS_MAX: Final = 4
-"""More than a request may have: the kernel drops further ones, and says so."""
+"""More than a request may carry; the kernel drops any further ones, and reports it."""
 _TEXT_BYTES_MAX: Final = 65_536
 _MOUNTINFO_BYTES_MAX: Final = 1 << 26
 _PROC: Final = Path("/proc")
@@ -55,10 +55,10 @@ class _Taken(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A request and the process that connected.
+    """A request, and the process that connected.
 
-    `target` is what the kernel knows of its descriptor, if there is one, and `lines` are the mount
-    that it lies on and the mount below, as far as the process sees them.
+    `target` describes the request's descriptor, if it has one. `lines` are the mount that it is on
+    and that mount's parent, as far as the process sees them.
     """
 
     request: protocol.Request
@@ -69,12 +69,12 @@ class Received(NamedTuple):
 
     def descriptor(self) -> caller.Descriptor:
         """Return the descriptor of a request that carries one."""
-        assert self.target is not None, "the protocol has counted them"
+        assert self.target is not None, "the protocol has checked that there is one"
         return self.target
 
 
 class Peer:
-    """A connection, the process at its other end, and the descriptors that came from there."""
+    """A connection, the process at its other end, and the descriptors that it has sent."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -85,7 +85,7 @@ class Peer:
         self._taking: threading.Thread | None = None
 
     def receive(self) -> Received | None:
-        """Return the request that has arrived; None if the peer has gone. Raises Refusal."""
+        """Return the request that has arrived; None if the peer is gone. Raises Refusal."""
         with self._lock:
             if self._is_closed:
                 return None
@@ -98,7 +98,7 @@ class Peer:
                 lines = _lines(pid, target.mount_id) if target else {}
                 process = _read_process(pid, uid=uid, gid=gid)
             except (OSError, caller.Unclear) as error:
-                # all of it is there and clear while the process runs
+                # while the process runs, all of this is readable and clear
                 self._check_runs()
                 raise decision.Refusal(
                     decision.Reason.UNCLEAR_CALLER, errno.EPERM, decision.shown(str(error))
@@ -107,7 +107,7 @@ class Peer:
             return Received(request, process, _own(), target, lines)
 
     def close(self) -> None:
-        """Close the connection and all descriptors. It may block for as long as the pod wants."""
+        """Close the connection and all descriptors. This may block for as long as the pod wants."""
         with self._lock:
             self._is_closed = True
             self.connection.close()
@@ -119,7 +119,7 @@ class Peer:
             self._taking.join()
 
     def _request(self) -> protocol.Request | None:
-        """Return what has arrived, None if nothing has."""
+        """Return the request that has arrived; None if nothing has. Raises Refusal."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             self._taking = threading.Thread(
@@ -133,7 +133,7 @@ class Peer:
         if not packet and not taken.descriptors:
             return None
         if taken.is_cut:
-            raise _malformed("a packet, or its descriptors, did not fit")
+            raise _malformed("the packet is too long, or carries too many descriptors")
         try:
             request = protocol.parse(packet, descriptors=taken.descriptors)
         except protocol.MalformedPacket as error:
@@ -144,11 +144,11 @@ class Peer:
         return request
 
     def _identify(self) -> tuple[int, int, int]:
-        """Return the process, user and group as they were at the time of the connect."""
+        """Return the process, user and group ids at the time of connecting. Raises Refusal."""
         raw = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, gid = _UCRED.unpack(raw)
         if pid <= 0:
-            text = "the broker does not see the processes of this pod: it needs hostPID"
+            text = "the broker cannot see the processes of this pod: it needs hostPID"
             raise decision.Refusal(decision.Reason.UNCLEAR_CALLER, errno.ESRCH, text)
         try:
             self.pidfd = _peer_pidfd(self.connection, pid)
@@ -164,7 +164,7 @@ class Peer:
 
 
 def _take(connection: int, to: int) -> None:
-    """Receive what has arrived on a connection, and pass on what may be closed anywhere."""
+    """Receive a packet, and pass on the descriptors that are safe to close in any thread."""
     message, descriptors, passed = _TAKEN.pack(0, False), list[int](), list[int]()  # noqa: FBT003  # not cut
     syscalls.unshare(_CLONE_FILES)
     keep = sorted((connection, to))
@@ -180,12 +180,12 @@ def _take(connection: int, to: int) -> None:
             message = _TAKEN.pack(len(descriptors), bool(is_cut)) + packet[:_PACKET_MAX]
             passed = [descriptor for descriptor in descriptors if _is_path(descriptor)]
         except (OSError, caller.Unclear):
-            # the peer has gone, or cannot be served
+            # the peer is gone, or cannot be served
             pass
         finally:
             socket.send_fds(passing, [message], passed)
     for descriptor in descriptors:
-        # the file system of a descriptor may answer anything
+        # the descriptor's file system may return any error
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
@@ -200,7 +200,7 @@ def _malformed(text: str) -> decision.Refusal:
 
 
 def _exited() -> decision.Refusal:
-    text = "the process that connected has ended; it must wait for the answer"
+    text = "the process that connected has ended; it must wait for the reply"
     return decision.Refusal(decision.Reason.EXITED, errno.ESRCH, text)
 
 
@@ -210,7 +210,7 @@ def _peer_pidfd(connection: socket.socket, pid: int) -> int:
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise
-        # before Linux 6.5; the check of the cgroup keeps a reused number within the same pod
+        # before Linux 6.5; a reused process id passes the cgroup check only within the same pod
         return os.pidfd_open(pid)
     return int(_INT.unpack(raw)[0])
 
@@ -221,7 +221,7 @@ def _own() -> Own:
 
 
 def _read_process(pid: int, *, uid: int, gid: int) -> caller.Process:
-    """Return what is known of the process of a number, whichever that is by now."""
+    """Return what /proc says about whichever process has this id now."""
     process = _PROC / str(pid)
     return caller.Process(
         cgroup=_text(process / "cgroup"),
@@ -249,7 +249,7 @@ def _owner(namespace: Path) -> int:
 
 
 def _target(descriptor: int) -> caller.Descriptor:
-    """Return what the kernel knows of a descriptor; its file system is not asked."""
+    """Return what the kernel knows about a descriptor, without asking its file system."""
     process = _PROC / "self"
     path = (process / "fd" / str(descriptor)).readlink()
     return caller.descriptor(_text(process / "fdinfo" / str(descriptor)), str(path))
@@ -260,13 +260,13 @@ def _lines(pid: int, mount_id: int) -> dict[int, caller.MountLine]:
     if line is None:
         return {}
     below = caller.mount_line(_mountinfo(pid, line.parent_id), line.parent_id)
-    return {known.mount_id: known for known in (line, below) if known}
+    return {mount.mount_id: mount for mount in (line, below) if mount}
 
 
 def _mountinfo(pid: int, mount_id: int) -> Iterator[str]:
-    """Yield the lines that begin like that of a mount: of 100,000, only these are decoded.
+    """Yield the lines that begin with a mount's id; of 100,000 lines only these are decoded.
 
-    They end where the kernel ends them: names may contain what Python takes for an end.
+    Lines end where the kernel ends them: names may contain characters that Python splits at.
     """
     start = b"%d " % mount_id
     left = _MOUNTINFO_BYTES_MAX
@@ -274,7 +274,7 @@ def _mountinfo(pid: int, mount_id: int) -> Iterator[str]:
         for line in file:
             left -= len(line)
             if left < 0:
-                raise caller.Unclear("a mount table that is implausibly large")
+                raise caller.Unclear("the mount table is implausibly large")
             if line.startswith(start):
                 yield line.decode(errors="surrogateescape")
 

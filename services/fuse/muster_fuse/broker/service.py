@@ -1,4 +1,4 @@
-"""Adapter: the broker: serves each pod on a socket of its own, one request at a time."""
+"""Adapter: the broker: serves each pod on its own socket, one request at a time."""
 
 import asyncio
 import contextlib
@@ -17,31 +17,31 @@ from muster_fuse.request.decision import Reason, Refusal
 from muster_fuse.watch import mounts as watched
 
 _TURN_S: Final = 5.0
-"""How long a request waits for an earlier one of its pod; the helper waits longer."""
+"""How long a request waits for an earlier one from its pod; the helper waits longer."""
 _REFUSALS_MAX: Final = 4096
 _SLOW_S: Final = 600.0
-"""How long after a late job of a pod its jobs count as slow."""
+"""How long a pod's jobs count as slow after one of them was late."""
 
 
 class _Served:
-    """A pod that is served: its socket, and the turn of its requests."""
+    """A pod with its socket, and a lock that serves its requests one by one."""
 
     def __init__(self, pod: caller.Pod, listener: sockets.Listener) -> None:
         self.pod = pod
         self.listener = listener
         self.turn = asyncio.Lock()
         self.was_stuck = False
-        """Whether its latest job did not even end when it was killed."""
+        """Whether its latest job did not end even when it was killed."""
         self.slow_until = 0.0
 
     @property
     def is_slow(self) -> bool:
-        """Whether other pods should not wait for jobs of this one."""
+        """Whether other pods should not have to wait for this pod's jobs."""
         return asyncio.get_running_loop().time() < self.slow_until
 
 
 class Broker:
-    """Serves pods; it calls `observe` with what happens, and keeps records in `records`."""
+    """Serves pods; passes what happens to `observe`, and keeps records in `records`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Broker:
         self._served: dict[str, _Served] = {}
 
     async def open(self, pod: caller.Pod, socket_path: Path) -> None:
-        """Listen for a pod, unless its socket is there. Raises OSError."""
+        """Listen on a socket for a pod, unless that is already served. Raises OSError."""
         served = self._served.get(pod.uid)
         if served is not None:
             if await served.listener.is_at(socket_path):
@@ -75,22 +75,22 @@ class Broker:
         self._served[pod.uid] = served
 
     async def close(self, pod_uid: str) -> None:
-        """Stop listening for a pod, and end its connections; its mounts stay."""
+        """Stop listening for a pod, and close its connections; its mounts stay."""
         served = self._served.pop(pod_uid, None)
         if served is not None:
             await served.listener.stop()
 
     async def release(self, pod_uid: str) -> int:
-        """End the connections that a pod has left behind; return how many there were."""
+        """End the FUSE connections that a pod has left behind; return how many."""
         return await self._ledger.release(pod_uid)
 
     @property
     def looked_at(self) -> float | None:
-        """When all mounts were last looked at, in monotonic seconds; None before the first time."""
+        """When all mounts were last checked, in monotonic seconds; None before the first time."""
         return self._ledger.looked_at
 
     def mounts(self) -> tuple[watched.Mount, ...]:
-        """Return the mounts of all pods, as the latest look has seen them."""
+        """Return the mounts of all pods, as of the latest check."""
         return self._ledger.mounts.all()
 
     def conditions(self, mount: watched.Mount) -> tuple[watched.Condition, ...]:
@@ -98,7 +98,7 @@ class Broker:
         return self._ledger.mounts.conditions(mount)
 
     async def watch(self) -> None:
-        """Look at all mounts again and again, until cancelled."""
+        """Check all mounts periodically until cancelled."""
         while True:
             await self._ledger.look()
             await asyncio.sleep(self._settings.watch_s)
@@ -110,13 +110,13 @@ class Broker:
         self._ledger.close()
 
     async def _serve(self, served: _Served, connected: peer.Peer) -> None:
-        """Answer the request of a connection."""
+        """Answer the request on a connection."""
         try:
             async with asyncio.timeout(self._settings.request_s):
                 await sockets.readable(connected.connection)
         except TimeoutError:
             return
-        # what the answer to a request that cannot be read says
+        # the reply to a request that cannot be read says this
         operation = protocol.Operation.MOUNT
         try:
             received = await served.listener.reading.run(connected.receive)
@@ -128,13 +128,13 @@ class Broker:
         except Refusal as refusal:
             self._report(served.pod, refusal)
             answer = protocol.reply(operation, errno=refusal.errno, text=refusal.text)
-        # who has gone, or does not read, is not waited for
+        # do not wait for a peer that is gone, or that does not read
         with contextlib.suppress(OSError):
             if answer:
                 connected.connection.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     async def _do(self, served: _Served, connected: peer.Peer, received: peer.Received) -> bytes:
-        """Do what a request asks for; return the reply, empty if it has been sent."""
+        """Carry out a request; return the reply, or nothing if it has already been sent."""
         asking = decision.check_caller(
             served.pod.uid,
             received.process,
@@ -144,7 +144,7 @@ class Broker:
         operation = received.request.operation
         match operation:
             case protocol.Operation.HELLO:
-                text = f"{self._settings.mounts_per_pod} mounts for each pod"
+                text = f"up to {self._settings.mounts_per_pod} mounts for each pod"
                 return protocol.reply(operation, text=text)
             case protocol.Operation.MOUNT:
                 async with self._turn(served):
@@ -155,18 +155,18 @@ class Broker:
                     await self._unmount(served, connected, received, asking)
                 return protocol.reply(operation)
             case protocol.Operation.CONTINUE | protocol.Operation.SYNC_INIT:
-                raise Refusal(Reason.MALFORMED, errno.EPROTO, "no mount waits for this packet")
+                raise Refusal(Reason.MALFORMED, errno.EPROTO, "no mount is waiting for this packet")
             case _:
                 assert_never(operation)
 
     @contextlib.asynccontextmanager
     async def _turn(self, served: _Served) -> AsyncIterator[None]:
-        """Wait until no other request of the pod is being done. Raises Refusal."""
+        """Wait until no other request from the pod is in progress. Raises Refusal."""
         try:
             async with asyncio.timeout(_TURN_S):
                 await served.turn.acquire()
         except TimeoutError:
-            text = "an earlier request of this pod is still being done; try again"
+            text = "an earlier request from this pod is still in progress; try again"
             raise Refusal(Reason.BUSY, errno.EBUSY, text) from None
         try:
             if served.was_stuck and self._mounter.stuck:
@@ -219,7 +219,7 @@ class Broker:
 
 
 def _check(served: _Served, outcome: jobs.Outcome) -> None:
-    """Raise Refusal if a job has failed."""
+    """Remember whether a job was late or stuck. Raises Refusal if it failed."""
     served.was_stuck = outcome.stage == "stuck"
     if outcome.stage in {"deadline", "stuck"}:
         served.slow_until = asyncio.get_running_loop().time() + _SLOW_S

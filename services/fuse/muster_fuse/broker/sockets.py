@@ -1,8 +1,8 @@
-"""Adapter: the socket of a pod: accepts connections, limited in number and rate.
+"""Adapter: a pod's socket: accepts connections, limited in number and rate.
 
-A connection is closed in a thread: what a pod has sent, and nobody has read, is closed with it, and
-that can take as long as the pod wants. Its place is free only when it is closed. So a pod can hold
-up one thread, and its own connections.
+A connection is closed in a thread: this also closes descriptors that the pod has sent and nobody
+has received, which can take as long as the pod wants. Only then is its slot free for another
+connection. So a pod can hold up one thread, and its own connections.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _EVERYONE: Final = 0o666
 _PATH_BYTES_MAX: Final = 107
 
 Serve = Callable[[peer.Peer], Coroutine[object, object, None]]
-"""Answers the request of a connection."""
+"""Answers the request on a connection."""
 
 log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ async def readable(connection: socket.socket) -> None:
 
 
 class Listener:
-    """The socket of a pod."""
+    """A pod's socket."""
 
     def __init__(self, *, connections: int) -> None:
         self.reading = blocking.Serial()
@@ -61,20 +61,20 @@ class Listener:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def start(self, path: Path, serve: Serve) -> None:
-        """Serve the connections of a fresh socket file, open to everybody. Raises OSError."""
+        """Serve a new socket file that everybody may connect to. Raises OSError."""
         listening, self._inode = await blocking.Serial().run(lambda: _bound(path))
         self._listening, self._path = listening, path
         self._accepting = _keep(self._running, self._accept(listening, serve))
 
     async def is_at(self, path: Path) -> bool:
-        """Return whether the socket file is still there and ours, and is served."""
+        """Return whether the socket file at this path is ours, and is still being served."""
         if self._accepting is None or self._accepting.done():
             return False
         inode = await blocking.Serial().run(lambda: _inode(path))
         return (path, inode) == (self._path, self._inode)
 
     async def stop(self) -> None:
-        """Stop listening and end the connections; what takes long is left to its thread."""
+        """Stop listening and close the connections; a slow close is left to its thread."""
         while self._running:
             for task in self._running:
                 task.cancel()
@@ -99,7 +99,7 @@ class Listener:
                 log.warning("accept_failed", path=str(self._path), error=str(error))
                 await asyncio.sleep(_RETRY_S)
                 continue
-            # the mounter waits on it too; here each call says itself that it does not wait
+            # blocking, for the mounter, which waits on it too; our own calls use MSG_DONTWAIT
             connection.settimeout(None)
             connected = peer.Peer(connection)
             task = _keep(self._running, serve(connected))
@@ -113,7 +113,7 @@ class Listener:
 def _keep(
     tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]
 ) -> asyncio.Task[None]:
-    """Run something, and keep the task as long as it runs."""
+    """Run something in a task, and keep a reference to the task while it runs."""
     task = asyncio.create_task(work)
     tasks.add(task)
 
@@ -127,10 +127,10 @@ def _keep(
 
 
 def _bound(path: Path) -> tuple[socket.socket, int]:
-    """Return a listening socket and the inode of its file, which replaces an older one."""
+    """Return a listening socket and the inode of its file, which replaces any older file."""
     fresh = path.with_name(f"{path.name}.new")
     if len(os.fsencode(fresh)) > _PATH_BYTES_MAX:
-        raise OSError(f"{fresh}: longer than the {_PATH_BYTES_MAX} bytes of a socket's path")
+        raise OSError(f"{fresh}: a socket's path may have at most {_PATH_BYTES_MAX} bytes")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -149,8 +149,8 @@ def _bound(path: Path) -> tuple[socket.socket, int]:
 def _open_to_everybody(path: Path) -> int:
     """Let everybody connect to a socket file; return its inode. Raises OSError.
 
-    Root in the pod may be able to write to the directory: a link in the place of the socket is not
-    followed, as the mode would be that of a file of the host.
+    Root in the pod may be able to write to the directory. So a link in place of the socket is not
+    followed: that would change the mode of a file on the host.
     """
     socket_file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

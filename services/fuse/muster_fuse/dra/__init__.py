@@ -1,1 +1,1 @@
-"""Gives containers /dev/fuse for a request of an ordinary resource, by a DRA driver."""
+"""A DRA driver that gives /dev/fuse to containers that request an ordinary resource."""

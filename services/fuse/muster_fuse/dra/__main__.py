@@ -20,7 +20,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
     registry: Registry = "/var/lib/kubelet/plugins_registry"
-    """Where the kubelet looks for sockets of plugins."""
+    """Where the kubelet looks for plugins' sockets."""
     cdi: Folder = "/var/run/cdi"
     """Where the container runtime reads CDI files."""
     http: sections.Http = sections.Http()
@@ -34,7 +34,7 @@ async def serve(settings: Settings) -> None:
     offered = served.registration
     for name, text, value in (
         ("registered", "1 while the kubelet uses the driver.", lambda: not offered.problem),
-        ("claims_prepared", "Claims prepared, repetitions included.", lambda: served.prepared),
+        ("claims_prepared", "Claims prepared, including repeats.", lambda: served.prepared),
         ("claims_failed", "Claims that could not be prepared.", lambda: served.failed),
     ):
         prometheus_client.Gauge(f"muster_fuse_dra_{name}", text).set_function(value)

@@ -1,9 +1,9 @@
-"""Adapter: the DRA driver: answers the kubelet, which asks what a claim's containers get.
+"""Adapter: the DRA driver: tells the kubelet what a claim's containers get.
 
-Every claim gets the same: /dev/fuse, as a CDI device. So the driver reads no claim, has no state
-and needs no right on the Kubernetes API. It writes the CDI file for each claim again, because the
-file lies on a tmpfs and the claims of a pod outlive a reboot; its content and its name never
-change, and runtimes may cache them.
+Every claim gets the same CDI device, /dev/fuse. So the driver reads no claims, has no state and
+needs no permission on the Kubernetes API. It writes the CDI file again for each claim, because the
+file is on a tmpfs and a pod's claims outlive a reboot. Its name and content never change, so
+runtimes may cache them.
 """
 
 from pathlib import Path
@@ -54,7 +54,7 @@ class Driver:
 
     def __init__(self, *, registry: Path, cdi: Path) -> None:
         self.prepared = 0
-        """Claims prepared, repetitions included."""
+        """Claims prepared, including repeats."""
         self.failed = 0
         self._cdi = cdi / CDI_FILE
         self._files = blocking.Serial()
@@ -71,7 +71,7 @@ class Driver:
         request: dra.NodePrepareResourcesRequest,
         context: rpc.Context[dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse],  # noqa: ARG002
     ) -> dra.NodePrepareResourcesResponse:
-        """Give the device to each claim, for whichever request of it; write the CDI file."""
+        """Give the device to each claim, for all of its requests; write the CDI file."""
         answer = dra.NodePrepareResourceResponse(
             devices=[
                 dra.Device(pool_name=POOL, device_name=DEVICE, cdi_device_ids=[CDI_NAME]),
@@ -106,7 +106,7 @@ class Driver:
 
 
 def _replace(file: Path) -> None:
-    """Write a file so that nobody ever reads half of it."""
+    """Write a file in one step, so that nobody ever reads half of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # a runtime reads every *.json of the folder
     unfinished = file.with_suffix(".new")

@@ -1,7 +1,7 @@
-"""Pure: jobs for the mounter, their outcomes, and how both are written between processes.
+"""Pure: jobs for the mounter and their outcomes, and how both are encoded as messages.
 
-Only the smallest modules of the standard library are imported: the mounter is a process of its own
-and stays small.
+Only small modules of the standard library are imported, because the mounter is a separate process
+that must stay small.
 """
 
 import json
@@ -10,16 +10,16 @@ from typing import Final, NamedTuple
 MESSAGE_MAX: Final = 16_384
 """The longest message between the broker and the mounter, in bytes."""
 _TEXT_MAX: Final = 1000
-"""The longest text of an outcome, in characters of up to twelve bytes in a message."""
+"""The longest text in an outcome, in characters; each takes up to twelve bytes in a message."""
 
 
 class Caller(NamedTuple):
-    """The process that asks, as the kernel sees it.
+    """The process that sent the request, as the kernel sees it.
 
-    `uid`, `gid` and `groups` are the ids of the host's user namespace. `user_id` and `group_id` are
+    `uid`, `gid` and `groups` are ids in the host's user namespace. `user_id` and `group_id` are
     the same ids as seen in the user namespace that will own the mount: the pod's own if
-    `user_namespace` is set. `overrides` says whether the process may write to any directory of its
-    own namespace (CAP_DAC_OVERRIDE), as the root of a container may.
+    `user_namespace` is set. `overrides` says whether the process may write to any directory in its
+    own namespace (CAP_DAC_OVERRIDE), as root in a container may.
     """
 
     uid: int
@@ -32,7 +32,7 @@ class Caller(NamedTuple):
 
 
 class MountJob(NamedTuple):
-    """A mount to make on a directory or file of the caller.
+    """A mount to make on a directory or file that the caller sent.
 
     `strings` and `flags` are parameters of fsconfig(2), without those that the mounter sets itself:
     `fd`, `rootmode`, `user_id` and `group_id`. `attributes` are MOUNT_ATTR bits of fsmount(2), of
@@ -48,24 +48,24 @@ class MountJob(NamedTuple):
 
 
 class UnmountJob(NamedTuple):
-    """A mount to remove, whose root the caller sent; `lazy` is MNT_DETACH."""
+    """A mount to remove, whose root the caller sent; `lazy` means MNT_DETACH."""
 
     caller: Caller
     lazy: bool
 
 
 class SelfTestJob(NamedTuple):
-    """A mount of our own to make through the socket at `socket`, to use and to remove."""
+    """A test: to make, use and remove a mount through the broker's socket at `socket`."""
 
     socket: str
 
 
 class Outcome(NamedTuple):
-    """What became of a job: `errno` 0 or an error with `text`, one line without a final stop.
+    """The outcome of a job: `errno` 0, or an error with `text`, one line without a full stop.
 
-    `stage` is the step that failed, empty if none did. After a mount `minor` is the minor number of
-    its device, which names its directory in /sys/fs/fuse/connections; `inode` and `created_ns` tell
-    that from another that has the number later.
+    `stage` is the step that failed, empty if none did. After a mount, `minor` is the minor number
+    of its device, and so the name of its directory in /sys/fs/fuse/connections; `inode` and
+    `created_ns` distinguish that directory from a later one with the same name.
     """
 
     errno: int = 0
@@ -85,7 +85,7 @@ def encode(job: Job) -> bytes:
 
 
 def decode(message: bytes) -> Job:
-    """Return the job of a message. Raises ValueError if it is none."""
+    """Return the job in a message. Raises ValueError if there is none."""
     match json.loads(message):
         case ["MountJob", [caller, strings, flags, int(attributes), bool(sync_init)]]:
             pairs = tuple((str(key), str(value)) for key, value in strings)
@@ -104,7 +104,7 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 
 def decode_outcome(message: bytes) -> Outcome:
-    """Return the outcome of a message. Raises ValueError if it is none."""
+    """Return the outcome in a message. Raises ValueError if there is none."""
     match json.loads(message):
         case [int(errno), str(text), str(stage), int(minor), int(inode), int(created_ns)]:
             return Outcome(errno, text, stage, minor, inode, created_ns)

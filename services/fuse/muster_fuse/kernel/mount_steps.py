@@ -1,20 +1,20 @@
-"""Adapter: the steps of a mount or unmount in the namespace of a pod, taken by a child process.
+"""Adapter: the steps of a mount or unmount in a pod's namespace, taken by a child process.
 
 | step    | what                                                                               |
 |---------|------------------------------------------------------------------------------------|
-| prepare | nobody may trace the process; nothing more is imported; it keeps only what it needs |
-| access  | as the caller: may it write to the mount point?                                    |
+| prepare | the process forbids tracing, imports nothing more, and keeps only what it needs    |
+| access  | the caller must be allowed to write to the mount point; checked as the caller      |
 | enter   | /dev/fuse is opened in the user namespace that will own the mount; the mount       |
 |         | namespace is entered; the caller must still be running                             |
-| create  | the file system is made with its parameters; nobody sees it yet                    |
+| create  | the file system is created with its parameters; nobody sees it yet                 |
 | attach  | the mount is attached to the mount point                                           |
 | reply   | the caller receives /dev/fuse; if it does not, the mount is removed                |
 
-From `enter` on, the root directory is that of a container, whose files may be anything: no path of
-it is resolved, no program of it is run, no user name is looked up. The process ends after its job,
-and with it the last descriptor of /dev/fuse but the caller's.
+From `enter` on, the root directory is a container's, whose files cannot be trusted: no path in it
+is resolved, no program in it is run, no user name is looked up. The process ends after its job;
+then only the caller still has a descriptor of /dev/fuse.
 
-If the mounter is killed, the child is killed too, except between attaching and replying: so no
+If the mounter is killed, the child is killed too, except between attaching and replying, so that no
 mount is left without a daemon.
 """
 
@@ -52,7 +52,7 @@ class Failed(Exception):
 
 
 class Host(NamedTuple):
-    """What a child keeps of the host: the directory of its descriptors, and /dev/fuse unopened.
+    """What a child keeps from the host: its descriptor directory, and /dev/fuse as O_PATH.
 
     `parent` is the process id of the mounter.
     """
@@ -63,10 +63,10 @@ class Host(NamedTuple):
 
 
 def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
-    """Give up what a child does not need, and return what it needs of the host."""
+    """Give up what a child does not need; return what it needs from the host."""
     with step("prepare", "prepare"):
         _protect(parent)
-        # a module that is imported from now on could be a container's
+        # a module that is imported from now on could come from a container
         sys.meta_path.clear()
         sys.path.clear()
         low = _STANDARD_STREAMS
@@ -81,21 +81,21 @@ def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
 def mount(job: jobs.MountJob, host: Host, *, peer: int, point: int, reply: int) -> jobs.Outcome:
     """Mount on `point` and send /dev/fuse over `reply`. Raises Failed."""
     asking = socket.socket(fileno=reply)
-    with step("access", "look at the mount point"):
+    with step("access", "inspect the mount point"):
         status = os.fstat(point)
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
         text = "the mount point is neither a directory nor a file"
         raise Failed(jobs.Outcome(errno.ENOTDIR, text, "access"))
     _check_access(job.caller, host, point, status)
-    with step("device", "find the connections of FUSE"):
+    with step("device", "open the kernel's list of FUSE connections"):
         connections = syscalls.open_connections()
     device = _enter(job, host, peer)
     if job.sync_init:
         _wait_until_ready(asking, device)
     made = _create(job, device, status.st_mode)
-    with step("create", "look at the mount"):
+    with step("create", "inspect the mount"):
         minor = syscalls.status(made).minor
-        # as soon as others see the mount, it may be gone and its number another's
+        # once others see the mount, it may be removed, and its number reused
         connection = os.stat(str(minor), dir_fd=connections)
     syscalls.end_with_parent(_NO_SIGNAL)
     try:
@@ -105,7 +105,7 @@ def mount(job: jobs.MountJob, host: Host, *, peer: int, point: int, reply: int) 
             with step("reply", "reply to the caller"):
                 _send(asking, packet, () if job.sync_init else (device,))
         except Failed:
-            with step("reply", "remove the mount of a caller that has gone"):
+            with step("reply", "remove the mount after the caller has gone"):
                 os.fchdir(host.descriptors)
                 syscalls.umount(str(made), syscalls.MNT_DETACH)
             raise
@@ -130,9 +130,9 @@ def unmount(job: jobs.UnmountJob, host: Host, *, peer: int, root: int) -> jobs.O
 
 
 def _check_access(caller: jobs.Caller, host: Host, point: int, status: os.stat_result) -> None:
-    """Refuse a mount point that the caller may not write to, or that is another's /tmp.
+    """Refuse a mount point that the caller may not write to, or another user's sticky directory.
 
-    The caller could cover /etc otherwise, and become root with a password file of its own.
+    Otherwise the caller could mount over /etc, and become root with its own password file.
     """
     if caller.overrides:
         return
@@ -143,14 +143,14 @@ def _check_access(caller: jobs.Caller, host: Host, point: int, status: os.stat_r
         try:
             syscalls.check_access(point, os.W_OK)
         except OSError as error:
-            # a read-only file system is not written to, and may not have checked permissions
+            # a read-only file system refuses all writes, perhaps without checking permissions
             if error.errno != errno.EROFS or not _may_write(caller, status):
                 raise
 
 
 @contextlib.contextmanager
 def _as_caller(caller: jobs.Caller, host: Host) -> Iterator[None]:
-    """Have the rights of the caller to files, and no other."""
+    """Act with the caller's rights to files, and no others."""
     os.setgroups(caller.groups)
     os.setegid(caller.gid)
     os.seteuid(caller.uid)
@@ -159,7 +159,7 @@ def _as_caller(caller: jobs.Caller, host: Host) -> Iterator[None]:
     else:
         syscalls.drop_capabilities()
     yield
-    # after an error the process ends
+    # after an error the process ends, so nothing is restored
     os.seteuid(0)
     syscalls.restore_capabilities()
     os.setegid(0)
@@ -194,7 +194,7 @@ def _enter(job: jobs.MountJob, host: Host, peer: int) -> int:
 
 
 def _check_running(peer: int) -> None:
-    """Refuse if the caller has exited: what is known of it may have been another process's."""
+    """Refuse if the caller has exited: what was read about it may concern another process."""
     if _is_readable(peer, 0):
         raise Failed(jobs.Outcome(errno.ESRCH, "the caller has exited", "enter"))
 
@@ -210,7 +210,7 @@ def _wait_until_ready(asking: socket.socket, device: int) -> None:
     with step("reply", "wait for the caller to be ready"):
         _send(asking, protocol.reply(protocol.Operation.SYNC_INIT), (device,))
         if not _is_readable(asking.fileno(), CONTINUE_S):
-            raise TimeoutError(errno.ETIMEDOUT, f"nothing came within {CONTINUE_S:g} s")
+            raise TimeoutError(errno.ETIMEDOUT, f"nothing arrived within {CONTINUE_S:g} s")
         packet = asking.recv(protocol.PACKET_MAX, socket.MSG_DONTWAIT)
     try:
         request = protocol.parse(packet, descriptors=0)
@@ -223,7 +223,7 @@ def _wait_until_ready(asking: socket.socket, device: int) -> None:
 
 
 def _create(job: jobs.MountJob, device: int, mode: int) -> int:
-    """Return a mount that is attached nowhere yet."""
+    """Create the file system; return its mount, which is not attached yet."""
     with step("create", "configure a FUSE file system"):
         context = syscalls.fsopen(b"fuse")
     ours = {
@@ -250,7 +250,7 @@ def _attach(made: int, point: int) -> None:
         syscalls.move_mount(made, point)
     except OSError as error:
         reasons = {
-            errno.EINVAL: "the mount point is not in the container, or of another kind",
+            errno.EINVAL: "the mount point is not in the container, or its type has changed",
             errno.ENOENT: "the mount point has been deleted",
         }
         text = reasons.get(error.errno or 0, f"cannot attach the mount: {error.strerror}")
@@ -263,15 +263,15 @@ def _send(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) ->
 
 
 def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
-    """Remove a mount that nobody uses, or raise EBUSY.
+    """Remove a mount; raise EBUSY if it is in use.
 
-    The descriptor of its root would itself count as a use, so the mount is named instead, in the
-    directory that holds its mount point. Neither needs a look at any file system.
+    A descriptor of its root would itself count as a use. So the mount is removed by its name in the
+    directory that contains the mount point, without asking any file system.
     """
     parent, _, name = os.readlink(str(root)).rpartition("/")  # noqa: PTH115  # no module more than needed
     mount_id = syscalls.status(root).mount_id
     try:
-        # the caller has just looked this path up, so all of it is in the kernel's cache
+        # the caller has just looked this path up, so it is in the kernel's cache
         with _as_caller(caller, host):
             directory = syscalls.open_cached(parent or "/")
         os.fchdir(directory)
@@ -279,13 +279,14 @@ def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
     except OSError:
         is_covered = True
     if is_covered:
-        raise OSError(errno.EBUSY, "another mount is in the way; remove that, or unmount lazily")
+        text = "another mount is in the way; remove that first, or unmount lazily"
+        raise OSError(errno.EBUSY, text)
     os.close(root)
     for retry in range(_BUSY_RETRIES):
         try:
             syscalls.umount(name, syscalls.UMOUNT_NOFOLLOW)
         except OSError as error:
-            # who sent the descriptor may be about to close it
+            # the sender of the descriptor may be about to close it
             if error.errno != errno.EBUSY or retry == _BUSY_RETRIES - 1:
                 raise
             time.sleep(_BUSY_PAUSE_S)
@@ -294,22 +295,22 @@ def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
 
 
 def _protect(parent: int) -> None:
-    """Set what the kernel resets whenever the credentials of a process change."""
+    """Set again what the kernel resets whenever a process's credentials change."""
     syscalls.forbid_tracing()
     syscalls.end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
-        # it ended meanwhile, and its signal did not come
+        # the mounter ended before the kernel was asked to send the signal
         raise Failed(jobs.Outcome(errno.ESRCH, "the mounter has ended", "prepare"))
 
 
 @contextlib.contextmanager
 def step(stage: str, doing: str, context: int | None = None) -> Iterator[None]:
-    """Raise Failed instead of OSError; `context` has the kernel's own words."""
+    """Raise Failed instead of OSError; `context` has the kernel's own messages."""
     try:
         yield
     except OSError as error:
         said = syscalls.messages(context) if context is not None else ""
         text = f"cannot {doing}: {error.strerror or error}" + (f": {said}" if said else "")
-        # a socket's own TimeoutError has no number
+        # a socket's own TimeoutError has no errno
         code = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
         raise Failed(jobs.Outcome(code, text, stage)) from None

@@ -1,20 +1,20 @@
-"""Adapter: the mounter: a process of one thread that forks a child for each job.
+"""Adapter: the mounter: a single-threaded process that forks a child for each job.
 
-Namespaces cannot be entered by a process with threads (setns(2): EINVAL), hence a process of its
-own. It takes jobs from a SOCK_SEQPACKET socket:
+A process with several threads cannot enter namespaces (setns(2): EINVAL), so this is a separate
+process. It takes jobs from a SOCK_SEQPACKET socket:
 
 | message           | content                                                                    |
 |-------------------|----------------------------------------------------------------------------|
-| a job, to here    | number of the job, 4 bytes; jobs.encode(job); its descriptors, in the order |
+| a job, received   | number of the job, 4 bytes; jobs.encode(job); its descriptors, in the order |
 |                   | of DESCRIPTORS                                                             |
-| an answer         | number of the job, 4 bytes; jobs.encode_outcome(outcome)                   |
-| of stuck children | 0, 4 bytes; how many, 4 bytes                                              |
+| an answer, sent   | number of the job, 4 bytes; jobs.encode_outcome(outcome)                   |
+| stuck count, sent | 0, 4 bytes; the number of stuck children, 4 bytes                          |
 
-A child answers itself. For one that was killed, because its time was over or by somebody else, the
-mounter answers. A child that does not even end when it is killed hangs in the kernel: it is stuck,
-and counted until it ends.
+A child sends its own answer. If it was killed, at its deadline or by somebody else, the mounter
+answers instead. A child that does not end even when it is killed hangs in the kernel: it is stuck,
+and is counted until it ends.
 
-When the socket closes, nothing new begins: the mounter ends when its children have.
+When the socket closes, no new job is started, and the mounter ends once its children have ended.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from typing import Final, NamedTuple
 from muster_fuse.kernel import jobs, mount_steps, self_test, syscalls
 
 CHILDREN_MAX: Final = 64
-"""How many children may exist, those that are stuck included."""
+"""How many children may exist, including those that are stuck."""
 DEADLINE_S: Final = 5.0
 SYNC_INIT_DEADLINE_S: Final = 2 * mount_steps.CONTINUE_S
-"""Until the caller says when to mount, and then until its daemon has answered."""
+"""The time for the caller to say when to mount, and then for its daemon to answer."""
 STUCK_S: Final = 1.0
 """How long a killed child may take to end before it counts as stuck."""
 NUMBER: Final = struct.Struct("<I")
@@ -46,7 +46,7 @@ DESCRIPTORS: Final = {
 
 
 class _Child(NamedTuple):
-    """A child at work on a job; it has been killed, or is stuck, at its `deadline`."""
+    """A child doing a job; at its `deadline` it is killed or, if killed before, counts as stuck."""
 
     job: int
     pid: int
@@ -57,7 +57,7 @@ class _Child(NamedTuple):
 
 
 class _Mounter:
-    """The children, and the socket that the jobs come from."""
+    """The children, and the socket that jobs arrive on."""
 
     def __init__(
         self, control: socket.socket, *, deadline_s: float, sync_init_deadline_s: float
@@ -99,14 +99,14 @@ class _Mounter:
             self._answer(child.job, _LATE)
         elif status:
             code = os.waitstatus_to_exitcode(status)
-            text = f"the process that did the job ended with {code}"
+            text = f"the process that did the job ended with status {code}"
             self._answer(child.job, jobs.Outcome(errno.EIO, text, "child"))
 
     def _kill_late(self, child: _Child, now: float) -> None:
         if now < child.deadline or child.is_stuck:
             return
         if not child.is_killed:
-            # also one that is stopped; the pidfd cannot mean another process
+            # this also kills a stopped child; a pidfd cannot refer to another process
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
             later = child._replace(is_killed=True, deadline=now + STUCK_S)
@@ -126,9 +126,11 @@ class _Mounter:
         (number,) = NUMBER.unpack_from(message)
         try:
             job = jobs.decode(message[NUMBER.size :])
-            assert len(descriptors) == len(DESCRIPTORS[type(job)]), "the job's own descriptors"
+            assert len(descriptors) == len(DESCRIPTORS[type(job)]), (
+                "a job comes with its descriptors"
+            )
             if len(self._children) >= CHILDREN_MAX:
-                text = f"{CHILDREN_MAX} mounts are being made already"
+                text = f"{CHILDREN_MAX} mounts are already in progress"
                 self._answer(number, jobs.Outcome(errno.EAGAIN, text, "limit"))
             else:
                 self._start(number, job, descriptors)
@@ -142,8 +144,8 @@ class _Mounter:
     def _start(self, number: int, job: jobs.Job, descriptors: list[int]) -> None:
         """Fork a child, which begins when this process has closed the job's descriptors.
 
-        The last to hold a removed mount shuts its file system down, and may hang: that must be the
-        child.
+        The last process to hold a removed mount shuts its file system down, and may hang: that must
+        be the child.
         """
         begin, begun = os.pipe()
         parent = os.getpid()
@@ -181,7 +183,7 @@ class _Mounter:
         self._send(STUCK.pack(0, count))
 
     def _send(self, message: bytes) -> None:
-        # the broker may have ended: then nobody wants to know
+        # the broker may have ended; then nobody needs the message
         with contextlib.suppress(OSError):
             self._control.send(message, socket.MSG_NOSIGNAL)
 
@@ -192,7 +194,7 @@ _LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "dea
 def _outcome(
     job: jobs.Job, descriptors: list[int], *, parent: int, keep: tuple[int, ...], begin: int
 ) -> jobs.Outcome:
-    """Do a job in a child and return what became of it."""
+    """Do a job in a child, and return its outcome."""
     try:
         host = mount_steps.prepare(parent=parent, keep=keep)
         os.read(begin, 1)
@@ -208,7 +210,9 @@ def _outcome(
     except mount_steps.Failed as failed:
         return failed.outcome
     except OSError as error:
-        return jobs.Outcome(error.errno or errno.EIO, f"unexpected: {error.strerror}", "child")
+        return jobs.Outcome(
+            error.errno or errno.EIO, f"unexpected error: {error.strerror}", "child"
+        )
 
 
 def main(

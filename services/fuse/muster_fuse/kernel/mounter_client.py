@@ -1,7 +1,7 @@
-"""Adapter: the broker's side of the mounter: starts it, gives it jobs, and starts it again.
+"""Adapter: the broker's side of the mounter: starts it, gives it jobs, and restarts it.
 
-A job never waits without limit: the mounter kills a child that is late; a mounter that does not
-answer in time is itself killed, and another started.
+No job waits without limit: the mounter kills a child that is late, and a mounter that does not
+answer in time is itself killed and replaced.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ import structlog
 from muster_fuse.kernel import jobs, mounter
 
 JOBS_MAX: Final = 16
-"""How many quick jobs the mounter is given at once, and how many slow ones; others wait."""
+"""How many quick jobs, and how many slow ones, the mounter is given at once; others wait."""
 _SLOT_S: Final = 5.0
 _MARGIN_S: Final = 3.0
-"""How much longer than a child the mounter has to answer."""
+"""How much longer than a child the mounter may take to answer."""
 _RESTART_MIN_S: Final = 0.1
 _RESTART_MAX_S: Final = 10.0
 _STABLE_S: Final = 60.0
@@ -34,7 +34,7 @@ _START: Final = (
 )
 _PACKAGES: Final = Path(__file__).parents[2]
 COMMAND: Final = (sys.executable, "-I", "-S", "-c", _START, str(_PACKAGES))
-"""Starts the mounter with nothing but the standard library; the socket's number follows."""
+"""Starts the mounter with nothing but the standard library; append the socket's descriptor."""
 
 _log = structlog.get_logger()
 
@@ -42,14 +42,14 @@ _log = structlog.get_logger()
 class Mounter:
     """The broker's side of the mounter process; restarts it when it ends.
 
-    `deadline_s` is when the mounter kills a child, except for mounts whose daemon answers first.
+    The mounter kills a child after `deadline_s`; mounts whose daemon answers first have longer.
     """
 
     def __init__(
         self, command: Sequence[str] = COMMAND, *, deadline_s: float = mounter.DEADLINE_S
     ) -> None:
         self.stuck = 0
-        """How many children of this mounter hang in the kernel, although they were killed."""
+        """How many children of this mounter hang in the kernel even after they were killed."""
         self.restarts = 0
         self._command = command
         self._deadline_s = deadline_s
@@ -67,7 +67,7 @@ class Mounter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the mounter's socket, upon which it ends."""
+        """Close the mounter's socket, which makes it end; kill it if it does not."""
         assert self._running is not None, "not entered"
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
@@ -80,7 +80,7 @@ class Mounter:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the mounter, None while there is none."""
+        """The mounter's process id; None while it is not running."""
         return self._process.pid if self._process and self._is_up.is_set() else None
 
     async def mount(
@@ -88,8 +88,8 @@ class Mounter:
     ) -> jobs.Outcome:
         """Mount on `directory` in the namespace of `peer`, and send /dev/fuse over `reply`.
 
-        Jobs that wait for their callers are slow, and so are those that are expected to be late:
-        quick ones do not wait for them.
+        Jobs that wait for their callers count as slow, and so do those that are expected to be
+        late: quick jobs do not wait for them.
         """
         wait_s = mounter.SYNC_INIT_DEADLINE_S if job.sync_init else self._deadline_s
         descriptors, is_slow = (peer, directory, reply), is_slow or job.sync_init
@@ -98,9 +98,9 @@ class Mounter:
     async def unmount(
         self, job: jobs.UnmountJob, *, peer: int, root: int, is_slow: bool = False
     ) -> jobs.Outcome:
-        """Remove the mount of `root`, which is `/dev/null` from now on.
+        """Remove the mount whose root is `root`; the descriptor then refers to `/dev/null`.
 
-        As long as somebody holds the root of a mount, the mount is busy.
+        A mount is busy as long as anybody has its root open.
         """
         return await self._do(job, (peer, root), wait_s=self._deadline_s, is_slow=is_slow)
 
@@ -121,7 +121,7 @@ class Mounter:
             async with asyncio.timeout(_SLOT_S):
                 await slots.acquire()
         except TimeoutError:
-            text = f"{JOBS_MAX} mounts are being made on this node already; try again"
+            text = f"{JOBS_MAX} mounts are already in progress on this node; try again"
             return jobs.Outcome(errno.EAGAIN, text, "limit")
         try:
             return await self._answered(job, descriptors, wait_s=wait_s)
@@ -157,7 +157,7 @@ class Mounter:
     async def _given(
         self, number: int, message: bytes, descriptors: tuple[int, ...]
     ) -> asyncio.Future[jobs.Outcome]:
-        """Give the mounter a job, or the next mounter if this one has just ended."""
+        """Give a job to the mounter, or to its successor if it has just ended."""
         packet = mounter.NUMBER.pack(number) + message
         while number not in self._waiting:
             await self._is_up.wait()
@@ -201,7 +201,7 @@ class Mounter:
             reading = asyncio.create_task(self._read(ours))
             try:
                 status = await self._process.wait()
-                # children of a mounter that was killed may still have an answer
+                # children of a mounter that was killed may still send an answer
                 await asyncio.wait([reading], timeout=_LAST_ANSWERS_S)
             finally:
                 self._is_up.clear()
@@ -227,7 +227,7 @@ class Mounter:
 
 
 def _let_go(descriptor: int) -> None:
-    """Make a descriptor one of /dev/null, so that it no longer keeps a mount busy."""
+    """Point a descriptor at /dev/null, so that it no longer keeps a mount busy."""
     nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
     os.dup2(nothing, descriptor, inheritable=False)
     os.close(nothing)

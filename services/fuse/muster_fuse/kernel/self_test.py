@@ -1,8 +1,8 @@
-"""Adapter: the broker's test of itself: a whole mount through its own socket, and its removal.
+"""Adapter: the broker's self-test: mounts a file system through its own socket, and unmounts it.
 
-It runs in a child of the mounter, in a mount namespace that nobody else has: a directory on a
-tmpfs is sent to the broker as a pod's helper would, and the file system that is mounted there is
-served by this process, which only knows its root directory.
+It runs in a child of the mounter, in its own mount namespace. Like a pod's helper, it sends the
+broker a directory to mount on, which is on a tmpfs. It then serves the mounted file system itself;
+that consists of a root directory only.
 """
 
 import errno
@@ -24,7 +24,7 @@ _REQUEST_MAX: Final = 1 << 18
 _INIT: Final = 26
 _GETATTR: Final = 3
 _HEADER: Final = struct.Struct("<IIQ")
-"""Of a request: length, opcode, unique id."""
+"""The header of a request: length, opcode, unique id."""
 
 
 def run(job: jobs.SelfTestJob) -> jobs.Outcome:
@@ -38,10 +38,10 @@ def run(job: jobs.SelfTestJob) -> jobs.Outcome:
     device = _asked(to_mount, protocol.Operation.MOUNT, point)
     if device is None:
         raise _failed("mount", "the broker sent no descriptor of /dev/fuse")
-    with mount_steps.step("use", "look at the mounted directory"):
+    with mount_steps.step("use", "stat the mounted directory"):
         is_same = _served(device, lambda: os.stat(_POINT, dir_fd=files).st_mode == _MODE)
     if not is_same:
-        raise _failed("use", "the mounted directory is not the one that was mounted")
+        raise _failed("use", "stat does not show the directory that was mounted")
     with mount_steps.step("unmount", "open the root of the mount"):
         root = os.open(_POINT, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=files)
     _asked(to_unmount, protocol.Operation.UNMOUNT, root)
@@ -75,16 +75,16 @@ def _private_files() -> int:
 
 
 def _asked(broker: socket.socket, operation: protocol.Operation, descriptor: int) -> int | None:
-    """Send a request with a descriptor, which is closed; return the descriptor of the reply."""
+    """Send a request, and close its descriptor; return the descriptor in the reply, if any."""
     with mount_steps.step(operation.name.lower(), "ask the broker"), broker:
         socket.send_fds(broker, [protocol.request(operation)], [descriptor])
-        # a descriptor of its root would keep a mount busy
+        # a mount is busy while a descriptor of its root is open
         os.close(descriptor)
         packet, descriptors, _, _ = socket.recv_fds(broker, protocol.PACKET_MAX, 1)
     try:
         reply = protocol.parse_reply(packet)
     except protocol.MalformedPacket as error:
-        raise _failed(operation.name.lower(), f"the broker answered {error}") from None
+        raise _failed(operation.name.lower(), f"the broker's reply is malformed: {error}") from None
     if reply.errno:
         raise mount_steps.Failed(jobs.Outcome(reply.errno, reply.text, operation.name.lower()))
     return descriptors[0] if descriptors else None
@@ -96,7 +96,7 @@ def _served(device: int, use: Callable[[], bool]) -> bool:
     if pid == 0:
         code = 1
         try:
-            # who uses a mount must not keep it alive
+            # the process that uses the mount must not keep it alive
             os.close(device)
             code = 0 if use() else 1
         finally:
@@ -113,7 +113,7 @@ def _served(device: int, use: Callable[[], bool]) -> bool:
 
 
 def _answer(opcode: int) -> bytes:
-    """Return the answer to one of the two requests that a first stat leads to."""
+    """Return the answer to one of the two requests that a first stat causes."""
     # linux/fuse.h: struct fuse_init_out of version 7.31, struct fuse_attr_out
     if opcode == _INIT:
         return struct.pack("<4I2H2I2H8I", 7, 31, 4096, 0, 1, 1, 4096, 1, 1, *(0,) * 9)

@@ -1,4 +1,4 @@
-"""Adapter: the system calls of mounts and namespaces that Python 3.11 lacks, by ctypes.
+"""Adapter: system calls for mounts and namespaces that Python 3.11 lacks, through ctypes.
 
 The numbers are the same on x86-64 and arm64 (Linux 6.18, include/uapi: asm-generic/unistd.h,
 linux/mount.h, linux/fcntl.h, linux/openat2.h, linux/prctl.h, linux/stat.h). Each call raises
@@ -50,12 +50,12 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def setns(namespaces: int, kinds: int) -> None:
-    """Enter namespaces of the process of a pidfd. Its root becomes ours with CLONE_NEWNS."""
+    """Enter namespaces of a pidfd's process; with CLONE_NEWNS its root directory becomes ours."""
     _checked(_libc.setns(namespaces, kinds))
 
 
 def unshare(kinds: int) -> None:
-    """Leave the namespaces of these kinds for new ones."""
+    """Stop sharing with other processes what the CLONE_* flags in `kinds` select."""
     _checked(_libc.unshare(kinds))
 
 
@@ -70,34 +70,34 @@ def end_with_parent(signal: int) -> None:
 
 
 def check_access(descriptor: int, mode: int) -> None:
-    """Raise OSError unless the effective user may access the file of an O_PATH descriptor so."""
+    """Raise OSError unless the effective user has this access to an O_PATH descriptor's file."""
     _call(439, descriptor, b"", mode, _AT_EACCESS | _AT_EMPTY_PATH)
 
 
 class Status(NamedTuple):
-    """What a mount is known by: the minor number of its device, and its id."""
+    """What identifies a mount: the minor number of its device, and its id."""
 
     minor: int
     mount_id: int
 
 
 def status(directory: int, name: str = "") -> Status:
-    """Return which mount a descriptor, or a name in its directory, leads to.
+    """Return which mount a descriptor, or a name in its directory, refers to.
 
     No file system is asked: a FUSE daemon might not answer.
     """
     buffer = ctypes.create_string_buffer(_STATX_SIZE)
     flags = _AT_EMPTY_PATH | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC | _AT_SYMLINK_NOFOLLOW
     _checked(_libc.statx(directory, name.encode(), flags, 0, buffer))
-    # dev_minor and mnt_id of struct statx, which the kernel fills in unasked
+    # dev_minor and mnt_id in struct statx, which the kernel always fills in
     minor, mount_id = struct.unpack_from("IQ", buffer, 140)
     return Status(minor, mount_id)
 
 
 def open_cached(path: str) -> int:
-    """Return an O_PATH descriptor of a directory that the kernel has in its cache.
+    """Return an O_PATH descriptor of a directory that is in the kernel's cache.
 
-    No symbolic link is followed and no file system is asked: EAGAIN if that would be needed.
+    No symbolic link is followed. EAGAIN if a file system would have to be asked.
     """
     how = struct.pack("QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_CACHED_PLAIN)
     return _call(437, _AT_FDCWD, path.encode(errors="surrogateescape"), how, len(how))
@@ -114,7 +114,7 @@ def restore_capabilities() -> None:
 
 
 def fsopen(kind: bytes) -> int:
-    """Return a context in which a file system of this kind is configured."""
+    """Return a context for configuring a file system of this kind."""
     return _call(430, kind, _FSOPEN_CLOEXEC)
 
 
@@ -134,9 +134,9 @@ def fsconfig_create(context: int) -> None:
 
 
 def messages(context: int) -> str:
-    """Return what the kernel has said about a context, in one line."""
+    """Return the kernel's messages about a context, in one line."""
     texts: list[str] = []
-    # ENODATA: there is no more
+    # ENODATA: there are no more
     with contextlib.suppress(OSError):
         while len(texts) < _MESSAGES_MAX:
             # each begins with `e `, `w ` or `i `: error, warning, information
@@ -146,7 +146,7 @@ def messages(context: int) -> str:
 
 
 def fsmount(context: int, attributes: int) -> int:
-    """Return a mount, not yet attached, of the file system that was made in a context."""
+    """Return a mount, not yet attached, of the file system that was created in a context."""
     return _call(432, context, _FSMOUNT_CLOEXEC, attributes)
 
 
@@ -161,7 +161,7 @@ def open_connections() -> int:
 
 
 def make_private(mount: int) -> None:
-    """Keep what happens below a mount from propagating to others."""
+    """Keep mounts and unmounts below a mount from propagating to other namespaces."""
     attributes = struct.pack("QQQQ", 0, 0, _MS_PRIVATE, 0)
     _call(442, mount, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, attributes, len(attributes))
 
@@ -195,7 +195,7 @@ def _set_effective(words: tuple[int, int] | None) -> None:
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
-    # integers are passed as C ints by default; the kernel takes those it declares as 64 bits so
+    # ctypes passes integers as C ints by default, but some parameters have 64 bits
     typed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     return _checked(int(_libc.syscall(ctypes.c_long(number), *typed)))
 

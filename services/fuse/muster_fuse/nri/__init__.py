@@ -1,1 +1,1 @@
-"""Gives containers /dev/fuse by an annotation of their pod: a plugin of the container runtime."""
+"""A container runtime plugin that gives containers /dev/fuse if an annotation asks for it."""

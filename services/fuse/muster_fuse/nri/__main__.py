@@ -19,7 +19,7 @@ DENIED: Final = prometheus_client.Counter(
 )
 WITHOUT_DEVICE: Final = prometheus_client.Counter(
     "muster_fuse_nri_without_device_total",
-    "Containers seen to run without the device that their pod asks for.",
+    "Containers that run without the device that their pod asks for.",
 )
 CONNECTED: Final = prometheus_client.Gauge(
     "muster_fuse_nri_connected", "1 while the runtime asks about each new container."

@@ -1,7 +1,7 @@
 """Adapter: the runtime's NRI socket: connects, passes a session's bytes on, and always reconnects.
 
-A plugin that does not answer in time is disconnected, and containers start without the device until
-the next registration: nothing here waits for anything but the socket.
+The runtime disconnects a plugin that does not answer in time; containers then start without the
+device until the next registration. So nothing here waits for anything but the socket.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Adapter: the device: an init container that ends with 1 unless it can open /dev/fuse.
+"""Adapter: the device: a command for an init container; exits with 1 if /dev/fuse does not open.
 
-An NRI plugin that is away changes nothing: a container then starts without its device, and
-nothing reports it. An init container with this command holds the others back until there is a
-device: each time that it is restarted it is created anew, and the runtime asks the plugin again.
+While no NRI plugin is connected, a container starts without its device, and nothing reports it. An
+init container with this command holds the pod's other containers back until the device is there:
+each restart creates it anew, and the runtime asks the plugin again.
 """
 
 import errno

@@ -1,11 +1,11 @@
 """Pure: which containers are given /dev/fuse: those whose pod asks for it, in allowed namespaces.
 
-| annotation of the pod                            | it is about              |
-|--------------------------------------------------|--------------------------|
-| `fuse.muster.dev/device`                         | each container           |
-| `fuse.muster.dev/device.container.<container>`   | this container, whatever the other says |
+| annotation of the pod                            | applies to                          |
+|--------------------------------------------------|-------------------------------------|
+| `fuse.muster.dev/device`                         | every container                     |
+| `fuse.muster.dev/device.container.<container>`   | this container; overrides the other |
 
-The value is "true" or "false". Another value is an error: it would be read as "false", and nobody
+The value is "true" or "false". Any other value is an error: if it were taken as "false", nobody
 would know why there is no device.
 """
 
@@ -21,7 +21,7 @@ PATH: Final = "/dev/fuse"
 MAJOR: Final = 10
 MINOR: Final = 229
 MODE: Final = 0o666
-"""The only device that is ever given: a configurable path would give away any device of a node."""
+"""Path, numbers and mode are fixed: if configurable, they could give away any device of a node."""
 _VALUE_SHOWN: Final = 40
 
 

@@ -1,4 +1,4 @@
-"""Pure: one connection to an NRI runtime, from registration to its end: bytes in, bytes out.
+"""Pure: one connection to an NRI runtime, from registration to close: bytes in, bytes out.
 
 | from the runtime              | answer                             | observation             |
 |-------------------------------|------------------------------------|-------------------------|
@@ -10,9 +10,9 @@
 | Shutdown                      | empty                              | -                       |
 | anything else                 | error UNIMPLEMENTED                | -                       |
 
-Requests may come in any order, and before the response to the registration. An answer needs nothing
-but the request: the runtime creates no container of the node while it waits for one, and gives up
-after 2 s (containerd/nri v0.12 `pkg/adaptation`).
+Requests may come in any order, even before the response to the registration. An answer depends on
+the request alone: while the runtime waits for it, no container is created on the node, and after
+2 s the runtime gives up (containerd/nri v0.12 `pkg/adaptation`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from muster.pb import nri_pb2, ttrpc_pb2
 from muster_fuse.nri import grants, wire
 
 EVENTS: Final = 1 << (4 - 1)
-"""CREATE_CONTAINER alone; 0 would be all events, and one unknown event has the plugin refused."""
+"""CREATE_CONTAINER alone: 0 would mean all events, and the runtime refuses an unknown event."""
 _NAME: Final = "muster-fuse"
 _INDEX: Final = "20"
 _RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 class Synchronized(msgspec.Struct, frozen=True, kw_only=True):
-    """From now on the runtime asks about each container; some run without their device."""
+    """From now on the runtime asks about each container; `without_device` run without theirs."""
 
     runtime: str
     without_device: tuple[grants.Container, ...]
@@ -103,7 +103,7 @@ class Session:
         try:
             answers = [self._answer(frame) for frame in self._frames.feed(received)]
         except (wire.MalformedFrame, message.DecodeError) as error:
-            raise Refused(f"not understood: {error}") from None
+            raise Refused(f"protocol error: {error}") from None
         observed, self._observed = self._observed, []
         return b"".join(answers), observed
 
@@ -112,7 +112,7 @@ class Session:
             _check_registration(frame)
             return b""
         if frame.kind is not wire.Kind.REQUEST:
-            raise Refused(f"not understood: a message of kind {frame.kind.name} as a request")
+            raise Refused(f"protocol error: a {frame.kind.name} message instead of a request")
         request = ttrpc_pb2.Request.FromString(frame.data)
         method = self._methods.get(request.method)
         response = ttrpc_pb2.Response()
@@ -146,7 +146,7 @@ class Session:
         return nri_pb2.SynchronizeResponse(more=request.more)
 
     def _without_device(self, container: nri_pb2.Container) -> grants.Container | None:
-        """Return a container that was created while no plugin was there to give it its device."""
+        """Return a container if it lacks the device that its pod asks for; otherwise None."""
         pod = self._pods.get(container.pod_sandbox_id)
         if pod is None or container.state == _STOPPED or _has_device(container):
             return None
@@ -162,7 +162,7 @@ class Session:
             self._observed.append(Rejected(container=container, denied=decision))
             return decision
         response = nri_pb2.CreateContainerResponse()
-        # two plugins that give the same device are a conflict: the container would not start
+        # if two plugins add the same device, they conflict, and the container does not start
         if decision is grants.Decision.DEVICE and not _has_device(request.container):
             device = response.adjust.linux.devices.add(
                 path=grants.PATH, type="c", major=grants.MAJOR, minor=grants.MINOR
@@ -174,7 +174,7 @@ class Session:
 
 def _check_registration(frame: wire.Frame) -> None:
     if frame.kind is not wire.Kind.RESPONSE or frame.stream != _REGISTRATION_STREAM:
-        raise Refused("not understood: a message that answers no request of ours")
+        raise Refused("protocol error: a message that answers none of our requests")
     status = ttrpc_pb2.Response.FromString(frame.data).status
     if status.code:
         raise Refused(f"registration refused: {status.message}")

@@ -1,12 +1,12 @@
 """Pure: the frames between an NRI runtime and a plugin, on one socket.
 
-A frame of the multiplexer says to which of two connections its bytes belong; the bytes of each
-connection are frames of ttrpc, which may begin and end anywhere. All numbers are big-endian.
+A multiplexer frame says which of two connections its bytes belong to; each connection carries ttrpc
+frames, which may begin and end anywhere in its bytes. All numbers are big-endian.
 
 | multiplexer (containerd/nri `pkg/net/multiplex`) | ttrpc (containerd/ttrpc `PROTOCOL.md`)    |
 |--------------------------------------------------|-------------------------------------------|
 | 4 bytes: connection                              | 4 bytes: length of the data, at most 4 MiB |
-| 4 bytes: length, at most 4 MiB and 10 bytes      | 4 bytes: stream, odd for who calls        |
+| 4 bytes: length, at most 4 MiB and 10 bytes      | 4 bytes: stream, odd if the caller opened it |
 |                                                  | 1 byte: kind; 1 byte: flags               |
 | the bytes                                        | the data                                  |
 """
@@ -16,7 +16,7 @@ import struct
 from typing import Final, NamedTuple
 
 DATA_MAX: Final = 4 * 1024 * 1024
-"""The longest data of a frame, in bytes."""
+"""The longest data in a frame, in bytes."""
 _MUX: Final = struct.Struct(">II")
 _TTRPC: Final = struct.Struct(">IIBB")
 _PART_MAX: Final = _TTRPC.size + DATA_MAX
@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """A frame of ttrpc."""
+    """A ttrpc frame."""
 
     connection: Connection
     stream: int
@@ -47,18 +47,18 @@ class Frame(NamedTuple):
 
 
 class MalformedFrame(ValueError):
-    """Bytes that the protocol does not allow: what follows them cannot be read."""
+    """Bytes that the protocol does not allow; what follows them cannot be read."""
 
 
 def encode(frame: Frame) -> bytes:
-    """Return the bytes of a frame, in a single frame of the multiplexer."""
+    """Return the bytes of a frame, in a single multiplexer frame."""
     assert len(frame.data) <= DATA_MAX, "our messages are small"
     head = _TTRPC.pack(len(frame.data), frame.stream, frame.kind, 0)
     return _MUX.pack(frame.connection, len(head) + len(frame.data)) + head + frame.data
 
 
 class FrameReader:
-    """Puts frames together from bytes; keeps at most one unfinished frame of each connection."""
+    """Assembles frames from bytes; keeps at most one unfinished frame for each connection."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -89,7 +89,7 @@ def _connection(received: bytearray, offset: int) -> tuple[Connection, int]:
     try:
         return Connection(number), length
     except ValueError:
-        raise MalformedFrame(f"a frame of unknown connection {number}") from None
+        raise MalformedFrame(f"a frame for unknown connection {number}") from None
 
 
 def _taken(connection: Connection, part: bytearray) -> list[Frame]:

@@ -1,1 +1,1 @@
-"""Decides about requests of pods: what they ask for, who asks, and whether that is allowed."""
+"""Decides on pods' requests: what they ask for, who asks, and whether that is allowed."""

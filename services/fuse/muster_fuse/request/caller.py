@@ -1,8 +1,8 @@
-"""Pure: who asks: reads what /proc says about a process and its descriptors.
+"""Pure: identifies the caller: parses what /proc says about a process and its descriptors.
 
-Names of processes, directories and file systems in these texts are chosen by pods. The kernel
-escapes them so that they stay within their field; a text that does not look as the kernel writes
-it is refused as unclear. The formats are those of proc(5), cgroups(7) and user_namespaces(7).
+Pods choose the names of processes, directories and file systems in these texts. The kernel escapes
+them so that they stay within their field; a text that the kernel would not write like this is
+refused as unclear. The formats are those of proc(5), cgroups(7) and user_namespaces(7).
 """
 
 import re
@@ -16,7 +16,7 @@ from muster_fuse.kernel import jobs
 _SYSTEMD_POD: Final = re.compile(
     r"(?:[\w.-]+-)?kubepods(?:-besteffort|-burstable)?-pod([0-9A-Za-z_]+)\.slice", re.ASCII
 )
-"""The last part of a cgroup's path: systemd reads a hyphen as a level, so the uid has none."""
+"""The last part of a cgroup's path; a hyphen starts a new level in systemd, so the uid has none."""
 _CGROUPFS_POD: Final = re.compile(
     r"kubepods(?:/besteffort|/burstable)?/pod([0-9A-Za-z-]+)", re.ASCII
 )
@@ -27,7 +27,7 @@ _UNMAPPED: Final = 0xFFFF_FFFF
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that is served; its `uid` is empty where the broker is in no pod and tests itself."""
+    """A pod that is served; `uid` is empty for the self-test of a broker that is not in a pod."""
 
     uid: str
     namespace: str
@@ -35,13 +35,13 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unclear(ValueError):
-    """A text of /proc that is not as the kernel writes it, or an id without a meaning."""
+    """A text from /proc that the kernel would not write like this, or an id that is not mapped."""
 
 
 class Process(NamedTuple):
     """What was read about the process that connected, while it was alive.
 
-    `cgroup`, `status`, `uid_map` and `gid_map` are the files of that name in /proc/<pid>.
+    `cgroup`, `status`, `uid_map` and `gid_map` are the texts of those files in /proc/<pid>.
     `connected_uid` and `connected_gid` are its effective ids when it connected. The namespaces are
     inode numbers; `mount_owner` is the user namespace that owns its mount namespace.
     """
@@ -66,7 +66,7 @@ class Ids(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """What /proc/self/fdinfo says of a descriptor that was received, and where it leads.
+    """What /proc/self/fdinfo says about a descriptor that was received, and where it leads.
 
     `path` is the path within its mount namespace, as the kernel shows it.
     """
@@ -92,7 +92,7 @@ class MountLine(NamedTuple):
 
     @property
     def is_fuse(self) -> bool:
-        """Whether it is a FUSE file system without a block device."""
+        """Whether this is a FUSE file system without a block device."""
         return self.kind == "fuse" or self.kind.startswith("fuse.")
 
 
@@ -105,11 +105,11 @@ def pod_uid(cgroup: str) -> str | None:
     for line in _lines(cgroup):
         fields = line.split(":", 2)
         if len(fields) != 3:  # noqa: PLR2004  # number, controllers, path
-            raise Unclear("a line of the cgroup file without a path")
+            raise Unclear("a line in the cgroup file has no path")
         uids.add(_outermost_pod(fields[2]))
     uids.discard(None)
     if len(uids) > 1:
-        raise Unclear("cgroups of several pods")
+        raise Unclear("the process is in cgroups of several pods")
     return next(iter(uids), None)
 
 
@@ -135,7 +135,7 @@ def ids(status: str) -> Ids:
             capabilities=int(_field(status, "CapEff"), 16),
         )
     except (ValueError, IndexError) as error:
-        raise Unclear(f"a status file that is not as expected: {error}") from None
+        raise Unclear(f"unexpected status file: {error}") from None
 
 
 def seen_inside(id_: int, id_map: str) -> int:
@@ -144,17 +144,17 @@ def seen_inside(id_: int, id_map: str) -> int:
         try:
             inside, outside, count = map(int, line.split())
         except ValueError:
-            raise Unclear("a line of an id map without three numbers") from None
+            raise Unclear("a line in an id map does not have three numbers") from None
         if outside != _UNMAPPED and outside <= id_ < outside + count:
             return inside + id_ - outside
     raise Unclear(f"id {id_} has no counterpart in the user namespace of the process")
 
 
 def identify(process: Process, *, own_user_namespace: int) -> jobs.Caller:
-    """Return the process as the mounter wants to know it. Raises Unclear.
+    """Return what the mounter needs to know about the process. Raises Unclear.
 
-    Only a root of the namespace that was root when it connected may override permissions: a program
-    with capabilities of its own could be started on a connection that was made without them.
+    Permissions may be overridden only by root in the namespace who was also root when it connected:
+    otherwise a program with file capabilities could inherit a connection that was made without.
     """
     now = ids(process.status)
     if (now.uid, now.gid) != (process.connected_uid, process.connected_gid):
@@ -172,24 +172,24 @@ def identify(process: Process, *, own_user_namespace: int) -> jobs.Caller:
 
 
 def descriptor(fdinfo: str, path: str) -> Descriptor:
-    """Return what a fdinfo file says. Raises Unclear."""
+    """Return what an fdinfo file says. Raises Unclear."""
     try:
         flags = int(_field(fdinfo, "flags"), 8)
         mount_id = int(_field(fdinfo, "mnt_id"))
     except ValueError as error:
-        raise Unclear(f"a fdinfo file that is not as expected: {error}") from None
+        raise Unclear(f"unexpected fdinfo file: {error}") from None
     return Descriptor(mount_id=mount_id, is_path=bool(flags & _O_PATH), path=path)
 
 
 def mount_line(mountinfo: Iterable[str], mount_id: int) -> MountLine | None:
-    """Return the line of a mount, or None if it is not there. Raises Unclear."""
+    """Return the line for a mount, or None if there is none. Raises Unclear."""
     start = f"{mount_id} "
     line = next((line for line in mountinfo if line.startswith(start)), None)
     return None if line is None else read_line(line)
 
 
 def read_line(line: str) -> MountLine:
-    """Return a line of mountinfo. Raises Unclear."""
+    """Parse a line of mountinfo. Raises Unclear."""
     fields = line.rstrip("\n").split(" ")
     try:
         end = fields.index("-", 6)
@@ -205,7 +205,7 @@ def read_line(line: str) -> MountLine:
             options=tuple(options.split(",")),
         )
     except ValueError as error:
-        raise Unclear(f"a line of mountinfo that is not as expected: {error}") from None
+        raise Unclear(f"unexpected line in mountinfo: {error}") from None
 
 
 def _unescaped(text: str) -> str:
@@ -213,14 +213,14 @@ def _unescaped(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as the kernel ends them; Python knows further ends, which names may have."""
+    """Split text at the kernel's line ends only; Python splits at more, which names may contain."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def _field(text: str, name: str) -> str:
-    """Return the value of the only line of that name. Raises ValueError."""
+    """Return the value on the only line with that name. Raises ValueError."""
     start = f"{name}:"
     values = [line[len(start) :] for line in _lines(text) if line.startswith(start)]
     if len(values) != 1:
-        raise ValueError(f"{len(values)} lines {name}")
+        raise ValueError(f"{len(values)} lines named {name}")
     return values[0].strip()

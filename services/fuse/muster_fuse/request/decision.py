@@ -1,4 +1,4 @@
-"""Pure: whether a request of a pod is allowed, and the job that it becomes.
+"""Pure: decides whether a pod's request is allowed, and turns it into a job.
 
 | check, in this order                                              | if not         |
 |-------------------------------------------------------------------|----------------|
@@ -7,11 +7,11 @@
 | its user namespace owns its mount namespace                       | user_namespace |
 | limits: see request.limits                                        | busy, too_*    |
 | the descriptor was opened with O_PATH                             | bad_descriptor |
-| its mount is one of the mount namespace of the process            | not_visible    |
+| its mount is in the mount namespace of the process                | not_visible    |
 | it is not the root of the container, nor in /proc, /sys or /dev   | protected      |
-| the mount passes nothing on to other namespaces                   | shared         |
+| the mount does not propagate to other namespaces                  | shared         |
 | its file system is of a type that may carry mount points          | file_system    |
-| in a user namespace, the device is not asked for before its mount | user_namespace |
+| in a user namespace, the device is not requested before its mount | user_namespace |
 | all options are allowed                                           | option         |
 """
 
@@ -46,7 +46,7 @@ class Reason(enum.StrEnum):
     USER_NAMESPACE = "user_namespace"
     BUSY = "busy"
     STUCK = "stuck"
-    """An earlier job of the pod did not even end when it was killed."""
+    """An earlier job of the pod did not end even when it was killed."""
     TOO_FAST = "too_fast"
     TOO_MANY_IN_POD = "too_many_in_pod"
     TOO_MANY_ON_NODE = "too_many_on_node"
@@ -59,7 +59,7 @@ class Reason(enum.StrEnum):
     NOT_FUSE = "not_fuse"
     NOT_YOURS = "not_yours"
     FAILED = "failed"
-    """The request was allowed, and the kernel refused it or did not answer."""
+    """The request was allowed, but the kernel refused it or did not answer."""
 
 
 class Refusal(Exception):
@@ -75,9 +75,9 @@ class Refusal(Exception):
 def check_caller(
     pod_uid: str, process: caller.Process, *, own_cgroup: str, own_user_namespace: int
 ) -> jobs.Caller:
-    """Return who asks, if the process belongs to the pod of this socket. Raises Refusal.
+    """Return the caller, if the process belongs to the pod of this socket. Raises Refusal.
 
-    Without a pod, it must be in the broker's own cgroups.
+    If `pod_uid` is empty, the process must be in the broker's own cgroups.
     """
     try:
         uid = caller.pod_uid(process.cgroup)
@@ -91,7 +91,7 @@ def check_caller(
     if process.user_namespace != process.mount_owner:
         text = (
             "the process is in a user namespace that does not own its mount namespace;"
-            " make both together (unshare --user --mount), or mount outside"
+            " create both together (unshare --user --mount), or mount outside"
         )
         raise Refusal(Reason.USER_NAMESPACE, errno.EPERM, text)
     return asking
@@ -106,7 +106,7 @@ def check_target(
     """
     line = _visible(target, line)
     if _is_protected(target.path):
-        text = f"{shown(target.path)} is not for mounts: the container's runtime relies on it"
+        text = f"{shown(target.path)} cannot be a mount point: the container runtime relies on it"
         raise Refusal(Reason.PROTECTED, errno.EPERM, text)
     if line.is_shared:
         text = (
@@ -124,12 +124,12 @@ def mount_job(
 ) -> jobs.MountJob:
     """Return the job for a request to mount. Raises Refusal if it is not allowed.
 
-    A process in a user namespace of its own may be able to mount: given the device first, it could
+    A process in its own user namespace may be able to mount. If it got the device first, it could
     do so without the broker, which would neither count nor watch that mount.
     """
     sync_init = protocol.Flag.SYNC_INIT in request.flags
     if sync_init and asking.user_namespace:
-        text = "in a user namespace the device is given only together with its mount"
+        text = "in a user namespace, the device is handed over only together with its mount"
         raise Refusal(Reason.USER_NAMESPACE, errno.EOPNOTSUPP, text)
     try:
         parameters = options.parse(request.options, allow_other=limits.allow_other)
@@ -173,7 +173,7 @@ def unmount_job(
 
 
 def shown(text: str) -> str:
-    """Return a name of a pod's choice as it may stand in a line for people."""
+    """Return a name that a pod has chosen, made safe for a line of text for people."""
     return escaping.plain(text)[:_SHOWN_MAX]
 
 
@@ -182,7 +182,7 @@ def _visible(target: caller.Descriptor, line: caller.MountLine | None) -> caller
         text = "the descriptor was not opened with O_PATH"
         raise Refusal(Reason.BAD_DESCRIPTOR, errno.EBADF, text)
     if line is None:
-        text = "the mount point lies in no mount that the process sees; is it still mounted?"
+        text = "the mount point is on no mount that the process sees; is it still mounted?"
         raise Refusal(Reason.NOT_VISIBLE, errno.EINVAL, text)
     return line
 

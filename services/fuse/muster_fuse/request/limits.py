@@ -1,6 +1,6 @@
-"""Pure: how much a pod may ask for: how often, and how many mounts, its own and the node's.
+"""Pure: limits how often a pod may ask, and how many mounts a pod and the node may have.
 
-A mount that is being made counts as one, so that requests at the same time cannot exceed a limit
+A mount that is being made already counts, so that concurrent requests cannot exceed a limit
 together. `now` is monotonic.
 """
 

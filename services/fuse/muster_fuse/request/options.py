@@ -1,17 +1,17 @@
-"""Pure: the option string of fusermount, and what of it becomes a parameter of a mount.
+"""Pure: turns the option string of fusermount into parameters of a mount.
 
 | class     | options                                                                  |
 |-----------|--------------------------------------------------------------------------|
 | passed on | ro, noexec, noatime, sync, dirsync, default_permissions, max_read=N      |
 | by policy | allow_other                                                              |
 | cleaned   | fsname=, subtype=                                                        |
-| ignored   | what is so anyway, what concerns the helper alone, and what the mounter  |
+| ignored   | defaults, options for the helper alone, and options that the mounter     |
 |           | sets itself: rw, exec, atime, async, nosuid, nodev, nonempty,            |
 |           | auto_unmount, x-*, fd=, rootmode=, user_id=, group_id=                   |
 | refused   | all others                                                               |
 
-Options are separated by commas. A backslash makes the next character an ordinary one. Of an option
-that appears more than once, the last counts.
+Options are separated by commas. A backslash makes the next character an ordinary one. If an option
+appears more than once, the last one counts.
 """
 
 import re
@@ -49,7 +49,7 @@ _REASONS: Final = {
 
 
 class Parameters(NamedTuple):
-    """What a mount is made with: see jobs.MountJob."""
+    """The parameters of a mount: see jobs.MountJob."""
 
     strings: tuple[tuple[str, str], ...]
     flags: tuple[str, ...]
@@ -79,7 +79,7 @@ def parse(options: bytes, *, allow_other: bool) -> Parameters:
                 raise _refused(option, "its value must be a number of bytes")
             values[key] = str(int(value))
         elif not _is_ignored(option, key if equals else ""):
-            raise _refused(option, _REASONS.get(key, "it is unknown here; leave it out"))
+            raise _refused(option, _REASONS.get(key, "unknown to the broker; leave it out"))
     return Parameters(_strings(values), tuple(sorted(flags)), attributes)
 
 
@@ -113,7 +113,7 @@ def _split(options: bytes) -> Iterator[str]:
 
 
 def _cleaned(value: str) -> str:
-    """Return a value that may stand in a mount table: printable, and not too long."""
+    """Return a value that is safe in a mount table: printable, and not too long."""
     return escaping.plain(value).encode()[:VALUE_MAX].decode("utf-8", "ignore")
 
 

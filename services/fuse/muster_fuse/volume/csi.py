@@ -1,6 +1,6 @@
-"""Adapter: CSI: the kubelet's calls for volumes, and the answers in CSI's words.
+"""Adapter: CSI: answers the kubelet's calls to publish and unpublish volumes.
 
-The text of an error becomes an event of the pod. The kubelet repeats what failed.
+The text of an error becomes an event of the pod. The kubelet retries a failed call.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ Request = TypeVar("Request", bound=message.Message)
 Answer = TypeVar("Answer", bound=message.Message)
 
 REGISTRY: Final = "plugins_registry"
-"""Where the kubelet looks for sockets of plugins, below its own directory."""
+"""Where the kubelet looks for plugins' sockets, below its own directory."""
 _CALL_S: Final = 30.0
-"""Shorter than the two minutes after which the kubelet gives up and asks again."""
+"""Shorter than the two minutes after which the kubelet gives up and retries."""
 _CODES: Final = {
     publication.Reason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     publication.Reason.NO_POD: grpc.StatusCode.FAILED_PRECONDITION,
@@ -33,7 +33,7 @@ _CODES: Final = {
 
 
 class Driver:
-    """The driver's services for the node of this name."""
+    """The driver's services on one node."""
 
     def __init__(
         self, node: str, served: volumes.Volumes, *, kubelet: str, namespaces: tuple[str, ...]
@@ -60,7 +60,7 @@ class Driver:
             csi.GetPluginCapabilitiesRequest, csi.GetPluginCapabilitiesResponse
         ],
     ) -> csi.GetPluginCapabilitiesResponse:
-        """Return that there is no other service, such as a controller."""
+        """Return no capabilities: there is no other service, such as a controller."""
         return csi.GetPluginCapabilitiesResponse()
 
     async def probe(
@@ -68,7 +68,7 @@ class Driver:
         request: csi.ProbeRequest,  # noqa: ARG002  # empty
         context: rpc.Context[csi.ProbeRequest, csi.ProbeResponse],  # noqa: ARG002
     ) -> csi.ProbeResponse:
-        """Return that volumes can be made."""
+        """Return that the driver is ready."""
         return csi.ProbeResponse(ready=csi.Ready(value=True))
 
     async def publish(
@@ -99,7 +99,7 @@ class Driver:
         request: csi.NodeUnpublishVolumeRequest,
         context: rpc.Context[csi.NodeUnpublishVolumeRequest, csi.NodeUnpublishVolumeResponse],
     ) -> csi.NodeUnpublishVolumeResponse:
-        """Remove a volume; success if there is none."""
+        """Remove a volume; succeed if there is none."""
         try:
             volume = publication.existing(
                 request.volume_id, request.target_path, kubelet=self._kubelet
@@ -117,7 +117,7 @@ class Driver:
             csi.NodeGetCapabilitiesRequest, csi.NodeGetCapabilitiesResponse
         ],
     ) -> csi.NodeGetCapabilitiesResponse:
-        """Return that volumes are neither staged nor measured."""
+        """Return no capabilities: volumes are neither staged nor measured."""
         return csi.NodeGetCapabilitiesResponse()
 
     async def get_node_info(
@@ -125,7 +125,7 @@ class Driver:
         request: csi.NodeGetInfoRequest,  # noqa: ARG002  # empty
         context: rpc.Context[csi.NodeGetInfoRequest, csi.NodeGetInfoResponse],  # noqa: ARG002
     ) -> csi.NodeGetInfoResponse:
-        """Return the node's name and no limit of volumes, so that schedulers count none."""
+        """Return the node's name, and no volume limit, so that schedulers do not count volumes."""
         return csi.NodeGetInfoResponse(node_id=self._node)
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Pure: checks what the kubelet asks the driver for.
+"""Pure: checks the kubelet's requests to the driver.
 
-The keys about a pod are those of kubernetes pkg/volume/csi/csi_mounter.go (1.36). A volume of a pod
-is mounted at `<kubelet>/pods/<uid>/volumes/kubernetes.io~csi/<name>/mount`.
+The keys that describe a pod are those in kubernetes pkg/volume/csi/csi_mounter.go (1.36). A pod's
+volume is mounted at `<kubelet>/pods/<uid>/volumes/kubernetes.io~csi/<name>/mount`.
 """
 
 import enum
@@ -16,7 +16,7 @@ from muster_fuse.request import caller
 
 DRIVER: Final = "fuse.muster.dev"
 UID_PATTERN: Final = r"^[0-9A-Za-z][0-9A-Za-z-]{0,62}$"
-"""The uid of a pod; those of static pods are no UUIDs."""
+"""The uid of a pod; a static pod's is not a UUID."""
 _POD: Final = "csi.storage.k8s.io/"
 _NAME_MAX: Final = 253
 _KEYS: Final = ("uid", "namespace", "name")
@@ -30,7 +30,7 @@ class Reason(enum.StrEnum):
     """Why a request is refused."""
 
     INVALID = "invalid"
-    """Nothing that a kubelet asks for an inline volume of this driver."""
+    """The request is not one that a kubelet makes for an inline volume of this driver."""
     NO_POD = "no_pod"
     """The kubelet does not say which pod the volume is for."""
     NAMESPACE = "namespace"
@@ -79,7 +79,7 @@ def wanted(
     unknown = sorted(key for key in context if not key.startswith(_POD))
     if unknown:
         raise Refused(
-            Reason.INVALID, f"volumeAttributes: {unknown[0]!r}; {DRIVER} knows no attributes"
+            Reason.INVALID, f"volumeAttributes: {unknown[0]!r}; {DRIVER} takes no attributes"
         )
     uid, namespace, name = (context.get(f"{_POD}pod.{key}", "") for key in _KEYS)
     if not (uid and 0 < len(namespace) <= _NAME_MAX and 0 < len(name) <= _NAME_MAX):
@@ -89,15 +89,15 @@ def wanted(
         )
     if context.get(f"{_POD}ephemeral") != "true":
         raise Refused(
-            Reason.INVALID, f"{DRIVER} has only inline volumes of pods, no PersistentVolumes"
+            Reason.INVALID, f"{DRIVER} supports only inline volumes of pods, not PersistentVolumes"
         )
     if uid != volume.pod_uid:
-        raise Refused(Reason.INVALID, f"target_path: belongs to another pod than {uid}")
+        raise Refused(Reason.INVALID, f"target_path: does not belong to pod {uid}")
     if not any(fnmatch.fnmatchcase(namespace, pattern) for pattern in namespaces):
         raise Refused(
             Reason.NAMESPACE,
-            f"pods of the namespace {namespace} may not mount FUSE file systems: "
-            "it is not in `namespaces` of the settings of muster-fuse",
+            f"pods in namespace {namespace} may not mount FUSE file systems: "
+            "it matches none of `namespaces` in the settings of muster-fuse",
         )
     return Publication(volume=volume, pod=caller.Pod(uid=uid, namespace=namespace, name=name))
 

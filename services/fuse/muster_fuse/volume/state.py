@@ -1,4 +1,4 @@
-"""Adapter: the state directory: which pods have volumes, kept for the next start of the broker."""
+"""Adapter: the state directory: records which pods have volumes, for when the broker restarts."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _NEW: Final = ".new"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pod, and the directory of the kubelet for each of its volumes, by the volume's id."""
+    """A pod, and the kubelet's directory for each of its volumes, by volume id."""
 
     pod: caller.Pod
     volumes: dict[str, str]
@@ -29,7 +29,7 @@ class Records:
         self._directory = directory
 
     def load(self) -> tuple[dict[str, Record], list[str]]:
-        """Return the pods by uid, and why each other file here is none. Raises OSError."""
+        """Return the records by pod uid, and why other files are not records. Raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
         records, problems = {}, []
         for path in sorted(self._directory.iterdir()):
@@ -57,7 +57,7 @@ class Records:
         self._path(uid).unlink(missing_ok=True)
 
     def _path(self, uid: str) -> Path:
-        assert re.fullmatch(publication.UID_PATTERN, uid), "checked where it came from"
+        assert re.fullmatch(publication.UID_PATTERN, uid), "uids are checked on arrival"
         return self._directory / f"{uid}.json"
 
 
@@ -71,7 +71,7 @@ def _read(path: Path) -> Record:
         raise ValueError(f"longer than {_TEXT_BYTES_MAX} bytes")
     record = msgspec.json.decode(text, type=Record)
     if not re.fullmatch(publication.UID_PATTERN, record.pod.uid):
-        raise ValueError("contains no uid of a pod")
+        raise ValueError("contains no valid pod uid")
     if path.name != f"{record.pod.uid}.json":
-        raise ValueError(f"contains the pod {record.pod.uid}")
+        raise ValueError(f"contains the record of pod {record.pod.uid}")
     return record

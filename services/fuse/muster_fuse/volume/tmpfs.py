@@ -1,15 +1,16 @@
-"""Adapter: mounts: the file system of a pod's volume, and where the kubelet wants to have it.
+"""Adapter: mounts: makes the file system of a pod's volume, and attaches it for the kubelet.
 
-A pod's file system is a tmpfs of its own with the helper, the pod's socket and `dev-fuse`, the
-stub for /dev/fuse. It is read-only itself, not only where it is attached: container runtimes clear
-a mount's read-only flag if a pod does not ask for it (opencontainers/runc#3967, since 1.2;
+Each pod has its own tmpfs with the helper, the pod's socket and `dev-fuse`, the stub for /dev/fuse.
+The file system itself is read-only, not only its mounts: container runtimes clear a mount's
+read-only flag if a pod does not ask for it (opencontainers/runc#3967, since 1.2;
 containers/crun#2247), and root in a container could then replace the helper and the socket.
 
 The stub is a FIFO, because it must open for reading and writing, which a regular file on a
-read-only file system does not. Whoever tries to mount with it gets EPERM, and calls the helper.
+read-only file system does not. A program that tries to mount with it gets EPERM, and then calls the
+helper.
 
-No path leads through a pod's directories: all of them belong to the kubelet or to us. A mount point
-is never looked up (stat) where something may hang on it.
+No path leads through a pod's directories: all paths belong to the kubelet or to us. A mount point
+that may hang is never looked up (stat).
 """
 
 import contextlib
@@ -27,17 +28,17 @@ STUB: Final = "dev-fuse"
 _ALWAYS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _OPTIONS: Final = "size=1m,nr_inodes=16,mode=0755"
 _LAYERS_MAX: Final = 64
-"""How many mounts are removed from one directory at most."""
+"""The most mounts that are removed from one directory."""
 _MOUNTINFO: Final = Path("/proc/thread-self/mountinfo")
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 
 def make(directory: Path, helper: Path) -> None:
-    """Mount a pod's file system at a directory, unless it is there. Raises OSError."""
+    """Mount a pod's file system at a directory, unless it is already there. Raises OSError."""
     if mounted_at(directory):
         if (directory / STUB).exists():
             return
-        # the broker was killed before it had made all of it
+        # the broker was killed before the file system was complete
         remove(directory)
     directory.mkdir(parents=True, exist_ok=True)
     _mount("muster-fuse", directory, "tmpfs", _ALWAYS, _OPTIONS)
@@ -53,16 +54,16 @@ def make(directory: Path, helper: Path) -> None:
 
 
 def set_read_only(directory: Path, *, read_only: bool) -> None:
-    """Let a new socket be made in a pod's file system, or nothing more. Raises OSError.
+    """Make a pod's file system read-only, or writable for a new socket. Raises OSError.
 
-    While it is writable, root in the pod may write to it, too: nothing in it is to be trusted.
+    While it is writable, root in the pod may write to it too, so nothing in it can be trusted.
     """
     flags = syscalls.MS_REMOUNT | _ALWAYS | (syscalls.MS_RDONLY if read_only else 0)
     _mount("none", directory, "", flags)
 
 
 def attach(directory: Path, target: Path) -> None:
-    """Mount a pod's file system at the kubelet's directory too, in place of anything there.
+    """Mount a pod's file system at the kubelet's directory too, replacing anything there.
 
     Raises OSError.
     """
@@ -75,9 +76,9 @@ def attach(directory: Path, target: Path) -> None:
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory and whatever is mounted at it, hung or busy; nothing if it is gone.
+    """Remove a directory, and whatever is mounted there even if it is hung or busy.
 
-    Raises OSError.
+    Does nothing if the directory is gone. Raises OSError.
     """
     for _ in range(_LAYERS_MAX):
         try:

@@ -1,7 +1,7 @@
 """Adapter: the volumes of the node's pods: their mounts, sockets and records, kept in step.
 
-A record is written before anything of a volume exists and removed after all of it is gone, so that
-a broker that is killed in between can clean up. Every step may be repeated.
+A record is written before any part of a volume exists and removed after every part is gone, so that
+a broker that was killed in between can clean up. Every step may be repeated.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Volumes:
 
     def __init__(self, root: Path, helper: Path, broker: service.Broker, *, pods_max: int) -> None:
         self.problems: dict[str, str] = {}
-        """Why the socket of a pod is not served, by the pod's uid."""
+        """Why a pod's socket is not served, by the pod's uid."""
         self._pods = root / "pods"
         self._helper = helper
         self._broker = broker
@@ -82,7 +82,7 @@ class Volumes:
             record = self._records.get(uid) or state.Record(pod=wanted.pod, volumes={})
             if uid not in self._records and len(self._records) >= self._pods_max:
                 raise TooManyPods(
-                    f"{len(self._records)} pods of this node have volumes of "
+                    f"{len(self._records)} pods on this node have volumes of "
                     f"{publication.DRIVER}; the settings allow no more"
                 )
             if record.volumes.get(volume.volume_id) != volume.target:
@@ -95,9 +95,9 @@ class Volumes:
             await self._run(lambda: tmpfs.attach(directory, Path(volume.target)))
 
     async def unpublish(self, volume: publication.Volume) -> None:
-        """Remove a volume, and with its last one everything of a pod. Raises OSError, TimeoutError.
+        """Remove a volume; with a pod's last volume, also remove its socket, mounts and record.
 
-        It succeeds without a record, too.
+        Succeeds even without a record. Raises OSError, TimeoutError.
         """
         uid = volume.pod_uid
         async with self._lock:
@@ -155,10 +155,12 @@ class Volumes:
         before = self.problems.pop(uid, "")
         if problem:
             self.problems[uid] = problem
-        if problem != before:
-            logs.logger().warning(
-                "pod_unserved" if problem else "pod_served", pod=uid, problem=problem
-            )
+        if problem == before:
+            return
+        if problem:
+            logs.logger().warning("pod_volume_failed", pod=uid, problem=problem)
+        else:
+            logs.logger().info("pod_volume_recovered", pod=uid)
 
     async def _run(self, call: Callable[[], Result]) -> Result:
         return await self._serial.run(call, timeout_s=_STEP_S)

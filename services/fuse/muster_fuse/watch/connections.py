@@ -1,7 +1,7 @@
-"""Adapter: fusectl, where the kernel shows its FUSE connections and ends them.
+"""Adapter: fusectl, where the kernel shows its FUSE connections and lets us end them.
 
 It is reached through a mount that is attached nowhere, so that no mount table changes. All mounts
-of fusectl are the same file system: inodes are those that others see, as long as one exists.
+of fusectl are the same file system: as long as one exists, everybody sees the same inodes.
 """
 
 import os
@@ -15,7 +15,7 @@ _NUMBER_BYTES_MAX: Final = 32
 
 
 class Identity(NamedTuple):
-    """What tells a connection from another that had its number before."""
+    """What distinguishes a connection from an earlier one with the same number."""
 
     inode: int
     created_ns: int
@@ -32,17 +32,17 @@ class Connections:
         self._opening = threading.Lock()
 
     def open(self) -> None:
-        """Make the mount: inodes do not change while it exists."""
+        """Mount fusectl: inodes do not change while it is mounted."""
         self._root()
 
     def close(self) -> None:
-        """Give up the mount; the next call makes another."""
+        """Close the mount; the next call makes another."""
         if self._mount >= 0:
             os.close(self._mount)
         self._mount = -1
 
     def identity(self, number: int) -> Identity | None:
-        """Return the identity of a connection, or None if there is none of that number."""
+        """Return the identity of a connection, or None if no connection has that number."""
         try:
             status = os.stat(str(number), dir_fd=self._root())
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class Connections:
         return Identity(status.st_ino, status.st_ctime_ns)
 
     def waiting(self, mount: mounts.Mount) -> int | None:
-        """Return how many requests of a mount wait for its daemon; None if it is unmounted."""
+        """Return how many requests wait for a mount's daemon; None if it is unmounted."""
         directory = self._open(mount)
         if directory is None:
             return None
@@ -84,7 +84,7 @@ class Connections:
         return True
 
     def _root(self) -> int:
-        """Return the root of fusectl, through a mount that is made by the first call."""
+        """Return the root of fusectl, through a mount that the first call makes."""
         with self._opening:
             if self._mount < 0:
                 self._mount = syscalls.open_connections()

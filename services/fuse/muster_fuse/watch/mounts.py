@@ -1,20 +1,21 @@
-"""Pure: the condition of each mount, from what the kernel shows without touching the mount.
+"""Pure: derives the condition of each mount from what the kernel shows without touching the mount.
 
-A look at a mount shows how many requests wait, whether a process has /dev/fuse open for it, how
+A check of a mount shows how many requests wait, whether a process has /dev/fuse open for it, how
 much processor time such processes have used, and whether a killed process of its pod cannot end.
 
 | the mount                                                          | condition             |
 |--------------------------------------------------------------------|-----------------------|
 | its connection is gone, or its number has been reused              | none: it is forgotten |
-| in two looks in a row no process has /dev/fuse open for it         | dead, until held      |
+| in two checks in a row no process has /dev/fuse open for it        | dead, until one has   |
 | requests wait for `hung_s`, never fewer than before, and the       | hung, until fewer     |
 | daemon works for less than a thousandth of that time               | wait or it works      |
-| it is hung, and a process of its pod has been killed for           | lingering, until one  |
-| `lingering_s` and still waits                                      | of both has ended     |
+| it is hung, and for `lingering_s` a killed process of its pod has  | lingering, until      |
+| been unable to end                                                 | either changes        |
 
-The kernel keeps the connection of a daemon that has ended until the file system is unmounted, so a
-connection that is gone means: unmounted, by its user or with its mount namespace. `waiting` alone
-does not tell a hung daemon from one with steady work: both show the same number for long.
+The kernel keeps the connection of a daemon that has ended until the file system is unmounted. So if
+a connection is gone, the file system was unmounted, by its user or with its mount namespace.
+`waiting` alone does not distinguish a hung daemon from a steadily busy one: both may show the same
+number for a long time.
 """
 
 from collections.abc import Mapping
@@ -27,18 +28,18 @@ from muster_fuse import config
 
 Condition = vocabulary.FuseCondition
 TICK_S: Final = 0.01
-"""What the kernel counts processor time in (USER_HZ)."""
+"""The unit in which the kernel counts processor time (USER_HZ)."""
 _WORKING: Final = 0.001
-"""The share of a processor that a daemon uses at least while it answers requests."""
+"""The least share of a processor that a daemon uses while it answers requests."""
 _UNHELD_MAX: Final = 2
-"""A look may fall between a daemon's fork() and the end of its parent."""
+"""Not 1, because a check may fall between a daemon's fork() and the end of its parent."""
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
     """A mount that the broker made in a pod.
 
-    `inode` and `created_ns` are those of the connection's directory: numbers are reused.
-    `mount_point` is where it was when it was made, as text for people. Texts are printable.
+    `inode` and `created_ns` are those of the connection's directory, because numbers are reused.
+    `mount_point` is where the file system was mounted, as text for people. Texts are printable.
     """
 
     pod_uid: str
@@ -52,12 +53,12 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """What names the mount on its node."""
+        """The id of the mount, unique on its node."""
         return f"{self.connection}-{self.inode}"
 
 
 class Look(NamedTuple):
-    """What was seen of a mount that is still connected."""
+    """What a check shows about a mount that is still connected."""
 
     waiting: int
     is_held: bool
@@ -75,7 +76,7 @@ class Change(NamedTuple):
 
 
 class _Watched:
-    """A mount and what recent looks have shown."""
+    """A mount and what recent checks have shown."""
 
     def __init__(self, mount: Mount) -> None:
         self.mount = mount
@@ -96,11 +97,11 @@ class Mounts:
         self._watched: dict[str, _Watched] = {}
 
     def add(self, mount: Mount) -> None:
-        """Begin to watch a mount."""
+        """Start watching a mount."""
         self._watched[mount.id] = _Watched(mount)
 
     def forget(self, mount: Mount) -> None:
-        """End watching a mount, if it is watched."""
+        """Stop watching a mount, if it is watched."""
         self._watched.pop(mount.id, None)
 
     def get(self, id_: str) -> Mount | None:
@@ -122,9 +123,9 @@ class Mounts:
         return tuple(sorted(watched.conditions)) if watched else ()
 
     def look(self, looks: Mapping[str, Look | None], *, now: float) -> list[Change]:
-        """Record what was seen of mounts, by their id; None means that a mount is gone.
+        """Record what a check shows about mounts, by id; return which conditions have changed.
 
-        Mounts that were not looked at stay as they are.
+        None means that a mount is gone. Mounts that were not checked stay as they are.
         """
         changes = []
         for id_, look in looks.items():
@@ -161,7 +162,7 @@ class Mounts:
         return held
 
     def _measure(self, watched: _Watched, look: Look, now: float) -> None:
-        """Set whether the daemon hangs, at the end of each `hung_s` without visible progress."""
+        """Decide whether the daemon hangs, after each `hung_s` without visible progress."""
         is_fewer = look.waiting < watched.waiting
         watched.waiting = look.waiting
         if look.waiting == 0 or is_fewer:
@@ -172,6 +173,6 @@ class Mounts:
             if stuck_s < self._limits.hung_s:
                 return
             worked_s = (look.worked_ticks - watched.stuck_ticks) * TICK_S
-            # less than nothing: another process serves it now
+            # negative: another process serves the mount now
             watched.is_hung = 0 <= worked_s < _WORKING * stuck_s
         watched.stuck_since, watched.stuck_ticks = now, look.worked_ticks

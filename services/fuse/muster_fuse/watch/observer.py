@@ -1,7 +1,7 @@
-"""Adapter: looks at mounts: at their connections, and at the processes that serve them.
+"""Adapter: checks mounts: their connections, and the processes that serve them.
 
-Looking at all processes takes long, so those that serve a mount are remembered, and searched for
-again if they no longer do, and from time to time while requests wait.
+It takes long to check all processes, so those that serve a mount are remembered. They are searched
+for again if they no longer serve it, and from time to time while requests wait.
 """
 
 from collections.abc import Collection, Iterable
@@ -11,24 +11,24 @@ from typing import Final
 from muster_fuse.watch import connections, mounts, processes
 
 _LOOKS_MAX: Final = 6
-"""How often the remembered processes are looked at while requests wait, before a new search."""
+"""How many times remembered processes are checked while requests wait, before a new search."""
 _HOLDERS_MAX: Final = 64
-"""How many processes of a mount are remembered."""
+"""How many processes are remembered for a mount."""
 
 
 @dataclass(slots=True)
 class _Served:
-    """The processes that serve a mount, and how often these have been looked at."""
+    """The processes that serve a mount, and how often they have been checked."""
 
     holders: list[processes.Holder] = field(default_factory=list)
     looks: int = 0
 
 
 class Observer:
-    """Looks at mounts. Its calls block for as long as it takes to read /proc."""
+    """Checks mounts. Its calls block for as long as it takes to read /proc."""
 
-    def __init__(self, known: connections.Connections) -> None:
-        self._connections = known
+    def __init__(self, fuse_connections: connections.Connections) -> None:
+        self._connections = fuse_connections
         self._served: dict[str, _Served] = {}
 
     def look(
@@ -38,10 +38,10 @@ class Observer:
         dead: Collection[str] = (),
         hung: Collection[str] = (),
     ) -> dict[str, mounts.Look | None]:
-        """Return what is seen of each mount by its id; None if it is gone.
+        """Return what a check shows about each mount, by its id; None if it is gone.
 
-        Mounts that are known to be `dead` start no search, those that are `hung` start one for
-        killed processes.
+        Mounts that are `dead` already do not start a search for processes. Mounts that are `hung`
+        start a search for killed processes.
         """
         waiting = {mount.id: self._connections.waiting(mount) for mount in watched}
         present = [mount for mount in watched if waiting[mount.id] is not None]
@@ -66,7 +66,7 @@ class Observer:
         return served.looks > _LOOKS_MAX or not _worked(served.holders)
 
     def _search(self, present: Collection[mounts.Mount], dead: Collection[str]) -> None:
-        """Search in the pods of the mounts, then everywhere: a daemon may pass the device on."""
+        """Search the mounts' pods, then everywhere: a daemon may have passed the device on."""
         pods = {mount.pod_uid for mount in present}
         for everywhere in (False, True):
             holders = list(processes.holders(pods, everywhere=everywhere))

@@ -1,10 +1,10 @@
 """Adapter: /proc: which processes serve FUSE connections, and which have been killed.
 
-Since Linux 6.16 the kernel says which connection an open /dev/fuse belongs to. Before, every
-process of a pod that has it open counts as serving all mounts of its pod.
+Since Linux 6.16 the kernel says which connection an open /dev/fuse belongs to. On older kernels,
+every process of a pod that has it open counts as serving all mounts of its pod.
 
-A pod may have millions of descriptors, threads and mounts. Only a limited number of each is looked
-at: a pod that hides something behind more of them hides only the state of its own mounts.
+A pod may have millions of descriptors, threads and mounts. Only a limited number of each is read: a
+pod that exceeds the limit hides only the state of its own mounts.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from muster_fuse.request import caller
 _PROC: Final = Path("/proc")
 _TEXT_BYTES_MAX: Final = 65_536
 _DEVICE: Final = "fuse"
-"""Its name; what leads there depends on the mount namespace that it was opened in."""
+"""The device's file name; its path depends on the mount namespace that it was opened in."""
 _CONNECTION: Final = re.compile(r"^fuse_connection:\s*([0-9]+)$", re.MULTILINE | re.ASCII)
 _ENTRIES_MAX: Final = 4096
-"""How many descriptors or threads of a process are looked at."""
+"""How many descriptors or threads of a process are read."""
 _POD_ENTRIES_MAX: Final = 65_536
-"""How many of a pod are looked at, or of a process that is in no pod."""
+"""How many are read for a pod, or for a process that is in no pod."""
 _MOUNTINFO_BYTES_MAX: Final = 1 << 25
-"""How much is read of the mount tables of a pod, in which each mount namespace counts once."""
+"""How many bytes of a pod's mount tables are read; each mount namespace is read once."""
 _SIGKILL: Final = 1 << 8
 _PENDING: Final = ("SigPnd:", "ShdPnd:")
 _UTIME: Final = 11
@@ -39,7 +39,7 @@ _STARTED: Final = 19
 class Holder(NamedTuple):
     """A process that has /dev/fuse open, and for which connection, if the kernel says so.
 
-    `pod_uid` is None if it is in none of the pods that were asked for.
+    `pod_uid` is None if the process is in none of the pods that were searched for.
     """
 
     pid: int
@@ -50,7 +50,7 @@ class Holder(NamedTuple):
 
 
 def worked_ticks(holder: Holder) -> int | None:
-    """Return the processor time of a holder; None if it does not hold the device any more."""
+    """Return the processor time of a holder; None if it no longer holds the device."""
     process = _PROC / str(holder.pid)
     try:
         fields = _stat(process)
@@ -63,9 +63,9 @@ def worked_ticks(holder: Holder) -> int | None:
 
 
 def holders(pods: Collection[str], *, everywhere: bool) -> Iterator[Holder]:
-    """Yield the processes of these pods that have /dev/fuse open, or all such processes.
+    """Yield the processes of these pods, or of all, that have /dev/fuse open.
 
-    Each is named once for each connection.
+    A process is yielded once for each connection.
     """
     entries = _Entries()
     for process in _processes():
@@ -89,7 +89,7 @@ def holders(pods: Collection[str], *, everywhere: bool) -> Iterator[Holder]:
 
 
 def killed(pods: Collection[str]) -> set[str]:
-    """Return those of these pods that have a process that was killed and cannot end."""
+    """Return which of these pods have a process that was killed and cannot end."""
     stuck = set()
     entries = _Entries()
     for process in _processes() if pods else ():
@@ -105,7 +105,7 @@ class Seen(NamedTuple):
 
     mounted: dict[int, caller.MountLine]
     served: set[int]
-    """Those that a process of the pod serves, if the kernel says so."""
+    """The connections that a process of the pod serves, if the kernel says so."""
 
 
 def seen_by(pod_uid: str) -> Seen:
@@ -130,7 +130,7 @@ def seen_by(pod_uid: str) -> Seen:
 
 
 class _Entries:
-    """Names of entries in directories of processes, up to a limit for each pod."""
+    """Lists the entries of processes' directories, up to a limit for each pod."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
@@ -171,9 +171,9 @@ def _processes() -> list[Path]:
 
 
 def _connections(process: Path, descriptor: str) -> list[int | None]:
-    """Return the connection that a descriptor serves in a list, which is empty if it serves none.
+    """Return a list with the connection that a descriptor serves, empty if it serves none.
 
-    Nearly all descriptors are of other files, which their links show without a further read.
+    Nearly all descriptors are other files, which their links show without a further read.
     """
     with contextlib.suppress(OSError, ValueError):
         if os.readlink(f"{process}/fd/{descriptor}").endswith(_DEVICE):  # noqa: PTH115  # many
@@ -184,7 +184,7 @@ def _connections(process: Path, descriptor: str) -> list[int | None]:
 def _held(process: Path, descriptor: str) -> int | None:
     """Return the connection that a descriptor serves. Raises ValueError if it is another file.
 
-    No path is followed: a file of a pod may lie on a file system that hangs.
+    No path is followed: a pod's file may be on a file system that hangs.
     """
     if (process / "fd" / descriptor).readlink().name != _DEVICE:
         raise ValueError("not the device")
@@ -193,7 +193,7 @@ def _held(process: Path, descriptor: str) -> int | None:
 
 
 def _is_killed(thread: Path) -> bool:
-    """Whether a thread has a pending SIGKILL."""
+    """Return whether a thread has a pending SIGKILL."""
     return any(
         line.startswith(_PENDING) and int(line.split()[1], 16) & _SIGKILL
         for line in _text(thread / "status").split("\n")

@@ -1,7 +1,7 @@
-"""Adapter: files that keep which mounts the broker has made, for its next start.
+"""Adapter: files that record which mounts the broker has made, for when it restarts.
 
-There is one file for each pod. A connection's directory has another inode after fusectl was mounted
-nowhere for a while; then a mount is recognised by what the processes of its pod see mounted.
+There is one file for each pod. If fusectl was not mounted anywhere for a while, a connection's
+directory has a new inode; then a mount is recognised by what its pod's processes see mounted.
 """
 
 import re
@@ -23,15 +23,15 @@ _USER: Final = "user_id="
 class Records:
     """The records in a directory. Its calls block."""
 
-    def __init__(self, directory: Path, known: connections.Connections) -> None:
+    def __init__(self, directory: Path, fuse_connections: connections.Connections) -> None:
         self._directory = directory
-        self._connections = known
+        self._connections = fuse_connections
 
     def load(self, pod_uid: str) -> list[mounts.Mount]:
-        """Return the mounts that a pod had, and still has. Raises OSError or msgspec.MsgspecError.
+        """Return the recorded mounts that a pod still has. Raises OSError, msgspec.MsgspecError.
 
-        What its processes serve and see mounted counts as well: the broker may have ended before
-        it wrote that down.
+        Mounts that its processes both serve and see are included: the broker may have ended before
+        it recorded them.
         """
         seen = processes.seen_by(pod_uid)
         present: dict[int, mounts.Mount] = {}
@@ -47,7 +47,7 @@ class Records:
         return list(present.values())
 
     def save(self, pod_uid: str, made: Collection[mounts.Mount]) -> None:
-        """Write the mounts of a pod; no file is left if there are none. Raises OSError."""
+        """Write the mounts of a pod; remove the file if there are none. Raises OSError."""
         path = self._path(pod_uid)
         if not made:
             path.unlink(missing_ok=True)
