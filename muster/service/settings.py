@@ -23,7 +23,7 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 _FILE_BYTES_MAX = 1024 * 1024
 _INHERITED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-_NO_CONFIGURATION: Final = "these manifests contain no configuration of muster"
+_NO_CONFIGURATION: Final = "these manifests contain no configuration for muster"
 UNREADABLE: Final = (
     yaml.YAMLError,
     ValueError,

@@ -142,7 +142,7 @@ def _section(
             values[field.name] = converted
     for name, field in fields.items():
         if field.required and name not in tree:
-            problems.append(Problem(_below(path, name), "required, and missing"))
+            problems.append(Problem(_below(path, name), "required but missing"))
             invalid.add(field.name)
     if len(problems) == before:
         try:

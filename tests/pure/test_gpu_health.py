@@ -570,7 +570,7 @@ def test_with_all_checks_disabled_nothing_is_taken_and_everything_still_reported
     assert story.xid(95) == []
     assert story.see(LOST) == ["+degraded gpu-lost"]
     assert story.changes[-1].policy == (
-        "DP_DISABLE_HEALTHCHECKS=all spares polled/gpu-lost: unhealthy (NVML error GPU_IS_LOST)"
+        "DP_DISABLE_HEALTHCHECKS=all overrides polled/gpu-lost: unhealthy (NVML error GPU_IS_LOST)"
     )
     assert story.polls(FINE, 6) == ["6: -degraded gpu-lost"]
 

@@ -356,7 +356,7 @@ SHARINGS: list[tuple[str, dict[str, Any], dict[str, list[str]], list[str]]] = [
         "more than there are",
         sharing({"name": USUAL, "replicas": 2, "devices": 5}),
         {USUAL: [f"{n}::{i}" for n in range(4) for i in range(2)]},
-        ["sharing.resources[0].devices: 5 of nvidia.com/gpu are to be shared, 4 can be"],
+        ["sharing.resources[0].devices: 5 of nvidia.com/gpu are to be shared, but only 4 can be"],
     ),
     (
         "what is not there",
@@ -385,7 +385,7 @@ SHARINGS: list[tuple[str, dict[str, Any], dict[str, list[str]], list[str]]] = [
         "a resource that is not here",
         sharing({"name": "nvidia.com/mig-1g.5gb", "replicas": 2, "rename": "a.b/s"}),
         {USUAL: ["0", "1", "2", "3"]},
-        ["sharing.resources[0]: there is no nvidia.com/mig-1g.5gb here"],
+        ["sharing.resources[0]: there is no nvidia.com/mig-1g.5gb on this node"],
     ),
 ]
 

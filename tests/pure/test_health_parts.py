@@ -217,13 +217,13 @@ def test_a_resolved_alert_says_what_was_wrong_and_not_what_was_true_last() -> No
     firing = alert_of(faults)
     assert "; now: xid-79 is over" in firing.summary
 
-    faults.apply(changed("g0", Health.HEALTHY, "gpu-lost is over: no longer so in 3 polls"))
+    faults.apply(changed("g0", Health.HEALTHY, "gpu-lost is over: not seen in 3 polls"))
     resolved = firing.resolved(AT, device_alerts.ended(faults, firing.key))
     assert resolved.summary == (
         f"{GPU} g0 on a is unhealthy: XID 79: it has fallen off the bus (xid-79)"
     )
     assert [each.observed for each in resolved.evidence] == [
-        "gpu-lost is over: no longer so in 3 polls (xid-79)"
+        "gpu-lost is over: not seen in 3 polls (xid-79)"
     ]
 
 

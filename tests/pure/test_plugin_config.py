@@ -68,7 +68,7 @@ def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None
         ),
         "simulated_gpus.count: expected a whole number of at least 1, found 0",
         (
-            "resources[3].groups[0].devices[0]: a.example/d would count nodes of "
+            "resources[3].groups[0].devices[0]: a.example/d would also advertise nodes of "
             "a.example/c (resources[2].groups[0].devices[0]); exclude them there, or write "
             "shared: true on one of the two"
         ),

@@ -243,7 +243,7 @@ def group(groups: str, more: str = "") -> str:
         ("apiVersion: muster.dev/v1", "resources: give resources, gpus or both"),
         (
             "resources: [{name: a.example/b, groups: [{devices: [{path: /dev/a}]}]}]",
-            "apiVersion: required, and missing",
+            "apiVersion: required but missing",
         ),
         (
             group("{devices: [{path: /dev/a}, {path: /dev/b, mountPath: /dev/a}]}"),

@@ -95,7 +95,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         {"resources": [{"name": "gpu"}, {"name": "a.example/_", "mig": "mig-1g.5gb"}]},
         [
             "gpus.resources[0].name: 'gpu' has no domain; write it as nvidia.com/gpu",
-            "gpus.resources[0]: give either product (of GPUs) or mig (a profile)",
+            "gpus.resources[0]: give either product (for GPUs) or mig (a profile)",
             (
                 "gpus.resources[1].name: '_' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and "
                 "end with a letter or digit"

@@ -354,10 +354,10 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
             "flags: {nvidiaDriverRoot: run/nvidia}",
             "gpus: driverRoot: 'run/nvidia' is not an absolute path - at `gpus.given`",
         ),
-        ("resources: {gpus: [{name: gpu}]}", "resources.gpus[0].pattern: required, and missing"),
+        ("resources: {gpus: [{name: gpu}]}", "resources.gpus[0].pattern: required but missing"),
         (
             "sharing: {timeSlicing: {resources: [{replicas: 2}]}}",
-            "sharing.timeSlicing.resources[0].name: required, and missing",
+            "sharing.timeSlicing.resources[0].name: required but missing",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_what_smarter_does_silently_is_reported() -> None:
         ),
         "[2].nummaxdevice: smarter ignores this key; did you mean nummaxdevices?",
         "[2]: devicematch '^kvm$' is listed twice; the later one is kept, as the kubelet does",
-        "[3]: '^rtc$' has nummaxdevices 0, and so no device; left out",
+        "[3]: '^rtc$' has nummaxdevices 0, so no device; left out",
     ]
 
 
@@ -377,7 +377,7 @@ def test_what_generic_does_silently_is_reported() -> None:
         "device[0].group: generic ignores this key; did you mean groups?",
         "device[0].groups[0].paths[0].mountpath: generic ignores this key; did you mean mountPath?",
         ("device[0].groups[0].paths[0].readOnly: generic ignores it for a Device; left out"),
-        "device[0].groups[1]: the same as an earlier group, and so has the same ids; left out",
+        "device[0].groups[1]: the same as an earlier group, with the same ids; left out",
         "device[0].groups[2]: has neither paths nor usb; left out",
         "device[1]: has no group with a device; left out",
     ]
@@ -422,7 +422,7 @@ def test_every_problem_of_a_file_of_generic_is_reported_at_once() -> None:
         (b"\xff", "FILE: not YAML: 'utf-8' codec can't decode"),
         (
             "{kind: Pod, apiVersion: v1, spec: 1}",
-            "FILE: these manifests contain no configuration of smarter",
+            "FILE: these manifests contain no configuration for smarter",
         ),
         (
             "{kind: ConfigMap, apiVersion: v1, data: {a: '[]', b: '[]'}}",

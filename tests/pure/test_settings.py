@@ -111,9 +111,9 @@ def test_every_problem_is_named_at_once_with_path_value_and_the_nearest_name(
         "FILE: lane.devices[1].replicas: expected a whole number of at least 1, found 0",
         "FILE: lane.devices[1].zzz: unknown key (value 1); known keys: path, replicas",
         "FILE: lane.devices[2]: expected a mapping of keys, found 7",
-        "FILE: devices[0].path: required, and missing",
+        "FILE: devices[0].path: required but missing",
         "FILE: modes[1]: expected fast or slow, found 'quick'",
-        "FILE: node: required, and missing",
+        "FILE: node: required but missing",
     ]
 
 
@@ -396,7 +396,7 @@ def test_the_file_may_be_the_configmap_that_holds_it(tmp_path: Path) -> None:
         "FILE: several configurations: other.yaml, a.yaml; give one file"
     ]
     assert problems(tmp_path, service) == [
-        "FILE: these manifests contain no configuration of muster"
+        "FILE: these manifests contain no configuration for muster"
     ]
 
 

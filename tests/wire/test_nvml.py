@@ -276,6 +276,6 @@ def test_without_a_library_it_is_reported_what_was_tried_and_the_binding_is_not_
     text.write_text("no library")
     expected = begun(str(text), "/")
     assert expected.startswith(f"no_library {text}: ")
-    assert expected.endswith("gpus.library names it, so nothing else was tried False")
+    assert expected.endswith("gpus.library sets this path, so no other was tried False")
     missing = str(tmp_path / "missing.so")
     assert "cannot open shared object file" in begun(missing, "/")

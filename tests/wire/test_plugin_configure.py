@@ -122,7 +122,7 @@ NODES = f"nodes: [{{match: edge-*, resources: [{{name: a.b/fuse, groups: [{DEVIC
     ("text", "arguments", "summary"),
     [
         (FUSE % DEVICES, [], "1 resource"),
-        (NODES, [], "nothing on every node; more on some: --node and --label show which"),
+        (NODES, [], "nothing on every node, and more on some: --node and --label show them"),
         (NODES, ["--node", "a"], "nothing on a"),
         (NODES, ["--node", "edge-1"], "1 resource on edge-1"),
         ("gpus: {}", [], "GPUs"),
@@ -163,7 +163,7 @@ def test_the_devices_of_this_machine_that_the_rules_match_are_shown(
         0,
         (
             "RESOURCE    DEVICE             GIVES\n"
-            "a.b/absent  -                  nothing is there\n"
+            "a.b/absent  -                  no device\n"
             "a.b/null    null-0 and 2 more  /dev/null\n"
         ),
         "",
@@ -195,7 +195,7 @@ def test_the_gpus_that_the_rules_match_are_shown_or_why_there_are_none(
     file.write_text("gpus: {library: /nowhere/libnvidia-ml.so.1}")
     # in a process of its own: a library that was loaded stays
     code, printed, errors = run("show", str(file), "--matches")
-    assert (code, printed.splitlines()[1:]) == (0, ["nvidia.com/gpu  -       nothing is there"])
+    assert (code, printed.splitlines()[1:]) == (0, ["nvidia.com/gpu  -       no device"])
     assert errors.startswith("muster config: no GPU can be used: no_library: ")
 
 

@@ -116,7 +116,7 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
             entry = await process.said("configuration_rejected")
             assert entry["problems"] == [
                 f"{file}: resources[0].group: unknown key (value []); did you mean groups?",
-                f"{file}: resources[0].groups: required, and missing",
+                f"{file}: resources[0].groups: required but missing",
                 f"{file}: resources[0].name: 'one' has no domain; write it as example.com/one",
             ]
             mounted(root, written(one=2))

@@ -102,7 +102,9 @@ class Collector(registry.Collector):
     def _allocations(self) -> Iterator[core.Metric]:
         counters = {name: plugin.counters for name, plugin in self._node.resource_plugins.items()}
         seconds = core.SummaryMetricFamily(
-            "muster_plugin_allocation_seconds", "Answering Allocate.", labels=["resource"]
+            "muster_plugin_allocation_seconds",
+            "Time to answer Allocate calls.",
+            labels=["resource"],
         )
         for resource, counter in counters.items():
             seconds.add_metric([resource], counter.allocations, counter.allocation_seconds)
@@ -117,12 +119,12 @@ class Collector(registry.Collector):
     def _process(self, now: float) -> Iterator[core.Metric]:
         yield _gauge(
             "muster_plugin_heartbeat_age_seconds",
-            "Since the last heartbeat.",
+            "Time since the last heartbeat.",
             samples=[([], self._heartbeat_age_s())],
         )
         yield _gauge(
             "muster_plugin_checker_age_seconds",
-            "Since each kind of check was last done.",
+            "Time since each kind of check last succeeded.",
             ["checker"],
             (([checker], now - at) for checker, at in self._node.checked_at.items()),
         )

@@ -59,9 +59,9 @@ _Domain = Annotated[str | None, Parameter(help="The domain of generic-device-plu
 class Options:
     """The options that `validate` and `show` share."""
 
-    format: Annotated[config_settings.Format, Parameter(help="The plugin it is written for.")] = (
-        config_settings.Format.MUSTER
-    )
+    format: Annotated[
+        config_settings.Format, Parameter(help="The plugin that the file is for.")
+    ] = config_settings.Format.MUSTER
     domain: _Domain = None
     node: Annotated[str, Parameter(show_default=False, help="The node's name.")] = ""
     label: Annotated[
@@ -72,7 +72,9 @@ class Options:
     ] = ()
     kubelet_directory: Annotated[
         str,
-        Parameter(show_default=False, help="Where the sockets will be, if not as the file says."),
+        Parameter(
+            show_default=False, help="The kubelet's socket directory, instead of the file's."
+        ),
     ] = ""
 
 
@@ -109,7 +111,7 @@ def validate(file: _File, /, options: Options = _DEFAULTS) -> None:
         output.warn("config", f"{file}: warning: {warning}")
     summary = _counted(on_node)
     if configuration.nodes and not (options.node or options.label):
-        summary += " on every node; more on some: --node and --label show which"
+        summary += " on every node, and more on some: --node and --label show them"
     elif options.node:
         summary += f" on {options.node}"
     output.show(f"{file}: can be used; {summary}")
@@ -163,7 +165,7 @@ def import_file(
     *,
     peer: Annotated[
         Literal["smarter", "generic", "nvidia"],
-        Parameter(name="--from", help="The plugin it is written for."),
+        Parameter(name="--from", help="The plugin that the file is for."),
     ],
     domain: _Domain = None,
 ) -> None:
@@ -200,7 +202,7 @@ def _counted(on_node: config_settings.NodeConfiguration) -> str:
 
 
 def _read(file: str, options: Options) -> config_settings.Settings:
-    """Read the configuration file with the options' host directory and node labels."""
+    """Read the configuration file; the options may replace its kubelet directory and labels."""
     configuration = files.read(
         _text(file),
         source=file,
@@ -281,7 +283,7 @@ def _show_matches(
         plan = resource_plan.merged(plan, replicas.plan(scan, on_node.gpus))
     rows = [("RESOURCE", "DEVICE", "GIVES")]
     for planned in plan.resources:
-        rows += [*_rows(planned, present)] or [(planned.name, "-", "nothing is there")]
+        rows += [*_rows(planned, present)] or [(planned.name, "-", "no device")]
     output.show(*output.aligned(rows))
     for problem in plan.problems:
         output.warn("config", problem)

@@ -19,7 +19,7 @@ _KEYS: Final = {
     config_settings.Format.GENERIC: {"devices", "device"},
     config_settings.Format.NVIDIA: {"version", "flags", "sharing"},
 }
-"""A file of another plugin has at least one of its keys."""
+"""A file for another plugin has at least one of that plugin's keys."""
 
 
 def read(
@@ -104,7 +104,7 @@ def _only_document(
     """Return the only configuration in the manifests."""
     documents = _files(manifest, written_for, source)
     if not documents:
-        problem = f"these manifests contain no configuration of {written_for}"
+        problem = f"these manifests contain no configuration for {written_for}"
         raise settings.BadSettings([f"{source}: {problem}"])
     if len(documents) > 1:
         files = ", ".join(name for name, _ in documents)

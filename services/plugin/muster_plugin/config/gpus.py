@@ -3,7 +3,7 @@
 It has every setting of NVIDIA's device plugin; `importers.nvidia` translates them. A selector
 (`model.gpu`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both,
 "GPU-..." and "MIG-..." by uuid, and where a pattern is allowed, `*` matches anything in a product's
-name. In a file the keys are written `migStrategy`; a unit at the end, as in `poll_s`, stays.
+name. In a file, keys are in camel case (`migStrategy`), except for a unit (`poll_s`).
 """
 
 import enum
@@ -96,7 +96,7 @@ class Preset(enum.StrEnum):
 
 
 class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """The resource name of GPUs by their product, or of MIG devices by their profile.
+    """The resource name for GPUs of a product, or for MIG devices of a profile.
 
     The first match counts; a device without a match keeps its default name.
     """
@@ -109,7 +109,7 @@ class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
         """Yield the problems; each begins with its key."""
         yield from _name_problems("name", self.name)
         if bool(self.product) == bool(self.mig):
-            yield "give either product (of GPUs) or mig (a profile)"
+            yield "give either product (for GPUs) or mig (a profile)"
         if self.mig and not _PROFILE.fullmatch(self.mig):
             yield (
                 f"mig: {errors.quoted(self.mig)} is not a profile; "
@@ -199,7 +199,7 @@ class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class ContainerOptions(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """The settings of what containers get with GPUs. An empty `dev_root` is the driver root."""
+    """What containers get with their GPUs. An empty `dev_root` means the driver root."""
 
     device_list: Annotated[tuple[DeviceList, ...], msgspec.Meta(min_length=1)] = (
         DeviceList.ENVVAR,

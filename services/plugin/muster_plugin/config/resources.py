@@ -86,9 +86,9 @@ class Entry(
 ):
     """Device nodes or mounts chosen by one selector, and how a container gets them.
 
-    `limit` is how often one match may be used beside the longer lists of its group. An `optional`
-    entry may have no match. A `shared` entry, such as a control node, may also belong to another
-    resource.
+    `limit` is how often one match may be used if other entries of its group have more matches. An
+    `optional` entry may have no match. A `shared` entry, such as a control node, may also belong to
+    another resource.
     """
 
     path: Glob = ""
@@ -219,7 +219,7 @@ class Resource(
 
     `env` names the variable with the container's device ids; empty means that there is no variable.
     The default contains the resource's name, so that two resources in one container do not collide.
-    A device that vanishes is Unhealthy for `grace_s` and then leaves the list.
+    A device that disappears is Unhealthy for `grace_s` and is then removed from the list.
     """
 
     name: vocabulary.Name

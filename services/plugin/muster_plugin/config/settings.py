@@ -1,7 +1,7 @@
 """Pure: the settings of the plugin: which devices to advertise, and where kubelet and bus are.
 
 The devices are in schema v1 (`Document`): for every node, with overrides for some nodes. The other
-keys of the file concern the process; a change of those needs a restart.
+keys of the file concern the process; changing those requires a restart.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def _repeated(resources: Resources, gpus: config_gpus.Gpus | None) -> Iterator[s
 def _overlaps(resources: Resources) -> Iterator[str]:
     for narrow, wide in overlaps(claims(resources)):
         yield (
-            f"{narrow.key}: {narrow.resource} would count nodes of {wide.resource} ({wide.key}); "
-            "exclude them there, or write shared: true on one of the two"
+            f"{narrow.key}: {narrow.resource} would also advertise nodes of {wide.resource} "
+            f"({wide.key}); exclude them there, or write shared: true on one of the two"
         )
 
 

@@ -23,14 +23,14 @@ _ELSEWHERE_TIMEOUT_S: Final = 2.0
 _PATHS_TIMEOUT_S: Final = 0.7
 """Each Allocate checks paths twice and scans once in between: 2 s at most."""
 _RETRY_S: Final = 1.0
-"""The delay after a scan that was not done in time."""
+"""The delay after a scan that did not finish in time."""
 _LISTED_MAX: Final = 3
 _FEW_NODES: Final = 200
 """Planning so few nodes takes less time than starting a thread."""
 _PERIOD_S: Final = 30.0
 _SETTLE_S: Final = 0.002
 _SHARE: Final = 0.2
-"""The largest part of the time for scans, even if devices come and go all the time."""
+"""The largest share of CPU time for scans, even if devices come and go all the time."""
 
 
 class HostScanner:
@@ -78,7 +78,7 @@ class HostScanner:
         return await self._planning.run(plan, timeout_s=None)
 
     async def scan(self, entries: Sequence[resources.Entry]) -> scan_result.ScanResult:
-        """Return all nodes that these entries may match, and name the scans that hang."""
+        """Return all nodes that these entries may match, and report the scans that hang."""
         dev_entries = [entry for entry in entries if _is_below_dev(entry)]
         others = [entry for entry in entries if not _is_below_dev(entry)]
         dev, elsewhere = await asyncio.gather(

@@ -83,7 +83,7 @@ async def scan_times(
             await asyncio.sleep(rest_until - clock())
             scanned = watched
             changed.clear()
-            # CPU time, because wall-clock time on a busy machine includes the work of others
+            # CPU time, because wall-clock time on a busy machine includes other processes' work
             began = time.process_time()
             yield
             rest_until = clock() + budget.rest_s(time.process_time() - began, clock())

@@ -22,9 +22,9 @@ from muster_plugin.discovery import scan_result
 from muster_plugin.model import advertised, errors
 
 DEVICES_MAX: Final = 10_000
-"""The most ids of one resource: their list has to fit into one message to the kubelet."""
+"""The maximum number of ids per resource: they have to fit into one message to the kubelet."""
 TOTAL_DEVICES_MAX: Final = 50_000
-"""The most ids of all device nodes; with more of them each scan would take seconds."""
+"""The maximum number of ids for all device nodes; with more, each scan would take seconds."""
 
 Row = Mapping[int, tuple[resources.Entry, scan_result.Match]]
 """The match of each entry, by the entry's number."""

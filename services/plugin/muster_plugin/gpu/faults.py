@@ -59,13 +59,13 @@ _ACTIONS: Final = {
     3: (
         "recovery-drain-p2p",
         _DEGRADED,
-        "the driver asks for peer-to-peer work to be drained; other work goes on",
+        "the driver asks for peer-to-peer work to be drained; other work may continue",
     ),
     4: ("recovery-drain-and-reset", _UNHEALTHY, "the driver asks for a drain and a reset"),
     5: (
         "recovery-imex",
         _DEGRADED,
-        "the driver asks for the IMEX domain to be recovered; work within the node goes on",
+        "the driver asks for the IMEX domain to be recovered; work within the node may continue",
     ),
     6: ("recovery-bus-reset", _UNHEALTHY, "the driver asks for a reset of the GPU's bus"),
     7: ("recovery-system-reboot", _UNHEALTHY, "the driver asks for a reboot of the whole system"),
@@ -76,9 +76,9 @@ _READY: Final = frozenset({"completed", "not_supported"})
 FLAP_WINDOW_S: Final = 600.0
 DOUBLINGS_MAX: Final = 5
 QUIET_MAX_S: Final = 3600.0
-"""The longest quiet that is required, unless `cooldown_s` itself is longer."""
+"""The longest quiet time that may be required, unless `cooldown_s` itself is longer."""
 UNPROVEN_FACTOR: Final = 3
-"""How many times as long quiet has to last if it is the only evidence."""
+"""How many times as long the quiet time has to be if it is the only evidence."""
 _REAPPEARED: Final = "it disappeared and came back"
 _COUNTER_RESET: Final = "its error counter was reset"
 
@@ -340,7 +340,7 @@ class ActiveFault:
         if self._good_polls < rules.good:
             return ""
         if self._ends is EndsWhen.DENIED:
-            return f"no longer so in {self._good_polls} polls in a row"
+            return f"not seen in {self._good_polls} polls in a row"
         return self._quiet_reason(now, rules=rules, doublings=doublings)
 
     def _quiet_reason(self, now: float, *, rules: gpus.Health, doublings: int) -> str:

@@ -1,6 +1,6 @@
-"""Pure: the faults of each part of each GPU, from what was observed: a `machine.Machine`.
+"""Pure: determines the faults of each part of each GPU from observations: a `machine.Machine`.
 
-Every fault has a code and holds on its own:
+Every fault has a code and is independent of the others:
 
     observed                          | begins, on the part that it concerns
     ----------------------------------|-------------------------------------------------------------
@@ -15,7 +15,7 @@ Every fault has a code and holds on its own:
     poll: fabric not completed        | Unhealthy  fabric-not-ready
     poll: remap or retirement pending | Degraded   remap-pending, retired-pending
     poll: uncorrected ECC rises       | Degraded   ecc-uncorrected
-    poll: slowed down, some in a row  | Degraded   slowdown
+    polls: slowed down, in a row      | Degraded   slowdown
     poll: an NVLink is down           | Degraded   nvlink-down
     monitoring: a problem             | Unmonitored unwatched, until there is none
     no poll for long                  | Unmonitored unpolled, until there is one
@@ -347,7 +347,7 @@ def _began(
 ) -> gpu.FaultBegan:
     """Return the fault that a signal begins; it is only Degraded if all health checks are off."""
     is_downgraded = is_off and signal.effect is gpu.Effect.UNHEALTHY
-    spared = f"{xid_policy.DISABLE}=all spares {signal.policy}"
+    spared = f"{xid_policy.DISABLE}=all overrides {signal.policy}"
     return gpu.FaultBegan(
         part=whole,
         effect=gpu.Effect.DEGRADED if is_downgraded else signal.effect,

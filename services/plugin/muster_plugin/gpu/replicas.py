@@ -17,7 +17,7 @@ from muster_plugin.gpu import naming
 from muster_plugin.model import advertised, gpu
 
 _MIB_PER_REPLICA: Final = 1000
-"""The GB of the iktos fork (cmd/nvidia-device-plugin, replicas of -1)."""
+"""What the iktos fork counts as a GB (cmd/nvidia-device-plugin, replicas of -1)."""
 _TEXT_MAX: Final = 2048
 
 
@@ -101,7 +101,7 @@ def _make_shares(scan: gpu.Scan, rules: gpus.Gpus) -> _Shares:
     by_name = naming.by_name(included, rules, problems.append)
     for at, shared in enumerate(rules.sharing.resources):
         if shared.name not in by_name:
-            problems.append(f"sharing.resources[{at}]: there is no {shared.name} here")
+            problems.append(f"sharing.resources[{at}]: there is no {shared.name} on this node")
     sharer = _Sharer(rules.sharing, scan, problems)
     shares = [share for name, devices in by_name.items() for share in sharer.shares(name, devices)]
     return _Shares(gpus=included, shares=tuple(shares), problems=tuple(dict.fromkeys(problems)))
@@ -147,7 +147,7 @@ class _Sharer:
             case int() as count:
                 if count > len(free):
                     wanted = f"{count} of {shared.name} are to be shared"
-                    self._problems.append(f"{key}.devices: {wanted}, {len(free)} can be")
+                    self._problems.append(f"{key}.devices: {wanted}, but only {len(free)} can be")
                 return free[:count]
             case listed:
                 return self._listed(listed, shared.name, f"{key}.devices", candidates, free)
@@ -221,7 +221,7 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
 def _rule(name: str, rules: gpus.Gpus, *, is_permanent: bool) -> resources.Resource:
     """Return the rule of a GPU resource in the form of a device-node rule.
 
-    A resource that exists only as long as its devices is `per_match`, without a name of its own.
+    A resource that exists only as long as its devices is `per_match`, with a wildcard as its name.
     """
     domain = name.partition("/")[0]
     return resources.Resource(

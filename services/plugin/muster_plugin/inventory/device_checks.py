@@ -115,7 +115,7 @@ def _open(path: str, flags: int) -> None:
 async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
     """Run the check command, with the device nodes in MUSTER_DEVICES, separated by commas.
 
-    The command has ended when its own process has, even if that left children running.
+    The command counts as ended when its own process has ended, even if that left children running.
     """
     paths = ",".join(device.host_path for device in unit.devices)
     program = checks.command[0]

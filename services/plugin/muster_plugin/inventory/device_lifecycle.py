@@ -119,7 +119,7 @@ class TrackedUnit:
             self._problem = ""
 
     def _difference(self) -> str:
-        assert self.successor is not None, "only what was replaced differs"
+        assert self.successor is not None, "only a replaced unit differs"
         was, now = ({*unit.identity.values()} for unit in (self.unit, self.successor))
         return f"{', '.join(sorted(was - now))} became {', '.join(sorted(now - was))}"
 

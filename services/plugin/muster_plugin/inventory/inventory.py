@@ -143,7 +143,7 @@ class Inventory:
 
     @property
     def matched_devices(self) -> dict[str, str]:
-        """The matched device after which each such resource is named."""
+        """The matched device that each resource with `per_match` is named after."""
         return {
             name: units[0].physical
             for name, resource in self._resources.items()
@@ -201,7 +201,7 @@ class Inventory:
         return f"{scan.on_bus} NVIDIA GPUs on the PCI bus, and {scan.driver}: {scan.problem}"[:1000]
 
     def snapshot(self, at: datetime) -> Snapshot:
-        """Return the whole inventory as one event, of as many pages as may be published."""
+        """Return the whole inventory as one event that fits into the number of pages allowed."""
         devices = device_messages.group_replicas(
             (device, unit.physical)
             for resource in self._resources.values()

@@ -44,7 +44,7 @@ class Allocator:
 
     @property
     def allocated(self) -> int:
-        """How many ids were allocated and not offered again: an upper bound of the ids in use."""
+        """How many ids were allocated and not offered again: an upper bound on the ids in use."""
         return len(self._allocated)
 
     def allocate(

@@ -6,7 +6,7 @@ beside the resource locks:
     successor                           holder
     ------------------------------------|--------------------------------------------------------
     request                          -> | leaves the bus, stops repairing, gives up the
-                                        | locks, goes on serving; answers with its sockets
+                                        | locks, keeps serving; answers with its sockets
     locks and registers the resources   | (the kubelet takes the newer registration)
     finish, when all are listed      -> | ends its streams and servers; answers
     keeps the connection open           | waits for its end

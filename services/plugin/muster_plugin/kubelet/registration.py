@@ -111,7 +111,7 @@ class Registration:
         self._losses = 0
         self._probe_failures = 0
         self.displacements = 0
-        """How often the kubelet listed another plugin's devices, since it last was at peace."""
+        """How often another plugin has displaced this one since the last time without a dispute."""
         self._futile = 0
         self._others: frozenset[str] = frozenset()
         self._listed_at = math.inf
@@ -375,7 +375,7 @@ class Registration:
     def _report_loss(self, reason: Reason, text: str) -> list[model.Action]:
         """Report the loss of a resource, but only once until it is listed again.
 
-        A resource that the kubelet has never accepted is not lost.
+        A resource that the kubelet has never accepted cannot be lost.
         """
         if self._next_listed_reason in {None, self._initial_reason}:
             self._next_listed_reason = reason
@@ -385,7 +385,7 @@ class Registration:
         return [model.Lost(reason, text)]
 
     def _attribute_to_kubelet(self, kubelet: str) -> None:
-        """Correct the reason of a loss: the kubelet of the last registration is gone."""
+        """Correct the reason for a loss: the kubelet of the last registration is gone."""
         is_replaced = self.kubelet not in {"", kubelet}
         if is_replaced and self._next_listed_reason not in {None, self._initial_reason}:
             self._next_listed_reason = Reason.KUBELET_SOCKET_REPLACED

@@ -130,7 +130,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
                 await self._changed.wait()
 
     def expect_drops(self, until: float) -> None:
-        """Register again at once what the kubelet drops before `until`, in monotonic seconds."""
+        """Register again at once any resource that the kubelet drops before `until` (monotonic)."""
         for plugin in self._plugins.values():
             plugin.machine.expect_drop(until)
 

@@ -321,7 +321,7 @@ class Endpoint:
     ) -> NoReturn:
         if isinstance(problem, advertised.AllocationError):
             await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem), context)
-        text = f"{self._service.resource}: the host's files did not answer in time"
+        text = f"{self._service.resource}: the host's file system did not answer in time"
         await self._abort(grpc.StatusCode.DEADLINE_EXCEEDED, text, context)
 
     async def _abort(

@@ -45,7 +45,7 @@ def problem(directory: Path) -> str | None:
 def identity(path: Path) -> str:
     """Return a text that identifies the socket at a path; empty if there is none.
 
-    The inode is not enough: in one of three restarts the kubelet's socket gets the same number
+    The inode is not enough: in one out of three restarts the kubelet's socket gets the same number
     (1.36.2).
     """
     try:
@@ -245,7 +245,7 @@ def _locked(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise BlockingIOError(f"{path}: removed again and again")
+    raise BlockingIOError(f"{path}: keeps being removed")
 
 
 def _remove_lock(path: Path, descriptor: int) -> None:

@@ -47,7 +47,7 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """One device as the kubelet sees it, with an id. Replicas of one device share its `physical`.
 
-    `identity` names the device of each entry of the group, by the entry's number; the numbers may
+    `identity` names the device for each entry in the group, by the entry's number; the numbers may
     change with the configuration.
     """
 

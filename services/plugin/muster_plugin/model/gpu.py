@@ -101,7 +101,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU that NVML counts but cannot read; with its `uuid` if that is known.
 
-    `error` is NVML's name of the error, such as GPU_IS_LOST.
+    `error` is NVML's name for the error, such as GPU_IS_LOST.
     """
 
     index: int
@@ -112,7 +112,7 @@ class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one GPU; None means unknown, never bad.
 
-    `error` is NVML's name of the error if the GPU did not answer, such as GPU_IS_LOST.
+    `error` is NVML's name for the error if the GPU did not answer, such as GPU_IS_LOST.
     """
 
     gpu: str

@@ -84,7 +84,7 @@ def is_literal(pattern: str) -> bool:
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return the common prefix of all paths that a glob matches; a literal path as a whole."""
+    """Return the common prefix of all paths that a glob matches; the whole glob if literal."""
     special = _SPECIAL.search(pattern)
     return pattern[: special.start()] if special else pattern
 

@@ -6,7 +6,7 @@ container together. Before 0.1 the flag was `name,path,path`.
 
 smarter-device-manager (v1.20; main.go, findDevicesPattern): a list of `{devicematch,
 nummaxdevices}`: a Go regular expression for the path below /dev, unanchored unless it has anchors,
-and the number of ids for each match. Each match is a resource of its own, named after its path;
+and the number of ids for each match. Each match becomes a separate resource, named after its path;
 containers get the node with `rw`.
 """
 
@@ -34,7 +34,7 @@ _REFUSED: Final = "0000"
 """Placeholders for a rejected name or id, so that the problem is reported only once."""
 _Group = dict[str, object]
 _Keys = dict[str, str]
-"""The peer's keys by muster's, where they differ."""
+"""The peer's key for each of muster's keys, where they differ."""
 
 _GENERIC_DIFFERENCES: Final = (
     "devices are detected as soon as they come or go; generic scans every 5 s",
@@ -112,7 +112,7 @@ def _generic_device(
 ) -> tuple[str, list[_Group], _Keys] | None:
     """Return the name and the groups of one device; None if it has no group with a device."""
     if isinstance(item, str) and "," in item:
-        # the flag before 0.1, in which every path is a group of its own
+        # the flag before 0.1, in which every path is a separate group
         name, *paths = item.split(",")
         item = {"name": name, "groups": [{"paths": [{"path": text}]} for text in paths]}
     before = len(reader.problems)
@@ -132,7 +132,7 @@ def _generic_device(
         group = _group(reader, inner, where, flags=flags)
         if group in groups:
             reader.note_difference(
-                where, "the same as an earlier group, and so has the same ids; left out"
+                where, "the same as an earlier group, with the same ids; left out"
             )
         elif group:
             keys.update(_keys(where, f"groups[{len(groups)}]", group))
@@ -184,7 +184,7 @@ def _path(reader: peer_file.Reader, value: object, path: str) -> dict[str, objec
     theirs = reader.mapping(value, path, keys)
     ours: dict[str, object] = {"path": reader.text(theirs.get("path"), f"{path}.path")}
     if not ours["path"]:
-        reader.reject(f"{path}.path", "required, and missing")
+        reader.reject(f"{path}.path", "required but missing")
     if mount_path := reader.text(theirs.get("mountPath"), f"{path}.mountPath"):
         ours["mountPath"] = mount_path
     ours["limit"] = reader.whole(theirs.get("limit"), f"{path}.limit") or 1
@@ -303,7 +303,7 @@ def _smarter_resource(
         return None
     if not count:
         reader.note_difference(
-            path, f"{errors.quoted(pattern)} has nummaxdevices 0, and so no device; left out"
+            path, f"{errors.quoted(pattern)} has nummaxdevices 0, so no device; left out"
         )
         return None
     if not (pattern.startswith("^") and pattern.endswith("$")):

@@ -33,7 +33,7 @@ _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """The values of Go's strconv.ParseBool."""
 _GENERAL: Final = (
     "an Unhealthy GPU recovers on evidence; with NVIDIA only after a restart",
-    "an XID makes all replicas and MIG devices concerned Unhealthy; with NVIDIA only one of them",
+    "an XID makes all affected replicas and MIG devices Unhealthy; with NVIDIA only one of them",
     "a GPU that cannot be read or does not fit is left out; NVIDIA's plugin does not start then",
 )
 

@@ -194,7 +194,7 @@ TABLE: Final = (
 RESOURCE_CONFIG: Final = _text(
     "--resource-config NVIDIA_DRIVER_RESOURCE_CONFIG", "sharing.resources"
 )
-"""The iktos fork's setting, with a syntax of its own."""
+"""The iktos fork's setting, which has its own syntax."""
 EVERY: Final = (*TABLE, RESOURCE_CONFIG)
 
 
@@ -239,7 +239,7 @@ def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, obje
             pattern = reader.text(entry.get("pattern"), f"{path}[{at}].pattern")
             name = _name(reader, entry.get("name"), f"{path}[{at}].name")
             if not pattern:
-                reader.reject(f"{path}[{at}].pattern", "required, and missing")
+                reader.reject(f"{path}[{at}].pattern", "required but missing")
             if (pattern, name) != (default, gpus.DEFAULT_NAME):
                 namings.append({"name": name, key: pattern})
         if items:
@@ -298,7 +298,7 @@ def _name(reader: peer_file.Reader, value: object, path: str) -> str:
     """Return a resource name with its domain (api/config/v1/resources.go, NewResourceName)."""
     text = reader.text(value, path)
     if not text:
-        reader.reject(path, "required, and missing")
+        reader.reject(path, "required but missing")
         return gpus.DEFAULT_NAME
     prefix = f"{gpus.DOMAIN}/"
     name = text if text.startswith(prefix) else prefix + text

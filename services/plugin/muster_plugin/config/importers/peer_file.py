@@ -59,7 +59,7 @@ class Reader:
             self.differences.append(line)
 
     def mapping(self, value: object, path: str, keys: Sequence[str]) -> dict[str, object]:
-        """Return the known keys of a mapping; name the others, which the peer ignores too."""
+        """Return the known keys of a mapping; report the others, which the peer ignores too."""
         if not isinstance(value, Mapping):
             self.reject(path, f"expected a mapping of keys, found {errors.quoted(value)}")
             return {}

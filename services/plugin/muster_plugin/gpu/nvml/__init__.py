@@ -1,6 +1,6 @@
 """NVIDIA's management library: discovers, polls and monitors GPUs, in threads.
 
 `observer` is the source for the event loop. A `session` lasts from one initialisation of the
-`library` to its shutdown. It uses `discovery`, and `events` in a thread of its own; `monitor` runs
+`library` to its shutdown. It uses `discovery`, and `events` in a separate thread; `monitor` runs
 the session and tracks calls in flight. `decode` translates NVML's numbers.
 """

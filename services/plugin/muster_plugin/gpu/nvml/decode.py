@@ -85,7 +85,7 @@ _FOLDERS: Final = (
 
 
 def error_name(code: int) -> str:
-    """Return NVML's name of a return code, or the number if it has none."""
+    """Return NVML's name for a return code, or the number if it has none."""
     return Code(code).name if code in set(Code) else str(code)
 
 
@@ -107,7 +107,7 @@ def _roots(driver_root: str) -> tuple[str, ...]:
 def library_problem(library: str, driver_root: str, why: str) -> str:
     """Explain where the library was not found, and what to do."""
     if library:
-        return f"{why}; gpus.library names it, so nothing else was tried"
+        return f"{why}; gpus.library sets this path, so no other was tried"
     roots = " or ".join(_roots(driver_root))
     return (
         f"{LIBRARY} is neither below {roots} ({', '.join(_FOLDERS)}) "

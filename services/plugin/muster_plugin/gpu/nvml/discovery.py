@@ -76,9 +76,9 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
 class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs that answered, and those that did not.
 
-    `handles` are by uuid. `lost` has the GPUs of an earlier scan that have no handle now, with
-    NVML's name of the error; `unreadable` has the GPUs that were never read. `count` is NVML's
-    number of GPUs.
+    `handles` are keyed by uuid. `lost` has the GPUs of an earlier scan that have no handle now,
+    with NVML's name for the error; `unreadable` has the GPUs that were never read. `count` is the
+    number of GPUs that NVML counts.
     """
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
@@ -114,7 +114,7 @@ def discover_gpus(
             gpus[uuid] = _gpu(nvml, handle, files, uuid=uuid, index=index, problems=problems)
         except (nvml.NVMLError, UnicodeDecodeError) as error:
             is_text = isinstance(error, UnicodeDecodeError)
-            name = "no UTF-8" if is_text else library.raise_if_ended(nvml, error)
+            name = "not UTF-8" if is_text else library.raise_if_ended(nvml, error)
             if uuid not in by_uuid:
                 failed.append(gpu.UnreadableGpu(index=index, error=name, uuid=uuid))
                 continue

@@ -2,7 +2,7 @@
 
 While this thread runs, no other thread touches the event set. A wait cannot be interrupted, so it
 is divided into short slices. After every error the thread pauses, longer each time. With a lost GPU
-in the set NVML answers GPU_IS_LOST at once, again and again, so the lost GPU is identified and left
+in the set, NVML keeps answering GPU_IS_LOST at once, so the lost GPU is identified and left
 out of the next set.
 """
 

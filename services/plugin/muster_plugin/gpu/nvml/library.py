@@ -47,7 +47,7 @@ class NvmlUnavailable(Exception):
 def initialise(rules: gpus.Gpus) -> Binding:
     """Load the library, initialise NVML and return the binding. Raises NvmlUnavailable.
 
-    Each call must be matched by one of `shut_down`, when no other call is in flight.
+    Each call must be matched by one call of `shut_down`, when no other call is in flight.
     """
     _load(rules.library, rules.given.driver_root)
     import pynvml  # noqa: PLC0415  # too heavy for nodes without a driver
@@ -88,7 +88,7 @@ def call_if_supported(
 
 
 def raise_if_ended(nvml: Binding, error: Error) -> str:
-    """Return NVML's name of an error that concerns one GPU; raise an error that concerns all.
+    """Return NVML's name for an error that concerns one GPU; raise an error that concerns all.
 
     An error concerns all GPUs if NVML cannot even count them.
     """
@@ -191,7 +191,7 @@ def poll_gpu(
 
 
 def is_lost(nvml: Binding, handle: Handle) -> str:
-    """Return NVML's name of the error that prevents querying a GPU; empty if there is none."""
+    """Return NVML's name for the error that prevents querying a GPU; empty if there is none."""
     query = _Query(nvml)
     try:
         # the library caches the uuid; the two other queries need the hardware
@@ -231,7 +231,7 @@ class _Query:
         self._nvml = nvml
         self.answers = 0
         self.failed = ""
-        """NVML's name of the first error."""
+        """NVML's name for the first error."""
 
     def __call__(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
         """Return the answer to a query; None if it failed."""

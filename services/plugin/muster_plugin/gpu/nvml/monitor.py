@@ -1,8 +1,8 @@
 """Adapter: monitors NVML's GPUs during one session: polls, events, rescans, and late calls.
 
-Each GPU is polled in a thread of its own, so that a GPU that hangs delays only itself. Every call
-is tracked until it has returned, because NVML must not be shut down during a call. A task that
-waits for a thread is therefore never cancelled; at most it is no longer awaited.
+Each GPU is polled in a separate thread, so that a GPU that hangs delays only itself. Every call is
+tracked until it has returned, because NVML must not be shut down during a call. A task that waits
+for a thread is therefore never cancelled, although nobody may be awaiting it any more.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class InflightCalls:
     def _returned(self, task: "asyncio.Task[object]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved; an awaiting task still gets it
+            task.exception()  # marks it as retrieved; a task that awaits still gets it
 
 
 class EventQueue:
