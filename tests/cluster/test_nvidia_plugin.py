@@ -192,7 +192,8 @@ CASES: Final = (
 )
 REFUSED: Final = (
     Case(
-        name="one GPU does not fit `migStrategy` (in MIG mode and empty, not alike with `single`)",
+        name="one GPU does not fit `migStrategy` (in MIG mode but empty, or with `single` unlike "
+        "the others)",
         machine=MIXED,
         file=file("migStrategy: single"),
         devices={GPU: 7},

@@ -344,7 +344,7 @@ def conflicts() -> dict[str, set[int]]:
         "the catalogue resets or reboots, GPUd does not call it Fatal": set(),
         "NVSentinel calls it fatal, NVIDIA's catalogue ignores it": set(),
         "NVIDIA's device plugin ignores it, NVSentinel or GPUd call it fatal": set(),
-        "NVIDIA's device plugin takes the GPU for ever, NVSentinel ignores it": set(),
+        "NVIDIA's device plugin takes the GPU out of use for ever, NVSentinel ignores it": set(),
     }
     lenient = {"IGNORE", "RESTART_APP"}
     for xid, entry in KNOWN.xids.items():
