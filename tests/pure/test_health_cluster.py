@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.kubernetes import objects
+from muster.kubernetes import known_plugins, objects
 from muster_health.kubernetes import cluster_facts, membership
 from muster_health.model import config, signals
 
@@ -312,3 +312,71 @@ def test_only_labels_that_matter_are_kept() -> None:
     assert fleet.membership.label_keys == {ZONE, "gpu"}
     kept = fleet.membership.to_node(node("a", gpu="y"), now=0.0, age_s=None)
     assert kept.labels == {ZONE: "z1", "gpu": "y"}
+
+
+# the pods of a watched plugin
+
+NVIDIA = "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
+
+
+def listed_pod(name: str, image: str = "other", *, path: str = "", **metadata: object) -> object:
+    volumes = [{"hostPath": {"path": path}}] if path else None
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "n",
+            "uid": f"uid-{name}",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            **metadata,
+        },
+        "spec": {"containers": [{"name": "c", "image": image}], "volumes": volumes},
+        "status": {"phase": "Running"},
+    }
+
+
+OF_NVIDIA = listed_pod("nvidia", NVIDIA)
+UNKNOWN = listed_pod("unknown", path="/var/lib/kubelet/device-plugins/")
+EXPORTER = listed_pod("dcgm", path="/var/lib/kubelet/pod-resources")
+OURS = listed_pod(
+    "ours",
+    path="/var/lib/kubelet/device-plugins",
+    labels={"app.kubernetes.io/part-of": "muster"},
+)
+STATIC = listed_pod("static", annotations={"kubernetes.io/config.mirror": "hash-1"})
+
+
+@pytest.mark.parametrize(
+    ("pods", "name", "uid", "expected"),
+    [
+        ([OF_NVIDIA, UNKNOWN], "nvidia.com/gpu", "", ("n/nvidia",)),
+        ([OF_NVIDIA], "nvidia.com/gpu", "uid-nvidia", ("n/nvidia",)),
+        ([OF_NVIDIA, UNKNOWN], "nvidia.com/gpu", "uid-unknown", ("n/unknown",)),
+        ([OF_NVIDIA, STATIC], "x.example/y", "hash-1", ("n/static",)),
+        # the pod that served is gone: these may have replaced it
+        ([OF_NVIDIA], "nvidia.com/gpu", "uid-gone", ("n/nvidia",)),
+        ([UNKNOWN], "x.example/y", "uid-gone", ()),
+        # nothing but a pod of a known plugin could serve it
+        ([], "nvidia.com/gpu", "", ()),
+        ([EXPORTER, OURS, STATIC], "nvidia.com/gpu", "", ()),
+        # a pod that nobody knows may be the plugin
+        ([UNKNOWN], "nvidia.com/gpu", "", None),
+        # nobody knows how this one runs
+        ([], "x.example/y", "", None),
+        ([OF_NVIDIA], "x.example/y", "", None),
+    ],
+)
+def test_the_pods_of_a_watched_plugin_are_found_by_the_table_or_the_agents_uid(
+    pods: list[object], name: str, uid: str, expected: tuple[str, ...] | None
+) -> None:
+    listed = msgspec.json.encode({"items": pods})
+    now = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
+    serving = cluster_facts.watched_pods(listed, name, uid, now=now)
+    assert (None if serving is None else tuple(pod.name for pod in serving)) == expected
+    assert {pod.age_s for pod in serving or ()} <= {30.0}
+
+
+def test_the_pods_of_a_plugin_in_the_configuration_are_found() -> None:
+    listed = msgspec.json.encode({"items": [listed_pod("own", "registry.example/own-plugin:1")]})
+    own = known_plugins.KnownPlugin(name="own", images=("own-plugin",), resources=("x.example/*",))
+    serving = cluster_facts.watched_pods(listed, "x.example/y", "", now=None, more=(own,))
+    assert [(pod.name, pod.age_s) for pod in serving or ()] == [("n/own", None)]

@@ -311,6 +311,56 @@ def test_pods_of_all_namespaces_that_hold_a_nodes_devices_are_listed_on_request(
     play(tmp_path, story, running=False)
 
 
+def test_a_query_about_a_watched_plugin_lists_its_pods_among_all_of_the_node(
+    tmp_path: Path,
+) -> None:
+    queries = [
+        replace(QUERY, plugin="watched-x", watched=name, number=number)
+        for number, name in enumerate(("nvidia.com/gpu", "amd.com/gpu", "own.example/x"))
+    ]
+
+    async def story(world: World) -> None:
+        await world.node("a")
+        nvidia = {"image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"}
+        await world.user("gpu-operator", "nvidia-x", on="a", containers=[nvidia])
+        await world.user("gpu-operator", "nvidia-y", on="b", containers=[nvidia])
+        await world.user("web", "shop", on="a", containers=[holding(GPU)])
+        for query in queries:
+            world.watcher.queries.start(query)
+        by_number: dict[int, signals.Facts] = {}
+        while len(by_number) < len(queries):
+            answer = await world.results.get()
+            assert isinstance(answer, signals.ClusterAnswered)
+            by_number[answer.number] = answer.facts or signals.Facts()
+        (pod,) = by_number[0].pods or ()
+        assert (pod.name, by_number[0].exists) == ("gpu-operator/nvidia-x", True)
+        assert pod.age_s is not None
+        assert pod.age_s < 20
+        # AMD's plugin runs as a pod that is known, and nothing else here could serve it
+        assert by_number[1].pods == ()
+        assert by_number[2].pods is None
+        assert (by_number[0].offers or {})[GPU].allocatable == 2
+
+    play(tmp_path, story, running=False)
+
+
+def test_without_the_permission_to_list_pods_the_rest_about_a_watched_plugin_is_answered(
+    tmp_path: Path,
+) -> None:
+    query = replace(QUERY, plugin="watched-x", watched="nvidia.com/gpu")
+
+    async def story(world: World) -> None:
+        await world.node("a")
+        world.api.refuse("/api/v1/pods", refusals.Reason.FORBIDDEN)
+        answer = await world.answer(query)
+        assert answer is not None
+        assert (answer.exists, answer.pods) == (True, None)
+        assert "get /api/v1/pods: HTTP 403" in answer.problem
+        assert list(world.watcher.problems) == ["list pods of all namespaces"]
+
+    play(tmp_path, story, running=False)
+
+
 def test_a_missing_permission_to_list_pods_is_reported_once(tmp_path: Path) -> None:
     query = replace(QUERY, resources=(GPU,))
 

@@ -1,12 +1,13 @@
 """Pure: reduces Kubernetes objects to the facts that the detector needs."""
 
-from collections.abc import Collection
+import dataclasses
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from muster.kubernetes import objects, scheduling
+from muster.kubernetes import known_plugins, objects, scheduling
 from muster_health.model import signals
 
 TEMPLATE_GENERATION: Final = "pod-template-generation"
@@ -15,6 +16,9 @@ REVISION: Final = "controller-revision-hash"
 
 _GENERATION_ANNOTATION: Final = "deprecated.daemonset.template.generation"
 _OFFERS_MAX: Final = 64
+_KUBELET: Final = "/var/lib/kubelet"
+_MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
+"""The uid that a static pod has on its node (kubelet/types/pod_update.go, 1.36)."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -22,6 +26,22 @@ class _RawList(msgspec.Struct, frozen=True):
     """A list whose items are decoded one by one, to keep memory use low."""
 
     items: tuple[msgspec.Raw, ...] | None = None
+
+
+class _HostPath(objects.Object, frozen=True):
+    path: str = ""
+
+
+class _Volume(objects.Object, frozen=True):
+    host_path: _HostPath | None = None
+
+
+class _SpecWithVolumes(objects.PodSpec, frozen=True):
+    volumes: tuple[_Volume, ...] | None = None
+
+
+class _PodWithVolumes(objects.Pod, frozen=True):
+    spec: _SpecWithVolumes | None = None
 
 
 def is_ready(node: objects.Node) -> bool | None:
@@ -76,6 +96,34 @@ def pod(shape: objects.Pod, *, current_revision: str) -> signals.Pod:
     )
 
 
+def watched_pods(
+    pod_list: bytes,
+    name: str,
+    uid: str,
+    *,
+    now: datetime | None,
+    more: Sequence[known_plugins.KnownPlugin] = (),
+) -> tuple[signals.Pod, ...] | None:
+    """Return the pods that serve a resource or driver; None if that is unknown.
+
+    `uid` is that of the pod which the agent saw serving, if it knows one: if that pod is gone, the
+    result has the others that may have replaced it. `now` is the API server's time, and `more` are
+    plugins of the configuration. That there are none is known only of a plugin that runs as a
+    known pod, and if no other pod on the node may serve it. Raises msgspec's errors.
+    """
+    items = msgspec.json.decode(pod_list, type=_RawList).items or ()
+    pods = [msgspec.json.decode(item, type=_PodWithVolumes) for item in items]
+    plugins = [(pod, known_plugins.plugin_of(pod, more)) for pod in pods]
+    serving = [pod for pod, plugin in plugins if plugin is not None and plugin.serves(name)]
+    if uid:
+        serving = [pod for pod in pods if uid in _uids(pod)] or serving
+    if serving:
+        return tuple(_with_age(pod, now) for pod in serving)
+    is_known = any(each.serves(name) for each in (*more, *known_plugins.KNOWN_PLUGINS))
+    may_serve = any(plugin is None and _may_serve(pod, name) for pod, plugin in plugins)
+    return () if uid or (is_known and not may_serve) else None
+
+
 def template_generation(daemonset: objects.DaemonSet) -> str:
     """Return the generation of a DaemonSet's template; empty if it is missing."""
     return daemonset.annotations.get(_GENERATION_ANNOTATION, "")
@@ -102,6 +150,28 @@ def age_s(then: datetime | None, server_now: datetime | None) -> float | None:
     if then is None or server_now is None or then.tzinfo is None:
         return None
     return max(0.0, (server_now - then.astimezone(UTC)).total_seconds())
+
+
+def _with_age(shape: objects.Pod, now: datetime | None) -> signals.Pod:
+    age = age_s(shape.metadata.created_at, now)
+    return dataclasses.replace(pod(shape, current_revision=""), age_s=age)
+
+
+def _uids(shape: objects.Pod) -> tuple[str, str]:
+    """Return the uids of a pod: that of a static pod differs on the node and in the API."""
+    return shape.metadata.uid, shape.annotations.get(_MIRROR_ANNOTATION, "")
+
+
+def _may_serve(shape: _PodWithVolumes, name: str) -> bool:
+    """Return whether a pod, other than muster's, has a directory to make such a socket in.
+
+    Drivers register elsewhere than device plugins, whose resources have a slash in their names.
+    """
+    volumes = shape.spec.volumes if shape.spec is not None else None
+    paths = (volume.host_path.path for volume in volumes or () if volume.host_path is not None)
+    is_ours = shape.labels.get("app.kubernetes.io/part-of") == "muster"
+    places = {_KUBELET, f"{_KUBELET}/{'device-plugins' if '/' in name else 'plugins_registry'}"}
+    return not is_ours and any(path.rstrip("/") in places for path in paths)
 
 
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:

@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import prometheus_client
 
-from muster.kubernetes import api, objects
+from muster.kubernetes import api, known_plugins, objects
 from muster.service import logs
 from muster_health.kubernetes import cluster_facts
 from muster_health.model import signals
@@ -31,6 +31,9 @@ _LISTS_MAX: Final = 4
 """How many lists of a node's pods run at once; each may need `_LIST_BYTES_MAX` of memory."""
 _QUEUE_S: Final = 15.0
 """How long a list waits for its turn; the detector repeats the query after 20 s."""
+_Listing = asyncio.Task[api.Answer]
+_LISTED: Final = ""
+"""Stands for the location of a watched plugin's pods, which are found among all of a node."""
 _ANSWER_SHARE: Final = 0.9
 """Share of a query's timeout after which partial answers are used."""
 
@@ -70,7 +73,8 @@ class _LeaseHistory:
 class ClusterQueries:
     """Runs up to `concurrent_max` queries at once; `put` gets the results.
 
-    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown.
+    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown. `more`
+    are plugins that muster does not run, beside the well-known ones.
     """
 
     def __init__(
@@ -80,17 +84,21 @@ class ClusterQueries:
         locate_pods: Callable[[str, str], PodLocation | str],
         *,
         concurrent_max: int,
+        more: Sequence[known_plugins.KnownPlugin] = (),
     ) -> None:
         self.refusals: dict[str, str] = {}
         """Missing permissions, each with the API's error message."""
         self._api = api
         self._put = put
         self._locate_pods = locate_pods
+        self._known_plugins = more
         self._clock = asyncio.get_running_loop().time
         self._leases: OrderedDict[str, _LeaseHistory] = OrderedDict()
         self._free = asyncio.Semaphore(concurrent_max)
         self._lists = asyncio.Semaphore(_LISTS_MAX)
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._listings: dict[str, _Listing] = {}
+        """The lists that run now for watched plugins, by node."""
 
     def start(self, query: signals.AskCluster) -> None:
         """Start a query without waiting; exactly one `ClusterAnswered` follows."""
@@ -142,11 +150,13 @@ class ClusterQueries:
     async def _facts(self, query: signals.AskCluster) -> signals.Facts | None:
         timeout_s = query.timeout_s * _ANSWER_SHARE
         lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{query.node}"
-        location = self._locate_pods(query.plugin, query.node)
+        location = _LISTED if query.watched else self._locate_pods(query.plugin, query.node)
         node, lease, pods = await asyncio.gather(
             self._get("nodes", f"/api/v1/nodes/{query.node}", timeout_s=timeout_s),
             self._get("leases", lease_path, timeout_s=timeout_s),
-            self._get_pods(location, query.node, timeout_s=timeout_s),
+            self._list_watched(query, timeout_s=timeout_s)
+            if query.watched
+            else self._get_pods(location, query.node, timeout_s=timeout_s),
         )
         answers = (node, lease, *pods)
         if not any(answer.status for answer in answers):
@@ -154,7 +164,7 @@ class ClusterQueries:
         is_gone = _says_no_such_node(node)
         problems = ["" if is_gone else node.problem]
         problems += [answer.problem for answer in (lease, *pods) if not _is_absent(answer)]
-        if isinstance(location, str):
+        if isinstance(location, str) and location:
             problems.append(location)
         result = signals.Facts(
             exists=True if node.is_ok else (False if is_gone else None),
@@ -166,7 +176,29 @@ class ClusterQueries:
                 result = _with_node(result, node)
             if isinstance(location, PodLocation) and all(answer.is_ok for answer in pods):
                 result = _with_pods(result, pods, current_revision=location.current_revision)
+            if query.watched and pods[0].is_ok:
+                serving = cluster_facts.watched_pods(
+                    pods[0].body,
+                    query.watched,
+                    query.pod,
+                    now=pods[0].date,
+                    more=self._known_plugins,
+                )
+                result = replace(result, pods=serving)
         return result
+
+    async def _list_watched(
+        self, query: signals.AskCluster, *, timeout_s: float
+    ) -> Sequence[api.Answer]:
+        """List the node's pods; queries about several plugins of a node share one list."""
+        listing = self._listings.get(query.node)
+        if listing is None:
+            listing = asyncio.create_task(self._list_node(query.node, timeout_s=timeout_s))
+            self._listings[query.node] = listing
+            self._running.add(listing)
+            listing.add_done_callback(self._running.discard)
+            listing.add_done_callback(lambda _: self._listings.pop(query.node, None))
+        return (await asyncio.shield(listing),)
 
     async def _get_pods(
         self, location: PodLocation | str, node: str, *, timeout_s: float
@@ -194,28 +226,34 @@ class ClusterQueries:
     async def _list_pods(self, query: signals.AskCluster) -> signals.Facts | None:
         """Return the pods that request the query's resources; None if the answer is unreadable."""
         timeout_s = query.timeout_s * _ANSWER_SHARE
-        parameters = {
-            "fieldSelector": f"spec.nodeName={query.node}",
-            "limit": str(_LIST_PODS_MAX),
-            "resourceVersion": "0",
-        }
         with contextlib.suppress(TimeoutError, *api.UNREADABLE):
             # the list's own timeout begins only when it gets its turn
-            async with asyncio.timeout(_QUEUE_S + timeout_s), self._lists:
-                answer = await self._api.request(
-                    "GET",
-                    "/api/v1/pods",
-                    query=parameters,
-                    timeout_s=timeout_s,
-                    body_bytes_max=_LIST_BYTES_MAX,
-                )
-            self._note_refusal("list pods of all namespaces", answer)
+            async with asyncio.timeout(_QUEUE_S + timeout_s):
+                answer = await self._list_node(query.node, timeout_s=timeout_s)
             if answer.is_ok:
                 holders = cluster_facts.pods_requesting(answer.body, query.resources)
                 return signals.Facts(holders=holders)
             if answer.is_forbidden:
                 return signals.Facts(problem=answer.problem)
         return None
+
+    async def _list_node(self, node: str, *, timeout_s: float) -> api.Answer:
+        """List all pods on a node, when it is its turn."""
+        parameters = {
+            "fieldSelector": f"spec.nodeName={node}",
+            "limit": str(_LIST_PODS_MAX),
+            "resourceVersion": "0",
+        }
+        async with self._lists:
+            answer = await self._api.request(
+                "GET",
+                "/api/v1/pods",
+                query=parameters,
+                timeout_s=timeout_s,
+                body_bytes_max=_LIST_BYTES_MAX,
+            )
+        self._note_refusal("list pods of all namespaces", answer)
+        return answer
 
     async def _get(
         self, what: str, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float

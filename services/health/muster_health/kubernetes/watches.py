@@ -51,7 +51,11 @@ class ClusterWatcher:
         check_s: float = _CHECK_S,
     ) -> None:
         self.queries = queries.ClusterQueries(
-            api, put, self._locate_pods, concurrent_max=settings.asks_max
+            api,
+            put,
+            self._locate_pods,
+            concurrent_max=settings.asks_max,
+            more=settings.known,
         )
         self._api = api
         self._check_s = check_s

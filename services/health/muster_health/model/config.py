@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from muster import vocabulary
+from muster.kubernetes import known_plugins
 from muster.service import sections
 
 Heartbeats = Annotated[int, msgspec.Meta(ge=1, le=100)]
@@ -141,6 +142,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Node labels that may show a common cause, such as the zone."""
     asks_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
     """How many nodes are queried at once; each query needs three or a few more requests."""
+    known: Annotated[
+        tuple[known_plugins.KnownPlugin, ...], msgspec.Meta(max_length=known_plugins.ENTRIES_MAX)
+    ] = ()
+    """Plugins that muster does not run, by image or label, beside the well-known ones."""
 
     def __post_init__(self) -> None:
         """Refuse a context without a kubeconfig, and a plugin that is listed twice."""

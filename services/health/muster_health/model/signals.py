@@ -27,7 +27,6 @@ class Pod:
     """A pod of the plugin: `name` is `namespace/name`, `waiting` why a container is not running.
 
     `revision` is its `controller-revision-hash`; `current` is its DaemonSet's newest one.
-    `age_s` is known only of a watched plugin's pod.
     """
 
     name: str
@@ -40,6 +39,7 @@ class Pod:
     revision: str = ""
     current: str = ""
     age_s: float | None = None
+    """Known only of a watched plugin's pod."""
 
     @property
     def runs(self) -> bool:
@@ -232,10 +232,7 @@ class ClusterAnswered(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterObserved:
-    """What the Kubernetes API shows about a plugin of a node that muster does not run.
-
-    The finding NONE ends an earlier one.
-    """
+    """What the Kubernetes API shows of a watched plugin; the finding NONE ends an earlier one."""
 
     node: str
     watched: vocabulary.Watched
