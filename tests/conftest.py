@@ -1,5 +1,6 @@
 """Settings of every test: what one run finds on a machine that is busy, another run finds too."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -14,6 +15,11 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector of garbage the modules of all tests: it would visit them in every test."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
