@@ -18,7 +18,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage the modules of all tests: it would visit them in every test."""
+    """Never collect the modules of the tests: it would take 0.2 s again and again."""
     gc.freeze()
 
 
