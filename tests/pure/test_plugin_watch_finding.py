@@ -47,7 +47,7 @@ WELL = finding.Facts(server=Server.ANSWERS, listed=8, expected=8)
         ),
         (
             finding.Facts(server=Server.WRONG, detail="HTTP/1.1"),
-            finding.Suspicion(Finding.WRONG_ANSWER, "HTTP/1.1", 0.0),
+            finding.Suspicion(Finding.WRONG_ANSWER, "HTTP/1.1", 20.0),
         ),
         (
             finding.Facts(server=Server.ABSENT, detail="2 NVIDIA GPUs"),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies
 
 from muster import vocabulary
+from muster_plugin.config import watch as config_watch
 from muster_plugin.watch import expectation, naming, node_model, observation, sockets
 
 Answer = observation.Answer
@@ -33,8 +34,7 @@ class Node:
     ) -> None:
         self.now = 1000.0
         self.model = node_model.NodeModel(
-            expect=expect or {},
-            ignore=ignore,
+            config_watch.Watch(enabled=True, expect=expect or {}, ignore=ignore),
             memory=memory or expectation.Memory(),
             timing=node_model.Timing(),
             now=self.now,

@@ -35,6 +35,7 @@ class Collector(registry.Collector):
         yield from self._devices()
         yield from self._registrations()
         yield from self._allocations()
+        yield from self._watched()
         yield from self._process(time.monotonic())
 
     def _devices(self) -> Iterator[core.Metric]:
@@ -114,6 +115,28 @@ class Collector(registry.Collector):
             "Allocate calls refused.",
             ["resource"],
             (([resource], counter.refused_allocations) for resource, counter in counters.items()),
+        )
+
+    def _watched(self) -> Iterator[core.Metric]:
+        watcher = self._node.foreign_plugins.watcher
+        if watcher is None:
+            return
+        yield _gauge(
+            "muster_plugin_watched",
+            "Plugins that muster does not run, by what is wrong with them.",
+            ["plugin", "kind", "finding"],
+            (([each.name, each.kind, each.finding], 1) for each in watcher.watched),
+        )
+        yield _counter(
+            "muster_plugin_watched_restarts",
+            "Times that another process began to serve a watched socket.",
+            samples=[([], watcher.restarts)],
+        )
+        yield _counter(
+            "muster_plugin_watch_probes",
+            "Probes of watched sockets, by what came of them.",
+            ["answer"],
+            (([answer], count) for answer, count in watcher.probes.items()),
         )
 
     def _process(self, now: float) -> Iterator[core.Metric]:

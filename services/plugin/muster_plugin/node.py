@@ -12,7 +12,7 @@ import msgspec
 
 from muster import machine, vocabulary
 from muster.service import logs
-from muster_plugin import publisher
+from muster_plugin import foreign_plugins, publisher
 from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
 from muster_plugin.inventory import device_checks, inventory
@@ -38,7 +38,6 @@ _SOCKETS: Final = "sockets"
 _LEAVE_BUS_TIMEOUT_S: Final = 1.0
 _STUCK_S: Final = 120.0
 """Three of the longer periods, and the time that a check may take."""
-
 
 Acquire = Callable[[], Awaitable[None]]
 
@@ -79,6 +78,13 @@ class Node:
         self.resource_plugins = resource_manager.ResourcePlugins(
             self._root, self.inventory, new_runner=new_runner, observer=self, timing=timing
         )
+        self.foreign_plugins = foreign_plugins.ForeignPlugins(
+            settings,
+            name,
+            self.resource_plugins,
+            new_runner=new_runner,
+            on_change=self.event_log.record_watched,
+        )
         self._updates = publisher.UpdatePublisher(
             self.inventory,
             self.resource_plugins,
@@ -102,6 +108,7 @@ class Node:
             events=self.event_log,
             updates=self._updates,
             on_polled=lambda at: self._record_check_time(_PODS, at),
+            on_listing=self.foreign_plugins.on_listing,
         )
         self._device_checker = device_checks.DeviceChecker(self.inventory, self._on_check_result)
         self._deadline_changed = asyncio.Event()
@@ -146,7 +153,7 @@ class Node:
         if problem != self._snapshot_problem:
             self._snapshot_problem = problem
             self._record_problems()
-        return event
+        return msgspec.structs.replace(event, watched=self.foreign_plugins.watched)
 
     # Called by resource plugins
 
@@ -202,7 +209,8 @@ class Node:
             self._watch_devices(),
             self._expire_devices(),
             self._device_checker.run(),
-            self._pods.poller.run(),
+            self._pods.poller.run(period_s=self.foreign_plugins.poll_period_s),
+            *self.foreign_plugins.tasks(),
             self._updates.run(),
             *([self._gpus.watch(self._on_gpu_update)] if self._gpus else []),
         )

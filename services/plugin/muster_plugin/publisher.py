@@ -43,6 +43,7 @@ class EventLog:
         self._publish: Callable[[vocabulary.Event], None] = self._pending.append
         self._problems: tuple[str, ...] = ()
         self._shortages: dict[str, str] = {}
+        self._findings: dict[str, vocabulary.WatchedFinding] = {}
         self._rejection: tuple[str, ...] = ()
         self.configurations_rejected = 0
         """How often a changed configuration could not be used."""
@@ -92,6 +93,23 @@ class EventLog:
     def record_device(self, event: vocabulary.PluginEvent) -> None:
         """Record that a device was added or removed, or that its health changed."""
         self.log_device(event)
+        self._publish(event)
+
+    def record_watched(self, event: vocabulary.PluginObserved) -> None:
+        """Record what is observed of a plugin that muster does not run."""
+        watched, nothing = event.watched, vocabulary.WatchedFinding.NONE
+        before = self._findings.pop(watched.name, None)
+        if not event.gone:
+            self._findings[watched.name] = watched.finding
+        log = self._log.bind(watched=watched.name, kind=watched.kind)
+        if event.gone:
+            log.info("plugin_no_longer_watched")
+        elif watched.finding not in {before, nothing}:
+            log.warning("watched_plugin_failing", finding=watched.finding, observed=watched.text)
+        elif before is None:
+            log.info("plugin_watched", socket=watched.socket)
+        elif watched.finding is not before:
+            log.info("watched_plugin_recovered", finding=before)
         self._publish(event)
 
     def log_device(self, event: vocabulary.PluginEvent) -> None:
@@ -297,7 +315,10 @@ class UpdatePublisher:
 
 
 class PodDevices:
-    """Polls the kubelet and publishes changes; calls `on_polled` after each answer."""
+    """Polls the kubelet and publishes changes; calls `on_polled` after each answer.
+
+    `on_listing` gets what the kubelet lists, also of other plugins.
+    """
 
     def __init__(
         self,
@@ -308,12 +329,14 @@ class PodDevices:
         events: EventLog,
         updates: UpdatePublisher,
         on_polled: Callable[[float], None],
+        on_listing: Callable[[podresources.Listing | None], None],
     ) -> None:
         self._devices = devices
         self._plugins = resources
         self._event_log = events
         self._updates = updates
         self._on_polled = on_polled
+        self._also_on_listing = on_listing
         self.check = podresources.PodResourcesCheck()
         self.poller = podresources.PodResourcesPoller(root / podresources.SOCKET, self._on_listing)
         self._sockets = socket_directory.both(root)
@@ -348,6 +371,7 @@ class PodDevices:
         await self._updates.publish(self._devices.record_pods(pods, now=now, at=at))
         if listing is not None:
             self._on_polled(now)
+        self._also_on_listing(listing)
 
     def _report_displaced(self, listing: podresources.Listing | None) -> None:
         is_asked = any(self.check.displaced.values())

@@ -19,6 +19,7 @@ from muster import vocabulary
 from muster.service import sections, validation
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import resources as config_resources
+from muster_plugin.config import watch as config_watch
 from muster_plugin.model import advertised, errors, patterns
 
 API_VERSION: Final = "muster.dev/v1"
@@ -307,6 +308,7 @@ class Settings(
     kubelet: Kubelet = msgspec.field(default_factory=Kubelet)
     cdi: Cdi = msgspec.field(default_factory=Cdi)
     heartbeat: Heartbeat = msgspec.field(default_factory=Heartbeat)
+    watch: config_watch.Watch = msgspec.field(default_factory=config_watch.Watch)
     snapshot_period_s: sections.Pause = 300.0
     handover_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     simulated_gpus: SimulatedGpus | None = None
@@ -346,8 +348,9 @@ class Settings(
         return self.gpus or (config_gpus.Gpus() if self.simulated_gpus else None)
 
     def _empty_problems(self) -> Iterator[str]:
-        if not (self.resources or self.nodes or self.gpus or self.simulated_gpus):
-            yield "nothing to advertise: give resources, gpus, simulated_gpus or several of them"
+        watches = isinstance(self.watch, config_watch.Watch) and self.watch.enabled
+        if not (self.resources or self.nodes or self.gpus or self.simulated_gpus or watches):
+            yield "nothing to do: give resources, gpus, simulated_gpus or watch (enabled: true)"
 
     def _socket_problems(self) -> Iterator[str]:
         lists: list[tuple[config_resources.Resource | None, ...]] = [self.resources]

@@ -19,7 +19,7 @@ from muster.service import logs
 from muster_plugin.config import settings
 
 KUBELET_SOCKET: Final = "kubelet.sock"
-_CHECKPOINT: Final = "kubelet_internal_checkpoint"
+CHECKPOINT: Final = "kubelet_internal_checkpoint"
 LOCK_DIRECTORY: Final = "muster"
 _LOCK_SUFFIX: Final = ".lock"
 _LOCK_TRIES_MAX: Final = 10
@@ -71,7 +71,7 @@ def checkpointed_at(directories: Iterable[Path]) -> int | None:
     """
     for folder in directories:
         with contextlib.suppress(OSError):
-            return (folder / _CHECKPOINT).stat().st_mtime_ns
+            return (folder / CHECKPOINT).stat().st_mtime_ns
     return None
 
 

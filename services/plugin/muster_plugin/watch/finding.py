@@ -9,7 +9,7 @@ first row that applies counts:
     ENDED       | anything                | NOT_SERVED     |  2 s
     HALTED      | anything                | NO_ANSWER      |  2 s
     SILENT      | anything                | NO_ANSWER      |  0 s
-    WRONG       | anything                | WRONG_ANSWER   |  0 s
+    WRONG       | anything                | WRONG_ANSWER   | 20 s
     ABSENT      | anything                | NOT_OFFERED    |  0 s
     other       | none of those expected  | NOT_REGISTERED |  8 s
     ANSWERS     | by two processes        | TWO_SERVERS    | 30 s
@@ -69,6 +69,8 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True):
     removed_s: float = 2.0
     ended_s: float = 2.0
     halted_s: float = 2.0
+    wrong_s: float = 20.0
+    """Two probes: a plugin that ends may cut a single connection."""
     unregistered_s: float = 8.0
     other_s: float = 30.0
 
@@ -97,7 +99,7 @@ def suspicion(facts: Facts, holds: Holds) -> Suspicion | None:
         case Server.SILENT:
             finding, hold_s = _Finding.NO_ANSWER, 0.0
         case Server.WRONG:
-            finding, hold_s = _Finding.WRONG_ANSWER, 0.0
+            finding, hold_s = _Finding.WRONG_ANSWER, holds.wrong_s
         case Server.ABSENT:
             finding, hold_s = _Finding.NOT_OFFERED, 0.0
         case Server.ANSWERS | Server.UNKNOWN:

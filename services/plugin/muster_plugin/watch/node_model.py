@@ -10,7 +10,6 @@ under the name of its resource or driver, or of its socket while that is unknown
 - all resources at 0 at the same time, unless that lasts.
 """
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
@@ -18,12 +17,14 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import settings
+from muster_plugin.config import watch as config_watch
 from muster_plugin.watch import expectation, finding, listings, naming, observation, sockets
 
 _Server = finding.Server
 _Finding = vocabulary.WatchedFinding
 _Kind = vocabulary.WatchedKind
 _PODS_MAX: Final = 5
+_OUR_DRIVERS: Final = ".muster.dev"
 _EVALUATED_S: Final = 3600.0
 
 
@@ -54,19 +55,18 @@ class NodeModel:
 
     def __init__(
         self,
+        watch: config_watch.Watch,
         *,
-        expect: Mapping[str, int],
-        ignore: Sequence[str],
         memory: expectation.Memory,
         timing: Timing,
         now: float,
     ) -> None:
         self.ours: frozenset[str] = frozenset()
         self._sockets = sockets.Sockets()
-        self._ignore = tuple(ignore)
+        self._watch = watch
         self._timing = timing
         self._listings = listings.Listings(
-            expect, memory.expected, settles_s=timing.kubelet_settles_s, now=now
+            watch.expect, memory.expected, settles_s=timing.kubelet_settles_s, now=now
         )
         self._resource_names = {**memory.resources}
         self._plugins: dict[str, _Plugin] = {}
@@ -188,7 +188,7 @@ class NodeModel:
         self._listings.record_kubelet(scanned.kubelet_age_s, now)
         self._has_changed |= not self._has_scanned or scanned.ours != self._our_slugs
         self._has_scanned, self._our_slugs = True, scanned.ours
-        files = tuple(file for file in scanned.sockets if not self._is_ignored(file.name))
+        files = tuple(file for file in scanned.sockets if not self._watch.ignores(file.name))
         self._sockets.record_scan(files, now)
 
     def _hurry(self, resource: str, now: float) -> None:
@@ -281,7 +281,7 @@ class NodeModel:
         is_held = self._listings.is_held(now)
         facts = {}
         for name in sorted(resources.keys() | set(self._foreign)):
-            if self._is_ours(name) or self._is_ignored(name):
+            if self._is_ours(name) or self._watch.ignores(name):
                 continue
             socket = sockets.best(resources.get(name, ()))
             listing = self._listings.count(name)
@@ -355,7 +355,7 @@ class NodeModel:
         for name, text in self._hardware.items():
             domain = name.partition("/")[0]
             is_offered = any(each.partition("/")[0].endswith(domain) for each in offered)
-            if not is_offered and not self._is_ignored(name) and not self._is_ours(name):
+            if not is_offered and not self._watch.ignores(name) and not self._is_ours(name):
                 known = finding.Facts(server=_Server.ABSENT, detail=text)
                 facts[name] = known, vocabulary.Watched(name=name)
         return facts
@@ -363,7 +363,5 @@ class NodeModel:
     # Names
 
     def _is_ours(self, name: str) -> bool:
-        return name in self.ours or settings.slug(name) in self._our_slugs
-
-    def _is_ignored(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._ignore)
+        is_driver = name.endswith(_OUR_DRIVERS)
+        return is_driver or name in self.ours or settings.slug(name) in self._our_slugs

@@ -8,12 +8,15 @@ when the kubelet drops the plugin.
 
 import collections
 import contextlib
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from muster_plugin.watch import finding, observation
 
 SOCKETS_MAX: Final = 256
+_AT_ONCE_MAX: Final = 16
 PERIOD_S: Final = 15.2
 """With the deadline of a probe, a plugin that stops is noticed within 20 s."""
 _UNWATCHED_PERIOD_S: Final = 20.0
@@ -102,12 +105,13 @@ class Socket:
         if probed.identity != self.file.identity:
             return
         asked_at, self._asked_at = self._asked_at, None
-        if probed.answer is _Answer.REFUSED:
+        if probed.answer is _Answer.REFUSED and probed.process is None:
             self._due_at = now + _REFUSED_S[min(self._refusals, len(_REFUSED_S) - 1)]
             self._refusals += 1
         else:
             self._refusals = 0
-            self._connected.append(now)
+            if probed.process is not None:
+                self._connected.append(now)
             self._due_at = (now if asked_at is None else asked_at) + self._period_s(probed)
         if probed.answer is _Answer.INCONCLUSIVE:
             return
@@ -125,6 +129,16 @@ class Socket:
         if self.process is not None and self.process.identity == identity:
             self.has_ended, self.halted, self.changed_at = True, "", now
             self._due_at = now
+
+    @property
+    def is_leftover(self) -> bool:
+        """Whether it was refused again and again, and has never answered."""
+        return self.answer is _Answer.REFUSED and not self.has_answered and self._refusals > 1
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a probe has no result yet."""
+        return self._asked_at is not None and not self.is_removed
 
     def is_due(self, now: float) -> bool:
         """Return whether a probe is due now."""
@@ -147,7 +161,7 @@ class Socket:
     def _server_by_answer(self, name: str) -> tuple[_Server, str]:
         match self.answer:
             case _Answer.REFUSED:
-                return _Server.ENDED, f"connections to {name} are refused"
+                return _Server.ENDED, self.detail or f"connections to {name} are refused"
             case _Answer.SILENT:
                 return _Server.SILENT, f"{name} accepts connections, but {self.detail}"
             case _Answer.WRONG:
@@ -220,8 +234,10 @@ class Sockets:
 
     def __init__(self) -> None:
         self._by_path: dict[str, Socket] = {}
-        self.left_out = 0
-        """How many sockets are too many to be watched."""
+        self._waiting: dict[str, observation.SocketFile] = {}
+        """The files that are too many to be watched."""
+        self._dead: set[tuple[str, str]] = set()
+        """The files of those that made room because they were refused."""
         self.has_changed = False
         """Whether the state of any socket has changed; to be reset by the reader."""
 
@@ -239,22 +255,32 @@ class Sockets:
                 socket.remove_file(now)
             else:
                 del self._by_path[path]
-        self.left_out = 0
         for path, file in present.items():
             if path in self._by_path:
                 with self._observed(path) as socket:
                     socket.replace_file(file, now)
-            elif len(self._by_path) < SOCKETS_MAX:
-                self._by_path[path] = Socket(file, now)
-                self.has_changed = True
-            else:
-                self.left_out += 1
+        self._dead &= {(file.path, file.identity) for file in files}
+        self._waiting = {
+            path: file
+            for path, file in present.items()
+            if path not in self._by_path and (path, file.identity) not in self._dead
+        }
+        self._admit(now)
+
+    @property
+    def left_out(self) -> int:
+        """How many sockets are not watched, because there are too many."""
+        return len(self._waiting) + len(self._dead)
 
     def record_probe(self, probed: observation.Probed, now: float) -> None:
         """Take in the result of a probe."""
         if probed.path in self._by_path:
             with self._observed(probed.path) as socket:
                 socket.record(probed, now)
+            if self._waiting and socket.is_leftover:
+                self._dead.add((probed.path, socket.file.identity))
+                self.forget(probed.path)
+                self._admit(now)
 
     def record_end(self, ended: observation.ProcessEnded, now: float) -> None:
         """Take in that a process has ended."""
@@ -273,13 +299,25 @@ class Sockets:
         self._by_path.pop(path, None)
 
     def due(self, now: float) -> list[observation.Probe]:
-        """Return the probes to start now."""
-        return [socket.start_probe(now) for socket in self if socket.is_due(now)]
+        """Return the probes to start now, a few at a time."""
+        free = _AT_ONCE_MAX - sum(socket.is_asked for socket in self)
+        due = (socket for socket in self if socket.is_due(now))
+        return [socket.start_probe(now) for socket in itertools.islice(due, max(0, free))]
 
     def next_deadline(self) -> float | None:
         """Return when the next probe is due."""
+        asked = [socket for socket in self if socket.is_asked]
+        if len(asked) >= _AT_ONCE_MAX:
+            return min(socket.next_deadline() or math.inf for socket in asked)
         deadlines = (socket.next_deadline() for socket in self)
         return min((at for at in deadlines if at is not None), default=None)
+
+    def _admit(self, now: float) -> None:
+        """Watch those that wait, as far as there is room."""
+        while self._waiting and len(self._by_path) < SOCKETS_MAX:
+            path = next(iter(self._waiting))
+            self._by_path[path] = Socket(self._waiting.pop(path), now)
+            self.has_changed = True
 
     @contextlib.contextmanager
     def _observed(self, path: str) -> Iterator[Socket]:

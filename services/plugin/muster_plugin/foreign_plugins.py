@@ -1,0 +1,70 @@
+"""Adapter: the plugins that muster does not run: their watch starts after the registrations.
+
+The packages of the watch are imported only if it is enabled (see `lean`).
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Final
+
+from muster import machine, vocabulary
+from muster_plugin.config import settings
+from muster_plugin.kubelet import podresources, resource_manager
+
+if TYPE_CHECKING:
+    from muster_plugin.watch import watcher
+
+_PERIOD_S: Final = 2.5
+
+
+class ForeignPlugins:
+    """Watches the plugins of a node if that is configured; `on_change` gets each change."""
+
+    def __init__(
+        self,
+        chosen: settings.Settings,
+        node: str,
+        resources: resource_manager.ResourcePlugins,
+        *,
+        new_runner: machine.NewRunner,
+        on_change: Callable[[vocabulary.PluginObserved], None],
+    ) -> None:
+        self.watcher: watcher.Watcher | None = None
+        """None if nothing is watched, or not yet."""
+        self._chosen = chosen
+        self._node = node
+        self._resources = resources
+        self._new_runner = new_runner
+        self._on_change = on_change
+
+    @property
+    def poll_period_s(self) -> float:
+        """How often the kubelet should be asked what it lists."""
+        return _PERIOD_S if self._chosen.watch.enabled else podresources.PERIOD_S
+
+    @property
+    def watched(self) -> tuple[vocabulary.Watched, ...]:
+        """All watched plugins."""
+        return self.watcher.watched if self.watcher is not None else ()
+
+    def on_listing(self, listing: podresources.Listing | None) -> None:
+        """Take in what the kubelet lists; None if it does not answer."""
+        if self.watcher is not None:
+            self.watcher.on_listing(listing)
+
+    def tasks(self) -> tuple[Coroutine[object, object, None], ...]:
+        """Return what runs as long as the process does."""
+        return (self._run(),) if self._chosen.watch.enabled else ()
+
+    async def _run(self) -> None:
+        """Watch until cancelled, as soon as the node's own resources are registered."""
+        await self._resources.wait_for_first_answers()
+        from muster_plugin.watch import watcher  # noqa: PLC0415  # see `lean`
+
+        self.watcher = watcher.Watcher(
+            self._chosen,
+            self._node,
+            new_runner=self._new_runner,
+            ours=lambda: (*self._resources,),
+            on_change=self._on_change,
+        )
+        await self.watcher.run()

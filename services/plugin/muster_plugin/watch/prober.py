@@ -1,0 +1,211 @@
+"""Adapter: probes sockets: one connection each, one call, and what came of it.
+
+A plugin is asked for its options, as the kubelet does when it registers; a socket in the registry
+is asked what it is. The connection is closed in order, and nothing is read beyond a limit.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from google.protobuf import message
+
+from muster import vocabulary
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import pluginregistration_pb2 as pr
+from muster_plugin.watch import observation, processes, unary_call
+
+TIMEOUT_S: Final = 4.0
+_STEP_S: Final = 0.5
+_LAG_MAX_S: Final = 1.0
+_AT_ONCE_MAX: Final = 8
+_READ_BYTES: Final = 16_384
+_NAME_MAX: Final = 253
+_DETAIL_MAX: Final = 300
+_OPTIONS: Final = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
+_INFO: Final = "/pluginregistration.Registration/GetInfo"
+_KINDS: Final = {
+    "DevicePlugin": vocabulary.WatchedKind.DEVICE_PLUGIN,
+    "DRAPlugin": vocabulary.WatchedKind.DRA_DRIVER,
+    "CSIPlugin": vocabulary.WatchedKind.CSI_DRIVER,
+}
+_Answer = observation.Answer
+_Message = TypeVar("_Message", bound=message.Message)
+
+
+class _Result(Exception):
+    """What came of a probe; raised where it ends early."""
+
+    def __init__(
+        self, answer: _Answer, detail: str = "", *, driver: observation.Driver | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.answer = answer
+        self.detail = detail[:_DETAIL_MAX]
+        self.driver = driver
+
+
+class Prober:
+    """Probes sockets below `root`, a few at a time; `on_result` gets each result.
+
+    `on_problem` gets why a socket may not be connected to.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        watch: processes.ProcessWatch,
+        *,
+        on_result: Callable[[observation.Probed], None],
+        on_problem: Callable[[str], None],
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.counts = dict.fromkeys(_Answer, 0)
+        self._root = root
+        self._timeout_s = timeout_s
+        self._watch = watch
+        self._on_result = on_result
+        self._on_problem = on_problem
+        self._free = asyncio.Semaphore(_AT_ONCE_MAX)
+
+    async def probe(self, file: observation.SocketFile) -> None:
+        """Probe one socket."""
+        async with self._free:
+            probed = await self._probed(file)
+        self.counts[probed.answer] += 1
+        self._on_result(probed)
+
+    async def _probed(self, file: observation.SocketFile) -> observation.Probed:
+        process: observation.Process | None = None
+        try:
+            with self._connected(self._root / file.path, file.identity) as connection:
+                process = self._watch.peer(connection, file.path)
+                result = await self._asked(connection, file)
+        except _Result as failed:
+            result = failed
+        return observation.Probed(
+            path=file.path,
+            identity=file.identity,
+            answer=result.answer,
+            detail=result.detail,
+            process=process,
+            driver=result.driver,
+        )
+
+    async def _asked(self, connection: socket.socket, file: observation.SocketFile) -> _Result:
+        """Return the answer of a socket that is served. Raises _Result for another one."""
+        if file.directory is observation.Directory.REGISTRY:
+            driver = _driver(await _called(connection, _INFO, self._timeout_s), file)
+            self._connect_to(driver)
+            return _Result(_Answer.ANSWERED, driver=driver)
+        answer = await _called(connection, _OPTIONS, self._timeout_s)
+        _decoded(dp.DevicePluginOptions, answer)
+        return _Result(_Answer.ANSWERED)
+
+    def _connected(self, path: Path, identity: str = "") -> socket.socket:
+        """Return a connection to the socket that has this identity. Raises _Result."""
+        with contextlib.ExitStack() as undo:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.callback(connection.close)
+            connection.settimeout(0)
+            try:
+                status = path.lstat()
+                is_same = not identity or identity_of(status) == identity
+                _expect(stat.S_ISSOCK(status.st_mode) and is_same)
+                connection.connect(str(path))
+            except OSError as error:
+                raise self._refusal(path, error) from None
+            undo.pop_all()
+        return connection
+
+    def _refusal(self, path: Path, error: OSError) -> _Result:
+        if error.errno == errno.ECONNREFUSED:
+            return _Result(_Answer.REFUSED)
+        if error.errno == errno.EAGAIN:
+            return _Result(_Answer.SILENT, "nobody accepts them any more: its queue is full")
+        if error.errno == errno.EPROTOTYPE:
+            return _Result(_Answer.WRONG, "it is no stream socket")
+        if error.errno != errno.ENOENT:
+            self._on_problem(f"{path}: cannot be connected to: {error.strerror}")
+        return _Result(_Answer.INCONCLUSIVE)
+
+    def _connect_to(self, driver: observation.Driver) -> None:
+        """Connect to the endpoint of a driver, and no more. Raises _Result."""
+        path = Path(driver.endpoint)
+        if not driver.endpoint or not path.parent.is_dir():
+            return
+        try:
+            self._connected(path).close()
+        except _Result as result:
+            if result.answer is _Answer.REFUSED or not os.path.lexists(path):
+                text = f"connections to its endpoint {path} are refused"
+                raise _Result(_Answer.REFUSED, text, driver=driver) from None
+
+
+def identity_of(status: os.stat_result) -> str:
+    """Return what identifies a socket's file; the inode's number alone may be used again."""
+    return f"{status.st_ino}.{status.st_ctime_ns}"
+
+
+async def _called(connection: socket.socket, method: str, timeout_s: float) -> bytes:
+    """Call a method without arguments; return its answer. Raises _Result."""
+    loop = asyncio.get_running_loop()
+    reader = unary_call.UnaryAnswer()
+    ends_at = loop.time() + timeout_s
+    try:
+        await loop.sock_sendall(connection, unary_call.request(method, timeout_s=timeout_s))
+        while reader.outcome is None:
+            now = loop.time()
+            if now >= ends_at:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_STEP_S, ends_at - now)):
+                    reader.receive(await loop.sock_recv(connection, _READ_BYTES))
+            _expect(loop.time() - now <= _STEP_S + _LAG_MAX_S)
+            _send(connection, reader.to_send)
+            reader.to_send = b""
+        outcome = reader.end()
+        _send(connection, unary_call.GOODBYE)
+    except OSError as error:
+        raise _Result(_Answer.WRONG, f"it cuts the connection: {error.strerror}") from None
+    if outcome is None:
+        name = method.rpartition("/")[2]
+        raise _Result(_Answer.SILENT, f"{name} was not answered within {timeout_s:g} s")
+    if outcome.problem:
+        raise _Result(_Answer.WRONG, outcome.problem)
+    return outcome.message
+
+
+def _expect(is_conclusive: bool) -> None:  # noqa: FBT001  # a condition has one value
+    if not is_conclusive:
+        raise _Result(_Answer.INCONCLUSIVE)
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    """Send what fits; a server that does not read does without."""
+    if data:
+        with contextlib.suppress(BlockingIOError):
+            connection.send(data)
+
+
+def _driver(answer: bytes, file: observation.SocketFile) -> observation.Driver:
+    """Return what a socket in the registry is. Raises _Result."""
+    info = _decoded(pr.PluginInfo, answer)
+    kind = _KINDS.get(info.type)
+    if kind is None or not info.name or len(info.name) > _NAME_MAX or not info.name.isprintable():
+        raise _Result(_Answer.WRONG, f"it says that it is {info.type!r} {info.name!r}")
+    is_own = info.endpoint in {"", file.path} or info.endpoint.endswith(f"/{file.path}")
+    return observation.Driver(kind=kind, name=info.name, endpoint="" if is_own else info.endpoint)
+
+
+def _decoded(kind: type[_Message], answer: bytes) -> _Message:
+    try:
+        return kind.FromString(answer)
+    except message.DecodeError:
+        raise _Result(_Answer.WRONG, "its answer is no message of the protocol") from None

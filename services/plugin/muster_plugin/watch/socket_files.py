@@ -1,0 +1,105 @@
+"""Adapter: the files in the kubelet's directories: sockets, the checkpoint, and what was learned.
+
+Nothing but sockets is looked at: no link is followed, and no pipe is opened.
+"""
+
+import contextlib
+import itertools
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from muster_plugin.config import settings
+from muster_plugin.kubelet import socket_directory
+from muster_plugin.watch import checkpoint, expectation, observation, prober
+
+ENTRIES_MAX: Final = 20_000
+_NAME_BYTES_MAX: Final = 107
+_MEMORY: Final = Path(settings.SOCKET_DIRECTORY) / socket_directory.LOCK_DIRECTORY / "watched.json"
+_MEMORY_BYTES_MAX: Final = 1024 * 1024
+_OURS: Final = "muster-"
+"""Sockets of the device plugin and of the FUSE broker."""
+
+
+def scan(root: Path) -> observation.Scanned:
+    """Return the sockets of other plugins below the kubelet's directory. Raises OSError."""
+    files: list[observation.SocketFile] = []
+    ours = set()
+    kubelet_age_s = None
+    for directory in observation.Directory:
+        for entry in _sockets(root / directory):
+            name = entry.name
+            status = entry.stat(follow_symlinks=False)
+            if name == socket_directory.KUBELET_SOCKET:
+                kubelet_age_s = max(0.0, time.time() - status.st_ctime)
+            elif slug := settings.slug_of(name):
+                ours.add(slug)
+            elif not name.startswith(_OURS):
+                files.append(
+                    observation.SocketFile(
+                        directory=directory,
+                        name=name,
+                        identity=prober.identity_of(status),
+                        created_at=status.st_ctime_ns,
+                    )
+                )
+    files.sort(key=lambda file: -file.created_at)
+    return observation.Scanned(
+        sockets=tuple(files), kubelet_age_s=kubelet_age_s, ours=frozenset(ours)
+    )
+
+
+def _sockets(directory: Path) -> Iterator[os.DirEntry[str]]:
+    if directory.name == settings.REGISTRY_DIRECTORY and not directory.is_dir():
+        return
+    with os.scandir(directory) as entries:
+        for entry in itertools.islice(entries, ENTRIES_MAX):
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) and _is_plain(entry):
+                    yield entry
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    return entry.name.isprintable() and len(os.fsencode(entry.name)) <= _NAME_BYTES_MAX
+
+
+def read_checkpoint(root: Path) -> checkpoint.Checkpoint | None:
+    """Return the kubelet's checkpoint; None without one. Raises OSError or ValueError."""
+    for directory in socket_directory.both(root):
+        text = _read(directory / socket_directory.CHECKPOINT, checkpoint.BYTES_MAX)
+        if text is not None:
+            return checkpoint.decode(text)
+    return None
+
+
+def read_memory(root: Path) -> expectation.Memory:
+    """Return what was learned before. Raises OSError or ValueError."""
+    text = _read(root / _MEMORY, _MEMORY_BYTES_MAX)
+    return expectation.Memory() if text is None else expectation.decode(text)
+
+
+def write_memory(root: Path, text: bytes) -> None:
+    """Keep what was learned. Raises OSError."""
+    path = root / _MEMORY
+    path.parent.mkdir(exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_bytes(text)
+    new.replace(path)
+
+
+def _read(path: Path, bytes_max: int) -> bytes | None:
+    """Return a regular file's content; None without a file. Raises OSError or ValueError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as opened:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > bytes_max:
+            raise ValueError(f"{status.st_size} bytes are more than {bytes_max}")
+        return opened.read(bytes_max)

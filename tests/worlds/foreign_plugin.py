@@ -1,0 +1,30 @@
+"""Device plugins of somebody else: `tests/programs/foreign_plugin.py` as a process."""
+
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from tests.worlds import kubelets
+
+
+@contextlib.asynccontextmanager
+async def running(
+    directory: Path, name: str, resource: str, count: int
+) -> AsyncIterator[kubelets.Program]:
+    """Run it as a process until it is registered."""
+    arguments = (str(directory), name, resource, str(count))
+    async with kubelets.running("-m", "tests.programs.foreign_plugin", *arguments) as program:
+        await program.said("registered")
+        yield program
+
+
+async def log(program: kubelets.Program) -> list[dict[str, Any]]:
+    """End the process; return what it logged after it registered."""
+    with contextlib.suppress(ProcessLookupError):
+        program.process.send_signal(signal.SIGCONT)
+        program.process.kill()
+    out, _ = await program.process.communicate()
+    return [json.loads(line) for line in out.splitlines()]
