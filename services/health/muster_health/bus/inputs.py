@@ -137,7 +137,7 @@ class Inputs:
                     await self.put(_report(event))
 
     async def _watch_streams(self) -> None:
-        """Report whether a full stream removes messages too early, every few seconds."""
+        """Check every few seconds whether a full stream removes messages too early."""
         while True:
             client = await self._link.client()
             with contextlib.suppress(*connection.LOST):

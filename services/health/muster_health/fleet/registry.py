@@ -124,7 +124,7 @@ class Registry:
         return [each for each in watched if each.agent == agent.plugin]
 
     def list_nodes(self) -> list[tracked_plugin.TrackedPlugin]:
-        """Record that all nodes of the cluster are known; return the plugins on others."""
+        """Record that all nodes of the cluster are known; return plugins on any other nodes."""
         self._has_all_nodes = True
         return [
             tracked

@@ -56,7 +56,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: int = 0
     ends_at: datetime | None = None
     grave: bool = False
-    """Only read, never written: an earlier version stored here that FLAPPING was critical."""
+    """Read from stored alerts, never written: earlier versions marked a critical FLAPPING by it."""
     flapping: bool = False
     """Whether the plugin fails again and again."""
     advice: str = ""
@@ -94,7 +94,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def resolved(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> "Alert":
-        """Return the alert as resolved, with evidence of why it ended.
+        """Return the alert as resolved, with the evidence for its end.
 
         The latest reason is dropped from the summary, because it is no longer true.
         """
@@ -194,7 +194,7 @@ def changed(
     """Return the event for an alert that fires, changes or is resolved.
 
     Among the alerts of the fleet, one about a noisy node has the node's name as its `resource`.
-    Alerts about watched plugins have a runbook of their own, with a section for each kind.
+    Alerts about watched plugins have their own runbook, with a section for each kind.
     """
     resource = alert.resource
     if alert.kind is AlertKind.NOISY_NODE:
@@ -246,7 +246,7 @@ def of_event(event: vocabulary.AlertChanged) -> Alert:
 
 
 def event_id(alert: vocabulary.AlertChanged) -> str:
-    """Return the id of an alert's change; by it, NATS drops duplicates after a crash."""
+    """Return the id of an alert's change; NATS uses it to drop duplicates after a crash."""
     return f"{alert.fingerprint}:{alert.starts_at.isoformat()}:{alert.change}:{alert.state}"
 
 
@@ -287,25 +287,25 @@ _SUMMARY: Final = {
 _ADVICE: Final = {
     AlertKind.PLUGIN_DOWN: "check the plugin's pod: its last log lines, its exit code, its node",
     AlertKind.STUCK: "take a stack dump of the plugin, then delete its pod",
-    AlertKind.NODE_DOWN: "repair the node; its plugins come back with it",
+    AlertKind.NODE_DOWN: "repair the node; its plugins then recover by themselves",
     AlertKind.UNREACHABLE: "check the network between the node and NATS; pods still get devices",
-    AlertKind.DEREGISTERED: "read the kubelet's and the plugin's log, then delete the plugin's pod",
+    AlertKind.DEREGISTERED: "read the kubelet's and plugin's logs, then delete the plugin's pod",
     AlertKind.MISMATCH: "compare the node's allocatable with the plugin's devices",
     AlertKind.MISSING: "find out why the DaemonSet has no running pod on this node",
     AlertKind.MAINTENANCE_OVERDUE: "finish the maintenance, or find out why the plugin is not back",
-    AlertKind.FLAPPING: "check the plugin's restarts, and what happens before each",
+    AlertKind.FLAPPING: "find out when the plugin restarts, and what happens just before",
     AlertKind.SPLIT_BRAIN: "stop the older one of the two processes",
-    AlertKind.DEGRADED: "check the node's load, and the health checker named in the evidence",
-    AlertKind.DEVICE_UNHEALTHY: "move the named pods; look up the code in the runbook",
+    AlertKind.DEGRADED: "check the node's load and the health checker that the evidence names",
+    AlertKind.DEVICE_UNHEALTHY: "move the pods named in the alert; look up the code in the runbook",
     AlertKind.DEVICE_DEGRADED: "watch the device; plan a replacement",
     AlertKind.DEVICE_UNMONITORED: "a fault would go unnoticed: find out why it cannot be monitored",
     AlertKind.DEVICES_SHORT: "look for the missing devices: lspci, dmesg, cables",
-    AlertKind.FUSE_MOUNT_HUNG: "look at the program that serves the mount, then restart it",
-    AlertKind.FUSE_DAEMON_DIED: "have the pod mount again: read its log, then delete the pod",
+    AlertKind.FUSE_MOUNT_HUNG: "find out why the program serving the mount hangs, then restart it",
+    AlertKind.FUSE_DAEMON_DIED: "read the pod's log, then delete the pod so that it mounts again",
     AlertKind.FUSE_POD_TERMINATING: "abort the mount's connection on the node; the pod then ends",
     AlertKind.CLOCK_SKEW: "check time synchronization on the node, and on health's own node",
-    AlertKind.NOISY_NODE: "find out what sends on the node; cordon it if nothing explains that",
-    AlertKind.EVICTIONS: "find out which nodes fill the stream: many publish too much, or one does",
+    AlertKind.NOISY_NODE: "find out what sends so much; cordon the node if nothing explains it",
+    AlertKind.EVICTIONS: "find out which nodes fill the stream, and why they publish so much",
     AlertKind.STORM: "look for the common cause first; verdicts on single plugins follow",
-    AlertKind.MORE_ALERTS: "see them all with `muster status`",
+    AlertKind.MORE_ALERTS: "run `muster status` to see all of them",
 }

@@ -286,7 +286,7 @@ async def missing_permissions(
 ) -> list[Permission]:
     """Return the permissions that the API denies.
 
-    If the API does not answer, a permission counts as granted: the request itself will tell.
+    If the API does not answer, a permission counts as granted: the request will show if it is.
     """
     allowed = await asyncio.gather(*(_is_allowed(api, entry, timeout_s) for entry in permissions))
     return [entry for entry, is_ours in zip(permissions, allowed, strict=True) if not is_ours]

@@ -212,7 +212,7 @@ class NodeConditionWriter:
         """Store a verdict; return False if it comes from an earlier leader than the last verdict.
 
         Leaders' terms grow even if their bucket is lost (see muster.nats.jetstream). Plugins that
-        muster only watches have a limit of their own; those that are well make room.
+        muster only watches have a separate limit; healthy ones are dropped to make room.
         """
         verdicts = self._verdicts.setdefault(verdict.node, {})
         newest = verdicts.get(verdict.plugin)

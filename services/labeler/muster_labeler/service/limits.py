@@ -10,7 +10,7 @@ from muster_labeler.service import decisions
 NODES_MAX: Final = 20_000
 """Applies while the cluster's nodes are unknown; once they are known, only they count."""
 MESSAGES_MAX: Final = vocabulary.PLUGINS_MAX * vocabulary.PAGES_MAX
-"""How many messages the inventories of one node consist of at most."""
+"""The maximum number of messages in the inventories of one node."""
 GPUS_MAX: Final = 1_024
 """GPUs per plugin."""
 DEVICES_MAX: Final = 10_000

@@ -1,4 +1,4 @@
-"""Adapter: the bus: reads the reports of plugins and health within limits; knows how late it is.
+"""Adapter: the bus: reads the reports of plugins and health within limits; measures its delay.
 
 Unwanted messages are rejected by their subject alone, so that a node that floods the stream delays
 the others as little as possible.

@@ -13,7 +13,7 @@ from typing import Final
 from muster import matching, vocabulary
 
 ALL_LABELS: Final = "..."
-"""In `group_by`: all labels, so that each alert is a group of its own (as in Alertmanager)."""
+"""In `group_by`: all labels, so that each alert forms its own group (as in Alertmanager)."""
 
 LABEL_NAMES: Final = matching.LABELS
 

@@ -115,7 +115,7 @@ class Handover:
         if self._connection is None:
             return
         reader, writer = self._connection
-        # if the predecessor has died meanwhile, its servers have ended already
+        # if the predecessor has died in the meantime, its servers have already ended
         with contextlib.suppress(OSError, ValueError, TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 await _send(writer, Finish())
@@ -141,7 +141,7 @@ class Handover:
                 )
             except OSError as error:
                 logs.logger().warning("handover_not_possible", error=str(error))
-                # the resources are served all the same
+                # the resources are served anyway
                 await asyncio.Event().wait()
                 return
             try:
