@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from muster.kubernetes import known_plugins, objects, plugin_objects, scheduling
 from muster.kubernetes.plugin_objects import Pod
 
@@ -23,6 +25,12 @@ NOT_READY_S: Final = 300.0
 """How long a plugin's pod may be not Ready, as after an update that pulls an image."""
 OTHER_TYPES: Final = frozenset({"", "k3s", "rke2"})
 """Instance types that say nothing about the machine: distributions give them to all nodes."""
+GPU_LABELS: Final = (
+    "nvidia.com/gpu.present",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-count",
+)
+"""Labels of nodes with NVIDIA's GPUs: GPU feature discovery's, GKE's and Karpenter's."""
 _TYPE: Final = "node.kubernetes.io/instance-type"
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
@@ -272,6 +280,32 @@ def _groups(nodes: Iterable[NodeFacts]) -> dict[tuple[str, str], Group]:
             for name in {each.plugin.name for each in node.plugins if each.is_serving()}:
                 groups.setdefault((node.type, name), Group()).add(node)
     return groups
+
+
+def trimmed_node(node: objects.Node) -> objects.Node:
+    """Return a node with only what is read here: there may be ten thousand."""
+    replace = msgspec.structs.replace
+    kept = {_TYPE, *GPU_LABELS}
+    labels = {key: value for key, value in node.labels.items() if key in kept}
+    metadata = replace(node.metadata, labels=labels, annotations=None, managed_fields=None)
+    status = node.status or objects.NodeStatus()
+    ready = objects.condition(node.conditions, "Ready")
+    return replace(
+        node,
+        metadata=metadata,
+        status=replace(
+            status,
+            capacity={k: v for k, v in node.capacity.items() if scheduling.is_extended(k)},
+            allocatable={k: v for k, v in node.allocatable.items() if scheduling.is_extended(k)},
+            conditions=(ready,) if ready else None,
+        ),
+    )
+
+
+def trimmed_pod(pod: Pod) -> Pod:
+    """Return a pod without what keeps the page of the list that it came from in memory."""
+    metadata = msgspec.structs.replace(pod.metadata, annotations=None, managed_fields=None)
+    return msgspec.structs.replace(pod, metadata=metadata)
 
 
 def is_relevant(pod: Pod, more: Sequence[known_plugins.KnownPlugin] = ()) -> bool:

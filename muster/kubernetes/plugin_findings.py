@@ -29,12 +29,6 @@ _RECENT_S: Final = 600.0
 _REJECTED_S: Final = 3600.0
 """A pod that was refused longer ago says nothing about today."""
 _RESTARTS_MIN: Final = 5
-_GPU_LABELS: Final = (
-    "nvidia.com/gpu.present",
-    "cloud.google.com/gke-accelerator",
-    "karpenter.k8s.aws/instance-gpu-count",
-)
-"""Labels of nodes with NVIDIA's GPUs: GPU feature discovery's, GKE's and Karpenter's."""
 
 
 def evaluate(facts: Facts) -> Iterable[PluginFinding]:
@@ -295,7 +289,9 @@ def _expected(facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod) -
     if resource.startswith("nvidia.com/"):
         labels = node.node.labels
         reasons += [
-            f"{k}={labels[k]}" for k in _GPU_LABELS if labels.get(k, "0") not in {"0", "false"}
+            f"{k}={labels[k]}"
+            for k in plugin_facts.GPU_LABELS
+            if labels.get(k, "0") not in {"0", "false"}
         ]
     return tuple(reasons)
 

@@ -77,10 +77,10 @@ class PluginReader:
             logs.logger().info("plugins_read", problems=self.problems)
 
     async def _view(self) -> plugin_facts.View:
-        pods = await self._all("/api/v1/pods", plugin_objects.Pod, self._is_relevant)
+        pods = await self._all("/api/v1/pods", plugin_objects.Pod, self._shown)
         query = {"fieldSelector": "reason=FailedPrepareDynamicResources"}
         events = await self._all("/api/v1/events", plugin_objects.Event, query=query)
-        nodes = await self._all("/api/v1/nodes", objects.Node)
+        nodes = await self._all("/api/v1/nodes", objects.Node, plugin_facts.trimmed_node)
         now = self._api.now()
         if nodes is None or pods is None or now is None:
             raise _Unread("nodes and pods cannot be listed")
@@ -98,14 +98,15 @@ class PluginReader:
             more=self._more,
         )
 
-    def _is_relevant(self, pod: plugin_objects.Pod) -> bool:
-        return plugin_facts.is_relevant(pod, self._more)
+    def _shown(self, pod: plugin_objects.Pod) -> plugin_objects.Pod | None:
+        is_relevant = plugin_facts.is_relevant(pod, self._more)
+        return plugin_facts.trimmed_pod(pod) if is_relevant else None
 
     async def _all(
         self,
         path: str,
         shape: type[Shape],
-        is_relevant: Callable[[Shape], bool] = lambda _: True,
+        keep: Callable[[Shape], Shape | None] = lambda entry: entry,
         *,
         query: Mapping[str, str] | None = None,
     ) -> list[Shape] | None:
@@ -118,7 +119,7 @@ class PluginReader:
                 async for page in pages:
                     for item in page.items:
                         with contextlib.suppress(*api.UNREADABLE):
-                            if is_relevant(entry := decoder.decode(item)):
+                            if (entry := keep(decoder.decode(item))) is not None:
                                 kept.append(entry)
                     if len(kept) > _OBJECTS_MAX:
                         raise _Unread(f"{path}: more than {_OBJECTS_MAX}")

@@ -326,16 +326,11 @@ def gpus_by_node(slices: Sequence[model.ResourceSlice]) -> dict[str, sources.Kin
 
 
 def _node(raw: objects.Node) -> FullNode:
-    # what is not decoded would keep the whole page of the list in memory
-    metadata = msgspec.structs.replace(raw.metadata, managed_fields=None)
-    return FullNode(projection.node(raw), msgspec.structs.replace(raw, metadata=metadata))
+    return FullNode(projection.node(raw), plugin_facts.trimmed_node(raw))
 
 
 def _pod(raw: plugin_objects.Pod) -> FullPod | None:
-    shown = None
-    if plugin_facts.is_relevant(raw):
-        metadata = msgspec.structs.replace(raw.metadata, managed_fields=None)
-        shown = msgspec.structs.replace(raw, metadata=metadata)
+    shown = plugin_facts.trimmed_pod(raw) if plugin_facts.is_relevant(raw) else None
     kept = FullPod(projection.pod(raw), shown)
     return kept if kept.pod or kept.raw else None
 
