@@ -428,6 +428,68 @@ def test_with_the_agent_the_plugins_that_it_watches_are_forgotten() -> None:
     assert (list(service.detector.plugins()), world.alerts()) == ([], [])
 
 
+# the Kubernetes API alone
+
+SHOWN: Final = msgspec.structs.replace(DOWN, socket="", text="allocatable is 0 of 4")
+
+
+def show(world: World, watched: vocabulary.Watched, node: str = "a") -> None:
+    for service in world.services:
+        service.feed(signals.ClusterObserved(node=node, watched=watched))
+
+
+def test_what_the_api_alone_shows_leads_to_a_verdict_until_it_is_over() -> None:
+    world = World("a")
+    world.run(5.0)
+    show(world, vocabulary.Watched(name=AMD))
+    assert len(list(world.services[0].detector.plugins())) == 1
+    world.plugins["a"].others = (POD,)
+    show(world, SHOWN)
+    world.run(2.0)
+    reached = published(world, "a")[-1]
+    assert (reached.verdict, reached.evidence[0].source) == (Verdict.PLUGIN_DOWN, "kubernetes")
+    detector = world.services[0].detector
+    (shown,) = (p for p in detector.shown_plugins(world.services[0].clock) if "watched" in p)
+    assert (shown["observed"], shown["agent"]) == (True, "")
+    show(world, vocabulary.Watched(name=AMD))
+    world.run(20.0)
+    assert (verdicts(world, "a")[-1], world.alerts()) == (Verdict.HEALTHY, [])
+
+
+def test_an_agent_on_the_node_knows_better_than_the_api() -> None:
+    world = world_of("a")
+    show(world, SHOWN)
+    world.run(60.0)
+    assert verdicts(world, "a") == [Verdict.HEALTHY]
+    world.observe("a", DOWN)
+    world.run(5.0)
+    show(world, vocabulary.Watched(name=AMD))
+    world.crash(3.0)
+    show(world, vocabulary.Watched(name=AMD))
+    world.run(60.0)
+    assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
+
+
+def test_what_only_the_api_shows_of_a_driver_counts_beside_the_agent() -> None:
+    world = world_of("a")
+    world.observe("a", msgspec.structs.replace(WELL, kind=WatchedKind.DRA_DRIVER))
+    stale = vocabulary.Watched(
+        name=AMD, kind=WatchedKind.DRA_DRIVER, finding=WatchedFinding.FEWER_DEVICES
+    )
+    show(world, stale)
+    world.run(5.0)
+    assert verdicts(world, "a")[-1] is Verdict.MISMATCH
+
+
+def test_an_observation_of_an_unknown_node_is_refused() -> None:
+    world = world_of("a")
+    world.services[0].feed(signals.NodeOffers(node="a", offers={}))
+    world.services[0].feed(signals.NodesListed())
+    show(world, SHOWN, "elsewhere")
+    refused = [out for out in world.noted if isinstance(out, signals.Noted) and out.refusal]
+    assert {out.refusal for out in refused} == {limits.Refusal.UNKNOWN_NODE}
+
+
 # restarts of health
 
 

@@ -558,7 +558,8 @@ class World:
         if plugin is not None and before is not None and question.watched:
             before = None if self.mute else replace(before, pods=plugin.others)
         if plugin is not None and question.resources:
-            assert question.resources == (GPU,) or question.resources[0] in plugin.watched
+            is_watched = question.plugin.startswith(vocabulary.WATCHED_PREFIX)
+            assert is_watched or question.resources == (GPU,)
             before = None if self.mute else signals.Facts(holders=plugin.holders)
             at = self._listed_at = max(self._listed_at, self.now) + self.list_s
             at = self.now + question.timeout_s if self.mute else at

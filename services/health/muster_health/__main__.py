@@ -23,7 +23,7 @@ from muster_health import metrics
 from muster_health.bus import inputs, nats_connections, outputs, self_monitoring
 from muster_health.bus import inputs as bus_probes
 from muster_health.fleet import detector
-from muster_health.kubernetes import watches
+from muster_health.kubernetes import plugin_reader, watches
 from muster_health.model import config, signals
 from muster_health.replay import recorder
 
@@ -64,13 +64,23 @@ async def serve(settings: config.Settings) -> None:
             if kubernetes
             else None
         )
+        reader = (
+            plugin_reader.PluginReader(
+                kubernetes,
+                incoming.put,
+                is_leading=lambda: election.term() is not None,
+                more=settings.cluster.known,
+            )
+            if kubernetes and settings.cluster.reads_plugins
+            else None
+        )
         outgoing = outputs.Outputs(
             connected, election, incoming.put, prober=prober, alarms=alarms, cluster=cluster
         )
         driven: machine.Machine[signals.Input, signals.Output] = watched
         if settings.recording.file:
             driven = _recorded(watched, settings, stack, has_cluster=kubernetes is not None)
-        state = functools.partial(_state, watched, election, monitor, outgoing, cluster)
+        state = functools.partial(_state, watched, election, monitor, outgoing, cluster, reader)
 
         def problem() -> str | None:
             return connected.link.problem() or outgoing.problem() or election.problem()
@@ -109,6 +119,7 @@ async def serve(settings: config.Settings) -> None:
                 is_disconnected=lambda: watched.is_disconnected,
             ),
             *([cluster.run()] if cluster else []),
+            *([reader.run()] if reader else []),
         )
 
 
@@ -179,6 +190,7 @@ def _state(
     monitor: nats_connections.ConnectionMonitor,
     outgoing: outputs.Outputs,
     cluster: watches.ClusterWatcher | None,
+    reader: plugin_reader.PluginReader | None,
 ) -> probes.Answer:
     """Return the state of the service, as `/state` shows it."""
     now = asyncio.get_running_loop().time()
@@ -192,7 +204,9 @@ def _state(
             "position": watched.position,
             "advisories": monitor.problem or "received",
             "telling": outgoing.problem() or "",
-            "cluster": cluster.problems if cluster else "no Kubernetes API is configured",
+            "cluster": cluster.problems | (reader.problems if reader else {})
+            if cluster
+            else "no Kubernetes API is configured",
         },
     }
     return 200, "application/json", msgspec.json.encode(state)

@@ -67,7 +67,8 @@ class Detector(effects.Fleet):
         """Yield what `/state` shows about each plugin, and whether a watched one is observed."""
         for plugin in self._registry.plugins.values():
             if isinstance(plugin, watched_plugin.WatchedPlugin):
-                yield plugin.shown(now) | {"observed": self._is_observed(plugin)}
+                is_observed = not plugin.agent or self._is_observed(plugin)
+                yield plugin.shown(now) | {"observed": is_observed}
             else:
                 yield plugin.shown(now)
 
@@ -136,6 +137,8 @@ class Detector(effects.Fleet):
                 outs = self._reconnected(at, now)
             case signals.ServerEvent(server=server, what=what):
                 self._fleet.server(server, what, now)
+            case signals.ClusterObserved():
+                outs = self._cluster_observed(event, now)
             case signals.ExpectedNodes():
                 outs = self._expected(event, now)
             case signals.NodeOffers():
@@ -205,6 +208,17 @@ class Detector(effects.Fleet):
             if isinstance(effect, steps.WatchedReported):
                 outs += self._follow_watched(plugin, effect, now)
         return outs
+
+    def _cluster_observed(self, event: signals.ClusterObserved, now: float) -> list[signals.Output]:
+        name = event.watched.name
+        known = self._registry.find(event.node, vocabulary.watched_plugin(name))
+        if known is None and event.watched.finding is vocabulary.WatchedFinding.NONE:
+            return []
+        plugin = self._registry.find_or_watch(event.node, name, now)
+        if isinstance(plugin, limits.Refusal):
+            return [signals.refused(plugin, event.node)]
+        observed = steps.Observed(watched=event.watched, agent="")
+        return self._act(plugin, plugin.receive(observed, now), now)
 
     def _hand_on(
         self, node: str, name: str, event: steps.Event, now: float

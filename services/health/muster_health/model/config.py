@@ -146,6 +146,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         tuple[known_plugins.KnownPlugin, ...], msgspec.Meta(max_length=known_plugins.ENTRIES_MAX)
     ] = ()
     """Plugins that muster does not run, by image or label, beside the well-known ones."""
+    reads_plugins: bool = False
+    """Whether to read every minute what the API shows of plugins that muster does not run."""
 
     def __post_init__(self) -> None:
         """Refuse a context without a kubeconfig, and a plugin that is listed twice."""

@@ -39,7 +39,6 @@ class Pod:
     revision: str = ""
     current: str = ""
     age_s: float | None = None
-    """Known only of a watched plugin's pod."""
 
     @property
     def runs(self) -> bool:
@@ -311,6 +310,7 @@ Input = (
     | Disconnected
     | ServerEvent
     | ClusterAnswered
+    | ClusterObserved
     | ExpectedNodes
     | NodeOffers
     | NodesListed

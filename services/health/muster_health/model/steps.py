@@ -143,7 +143,8 @@ class NotExpected:
 class Observed:
     """Event: what the agent (its plugin name) of the node observes of a watched plugin.
 
-    `causes` are the agent's possible common causes of failures, such as the zone.
+    Without an agent, it is what the Kubernetes API shows. `causes` are the agent's possible common
+    causes of failures, such as the zone.
     """
 
     watched: vocabulary.Watched

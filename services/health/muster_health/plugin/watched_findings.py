@@ -96,12 +96,30 @@ def resources_of(watched: vocabulary.Watched) -> tuple[str, ...]:
     return (watched.name,) if is_resource else ()
 
 
+def combined(
+    by_agent: vocabulary.Watched | None, by_cluster: vocabulary.Watched
+) -> tuple[vocabulary.Watched, str]:
+    """Return the observation that counts, and whose it is.
+
+    An agent on the node sees more, and sooner. But only the Kubernetes API shows what a driver
+    offers: its slices and claims.
+    """
+    if by_agent is None:
+        return by_cluster, "kubernetes"
+    is_about_driver = by_cluster.kind is vocabulary.WatchedKind.DRA_DRIVER
+    is_more = is_about_driver and by_cluster.finding is not WatchedFinding.NONE
+    if by_agent.finding is WatchedFinding.NONE and is_more:
+        return by_cluster, "kubernetes"
+    return by_agent, "agent"
+
+
 def problem(
     watched: vocabulary.Watched,
     offers: Mapping[str, signals.Offer] | None,
     *,
     grace_s: float,
     mismatch_s: float,
+    source: str = "agent",
 ) -> Problem | None:
     """Return what is wrong, or None; `offers` is what the node offers, None if that is unknown."""
     if watched.finding is WatchedFinding.NONE:
@@ -111,7 +129,7 @@ def problem(
         verdict=verdict,
         rule=rule,
         resources=resources_of(watched),
-        evidence=_observed(watched),
+        evidence=_observed(watched, source),
         grace_s=grace_s,
     )
 
@@ -171,10 +189,10 @@ def _offered_otherwise(
     )
 
 
-def _observed(watched: vocabulary.Watched) -> tuple[vocabulary.Evidence, ...]:
+def _observed(watched: vocabulary.Watched, source: str) -> tuple[vocabulary.Evidence, ...]:
     text = watched.text or _WORDS[watched.finding]
     place = f" ({watched.socket})" if watched.socket else ""
-    seen = [evidence.of("agent", f"{watched.name}{place}: {text}")]
+    seen = [evidence.of(source, f"{watched.name}{place}: {text}")]
     counts = (
         f"{count} {word}"
         for count, word in (
@@ -186,7 +204,7 @@ def _observed(watched: vocabulary.Watched) -> tuple[vocabulary.Evidence, ...]:
     )
     devices = ", ".join(counts)
     if devices:
-        seen.append(evidence.of("agent", f"devices: {devices}"))
+        seen.append(evidence.of(source, f"devices: {devices}"))
     if watched.process:
-        seen.append(evidence.of("agent", f"served by {watched.process}"))
+        seen.append(evidence.of(source, f"served by {watched.process}"))
     return tuple(seen)

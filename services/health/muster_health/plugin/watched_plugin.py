@@ -43,6 +43,8 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
     """One watched plugin on one node; `now` is the receiver's monotonic time in seconds."""
 
     __slots__ = (
+        "_by_agent",
+        "_by_cluster",
         "_evaluate_due",
         "_forgetting",
         "_repair_due",
@@ -66,6 +68,9 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         self._evaluate_due: float | None = None
         self._repair_due: float | None = None
         self._forgetting = _Forgetting(now + _WEEK_S)
+        self._by_agent: vocabulary.Watched | None = None
+        self._by_cluster = vocabulary.Watched(name=name)
+        """What the Kubernetes API shows of it."""
         self._saved = vocabulary.Watched(name=name)
         """What was observed before this process began."""
 
@@ -189,10 +194,17 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
 
     def _observe(self, observed: steps.Observed, now: float) -> list[steps.Effect]:
         watched = watched_findings.bounded(observed.watched)
-        self.agent = observed.agent
-        self.causes = (f"resource={self.name}", *observed.causes)
         self._forgetting = _Forgetting(now + _WEEK_S)
-        self.machine.watched = watched
+        if observed.agent:
+            self.agent, self._by_agent = observed.agent, watched
+            self.causes = (f"resource={self.name}", *observed.causes)
+        else:
+            self._by_cluster = watched
+        if self._by_agent is None and self.agent:
+            # a former process knew its agent, whose observation counts for more
+            return [steps.CHANGED]
+        watched, source = watched_findings.combined(self._by_agent, self._by_cluster)
+        self.machine.watched, self.machine.source = watched, source
         self.reported.resources = watched_findings.resources_of(watched)
         self.subject.holders = watched.pods
         return self._effects(self.machine.evaluate(now), now)

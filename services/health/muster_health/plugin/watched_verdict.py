@@ -52,10 +52,19 @@ _ANSWER_LOST_S: Final = 10.0
 class WatchedMachine(verdict.VerdictMachine):
     """The verdict's state machine for one watched plugin. `now` is our monotonic time in seconds.
 
-    `name` is the resource or driver, `watched` what this process observed last.
+    `name` is the resource or driver, `watched` what was observed last, by `source`.
     """
 
-    __slots__ = ("_answer", "_ask_not_before", "_asked", "_attempts", "_seen", "name", "watched")
+    __slots__ = (
+        "_answer",
+        "_ask_not_before",
+        "_asked",
+        "_attempts",
+        "_seen",
+        "name",
+        "source",
+        "watched",
+    )
 
     def __init__(
         self,
@@ -75,7 +84,7 @@ class WatchedMachine(verdict.VerdictMachine):
             recovery=recovery,
             investigation=investigation,
         )
-        self.name = ""
+        self.name, self.source = "", "agent"
         self.watched: vocabulary.Watched | None = None
         self._asked = 0
         """The number of the current query to Kubernetes; 0 without one."""
@@ -97,6 +106,7 @@ class WatchedMachine(verdict.VerdictMachine):
             self.reported.offers,
             grace_s=grace_s,
             mismatch_s=self.context.settings.mismatch_s,
+            source=self.source,
         )
         return self.sign_of_life(problem, now, counts=False)
 
@@ -233,7 +243,9 @@ class WatchedMachine(verdict.VerdictMachine):
         return self._has_problem(problem, now)
 
     def _alive_evidence(self) -> vocabulary.Evidence:
+        if self.source != "agent":
+            return evidence.of(self.source, "nothing is wrong with it")
         return evidence.of("agent", "it answers, and the kubelet lists its devices")
 
     def _recovery_evidence(self) -> vocabulary.Evidence:
-        return evidence.of("agent", "nothing is wrong with it any more")
+        return evidence.of(self.source, "nothing is wrong with it any more")

@@ -84,6 +84,7 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "Disconnected": signals.Disconnected,
     "ServerEvent": signals.ServerEvent,
     "ClusterAnswered": signals.ClusterAnswered,
+    "ClusterObserved": signals.ClusterObserved,
     "ExpectedNodes": signals.ExpectedNodes,
     "NodeOffers": signals.NodeOffers,
     "NodesListed": signals.NodesListed,
