@@ -44,6 +44,10 @@ _IN_CHART: Final = (
     (r"(kube-node-lease), muster\]", r"\1, {{ .Release.Namespace }}]"),
 )
 
+_PLUGIN: Final = re.compile(
+    r"^kind: DaemonSet\nmetadata:(?: \{|\n(?: .*\n)* +)name: muster-plugin\b", re.MULTILINE
+)
+
 _FUSE: Final = "components/fuse-broker"
 _FUSE_WEBHOOK: Final = "components/fuse-webhook"
 
@@ -60,6 +64,32 @@ _POD: Final = re.compile(
     r"app\.kubernetes\.io/name: muster-(?P<name>[a-z-]+))",
     re.MULTILINE,
 )
+
+
+_WATCHING: Final = (
+    ("maxSurge: 10%", "maxSurge: {{ if .Values.watch.enabled }}0{{ else }}10%{{ end }}"),
+    ("maxUnavailable: 0", "maxUnavailable: {{ if .Values.watch.enabled }}10%{{ else }}0{{ end }}"),
+    (
+        r"(\{name: (?:device-plugins|plugins-registry), mountPath: [^}]+)\}",
+        r"\1{{ if .Values.watch.enabled }}, readOnly: true{{ end }}}",
+    ),
+    (
+        r"(\n( +)name: (?:device-plugins|plugins-registry))(?=\n +- mountPath)",
+        r"\1\n{{- if .Values.watch.enabled }}\n\2readOnly: true\n{{- end }}",
+    ),
+    (
+        r"(\n( +)serviceAccountName: muster-plugin)",
+        r"\1\n{{- if .Values.watch.hostPID }}\n\2hostPID: true\n{{- end }}",
+    ),
+)
+"""What the overlay `watch` and the component `watch-processes` change, in both styles of YAML."""
+_AFTER: Final = {
+    "volumeMounts": r"\n( +)- (?:\{name: pod-resources, mountPath: .*\}"
+    r"|mountPath: \S+\n +name: pod-resources\n +readOnly: true)",
+    "volumes": r"\n( +)- (?:\{name: pod-resources, hostPath: .*\}"
+    r"|hostPath:\n +path: \S+\n +type: Directory\n +name: pod-resources)",
+}
+"""After which entry of a list the component `watch-drivers` puts its own."""
 
 
 _MADE: Final = re.compile(r"(    # made by .*\n)(?:.*\n)*(    # the end of what is made\n)")
@@ -147,6 +177,13 @@ def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
         "monitoring": {"enabled": False},
         "production": {"enabled": False},
         "fuse": {"enabled": False, "webhook": {"enabled": False}},
+        "watch": {
+            "enabled": False,
+            "expect": {},
+            "ignore": [],
+            "drivers": False,
+            "hostPID": False,
+        },
         "settings": settings,
     }
     text = yaml.safe_dump(values, sort_keys=False)
@@ -187,10 +224,31 @@ def _parts(component: str) -> list[str]:
 
 def _template(text: str, source: str) -> bytes:
     """Return manifests as Helm reads them."""
+    text = "\n---\n".join(
+        _watching(part) if _PLUGIN.search(part) else part for part in text.split("\n---\n")
+    )
     for pattern, put in _IN_CHART:
         text = re.sub(pattern, put, text, flags=re.MULTILINE)
     text = _POD.sub(_with_checksum, text)
     return f"{{{{- /* made by scripts/manifests.py from {source} */ -}}}}\n{text}".encode()
+
+
+def _watching(text: str) -> str:
+    """Return the plugin's DaemonSet with what the values of `watch` change in it."""
+    for pattern, put in _WATCHING:
+        text = re.sub(pattern, put, text)
+    component = ROOT / "k8s/components/watch-drivers/kustomization.yaml"
+    (patch,) = yaml.safe_load(component.read_text("utf-8"))["patches"]
+    for name, entry in _AFTER.items():
+        (match,) = re.finditer(entry, text)
+        added = [
+            f"{match[1]}- {json.dumps(operation['value'])}\n"
+            for operation in yaml.safe_load(patch["patch"])
+            if operation["path"].split("/")[-2] == name
+        ]
+        block = f"\n{{{{- if .Values.watch.drivers }}}}\n{''.join(added)}{{{{- end }}}}"
+        text = f"{text[: match.end()]}{block}{text[match.end() :]}"
+    return text
 
 
 def _with_checksum(match: re.Match[str]) -> str:

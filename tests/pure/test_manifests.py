@@ -7,8 +7,10 @@ import posixpath
 import re
 import subprocess
 import warnings
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 import kubernetes_validate
 import msgspec
@@ -111,9 +113,11 @@ def test_the_plugin_has_no_rights_at_the_api_and_the_mounts_it_needs(overlay: st
         for m in pod["containers"][0]["volumeMounts"]
         if m["mountPath"] not in {"/etc/nats-tls", "/var/run/cdi", "/var/run/secrets/muster-nats"}
     }
+    # who only watches connects to sockets and makes none
+    makes_none = overlay == "watch"
     assert mounts == {
-        "/var/lib/kubelet/device-plugins": False,
-        "/var/lib/kubelet/plugins_registry": False,
+        "/var/lib/kubelet/device-plugins": makes_none,
+        "/var/lib/kubelet/plugins_registry": makes_none,
         "/var/lib/kubelet/pod-resources": True,
         "/dev": True,
         "/dev/pts": True,
@@ -412,6 +416,97 @@ def test_the_chart_with_monitoring_says_what_the_component_says(tmp_path: Path) 
     assert worlds_manifests.by_name(
         of_chart({"monitoring": {"enabled": True}})
     ) == worlds_manifests.by_name(expected)
+
+
+WATCHES: Final = {"watch": {"enabled": True}}
+
+
+def test_who_only_watches_offers_nothing_and_no_plugin_is_asked_by_two() -> None:
+    tree = yaml.safe_load(file_in("watch", "muster-plugin-settings", "plugin.yaml"))
+    assert tree == {"apiVersion": "muster.dev/v1", "watch": {"enabled": True}}
+    strategy = only("watch", "DaemonSet", "muster-plugin")["spec"]["updateStrategy"]
+    assert strategy["rollingUpdate"] == {"maxUnavailable": "10%", "maxSurge": 0}
+
+
+def test_who_only_watches_has_the_rights_and_mounts_of_a_plugin_and_none_for_more() -> None:
+    minimal, watch = pods("minimal")["muster-plugin"], pods("watch")["muster-plugin"]
+    (ours,), (theirs,) = watch["containers"], minimal["containers"]
+    assert watch["volumes"][:5] == minimal["volumes"][:5]
+    assert {m["mountPath"] for m in ours["volumeMounts"]} == {
+        m["mountPath"] for m in theirs["volumeMounts"]
+    }
+    assert ours["securityContext"] == theirs["securityContext"]
+    roles = {"ClusterRole", "Role"}
+    rights = [[o for o in objects(each) if o["kind"] in roles] for each in ("minimal", "watch")]
+    assert rights[0] == rights[1]
+
+
+@pytest.mark.parametrize("overlay", ["minimal", "watch", "openshift", "production"])
+def test_the_nodes_processes_are_seen_only_with_the_component_for_it(
+    overlay: str, tmp_path: Path
+) -> None:
+    before = worlds_manifests.by_name(objects(overlay))
+    after = worlds_manifests.by_name(
+        worlds_manifests.with_component(overlay, "watch-processes", where=tmp_path)
+    )
+    changed = {key for key in before if before[key] != after[key]}
+    plugin = after["DaemonSet", "muster", "muster-plugin"]["spec"]["template"]["spec"]
+    assert plugin.pop("hostPID") is True
+    assert plugin == pods(overlay)["muster-plugin"] | {"volumes": plugin["volumes"]}
+    constraints = ("SecurityContextConstraints", "", "muster-plugin")
+    assert after.get(constraints, {"allowHostPID": True})["allowHostPID"] is True
+    assert {kind for kind, _, _ in changed} <= {"DaemonSet", "SecurityContextConstraints"}
+
+
+def test_the_folders_of_drivers_are_read_only_and_keep_no_volume_mounted(tmp_path: Path) -> None:
+    installed = worlds_manifests.with_component("watch", "watch-drivers", where=tmp_path)
+    (plugin,) = [o["spec"]["template"]["spec"] for o in installed if o["kind"] == "DaemonSet"]
+    before = [m["name"] for m in pods("watch")["muster-plugin"]["containers"][0]["volumeMounts"]]
+    added = [m for m in plugin["containers"][0]["volumeMounts"] if m["name"] not in before]
+    assert added == [
+        {
+            "name": "plugins",
+            "mountPath": "/var/lib/kubelet/plugins",
+            "readOnly": True,
+            "mountPropagation": "HostToContainer",
+        },
+        {"name": "cdi-static", "mountPath": "/etc/cdi", "readOnly": True},
+        {"name": "cdi-dynamic", "mountPath": "/var/run/cdi", "readOnly": True},
+    ]
+    paths = {v["name"]: v["hostPath"]["path"] for v in plugin["volumes"] if "hostPath" in v}
+    assert {m["name"]: m["mountPath"] for m in added}.items() <= paths.items()
+
+
+def test_the_chart_that_watches_says_what_the_overlay_says() -> None:
+    expected = [o for o in objects("watch") if o["kind"] != "Namespace"]
+    assert worlds_manifests.by_name(of_chart(WATCHES)) == worlds_manifests.by_name(expected)
+
+
+@pytest.mark.parametrize("overlay", ["watch", "production"])
+def test_the_chart_that_sees_more_says_what_the_components_say(
+    overlay: str, tmp_path: Path
+) -> None:
+    components = ("watch-processes", "watch-drivers")
+    expected = [
+        o
+        for o in worlds_manifests.with_component(overlay, *components, where=tmp_path)
+        if o["kind"] != "Namespace"
+    ]
+    more = {"hostPID": True, "drivers": True, "enabled": overlay == "watch"}
+    values = {"watch": more, "production": {"enabled": overlay == "production"}}
+    assert worlds_manifests.by_name(of_chart(values)) == worlds_manifests.by_name(expected)
+
+
+def test_the_chart_for_production_watches_as_the_overlay_does() -> None:
+    def plugin(installed: Sequence[Object]) -> Object:
+        (daemonset,) = [o for o in installed if o["kind"] == "DaemonSet"]
+        return {
+            "strategy": daemonset["spec"]["updateStrategy"],
+            "mounts": daemonset["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][:5],
+        }
+
+    both = of_chart({**WATCHES, "production": {"enabled": True}})
+    assert plugin(both) == plugin(objects("watch"))
 
 
 def test_the_chart_puts_everything_where_it_is_installed() -> None:

@@ -73,18 +73,20 @@ def test_every_exception_is_explained_and_no_other_is_said(tmp_path: Path) -> No
     needed = {exception for overlay in manifests.OVERLAYS for exception in exceptions(overlay)}
     parts = ("fuse-broker", "fuse-nri", "fuse-dra")
     with_fuse = manifests.with_component("minimal", *parts, where=tmp_path)
-    needed |= _refused(
-        {
-            o["metadata"]["name"]: o["spec"]["template"]["spec"]
-            for o in with_fuse
-            if o["kind"] == "DaemonSet"
-        }
-    )
+    seeing = manifests.with_component("watch", "watch-processes", "watch-drivers", where=tmp_path)
+    for installed in (with_fuse, seeing):
+        needed |= _refused(
+            {
+                o["metadata"]["name"]: o["spec"]["template"]["spec"]
+                for o in installed
+                if o["kind"] == "DaemonSet"
+            }
+        )
     assert needed == explained().keys()
     assert all(len(reason) > len("because") for reason in explained().values())
 
 
-@pytest.mark.parametrize("overlay", ["minimal", "fuse", "production"])
+@pytest.mark.parametrize("overlay", ["minimal", "fuse", "production", "watch"])
 def test_only_the_plugin_is_an_exception_and_by_these_alone(overlay: str) -> None:
     assert exceptions(overlay) == {
         "muster-plugin: runAsUser 0",

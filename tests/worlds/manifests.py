@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-OVERLAYS: Final = ("minimal", "fuse", "gpu", "openshift", "production")
+OVERLAYS: Final = ("minimal", "fuse", "gpu", "openshift", "production", "watch")
 FOREIGN: Final = {"SecurityContextConstraints"}
 """Kinds that Kubernetes itself does not have."""
 CENTRAL: Final = ("health", "labeler", "notifier")
