@@ -19,132 +19,70 @@ are never harmed.
 
 import argparse
 import asyncio
-import base64
-import contextlib
 import itertools
-import json
 import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
-import muster
-import muster_health
-import muster_plugin
-from bench import foreign_plugin, programs, report
+from bench import foreign_plugin, programs, report, watched_node
 from muster import vocabulary
-from muster.local import processes, stack
 from muster.vocabulary import Verdict, WatchedFinding
 
-_NODE: Final = "node-a"
-_PLUGINS: Final = 6
-_DEVICES: Final = 4
 _PROBE_S: Final = 15.0
 """The pace of probes: a fault is made at any moment between two of them."""
 _SETTLE_S: Final = 20.0
-_NEVER_S: Final = 60.0
-"""What did not come after this time counts as so long."""
+_NEVER_S: Final = watched_node.NEVER_S
 _MEMORY_MIB: Final = 44
 _CPU_PERCENT: Final = 0.15
 _PER_MINUTE: Final = 4
-_CALM: Final = {
-    "patience_s": 0,
-    "flap_falls": 1000,
-    "hold_s": 0.1,
-    "hold_max_s": 0.1,
-    "recover_s": 1,
-}
-
-
-class Plugin:
-    """One plugin that is watched: a process of its own at a socket of the kubelet's directory."""
-
-    def __init__(self, kubelet: Path, resource: str, notes: Path) -> None:
-        self.resource = resource
-        self.notes = notes
-        self._kubelet = kubelet
-        self._process: asyncio.subprocess.Process | None = None
-        # as generic-device-plugin names its sockets
-        encoded = base64.urlsafe_b64encode(resource.encode()).decode().rstrip("=")
-        self.socket = kubelet / "device-plugins" / f"gdp-{encoded}-{time.time_ns() // 10**9}.sock"
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        assert self._process is not None, "started"
-        return self._process.pid
-
-    async def start(self) -> None:
-        """Start it; it registers by itself."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.foreign_plugin", str(self._kubelet), self.resource),
-            *(self.socket.name, str(_DEVICES), str(self.notes)),
-            stdout=asyncio.subprocess.DEVNULL,
-        )
-
-    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """End it, and wait until it has ended."""
-        if self._process is not None:
-            processes.send(self._process, number)
-            await self._process.wait()
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        assert self._process is not None, "started"
-        processes.send(self._process, number)
-
-    def noted(self, what: str, began: float, ended: float) -> int:
-        """Return how often it noted something between two monotonic times."""
-        lines = (line.split() for line in self.notes.read_text().splitlines())
-        return sum(each == what and began <= float(at) < ended for at, each in lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault: how it is made and mended, and what must follow within so many seconds."""
 
-    make: Callable[[Plugin], Awaitable[None]]
-    mend: Callable[[Plugin], Awaitable[None]]
+    make: Callable[[watched_node.Plugin], Awaitable[None]]
+    mend: Callable[[watched_node.Plugin], Awaitable[None]]
     finding: WatchedFinding
     verdict: Verdict
     within_s: float
 
 
-async def _stop(plugin: Plugin) -> None:
+async def _stop(plugin: watched_node.Plugin) -> None:
     plugin.signal(signal.SIGSTOP)
 
 
-async def _resume(plugin: Plugin) -> None:
+async def _resume(plugin: watched_node.Plugin) -> None:
     plugin.signal(signal.SIGCONT)
 
 
-async def _remove(plugin: Plugin) -> None:
+async def _remove(plugin: watched_node.Plugin) -> None:
     plugin.socket.unlink()
 
 
-async def _restart(plugin: Plugin) -> None:
+async def _restart(plugin: watched_node.Plugin) -> None:
     await plugin.end()
     await plugin.start()
 
 
-async def _end_streams(plugin: Plugin) -> None:
+async def _end_streams(plugin: watched_node.Plugin) -> None:
     plugin.signal(signal.SIGUSR1)
 
 
-async def _register(plugin: Plugin) -> None:
+async def _register(plugin: watched_node.Plugin) -> None:
     plugin.signal(signal.SIGUSR2)
 
 
 # fmt: off
 FAULTS: Final[Mapping[str, Fault]] = {
     "killed": Fault(
-        make=Plugin.end, mend=Plugin.start, within_s=5.0,
+        make=watched_node.Plugin.end, mend=watched_node.Plugin.start, within_s=5.0,
         finding=WatchedFinding.NOT_SERVED, verdict=Verdict.PLUGIN_DOWN,
     ),
     "stopped": Fault(
@@ -163,62 +101,6 @@ FAULTS: Final[Mapping[str, Fault]] = {
 # fmt: on
 
 
-class Observer:
-    """What the agent and health publish of watched plugins: each change, and the state now."""
-
-    def __init__(self, url: str) -> None:
-        self.changes: list[tuple[float, str, WatchedFinding | Verdict]] = []
-        """When, of which plugin (for a verdict by its name on the bus), and what."""
-        self.listed: set[str] = set()
-        self._url = url
-        self._changed = asyncio.Condition()
-
-    async def follow(self) -> None:
-        """Collect what is published from now on."""
-        async for event in muster.events("*", url=self._url):
-            now = time.monotonic()
-            match event.data:
-                case vocabulary.PluginObserved(watched=watched):
-                    self.changes.append((now, watched.name, watched.finding))
-                case vocabulary.InventoryReported(watched=several):
-                    self.listed |= {watched.name for watched in several}
-                case vocabulary.VerdictChanged(plugin=plugin, verdict=verdict):
-                    self.changes.append((now, plugin, verdict))
-                case _:
-                    continue
-            async with self._changed:
-                self._changed.notify_all()
-
-    async def until(self, holds: Callable[[], bool], within_s: float) -> bool:
-        """Wait until something holds; return whether it did in time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s), self._changed:
-                await self._changed.wait_for(holds)
-                return True
-        return False
-
-    async def delay_s(self, name: str, what: WatchedFinding | Verdict, began: float) -> float:
-        """Return how long after `began` this was published; at most `_NEVER_S`."""
-
-        def seen() -> float | None:
-            return next(
-                (at - began for at, *of in self.changes if at >= began and of == [name, what]), None
-            )
-
-        left_s = began + _NEVER_S - time.monotonic()
-        await self.until(lambda: seen() is not None, max(0.0, left_s))
-        delay = seen()
-        return _NEVER_S if delay is None else min(delay, _NEVER_S)
-
-    def others(self, name: str, expected: Sequence[WatchedFinding]) -> Counter[WatchedFinding]:
-        """Count the findings about a plugin that nobody caused."""
-        return Counter(
-            what
-            for _, of, what in self.changes
-            if of == name and isinstance(what, WatchedFinding) and what not in expected
-        )
-
-
 @dataclass
 class Samples:
     """Seconds from each fault to what followed."""
@@ -228,91 +110,7 @@ class Samples:
     load: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """What runs: the plugins, the agent that watches them, and who listens."""
-
-    plugins: Sequence[Plugin]
-    agent: asyncio.subprocess.Process
-    observer: Observer
-    is_real: bool
-
-    @property
-    def kubelet(self) -> str:
-        """Which kubelet it is."""
-        return "a real kubelet" if self.is_real else "the stand-in for the kubelet"
-
-
-@contextlib.asynccontextmanager
-async def _world() -> AsyncIterator[World]:
-    named = os.environ.get("MUSTER_KUBELET_DIR")
-    async with (
-        programs.arena("bench/watch", muster, muster_plugin, muster_health) as (root, url),
-        contextlib.AsyncExitStack() as exits,
-    ):
-        node = os.environ.get("MUSTER_KUBELET_NODE", _NODE) if named else _NODE
-        kubeconfig = os.environ["KUBECONFIG"] if named else f"{root}/kubeconfig"
-        directory = Path(named) if named else _folder(root / "kubelet")
-        if not named:
-            await _stand_ins(root, directory, kubeconfig, exits)
-        cluster = {"kubeconfig": kubeconfig, "plugins": []}
-        health = {"bus": {"url": url}, "detection": _CALM, "cluster": cluster}
-        await _run(exits, root, stack.service("health", _file(root / "health.json", health)))
-        observer = Observer(url)
-        following = asyncio.create_task(observer.follow())
-        exits.callback(following.cancel)
-        plugins = [
-            Plugin(directory, f"bench.example/device-{n}", root / f"notes-{n}")
-            for n in range(_PLUGINS)
-        ]
-        for plugin in plugins:
-            exits.push_async_callback(_gone, plugin)
-            await plugin.start()
-        agent = {
-            "node": node,
-            "bus": {"url": url},
-            "kubelet": {"directory": str(directory)},
-            "watch": {"enabled": True},
-        }
-        command = (sys.executable, "-m", "muster_plugin", "--config")
-        file = _file(root / "agent.json", agent)
-        process = await exits.enter_async_context(programs.running([*command, file]))
-        yield World(plugins=plugins, agent=process, observer=observer, is_real=named is not None)
-
-
-async def _stand_ins(
-    root: Path, directory: Path, kubeconfig: str, exits: contextlib.AsyncExitStack
-) -> None:
-    api = await _run(exits, root, stack.kubernetes(kubeconfig))
-    options = ("--node", _NODE, "--dir", str(directory), "--api", api.addresses["http"])
-    await _run(exits, root, processes.Program("kubelet", "muster.local.kubelet", options))
-
-
-async def _run(
-    exits: contextlib.AsyncExitStack, root: Path, program: processes.Program
-) -> processes.Process:
-    process = processes.Process(program, root / f"{program.name}.log")
-    exits.push_async_callback(process.end)
-    await process.start()
-    return process
-
-
-async def _gone(plugin: Plugin) -> None:
-    await plugin.end()
-    plugin.socket.unlink(missing_ok=True)
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir()
-    return path
-
-
-def _file(path: Path, settings: object) -> str:
-    path.write_text(json.dumps(settings))
-    return str(path)
-
-
-async def _costs(world: World, seconds: float) -> list[report.Row]:
+async def _costs(world: watched_node.World, seconds: float) -> list[report.Row]:
     """Let the agent watch, and the plugins be watched, while nothing happens."""
     pid = world.agent.pid
     before = {plugin.pid: programs.descriptors(plugin.pid) for plugin in world.plugins}
@@ -324,7 +122,7 @@ async def _costs(world: World, seconds: float) -> list[report.Row]:
     connections = [p.noted(foreign_plugin.CONNECTED, began, ended) for p in world.plugins]
     calls = [p.noted(foreign_plugin.ASKED, began, ended) for p in world.plugins]
     grown = max(programs.descriptors(of) - count for of, count in before.items())
-    how = f"{_PLUGINS} foreign resources, {world.kubelet}, {seconds:g} s"
+    how = f"{watched_node.PLUGINS} foreign resources, {world.kubelet}, {seconds:g} s"
     minutes = (ended - began) / 60
     per_minute = max(
         max(p.noted(foreign_plugin.CONNECTED, at, at + 60) for at in _starts(began, ended))
@@ -351,7 +149,9 @@ def _starts(began: float, ended: float) -> list[float]:
     return [began + second for second in range(max(1, int(ended - began - 60) + 1))]
 
 
-async def _again(world: World, plugin: Plugin, name: str, times: int, samples: Samples) -> None:
+async def _again(
+    world: watched_node.World, plugin: watched_node.Plugin, name: str, times: int, samples: Samples
+) -> None:
     """Make a fault, and mend it, again and again."""
     fault, observer = FAULTS[name], world.observer
     verdicts_of = vocabulary.watched_plugin(plugin.resource)
@@ -373,11 +173,12 @@ async def _again(world: World, plugin: Plugin, name: str, times: int, samples: S
             await observer.delay_s(verdicts_of, Verdict.HEALTHY, began)
 
 
-def _rows(world: World, samples: Samples) -> list[report.Row]:
+def _rows(world: watched_node.World, samples: Samples) -> list[report.Row]:
     load = f"load {min(samples.load):.1f} to {max(samples.load):.1f}"
     rows = []
     for name, fault in FAULTS.items():
-        how = f"{len(samples.finding[name])} x, {world.kubelet}; {_NEVER_S:g} s: never; {load}"
+        count = len(samples.finding[name])
+        how = f"{count} x, {world.kubelet}; {_NEVER_S:g} s: never; {load}"
         rows += report.spread(
             f"{name}: {fault.finding}",
             samples.finding[name],
@@ -406,7 +207,7 @@ def _rows(world: World, samples: Samples) -> list[report.Row]:
 async def measure(options: report.Options, *, times: int, seconds: float) -> list[report.Row]:
     """Measure the costs, then the delays."""
     samples = Samples()
-    async with _world() as world:
+    async with watched_node.world() as world:
         names = {plugin.resource for plugin in world.plugins}
         if not await world.observer.until(lambda: names <= world.observer.listed, _NEVER_S):
             missing = ", ".join(sorted(names - world.observer.listed))

@@ -1,0 +1,59 @@
+"""docs/watch.md says what is there: findings, verdicts, runbooks, settings, folders."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from muster import vocabulary
+from tests.worlds import manifests
+
+PAGE: Final = (manifests.ROOT / "docs/watch.md").read_text("utf-8")
+ROWS: Final = re.findall(r"^\| ([a-z]) \| .* \|$", PAGE, re.MULTILINE)
+ALERTS: Final = re.findall(
+    r"^\| `([a-z_]+)` \| \[([A-Z_]+)\]\(runbooks/([a-z_]+)\.md\) \| ", PAGE, re.MULTILINE
+)
+
+
+def test_every_class_of_failure_has_a_row() -> None:
+    assert [letter for letter in ROWS if letter <= "p"] == [*"abcdefghijklmnop"]
+
+
+def test_every_finding_has_its_verdict_with_a_runbook() -> None:
+    findings = {finding.value for finding in vocabulary.WatchedFinding} - {"none"}
+    assert {finding for finding, _, _ in ALERTS} == findings
+    for _, verdict, runbook in ALERTS:
+        assert vocabulary.Verdict[verdict].name.lower() == runbook
+        assert (manifests.ROOT / "docs/runbooks" / f"{runbook}.md").exists()
+
+
+def test_every_finding_is_in_the_table_of_what_is_seen() -> None:
+    seen, _, _ = PAGE.partition("## What it cannot see")
+    assert [finding for finding, _, _ in ALERTS if f"`{finding}`" not in seen] == []
+
+
+def test_a_folder_made_as_the_page_says_renders_with_both_components(tmp_path: Path) -> None:
+    (written,) = re.findall(r"cat > my-muster/kustomization.yaml <<EOF\n(.*?)EOF", PAGE, re.DOTALL)
+    components = re.findall(r"^components: \[(\S+)\]$", PAGE, re.MULTILINE)
+    assert len(components) == 2
+    (tmp_path / "muster").symlink_to(manifests.ROOT)
+    folder = tmp_path / "my-muster"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(f"{written}components: [{', '.join(components)}]\n")
+    installed = [each for each in yaml.safe_load_all(manifests.render(folder)) if each]
+    (plugin,) = [o["spec"]["template"]["spec"] for o in installed if o["kind"] == "DaemonSet"]
+    assert plugin["hostPID"] is True
+    assert "/var/lib/kubelet/plugins" in {
+        volume["hostPath"]["path"] for volume in plugin["volumes"] if "hostPath" in volume
+    }
+
+
+def test_every_link_of_the_page_leads_somewhere() -> None:
+    for page, anchor in re.findall(r"\]\(([a-z_/.-]*)(?:#([a-z-]+))?\)", PAGE):
+        text = (manifests.ROOT / "docs" / page).read_text("utf-8") if page else PAGE
+        headings = {
+            re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        }
+        assert not anchor or anchor in headings, (page, anchor)
