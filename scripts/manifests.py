@@ -66,6 +66,9 @@ _POD: Final = re.compile(
 )
 
 
+_KEPT: Final = (
+    "{name: device-plugins, mountPath: /var/lib/kubelet/device-plugins/muster, subPath: muster}"
+)
 _WATCHING: Final = (
     ("maxSurge: 10%", "maxSurge: {{ if .Values.watch.enabled }}0{{ else }}10%{{ end }}"),
     ("maxUnavailable: 0", "maxUnavailable: {{ if .Values.watch.enabled }}10%{{ else }}0{{ end }}"),
@@ -78,20 +81,15 @@ _WATCHING: Final = (
         r"\1\n{{- if .Values.watch.enabled }}\n\2readOnly: true\n{{- end }}",
     ),
     (
+        r"(\n +)(?=- (?:\{name: pod-resources, mountPath|mountPath: \S+/pod-resources\n))",
+        rf"\n{{{{- if .Values.watch.enabled }}}}\1- {_KEPT}\n{{{{- end }}}}\1",
+    ),
+    (
         r"(\n( +)serviceAccountName: muster-plugin)",
         r"\1\n{{- if .Values.watch.hostPID }}\n\2hostPID: true\n{{- end }}",
     ),
 )
 """What the overlay `watch` and the component `watch-processes` change, in both styles of YAML."""
-_AFTER: Final = {
-    "volumeMounts": r"\n( +)- (?:\{name: pod-resources, mountPath: .*\}"
-    r"|mountPath: \S+\n +name: pod-resources\n +readOnly: true)",
-    "volumes": r"\n( +)- (?:\{name: pod-resources, hostPath: .*\}"
-    r"|hostPath:\n +path: \S+\n +type: Directory\n +name: pod-resources)",
-}
-"""After which entry of a list the component `watch-drivers` puts its own."""
-
-
 _MADE: Final = re.compile(r"(    # made by .*\n)(?:.*\n)*(    # the end of what is made\n)")
 
 
@@ -239,14 +237,15 @@ def _watching(text: str) -> str:
         text = re.sub(pattern, put, text)
     component = ROOT / "k8s/components/watch-drivers/kustomization.yaml"
     (patch,) = yaml.safe_load(component.read_text("utf-8"))["patches"]
-    for name, entry in _AFTER.items():
-        (match,) = re.finditer(entry, text)
-        added = [
-            f"{match[1]}- {json.dumps(operation['value'])}\n"
-            for operation in yaml.safe_load(patch["patch"])
+    operations = yaml.safe_load(patch["patch"])
+    for name in ("volumeMounts", "volumes"):
+        (match,) = re.finditer(rf"\n +{name}:(?=(\n +)- )", text)
+        added = "".join(
+            f"{match[1]}- {json.dumps(operation['value'])}"
+            for operation in operations
             if operation["path"].split("/")[-2] == name
-        ]
-        block = f"\n{{{{- if .Values.watch.drivers }}}}\n{''.join(added)}{{{{- end }}}}"
+        )
+        block = f"\n{{{{- if .Values.watch.drivers }}}}{added}\n{{{{- end }}}}"
         text = f"{text[: match.end()]}{block}{text[match.end() :]}"
     return text
 

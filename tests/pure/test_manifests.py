@@ -113,9 +113,10 @@ def test_the_plugin_has_no_rights_at_the_api_and_the_mounts_it_needs(overlay: st
         for m in pod["containers"][0]["volumeMounts"]
         if m["mountPath"] not in {"/etc/nats-tls", "/var/run/cdi", "/var/run/secrets/muster-nats"}
     }
-    # who only watches connects to sockets and makes none
+    # who only watches connects to sockets and makes none; what it learns is in a folder of its own
     makes_none = overlay == "watch"
-    assert mounts == {
+    own = {"/var/lib/kubelet/device-plugins/muster": False} if makes_none else {}
+    assert mounts == own | {
         "/var/lib/kubelet/device-plugins": makes_none,
         "/var/lib/kubelet/plugins_registry": makes_none,
         "/var/lib/kubelet/pod-resources": True,
@@ -431,10 +432,21 @@ def test_who_only_watches_offers_nothing_and_no_plugin_is_asked_by_two() -> None
 def test_who_only_watches_has_the_rights_and_mounts_of_a_plugin_and_none_for_more() -> None:
     minimal, watch = pods("minimal")["muster-plugin"], pods("watch")["muster-plugin"]
     (ours,), (theirs,) = watch["containers"], minimal["containers"]
-    assert watch["volumes"][:5] == minimal["volumes"][:5]
-    assert {m["mountPath"] for m in ours["volumeMounts"]} == {
-        m["mountPath"] for m in theirs["volumeMounts"]
-    }
+    hosts = [[v for v in pod["volumes"] if "hostPath" in v] for pod in (minimal, watch)]
+    assert hosts[0] == hosts[1]
+    assert [m for m in ours["volumeMounts"] if m not in theirs["volumeMounts"]] == [
+        {"name": f"{name}", "mountPath": f"/var/lib/kubelet/{folder}", "readOnly": True}
+        for name, folder in (
+            ("device-plugins", "device-plugins"),
+            ("plugins-registry", "plugins_registry"),
+        )
+    ] + [
+        {
+            "name": "device-plugins",
+            "mountPath": "/var/lib/kubelet/device-plugins/muster",
+            "subPath": "muster",
+        }
+    ]
     assert ours["securityContext"] == theirs["securityContext"]
     roles = {"ClusterRole", "Role"}
     rights = [[o for o in objects(each) if o["kind"] in roles] for each in ("minimal", "watch")]
@@ -461,8 +473,8 @@ def test_the_nodes_processes_are_seen_only_with_the_component_for_it(
 def test_the_folders_of_drivers_are_read_only_and_keep_no_volume_mounted(tmp_path: Path) -> None:
     installed = worlds_manifests.with_component("watch", "watch-drivers", where=tmp_path)
     (plugin,) = [o["spec"]["template"]["spec"] for o in installed if o["kind"] == "DaemonSet"]
-    before = [m["name"] for m in pods("watch")["muster-plugin"]["containers"][0]["volumeMounts"]]
-    added = [m for m in plugin["containers"][0]["volumeMounts"] if m["name"] not in before]
+    before = pods("watch")["muster-plugin"]["containers"][0]["volumeMounts"]
+    added = [m for m in plugin["containers"][0]["volumeMounts"] if m not in before]
     assert added == [
         {
             "name": "plugins",
@@ -502,7 +514,7 @@ def test_the_chart_for_production_watches_as_the_overlay_does() -> None:
         (daemonset,) = [o for o in installed if o["kind"] == "DaemonSet"]
         return {
             "strategy": daemonset["spec"]["updateStrategy"],
-            "mounts": daemonset["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][:5],
+            "mounts": daemonset["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][:6],
         }
 
     both = of_chart({**WATCHES, "production": {"enabled": True}})
