@@ -29,7 +29,7 @@ _NODE: Final = "node-a"
 _DEVICES: Final = 4
 _CALM: Final = {
     "patience_s": 0,
-    "flap_falls": 1000,
+    "flap_falls": 100,
     "hold_s": 0.1,
     "hold_max_s": 0.1,
     "recover_s": 1,
