@@ -6,13 +6,15 @@ from typing import Final
 
 import yaml
 
-from muster import vocabulary
+from muster_health.plugin import watched_findings
 from tests.worlds import manifests
 
 PAGE: Final = (manifests.ROOT / "docs/watch.md").read_text("utf-8")
 ROWS: Final = re.findall(r"^\| ([a-z]) \| .* \|$", PAGE, re.MULTILINE)
 ALERTS: Final = re.findall(
-    r"^\| `([a-z_]+)` \| \[([A-Z_]+)\]\(runbooks/([a-z_]+)\.md\) \| ", PAGE, re.MULTILINE
+    r"^\| `([a-z_]+)` \| \[([A-Z_]+)\]\(runbooks/watched_plugin\.md#([a-z_]+)\) \| ",
+    PAGE,
+    re.MULTILINE,
 )
 
 
@@ -20,12 +22,14 @@ def test_every_class_of_failure_has_a_row() -> None:
     assert [letter for letter in ROWS if letter <= "p"] == [*"abcdefghijklmnop"]
 
 
-def test_every_finding_has_its_verdict_with_a_runbook() -> None:
-    findings = {finding.value for finding in vocabulary.WatchedFinding} - {"none"}
-    assert {finding for finding, _, _ in ALERTS} == findings
-    for _, verdict, runbook in ALERTS:
-        assert vocabulary.Verdict[verdict].name.lower() == runbook
-        assert (manifests.ROOT / "docs/runbooks" / f"{runbook}.md").exists()
+def test_every_finding_has_its_verdict_with_the_part_of_the_runbook() -> None:
+    verdicts = {
+        finding.value: verdict for finding, (verdict, _) in watched_findings.VERDICTS.items()
+    }
+    assert {finding: name for finding, name, _ in ALERTS} == {
+        finding: verdict.name for finding, verdict in verdicts.items()
+    }
+    assert {part for _, _, part in ALERTS} == {each.name.lower() for each in verdicts.values()}
 
 
 def test_every_finding_is_in_the_table_of_what_is_seen() -> None:
@@ -50,10 +54,10 @@ def test_a_folder_made_as_the_page_says_renders_with_both_components(tmp_path: P
 
 
 def test_every_link_of_the_page_leads_somewhere() -> None:
-    for page, anchor in re.findall(r"\]\(([a-z_/.-]*)(?:#([a-z-]+))?\)", PAGE):
+    for page, anchor in re.findall(r"\]\(([a-z_/.-]*)(?:#([a-z_-]+))?\)", PAGE):
         text = (manifests.ROOT / "docs" / page).read_text("utf-8") if page else PAGE
         headings = {
-            re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+            re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
             for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
         }
         assert not anchor or anchor in headings, (page, anchor)
