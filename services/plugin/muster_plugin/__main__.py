@@ -242,7 +242,9 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
 
 def _check(chosen: settings.Settings) -> None:
     """Find problems that would otherwise end the process after registration. Raises CannotStart."""
-    problem = socket_directory.problem(Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY)
+    problem = socket_directory.problem(
+        Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY, serves=chosen.serves
+    )
     if problem:
         raise entry.CannotStart(f"kubelet.directory: {problem}")
     script = chosen.simulated_gpus and chosen.simulated_gpus.faults

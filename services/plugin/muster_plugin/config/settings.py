@@ -319,6 +319,11 @@ class Settings(
         yield from Document.demands(self)
         yield self._socket_problems
 
+    @property
+    def serves(self) -> bool:
+        """Whether devices may be served, on this node or another."""
+        return bool(self.resources or self.nodes or self.gpus or self.simulated_gpus)
+
     def at(self, node: str) -> NodeConfiguration:
         """Return the configuration of one node. Raises ValueError if its resources conflict."""
         return self.for_node(node, self.labels)
@@ -349,7 +354,7 @@ class Settings(
 
     def _empty_problems(self) -> Iterator[str]:
         watches = isinstance(self.watch, config_watch.Watch) and self.watch.enabled
-        if not (self.resources or self.nodes or self.gpus or self.simulated_gpus or watches):
+        if not (self.serves or watches):
             yield "nothing to do: give resources, gpus, simulated_gpus or watch (enabled: true)"
 
     def _socket_problems(self) -> Iterator[str]:

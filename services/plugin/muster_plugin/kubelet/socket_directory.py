@@ -31,13 +31,15 @@ def both(kubelet: Path) -> list[Path]:
     return [kubelet / name for name in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)]
 
 
-def problem(directory: Path) -> str | None:
-    """Return why no socket can be served here, or None."""
+def problem(directory: Path, *, serves: bool) -> str | None:
+    """Return why no socket can be seen here, or with `serves` be made here; None if it can."""
     if not directory.exists():
         return f"{directory}: no such directory; is this the node's kubelet directory, mounted?"
     if not directory.is_dir():
         return f"{directory}: not a directory"
-    if not os.access(directory, os.W_OK | os.X_OK):
+    if not os.access(directory, os.R_OK | os.X_OK):
+        return f"{directory}: not readable by user {os.geteuid()}"
+    if serves and not os.access(directory, os.W_OK):
         return f"{directory}: not writable by user {os.geteuid()}"
     return None
 
