@@ -1,13 +1,14 @@
 """Adapter: an agent that only watches: its cost, what plugins notice, and how fast it sees faults.
 
-    python -m bench.watch [--quick] [--times 20] [--seconds 60] [--json FILE]
+    python -m bench.watch [--quick] [--times 20] [--seconds 60] [--processes] [--json FILE]
 
 Six device plugins that are not muster's (`bench.foreign_plugin`) register with the stand-in for the
 kubelet, or with a real one where MUSTER_KUBELET_DIR and KUBECONFIG name it
 (docs/real-kubelet.md; its node keeps their resources, at 0). The agent, health and nats-server are
 real; alerts follow verdicts at once, and flaps are not damped. Each fault has a plugin of its own
 and is made `--times` times, at any moment between two probes, while the others go on; two plugins
-are never harmed.
+are never harmed. As root the agent is in a PID namespace of its own, as a pod is, but with
+`--processes`.
 
 | fault           | what is done                              | what must follow              |
 |-----------------|-------------------------------------------|-------------------------------|
@@ -112,7 +113,7 @@ class Samples:
 
 async def _costs(world: watched_node.World, seconds: float) -> list[report.Row]:
     """Let the agent watch, and the plugins be watched, while nothing happens."""
-    pid = world.agent.pid
+    pid = world.agent
     before = {plugin.pid: programs.descriptors(plugin.pid) for plugin in world.plugins}
     cpu_s, began = programs.cpu_s(pid), time.monotonic()
     await asyncio.sleep(seconds)
@@ -122,7 +123,7 @@ async def _costs(world: watched_node.World, seconds: float) -> list[report.Row]:
     connections = [p.noted(foreign_plugin.CONNECTED, began, ended) for p in world.plugins]
     calls = [p.noted(foreign_plugin.ASKED, began, ended) for p in world.plugins]
     grown = max(programs.descriptors(of) - count for of, count in before.items())
-    how = f"{watched_node.PLUGINS} foreign resources, {world.kubelet}, {seconds:g} s"
+    how = f"{watched_node.PLUGINS} foreign resources, {world.kind}, {seconds:g} s"
     minutes = (ended - began) / 60
     per_minute = max(
         max(p.noted(foreign_plugin.CONNECTED, at, at + 60) for at in _starts(began, ended))
@@ -178,7 +179,7 @@ def _rows(world: watched_node.World, samples: Samples) -> list[report.Row]:
     rows = []
     for name, fault in FAULTS.items():
         count = len(samples.finding[name])
-        how = f"{count} x, {world.kubelet}; {_NEVER_S:g} s: never; {load}"
+        how = f"{count} x, {world.kind}; {_NEVER_S:g} s: never; {load}"
         rows += report.spread(
             f"{name}: {fault.finding}",
             samples.finding[name],
@@ -204,10 +205,12 @@ def _rows(world: watched_node.World, samples: Samples) -> list[report.Row]:
     return rows
 
 
-async def measure(options: report.Options, *, times: int, seconds: float) -> list[report.Row]:
+async def measure(
+    options: report.Options, *, times: int, seconds: float, sees_processes: bool
+) -> list[report.Row]:
     """Measure the costs, then the delays."""
     samples = Samples()
-    async with watched_node.world() as world:
+    async with watched_node.world(sees_processes=sees_processes) as world:
         names = {plugin.resource for plugin in world.plugins}
         if not await world.observer.until(lambda: names <= world.observer.listed, _NEVER_S):
             missing = ", ".join(sorted(names - world.observer.listed))
@@ -228,10 +231,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--times", type=int, default=20, help="how often each fault is made")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long costs are measured")
+    parser.add_argument("--processes", action="store_true", help="let it see them, as with hostPID")
     chosen, _ = parser.parse_known_args()
     return report.main(
         "watch",
-        lambda options: measure(options, times=chosen.times, seconds=chosen.seconds),
+        lambda options: measure(
+            options,
+            times=chosen.times,
+            seconds=chosen.seconds,
+            sees_processes=chosen.processes,
+        ),
         more=parser,
     )
 

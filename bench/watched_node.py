@@ -137,22 +137,22 @@ class Observer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What runs: the plugins, the agent that watches them, and who listens."""
+    """What runs: the plugins, the agent (its process id) that watches them, and who listens."""
 
     plugins: Sequence[Plugin]
-    agent: asyncio.subprocess.Process
+    agent: int
     observer: Observer
-    is_real: bool
-
-    @property
-    def kubelet(self) -> str:
-        """Which kubelet it is."""
-        return "a real kubelet" if self.is_real else "the stand-in for the kubelet"
+    kind: str
+    """Which kubelet it is, and what the agent sees."""
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    """Run everything; yield when the agent has started."""
+async def world(*, sees_processes: bool) -> AsyncIterator[World]:
+    """Run everything; yield when the agent has started.
+
+    Only root can hide the node's processes from it, as a pod's own namespace does.
+    """
+    is_apart = not sees_processes and os.geteuid() == 0
     named = os.environ.get("MUSTER_KUBELET_DIR")
     async with (
         programs.arena("bench/watch", muster, muster_plugin, muster_health) as (root, url),
@@ -184,8 +184,33 @@ async def world() -> AsyncIterator[World]:
         }
         command = (sys.executable, "-m", "muster_plugin", "--config")
         file = _file(root / "agent.json", agent)
-        process = await exits.enter_async_context(programs.running([*command, file]))
-        yield World(plugins=plugins, agent=process, observer=observer, is_real=named is not None)
+        pid = await exits.enter_async_context(_running([*command, file], is_apart=is_apart))
+        kubelet = "a real kubelet" if named else "the stand-in for the kubelet"
+        kind = f"{kubelet}, {'without' if is_apart else 'with'} hostPID"
+        yield World(plugins=plugins, agent=pid, observer=observer, kind=kind)
+
+
+@contextlib.asynccontextmanager
+async def _running(command: Sequence[str], *, is_apart: bool) -> AsyncIterator[int]:
+    """Run the agent, in a namespace of its own if it `is_apart`; yield its process id."""
+    apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc") if is_apart else ()
+    async with programs.running([*apart, *command]) as process:
+        pid = await _child(process.pid) if is_apart else process.pid
+        try:
+            yield pid
+        finally:
+            # unshare passes no signal on
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+
+async def _child(parent: int) -> int:
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    for _ in range(500):
+        if text := children.read_text():  # noqa: ASYNC240  # the kernel answers at once
+            return int(text)
+        await asyncio.sleep(0.01)
+    raise SystemExit("bench.watch: unshare starts nothing")
 
 
 async def _stand_ins(
