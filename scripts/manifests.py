@@ -50,6 +50,7 @@ _PLUGIN: Final = re.compile(
 
 _FUSE: Final = "components/fuse-broker"
 _FUSE_WEBHOOK: Final = "components/fuse-webhook"
+_WATCH_RIGHTS: Final = "components/watch-rights"
 
 # what a service reads when it starts; the plugin reads its settings again by itself
 _READ: Final = {
@@ -160,6 +161,9 @@ def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
     webhook = "\n---\n".join(_parts(_FUSE_WEBHOOK))
     whole = f"{{{{- if .Values.fuse.webhook.enabled }}}}\n{webhook}\n{{{{- end }}}}\n"
     files[chart / "templates/fuse-webhook.yaml"] = _template(whole, f"k8s/{_FUSE_WEBHOOK}")
+    rights = "\n---\n".join(_parts(_WATCH_RIGHTS))
+    whole = f"{{{{- if .Values.watch.enabled }}}}\n{rights}\n{{{{- end }}}}\n"
+    files[chart / "templates/watch.yaml"] = _template(whole, f"k8s/{_WATCH_RIGHTS}")
     settings = {
         name: yaml.safe_load((base / f"settings/{name}.yaml").read_text("utf-8"))
         for name in ("plugin", "health", "labeler", "notifier")

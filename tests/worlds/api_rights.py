@@ -61,6 +61,16 @@ MAY: Final = tuple(_may())
 """All that anybody of muster's may do."""
 
 
+MAY_WATCH: Final = (
+    Question("health", "list", "daemonsets.apps"),
+    Question("health", "list", "events"),
+    Question("health", "list", "resourceslices.resource.k8s.io"),
+    Question("health", "list", "resourceclaims.resource.k8s.io"),
+    Question("health", "list", "deviceclasses.resource.k8s.io"),
+)
+"""What the overlay `watch` adds to that."""
+
+
 def _may_not() -> Iterator[Question]:
     for account in ACCOUNTS:
         for verb in ("get", "list", "create", "patch"):
