@@ -86,6 +86,7 @@ class Observer:
         self.changes: list[tuple[float, str, WatchedFinding | Verdict]] = []
         """When, of which plugin (for a verdict by its name on the bus), and what."""
         self.listed: set[str] = set()
+        """What the agent watches."""
         self._url = url
         self._changed = asyncio.Condition()
 
@@ -96,6 +97,7 @@ class Observer:
             match event.data:
                 case vocabulary.PluginObserved(watched=watched):
                     self.changes.append((now, watched.name, watched.finding))
+                    self.listed.add(watched.name)
                 case vocabulary.InventoryReported(watched=several):
                     self.listed |= {watched.name for watched in several}
                 case vocabulary.VerdictChanged(plugin=plugin, verdict=verdict):
