@@ -3,8 +3,10 @@
 import asyncio
 import collections
 import contextlib
+import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -198,6 +200,38 @@ def test_a_watched_plugin_sees_few_connections_and_only_the_kubelets_first_quest
             program_of_plugin.OPTIONS: probes,
         }
         assert probes <= 4
+
+    play(root, story)
+
+
+def test_what_was_left_in_the_directory_is_no_plugin(root: Path) -> None:
+    async def story(kubelet: stand_in.Kubelet) -> None:
+        folder = kubelet.plugins_directory
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(folder / "dead.sock"))
+        for at in range(1000):
+            os.link(folder / "dead.sock", folder / f"dead{at}.sock")
+        os.mkfifo(folder / "pipe.sock")
+        (folder / "loop.sock").symlink_to(folder / "loop.sock")
+        async with watched_gpus(kubelet) as (program, watch):
+            assert watch.watcher.watched == (of(program),)
+            assert {each.name for each in watch.seen} == {GPU}
+            assert {each.finding for each in watch.seen} == {Finding.NONE}
+
+    play(root, story)
+
+
+def test_without_podresources_a_plugin_is_watched_by_its_socket(root: Path) -> None:
+    async def story(kubelet: stand_in.Kubelet) -> None:
+        kubelet.podresources_socket.unlink()
+        async with gpus(kubelet) as program, watching(root) as watch:
+            known = msgspec.structs.replace(of(program), listed=None, allocated=None)
+            await watch.becomes(known)
+            program.process.kill()
+            text = f"connections to {SOCKET} are refused"
+            await watch.becomes(
+                msgspec.structs.replace(known, finding=Finding.NOT_SERVED, text=text)
+            )
 
     play(root, story)
 

@@ -7,10 +7,12 @@ learns it when a resource and a socket appear or vanish together.
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
+_CACHED_MAX: Final = 1024
 _SERIAL: Final = re.compile(r"[0-9]{6,}|(?<=[-_.])[0-9a-f]{8,}(?=[-_.]|$)")
 _DOMAIN: Final = r"(?:[a-z0-9](?:[-a-z0-9]*[a-z0-9])?\.)+[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _NAME: Final = r"[A-Za-z0-9](?:[-\w.]*[A-Za-z0-9])?"
@@ -50,6 +52,7 @@ _KNOWN: Final = (
 _ON_DEMAND: Final = "devices.kubevirt.io/"
 
 
+@functools.lru_cache(_CACHED_MAX)
 def resource(socket: str) -> str | None:
     """Return the resource that a well-known plugin's socket serves; None for other sockets."""
     for known in _KNOWN:
@@ -72,6 +75,7 @@ def is_on_demand(name: str) -> bool:
     return name.startswith(_ON_DEMAND)
 
 
+@functools.lru_cache(_CACHED_MAX)
 def stem(socket: str) -> str:
     """Return a socket's name without the numbers that differ for every start of its plugin."""
     return _SERIAL.sub("*", socket)

@@ -10,6 +10,7 @@ under the name of its resource or driver, or of its socket while that is unknown
 - all resources at 0 at the same time, unless that lasts.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
@@ -26,6 +27,8 @@ _Kind = vocabulary.WatchedKind
 _PODS_MAX: Final = 5
 _OUR_DRIVERS: Final = ".muster.dev"
 _EVALUATED_S: Final = 3600.0
+_EVALUATED_AGAIN_S: Final = 0.05
+"""Many observations at once are evaluated together."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +81,9 @@ class NodeModel:
         self._has_learned = False
         self._has_changed = True
         self._evaluated_again_at = now
+        self._evaluated_at = -math.inf
+        self._foreign: list[str] = []
+        """The resources that the kubelet lists or that are expected, without muster's."""
 
     # What is known
 
@@ -137,9 +143,15 @@ class NodeModel:
     def tick(self, now: float) -> Sequence[observation.Action]:
         """Perform what is due."""
         actions: list[observation.Action] = [*self._sockets.due(now)]
-        has_changed = self._has_changed or self._sockets.has_changed or self._listings.has_changed
-        if has_changed or now >= self._evaluated_again_at:
+        if self._has_changed or self._sockets.has_changed or self._listings.has_changed:
             self._has_changed = self._sockets.has_changed = self._listings.has_changed = False
+            soon = max(now, self._evaluated_at + _EVALUATED_AGAIN_S)
+            self._evaluated_again_at = min(self._evaluated_again_at, soon)
+        if now >= self._evaluated_again_at:
+            self._evaluated_at = now
+            self._foreign = [
+                name for name in sorted(self._listings.resources) if not self._is_ours(name)
+            ]
             actions += self._evaluate(now)
         if self._has_learned or self._listings.has_learned:
             self._has_learned = self._listings.has_learned = False
@@ -216,14 +228,10 @@ class NodeModel:
         known = naming.resource(name) or self._resource_names.get(naming.stem(name))
         return known or naming.resource_among(name, self._foreign)
 
-    @property
-    def _foreign(self) -> list[str]:
-        """The resources that the kubelet lists or that are expected, without muster's."""
-        return sorted(name for name in self._listings.resources if not self._is_ours(name))
-
     def _learn_names(self, now: float) -> None:
         """Pair the only socket and the only resource that appeared or vanished together."""
-        nameless = [each for each in self._sockets if self._resource_of(each) is None]
+        nameless = [each for each in self._sockets if each.has_answered]
+        nameless = [each for each in nameless if self._resource_of(each) is None]
         if not nameless:
             return
         served = {self._resource_of(socket) for socket in self._sockets}
@@ -234,7 +242,6 @@ class NodeModel:
                 for socket in nameless
                 if now - socket.changed_at <= listings.TOGETHER_S
                 and socket.file.directory is observation.Directory.PLUGINS
-                and socket.has_answered
                 and socket.is_usable is is_up
             ]
             changed = [
@@ -317,7 +324,8 @@ class NodeModel:
     ) -> tuple[_Server, str]:
         if socket is not None:
             return socket.server(listed)
-        is_nameless = any(self._resource_of(each) is None for each in self._sockets)
+        answered = (each for each in self._sockets if each.has_answered)
+        is_nameless = any(self._resource_of(each) is None for each in answered)
         if not self._has_scanned or is_nameless or listed != 0:
             return _Server.UNKNOWN, f"nothing is known of the socket of {name}"
         return _Server.ENDED, "no socket in the kubelet's directory can be its"
