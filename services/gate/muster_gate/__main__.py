@@ -22,7 +22,7 @@ from muster_gate.tokens import Reason
 
 _GROUP: Final = "muster-gate"
 _REFETCH_S: Final = 5.0
-"""The least time between two fetches of the keys that tokens with an unknown key cause."""
+"""The least time between two fetches of the keys for tokens with an unknown key."""
 _WAITING_FOR_KEYS_MAX: Final = 1_000
 _LOG_INTERVAL_S: Final = 10.0
 _REQUESTS_MAX: Final = 20_000

@@ -39,7 +39,7 @@ A connection's age is likewise late by the time that its report took."""
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a connection has sent so far, and for how long it has been or was open."""
+    """What a connection has sent so far, and for how long it has been open, or was open."""
 
     id: int
     node: str

@@ -63,7 +63,7 @@ class _Overlay(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FullNode:
-    """A node as the labeler needs it, and as it was read."""
+    """A node, reduced to the labeler's model and as it was read."""
 
     node: model.Node
     raw: objects.Node
@@ -71,7 +71,7 @@ class FullNode:
 
 @dataclass(frozen=True, slots=True)
 class FullPod:
-    """A pod as the check of fuse needs it, and as that of plugins does; None if not at all."""
+    """A pod for the fuse check (`pod`) and for the plugin check (`raw`); None if not needed."""
 
     pod: model.Pod | None
     raw: plugin_objects.Pod | None
@@ -107,7 +107,7 @@ class ClusterReader:
         return await self._all(NODES, objects.Node, projection.node, permission=GPU[0])
 
     async def full_nodes(self) -> list[FullNode] | None:
-        """Return all nodes, also as they were read."""
+        """Return all nodes, reduced and as they were read."""
         return await self._all(NODES, objects.Node, _node, permission=GPU[0])
 
     async def pods(self) -> list[FullPod] | None:

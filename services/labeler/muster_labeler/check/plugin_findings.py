@@ -1,4 +1,4 @@
-"""Pure: reports device plugins and DRA drivers that do not do their work (PLUG001 to DRA009)."""
+"""Pure: reports device plugins and DRA drivers that do not work (PLUG001 to DRA009)."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -39,10 +39,10 @@ _DOCS: Final = "docs/check.md#muster-check-plugins"
 def evaluate(
     view: plugin_facts.View, commands: Commands, *, only: str | None = None
 ) -> Iterable[Finding]:
-    """Yield what is wrong with plugins and drivers, or, with `only`, with those of one node."""
+    """Yield what is wrong with plugins and drivers, or, with `only`, with those on one node."""
     facts = plugin_facts.gather(view)
     for each in (*plugin_findings.evaluate(facts), *driver_findings.evaluate(facts)):
-        # FUSE008 says more about fuse, and is about every plugin
+        # FUSE008 says more about fuse resources, and covers every plugin
         is_fuse = each.kind in {Kind.LOST, Kind.NONE} and model.is_fuse(each.name)
         if is_fuse or only not in {None, each.node}:
             continue
@@ -60,7 +60,7 @@ def evaluate(
 
 
 def _command(each: PluginFinding, commands: Commands) -> str:
-    """Return what helps: a new pod of a plugin registers again, a log or a list says more."""
+    """Return the command that helps: delete the plugin's pod, or show a log or a list."""
     namespace, _, name = each.pod.partition("/")
     match each.kind:
         case Kind.POOL | Kind.SAME_DEVICE:
