@@ -13,7 +13,7 @@ from muster_plugin.config import gpus, resources
 from muster_plugin.discovery import resource_plan, scan_result
 from muster_plugin.gpu import container_spec, simulated
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import allocation, cdi, protobuf, registration_model
+from muster_plugin.kubelet import allocation, cdi, protobuf, registration_signals
 from muster_plugin.model import advertised, gpu
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
@@ -675,17 +675,17 @@ def test_a_heartbeat_that_fits_is_sent_as_it_is() -> None:
 
 
 def test_an_age_is_rounded_and_has_a_number_for_never() -> None:
-    assert registration_model.age_s(107.504, 110.0) == 2.5
-    assert registration_model.age_s(110.1, 110.0) == 0.0
-    assert registration_model.age_s(None, 110.0) == NEVER.registered_age_s
+    assert registration_signals.age_s(107.504, 110.0) == 2.5
+    assert registration_signals.age_s(110.1, 110.0) == 0.0
+    assert registration_signals.age_s(None, 110.0) == NEVER.registered_age_s
 
 
 def test_readiness_names_what_is_missing_for_each_resource() -> None:
-    assert registration_model.readiness([STATE], probe_s=10.0) is None
+    assert registration_signals.readiness([STATE], probe_s=10.0) is None
     late = msgspec.structs.replace(STATE, probe_age_s=30.5)
     unprobed = msgspec.structs.replace(STATE, probe_ok=False, probe_age_s=-1.0)
     failed = msgspec.structs.replace(STATE, probe_ok=False)
-    assert registration_model.readiness([late, NEVER, unprobed, failed], probe_s=10.0) == (
+    assert registration_signals.readiness([late, NEVER, unprobed, failed], probe_s=10.0) == (
         "a.com/fuse: the last self-probe was 30.5 s ago; a.com/kvm: not registered yet, "
         "registering; a.com/fuse: the self-probe has not run yet; a.com/fuse: the self-probe failed"
     )

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin.kubelet import registration, registration_model
-from muster_plugin.kubelet.registration_model import State
+from muster_plugin.kubelet import registration, registration_signals
+from muster_plugin.kubelet.registration_signals import State
 
 TIMEOUTS = registration.Timeouts()
-END = registration_model.Stop(1)
+END = registration_signals.Stop(1)
 
 
 def registered(
@@ -21,9 +21,9 @@ def registered(
     """Bring a machine, from its present generation's start, to where the kubelet lists it."""
     machine.tick(now)
     generation = machine.generation
-    machine.receive(registration_model.Served(generation), now)
-    machine.receive(registration_model.Registered(generation, kubelet), now)
-    machine.receive(registration_model.StreamOpened(generation), now)
+    machine.receive(registration_signals.Served(generation), now)
+    machine.receive(registration_signals.Registered(generation, kubelet), now)
+    machine.receive(registration_signals.StreamOpened(generation), now)
     assert machine.state is State.LISTED
 
 
@@ -35,27 +35,29 @@ def listed(kubelet: str = "k1") -> registration.Registration:
 
 def healed(
     machine: registration.Registration, now: float, kubelet: str = "k1"
-) -> registration_model.Action:
+) -> registration_signals.Action:
     """End, serve, register and list again; return the report."""
     generation = machine.generation
-    assert machine.receive(registration_model.Stopped(generation), now) == []
+    assert machine.receive(registration_signals.Stopped(generation), now) == []
     deadline = machine.next_deadline()
     assert deadline is not None
-    assert machine.tick(deadline) == [registration_model.Serve(generation + 1)]
-    served = machine.receive(registration_model.Served(generation + 1), deadline)
-    assert served == [registration_model.Register(generation + 1)]
-    assert machine.receive(registration_model.Registered(generation + 1, kubelet), deadline) == []
-    (report,) = machine.receive(registration_model.StreamOpened(generation + 1), deadline)
+    assert machine.tick(deadline) == [registration_signals.Serve(generation + 1)]
+    served = machine.receive(registration_signals.Served(generation + 1), deadline)
+    assert served == [registration_signals.Register(generation + 1)]
+    assert machine.receive(registration_signals.Registered(generation + 1, kubelet), deadline) == []
+    (report,) = machine.receive(registration_signals.StreamOpened(generation + 1), deadline)
     return report
 
 
 def test_it_serves_before_it_registers_and_reports_when_the_stream_opens() -> None:
     machine = registration.Registration()
-    assert machine.tick(0.0) == [registration_model.Serve(1)]
-    assert machine.receive(registration_model.Served(1), 0.1) == [registration_model.Register(1)]
-    assert machine.receive(registration_model.Registered(1, "k1"), 0.2) == []
-    assert machine.receive(registration_model.StreamOpened(1), 0.3) == [
-        registration_model.Listed(1, Reason.START, 1)
+    assert machine.tick(0.0) == [registration_signals.Serve(1)]
+    assert machine.receive(registration_signals.Served(1), 0.1) == [
+        registration_signals.Register(1)
+    ]
+    assert machine.receive(registration_signals.Registered(1, "k1"), 0.2) == []
+    assert machine.receive(registration_signals.StreamOpened(1), 0.3) == [
+        registration_signals.Listed(1, Reason.START, 1)
     ]
     assert (machine.problem(0.4), machine.next_deadline()) == ("", None)
 
@@ -63,22 +65,22 @@ def test_it_serves_before_it_registers_and_reports_when_the_stream_opens() -> No
 def test_a_drop_that_is_expected_is_repaired_at_once_and_a_later_one_after_the_delay() -> None:
     machine = listed()
     machine.expect_drop(12.0)
-    assert machine.receive(registration_model.StreamClosed(1), 11.9) == []
+    assert machine.receive(registration_signals.StreamClosed(1), 11.9) == []
     assert machine.next_deadline() == 11.9
     assert machine.tick(11.9)[-1] == END
     machine = listed()
     machine.expect_drop(12.0)
-    assert machine.receive(registration_model.StreamClosed(1), 12.0) == []
+    assert machine.receive(registration_signals.StreamClosed(1), 12.0) == []
     assert machine.next_deadline() == 12.0 + TIMEOUTS.stream_after_close_s
 
 
 def test_a_stream_that_opens_before_register_answers_counts() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_model.Served(1), 0.0)
-    assert machine.receive(registration_model.StreamOpened(1), 0.0) == []
-    assert machine.receive(registration_model.Registered(1, "k1"), 0.0) == [
-        registration_model.Listed(1, Reason.START, 1)
+    machine.receive(registration_signals.Served(1), 0.0)
+    assert machine.receive(registration_signals.StreamOpened(1), 0.0) == []
+    assert machine.receive(registration_signals.Registered(1, "k1"), 0.0) == [
+        registration_signals.Listed(1, Reason.START, 1)
     ]
 
 
@@ -86,68 +88,68 @@ def test_a_stream_that_opens_before_register_answers_counts() -> None:
     ("signal", "reason", "detail"),
     [
         (
-            registration_model.KubeletSocketSeen("k2"),
+            registration_signals.KubeletSocketSeen("k2"),
             Reason.KUBELET_SOCKET_REPLACED,
             "kubelet.sock was replaced",
         ),
-        (registration_model.OwnSocketLost(1), Reason.OWN_SOCKET_LOST, "own socket lost"),
-        (registration_model.ServerEnded(1), Reason.SERVER_ENDED, "own server ended"),
+        (registration_signals.OwnSocketLost(1), Reason.OWN_SOCKET_LOST, "own socket lost"),
+        (registration_signals.ServerEnded(1), Reason.SERVER_ENDED, "own server ended"),
     ],
 )
 def test_each_certain_loss_ends_the_generation_and_names_its_reason(
-    signal: registration_model.Signal, reason: Reason, detail: str
+    signal: registration_signals.Signal, reason: Reason, detail: str
 ) -> None:
     machine = listed()
     assert machine.receive(signal, 10.0) == [
-        registration_model.Lost(reason, detail),
-        registration_model.Stop(1),
+        registration_signals.Lost(reason, detail),
+        registration_signals.Stop(1),
     ]
     assert machine.problem(10.5) == f"{detail} 0.5 s ago, stopping the old server"
     kubelet = "k2" if reason is Reason.KUBELET_SOCKET_REPLACED else "k1"
-    assert healed(machine, 10.5, kubelet) == registration_model.Listed(2, reason, 2)
+    assert healed(machine, 10.5, kubelet) == registration_signals.Listed(2, reason, 2)
 
 
 def test_a_closed_stream_is_a_loss_when_no_new_one_opens_in_time() -> None:
     machine = listed()
-    assert machine.receive(registration_model.StreamClosed(1), 10.0) == []
+    assert machine.receive(registration_signals.StreamClosed(1), 10.0) == []
     assert machine.problem(10.2) == "stream closed 0.2 s ago, registering"
     assert machine.next_deadline() == 10.25
-    lost = registration_model.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
-    assert machine.tick(10.25) == [lost, registration_model.Stop(1)]
+    lost = registration_signals.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
+    assert machine.tick(10.25) == [lost, registration_signals.Stop(1)]
     assert machine.problem(12.0) == "stream closed 2.0 s ago, stopping the old server"
-    assert healed(machine, 12.0) == registration_model.Listed(2, Reason.STREAM_CLOSED, 2)
+    assert healed(machine, 12.0) == registration_signals.Listed(2, Reason.STREAM_CLOSED, 2)
 
 
 def test_a_closed_stream_is_no_loss_when_a_new_one_opens_in_time() -> None:
     machine = listed()
-    machine.receive(registration_model.StreamClosed(1), 10.0)
-    assert machine.receive(registration_model.StreamOpened(1), 10.2) == []
+    machine.receive(registration_signals.StreamClosed(1), 10.0)
+    assert machine.receive(registration_signals.StreamOpened(1), 10.2) == []
     assert (machine.state, machine.next_deadline()) == (State.LISTED, None)
 
 
 def test_the_older_of_two_streams_that_stays_open_proves_nothing() -> None:
     machine = listed()
-    machine.receive(registration_model.StreamOpened(1), 5.0)
-    machine.receive(registration_model.StreamClosed(1), 10.0)
-    lost = registration_model.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
-    assert machine.tick(11.0) == [lost, registration_model.Stop(1)]
+    machine.receive(registration_signals.StreamOpened(1), 5.0)
+    machine.receive(registration_signals.StreamClosed(1), 10.0)
+    lost = registration_signals.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
+    assert machine.tick(11.0) == [lost, registration_signals.Stop(1)]
 
 
 def test_a_new_kubelet_socket_during_the_wait_for_a_stream_is_the_reason() -> None:
     machine = listed()
-    machine.receive(registration_model.StreamClosed(1), 10.0)
-    lost = registration_model.Lost(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced")
-    assert machine.receive(registration_model.KubeletSocketSeen("k2"), 10.1) == [
+    machine.receive(registration_signals.StreamClosed(1), 10.0)
+    lost = registration_signals.Lost(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced")
+    assert machine.receive(registration_signals.KubeletSocketSeen("k2"), 10.1) == [
         lost,
-        registration_model.Stop(1),
+        registration_signals.Stop(1),
     ]
 
 
 def test_a_kubelet_restart_is_named_even_when_our_own_socket_is_missed_first() -> None:
     machine = listed()
-    machine.receive(registration_model.OwnSocketLost(1), 10.0)
-    assert machine.receive(registration_model.KubeletSocketSeen("k2"), 10.0) == []
-    assert healed(machine, 10.0, "k2") == registration_model.Listed(
+    machine.receive(registration_signals.OwnSocketLost(1), 10.0)
+    assert machine.receive(registration_signals.KubeletSocketSeen("k2"), 10.0) == []
+    assert healed(machine, 10.0, "k2") == registration_signals.Listed(
         2, Reason.KUBELET_SOCKET_REPLACED, 2
     )
 
@@ -155,45 +157,45 @@ def test_a_kubelet_restart_is_named_even_when_our_own_socket_is_missed_first() -
 def test_no_stream_after_register_is_a_loss_after_five_seconds() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_model.Served(1), 0.0)
-    machine.receive(registration_model.Registered(1, "k1"), 0.0)
+    machine.receive(registration_signals.Served(1), 0.0)
+    machine.receive(registration_signals.Registered(1, "k1"), 0.0)
     assert machine.next_deadline() == 5.0
     text = "no stream from the kubelet 5 s after it accepted the registration"
     assert machine.tick(5.0) == [
-        registration_model.Lost(Reason.NO_STREAM, text),
-        registration_model.Stop(1),
+        registration_signals.Lost(Reason.NO_STREAM, text),
+        registration_signals.Stop(1),
     ]
 
 
 def test_a_resource_that_was_never_registered_is_not_lost_by_a_refusal() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_model.Served(1), 0.0)
-    refused = registration_model.RegisterFailed(
+    machine.receive(registration_signals.Served(1), 0.0)
+    refused = registration_signals.RegisterFailed(
         1, "UNAVAILABLE: kubelet.sock is missing", permanent=False
     )
     assert machine.receive(refused, 0.0) == []
     machine.tick(0.02)
-    machine.receive(registration_model.Registered(1, "k1"), 1.0)
-    listed = registration_model.Listed(1, Reason.REGISTER_FAILED, 1)
-    assert machine.receive(registration_model.StreamOpened(1), 1.0) == [listed]
+    machine.receive(registration_signals.Registered(1, "k1"), 1.0)
+    listed = registration_signals.Listed(1, Reason.REGISTER_FAILED, 1)
+    assert machine.receive(registration_signals.StreamOpened(1), 1.0) == [listed]
 
 
 def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server() -> None:
     machine = listed()
-    machine.receive(registration_model.StreamClosed(1), 10.0)
-    actions = [*machine.tick(11.0), *machine.receive(registration_model.Stopped(1), 11.0)]
+    machine.receive(registration_signals.StreamClosed(1), 10.0)
+    actions = [*machine.tick(11.0), *machine.receive(registration_signals.Stopped(1), 11.0)]
     assert actions == [
-        registration_model.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet"),
+        registration_signals.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet"),
         END,
     ]
     machine.tick(11.0)
-    actions = machine.receive(registration_model.Served(2), 11.0)
+    actions = machine.receive(registration_signals.Served(2), 11.0)
     now, delays, lost = 11.0, [], []
     for _ in range(11):
-        assert actions == [registration_model.Register(2)]
+        assert actions == [registration_signals.Register(2)]
         lost += machine.receive(
-            registration_model.RegisterFailed(2, "UNAVAILABLE: x", permanent=False), now
+            registration_signals.RegisterFailed(2, "UNAVAILABLE: x", permanent=False), now
         )
         deadline = machine.next_deadline()
         assert deadline is not None
@@ -211,38 +213,38 @@ def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server
 def test_a_permanent_refusal_waits_half_a_minute_or_for_a_new_kubelet() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_model.KubeletSocketSeen("k1"), 0.0)
-    machine.receive(registration_model.Served(1), 0.0)
+    machine.receive(registration_signals.KubeletSocketSeen("k1"), 0.0)
+    machine.receive(registration_signals.Served(1), 0.0)
     machine.receive(
-        registration_model.RegisterFailed(1, "UNKNOWN: is invalid", permanent=True), 0.0
+        registration_signals.RegisterFailed(1, "UNKNOWN: is invalid", permanent=True), 0.0
     )
     assert machine.next_deadline() == 30.0
-    machine.receive(registration_model.KubeletSocketSeen("k1"), 1.0)
+    machine.receive(registration_signals.KubeletSocketSeen("k1"), 1.0)
     assert machine.next_deadline() == 30.0
-    machine.receive(registration_model.KubeletSocketSeen("k2"), 2.0)
-    assert machine.tick(2.0) == [registration_model.Register(1)]
+    machine.receive(registration_signals.KubeletSocketSeen("k2"), 2.0)
+    assert machine.tick(2.0) == [registration_signals.Register(1)]
 
 
 def test_one_failed_probe_is_not_a_loss_and_two_are() -> None:
     machine = listed()
-    assert machine.receive(registration_model.ProbeFailed(1, "DEADLINE_EXCEEDED"), 10.0) == []
-    assert machine.receive(registration_model.ProbePassed(1), 10.1) == []
-    assert machine.receive(registration_model.ProbeFailed(1, "UNAVAILABLE"), 20.0) == []
-    lost = registration_model.Lost(Reason.PROBE_FAILED, "self-probe failed: UNAVAILABLE")
-    assert machine.receive(registration_model.ProbeFailed(1, "UNAVAILABLE"), 20.2) == [
+    assert machine.receive(registration_signals.ProbeFailed(1, "DEADLINE_EXCEEDED"), 10.0) == []
+    assert machine.receive(registration_signals.ProbePassed(1), 10.1) == []
+    assert machine.receive(registration_signals.ProbeFailed(1, "UNAVAILABLE"), 20.0) == []
+    lost = registration_signals.Lost(Reason.PROBE_FAILED, "self-probe failed: UNAVAILABLE")
+    assert machine.receive(registration_signals.ProbeFailed(1, "UNAVAILABLE"), 20.2) == [
         lost,
-        registration_model.Stop(1),
+        registration_signals.Stop(1),
     ]
 
 
 def test_a_server_that_cannot_start_is_tried_again_with_delay() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    assert machine.receive(registration_model.ServeFailed(1, "no such directory"), 0.0) == []
+    assert machine.receive(registration_signals.ServeFailed(1, "no such directory"), 0.0) == []
     assert machine.problem(1.0) == "cannot serve (no such directory), for 1.0 s; serving again"
     assert machine.next_deadline() == 0.02
-    assert machine.tick(0.02) == [registration_model.Serve(2)]
-    machine.receive(registration_model.ServeFailed(2, "no such directory"), 0.02)
+    assert machine.tick(0.02) == [registration_signals.Serve(2)]
+    machine.receive(registration_signals.ServeFailed(2, "no such directory"), 0.02)
     assert machine.next_deadline() == 0.06
 
 
@@ -250,8 +252,8 @@ def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
     machine = listed()
     now, delays = 10.0, []
     for _ in range(4):
-        machine.receive(registration_model.OwnSocketLost(machine.generation), now)
-        machine.receive(registration_model.Stopped(machine.generation), now)
+        machine.receive(registration_signals.OwnSocketLost(machine.generation), now)
+        machine.receive(registration_signals.Stopped(machine.generation), now)
         deadline = machine.next_deadline()
         assert deadline is not None
         delays.append(round(deadline - now, 6))
@@ -264,35 +266,35 @@ def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
 def test_a_refused_generation_ends_where_the_next_can_use_another_method() -> None:
     machine = registration.Registration(registration.Timeouts(refusals_max=2))
     machine.tick(0.0)
-    machine.receive(registration_model.Served(1), 0.0)
-    refused = registration_model.RegisterFailed(1, "UNAVAILABLE: x", permanent=False)
+    machine.receive(registration_signals.Served(1), 0.0)
+    refused = registration_signals.RegisterFailed(1, "UNAVAILABLE: x", permanent=False)
     assert machine.receive(refused, 0.0) == []
-    assert machine.tick(0.02) == [registration_model.Register(1)]
-    assert machine.receive(refused, 0.02) == [registration_model.Stop(1)]
-    machine.receive(registration_model.Stopped(1), 0.03)
-    assert machine.tick(0.03) == [registration_model.Serve(2)]
+    assert machine.tick(0.02) == [registration_signals.Register(1)]
+    assert machine.receive(refused, 0.02) == [registration_signals.Stop(1)]
+    machine.receive(registration_signals.Stopped(1), 0.03)
+    assert machine.tick(0.03) == [registration_signals.Serve(2)]
 
 
 def test_a_resource_of_a_new_configuration_is_listed_with_that_reason() -> None:
     machine = registration.Registration(reason=Reason.CONFIGURATION_CHANGED)
     machine.tick(0.0)
-    machine.receive(registration_model.Served(1), 0.0)
-    machine.receive(registration_model.Registered(1, "k1"), 0.0)
-    listed = registration_model.Listed(1, Reason.CONFIGURATION_CHANGED, 1)
-    assert machine.receive(registration_model.StreamOpened(1), 0.0) == [listed]
+    machine.receive(registration_signals.Served(1), 0.0)
+    machine.receive(registration_signals.Registered(1, "k1"), 0.0)
+    listed = registration_signals.Listed(1, Reason.CONFIGURATION_CHANGED, 1)
+    assert machine.receive(registration_signals.StreamOpened(1), 0.0) == [listed]
 
 
 def test_signals_of_an_older_generation_change_nothing() -> None:
     machine = listed()
-    machine.receive(registration_model.OwnSocketLost(1), 10.0)
+    machine.receive(registration_signals.OwnSocketLost(1), 10.0)
     healed(machine, 10.0)
     for signal in (
-        registration_model.StreamClosed(1),
-        registration_model.OwnSocketLost(1),
-        registration_model.ServerEnded(1),
-        registration_model.Stopped(1),
-        registration_model.ProbeFailed(1, "x"),
-        registration_model.ProbeFailed(1, "x"),
+        registration_signals.StreamClosed(1),
+        registration_signals.OwnSocketLost(1),
+        registration_signals.ServerEnded(1),
+        registration_signals.Stopped(1),
+        registration_signals.ProbeFailed(1, "x"),
+        registration_signals.ProbeFailed(1, "x"),
     ):
         assert machine.receive(signal, 11.0) == []
     assert machine.is_listed
@@ -325,10 +327,10 @@ class World:
         self.serving: set[int] = set()
         self.streams: dict[int, int] = {}
         self.order = itertools.count()
-        self.coming: list[tuple[float, int, registration_model.Signal]] = []
+        self.coming: list[tuple[float, int, registration_signals.Signal]] = []
         self.numbers = itertools.count(1)
 
-    def tell(self, signal: registration_model.Signal, delay_s: float = 0.0) -> None:
+    def tell(self, signal: registration_signals.Signal, delay_s: float = 0.0) -> None:
         heapq.heappush(self.coming, (self.now + delay_s, next(self.order), signal))
 
     def run_until(self, end: float) -> None:
@@ -357,37 +359,37 @@ class World:
             if self.machine.state in {State.LISTED, State.DISPLACED}:
                 displaced = "" if self.shown == "ours" else "the kubelet lists x"
                 others = self.rivals if self.shown == "rival" else frozenset()
-                compared = registration_model.Compared(self.machine.generation, displaced, others)
+                compared = registration_signals.Compared(self.machine.generation, displaced, others)
                 self.act(self.machine.receive(compared, self.now))
 
-    def act(self, actions: list[registration_model.Action]) -> None:
+    def act(self, actions: list[registration_signals.Action]) -> None:
         for action in actions:
             match action:
-                case registration_model.Serve(generation=generation):
+                case registration_signals.Serve(generation=generation):
                     assert not self.serving, "two generations at once"
                     self.serving.add(generation)
                     self.streams[generation] = 0
-                    self.tell(registration_model.Served(generation), self.delay_s)
-                case registration_model.Register(generation=generation):
+                    self.tell(registration_signals.Served(generation), self.delay_s)
+                case registration_signals.Register(generation=generation):
                     assert self.serving == {generation}
                     assert not self.streams[generation], "registered over an open stream"
                     if self.refusing:
-                        refused = registration_model.RegisterFailed(
+                        refused = registration_signals.RegisterFailed(
                             generation, "UNAVAILABLE", permanent=False
                         )
                         self.tell(refused, self.delay_s)
                     else:
                         self.tell(
-                            registration_model.Registered(generation, self.kubelet), self.delay_s
+                            registration_signals.Registered(generation, self.kubelet), self.delay_s
                         )
                         self.shown = "ours"
                         self.streams[generation] = 1
-                        self.tell(registration_model.StreamOpened(generation), self.delay_s)
-                case registration_model.Stop(generation=generation):
+                        self.tell(registration_signals.StreamOpened(generation), self.delay_s)
+                case registration_signals.Stop(generation=generation):
                     assert self.serving == {generation}
                     self.serving.remove(generation)
                     self.streams[generation] = 0
-                    self.tell(registration_model.Stopped(generation), self.delay_s)
+                    self.tell(registration_signals.Stopped(generation), self.delay_s)
                 case _:
                     pass
 
@@ -405,26 +407,26 @@ class World:
                 self.shown = ""
                 self.kubelet = f"k{next(self.numbers)}"
                 self.close_streams()
-                self.tell(registration_model.OwnSocketLost(generation))
-                self.tell(registration_model.KubeletSocketSeen(self.kubelet), self.delay_s)
+                self.tell(registration_signals.OwnSocketLost(generation))
+                self.tell(registration_signals.KubeletSocketSeen(self.kubelet), self.delay_s)
             case "own_socket":
-                self.tell(registration_model.OwnSocketLost(generation))
+                self.tell(registration_signals.OwnSocketLost(generation))
             case "stream":
                 self.close_streams()
             case "server" if generation in self.serving:
-                self.tell(registration_model.ServerEnded(generation))
+                self.tell(registration_signals.ServerEnded(generation))
             case "probe":
-                self.tell(registration_model.ProbeFailed(generation, "x"))
+                self.tell(registration_signals.ProbeFailed(generation, "x"))
             case "second_stream" if self.streams.get(generation):
                 self.streams[generation] += 1
-                self.tell(registration_model.StreamOpened(generation))
+                self.tell(registration_signals.StreamOpened(generation))
             case _:
                 pass
 
     def close_streams(self) -> None:
         for generation, count in self.streams.items():
             for _ in range(count):
-                self.tell(registration_model.StreamClosed(generation), self.delay_s)
+                self.tell(registration_signals.StreamClosed(generation), self.delay_s)
             self.streams[generation] = 0
 
 
@@ -432,12 +434,14 @@ def test_a_resource_that_another_plugin_serves_is_retried_often_and_reported_at_
     machine = registration.Registration()
     machine.tick(0.0)
     for at, generation in ((0.0, 1), (0.2, 2), (0.4, 3)):
-        assert machine.receive(registration_model.ServedElsewhere(generation, "pod-b"), at) == []
-        assert machine.tick(at + 0.2) == [registration_model.Serve(generation + 1)]
+        assert machine.receive(registration_signals.ServedElsewhere(generation, "pod-b"), at) == []
+        assert machine.tick(at + 0.2) == [registration_signals.Serve(generation + 1)]
     assert machine.problem(1.0) == (
         "another plugin on this node serves it (pod-b), for 1.0 s; serving again"
     )
-    assert machine.receive(registration_model.Served(4), 1.0) == [registration_model.Register(4)]
+    assert machine.receive(registration_signals.Served(4), 1.0) == [
+        registration_signals.Register(4)
+    ]
 
 
 @given(STEPS)
@@ -464,30 +468,30 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
 def test_an_unreachable_or_new_kubelet_differs_from_one_that_refuses() -> None:
     machine = listed()
     assert not machine.is_waiting_for_kubelet(10.0)
-    machine.receive(registration_model.StreamClosed(1), 10.0)
-    machine.receive(registration_model.KubeletSocketSeen(""), 10.0)
+    machine.receive(registration_signals.StreamClosed(1), 10.0)
+    machine.receive(registration_signals.KubeletSocketSeen(""), 10.0)
     assert not machine.is_waiting_for_kubelet(10.5)
     machine.tick(11.0)
-    machine.receive(registration_model.Stopped(1), 11.0)
+    machine.receive(registration_signals.Stopped(1), 11.0)
     machine.tick(11.0)
-    machine.receive(registration_model.Served(2), 11.0)
+    machine.receive(registration_signals.Served(2), 11.0)
     missing = "UNAVAILABLE: kubelet.sock is missing"
     machine.receive(
-        registration_model.RegisterFailed(2, missing, permanent=False, unreachable=True), 11.0
+        registration_signals.RegisterFailed(2, missing, permanent=False, unreachable=True), 11.0
     )
     assert (machine.is_waiting_for_kubelet(25.0), machine.is_blocked) == (True, False)
-    machine.receive(registration_model.KubeletSocketSeen("k2"), 30.0)
+    machine.receive(registration_signals.KubeletSocketSeen("k2"), 30.0)
     machine.tick(30.0)
     assert (machine.is_waiting_for_kubelet(30.5), machine.is_blocked) == (True, False)
     machine.receive(
-        registration_model.RegisterFailed(2, "UNKNOWN: is invalid", permanent=False), 31.0
+        registration_signals.RegisterFailed(2, "UNKNOWN: is invalid", permanent=False), 31.0
     )
     assert (machine.is_waiting_for_kubelet(31.0), machine.is_blocked) == (False, True)
 
 
 def test_a_kubelet_that_was_replaced_has_some_seconds_for_the_registration() -> None:
     machine = listed()
-    machine.receive(registration_model.KubeletSocketSeen("k2"), 10.0)
+    machine.receive(registration_signals.KubeletSocketSeen("k2"), 10.0)
     assert machine.is_waiting_for_kubelet(10.0)
     assert not machine.is_waiting_for_kubelet(10.0 + TIMEOUTS.kubelet_startup_s)
     healed(machine, 11.0, "k2")
@@ -496,11 +500,11 @@ def test_a_kubelet_that_was_replaced_has_some_seconds_for_the_registration() -> 
 
 def test_a_resource_has_settled_when_the_kubelet_has_listed_it_for_some_seconds() -> None:
     machine = listed()
-    machine.receive(registration_model.KubeletSocketSeen("k2"), 10.0)
+    machine.receive(registration_signals.KubeletSocketSeen("k2"), 10.0)
     healed(machine, 11.0, "k2")
     assert not machine.has_settled(11.0 + TIMEOUTS.settled_s - 0.1)
     assert machine.has_settled(11.0 + TIMEOUTS.settled_s)
-    machine.receive(registration_model.StreamClosed(machine.generation), 30.0)
+    machine.receive(registration_signals.StreamClosed(machine.generation), 30.0)
     assert not machine.has_settled(60.0)
 
 
@@ -509,24 +513,24 @@ X = "the kubelet lists x"
 
 def test_a_displaced_resource_is_registered_again_at_once_the_first_time() -> None:
     machine = listed()
-    rival = registration_model.Compared(1, X, frozenset({"rival.sock"}))
+    rival = registration_signals.Compared(1, X, frozenset({"rival.sock"}))
     assert machine.receive(rival, 10.0) == [
-        registration_model.Lost(Reason.DISPLACED, X),
-        registration_model.Stop(1),
+        registration_signals.Lost(Reason.DISPLACED, X),
+        registration_signals.Stop(1),
     ]
     assert machine.problem(12.0) == (
         f"another plugin registered it ({X}), for 2.0 s; stopping the old server"
     )
-    assert healed(machine, 12.0) == registration_model.Listed(2, Reason.DISPLACED, 2)
+    assert healed(machine, 12.0) == registration_signals.Listed(2, Reason.DISPLACED, 2)
     assert machine.problem(13.0) == ""
 
 
 def displaced_twice(*others: str) -> registration.Registration:
     machine = listed()
-    machine.receive(registration_model.Compared(1, X, frozenset(others)), 10.0)
+    machine.receive(registration_signals.Compared(1, X, frozenset(others)), 10.0)
     healed(machine, 10.0)
-    rival = registration_model.Compared(2, X, frozenset(others))
-    assert machine.receive(rival, 20.0) == [registration_model.Lost(Reason.DISPLACED, X)]
+    rival = registration_signals.Compared(2, X, frozenset(others))
+    assert machine.receive(rival, 20.0) == [registration_signals.Lost(Reason.DISPLACED, X)]
     assert (machine.state, machine.streams, machine.is_blocked) == (State.DISPLACED, 1, True)
     return machine
 
@@ -538,9 +542,11 @@ def test_a_resource_that_is_displaced_again_is_left_to_the_other_plugin_for_a_wh
         f"another plugin registered it ({X}), for 5.0 s; "
         "registering again, at the latest when no other plugin serves it"
     )
-    same = registration_model.Compared(2, X, frozenset({"rival.sock", "other.sock", "third.sock"}))
+    same = registration_signals.Compared(
+        2, X, frozenset({"rival.sock", "other.sock", "third.sock"})
+    )
     assert machine.receive(same, 21.0) == []
-    assert machine.tick(50.0) == [registration_model.Stop(2)]
+    assert machine.tick(50.0) == [registration_signals.Stop(2)]
 
 
 @pytest.mark.parametrize("others", [{"other.sock"}, set()])
@@ -548,17 +554,17 @@ def test_a_displaced_resource_is_registered_when_a_plugin_that_may_have_it_has_g
     others: set[str],
 ) -> None:
     machine = displaced_twice("rival.sock", "other.sock")
-    fewer = registration_model.Compared(2, X, frozenset(others))
-    assert machine.receive(fewer, 21.0) == [registration_model.Stop(2)]
-    assert healed(machine, 21.0) == registration_model.Listed(3, Reason.DISPLACED, 3)
+    fewer = registration_signals.Compared(2, X, frozenset(others))
+    assert machine.receive(fewer, 21.0) == [registration_signals.Stop(2)]
+    assert healed(machine, 21.0) == registration_signals.Listed(3, Reason.DISPLACED, 3)
 
 
 def test_registrations_that_change_nothing_become_rare() -> None:
     machine = displaced_twice()
     assert machine.problem(20.0).startswith(f"the kubelet forgot it ({X}), for 0.0 s; ")
-    assert machine.tick(21.0) == [registration_model.Stop(2)]
+    assert machine.tick(21.0) == [registration_signals.Stop(2)]
     healed(machine, 21.0)
-    machine.receive(registration_model.Compared(3, X), 30.0)
+    machine.receive(registration_signals.Compared(3, X), 30.0)
     assert machine.next_deadline() == 32.0
 
 
@@ -566,33 +572,33 @@ def test_a_resource_that_nobody_serves_is_registered_at_once_if_that_has_helped_
     machine = displaced_twice()
     machine.tick(21.0)
     healed(machine, 21.0)
-    machine.receive(registration_model.Compared(3, ""), 25.0)
-    assert machine.receive(registration_model.Compared(3, X), 30.0) == [
-        registration_model.Lost(Reason.DISPLACED, X),
-        registration_model.Stop(3),
+    machine.receive(registration_signals.Compared(3, ""), 25.0)
+    assert machine.receive(registration_signals.Compared(3, X), 30.0) == [
+        registration_signals.Lost(Reason.DISPLACED, X),
+        registration_signals.Stop(3),
     ]
 
 
 def test_a_displaced_resource_that_is_listed_again_was_lost_and_is_back() -> None:
     machine = displaced_twice("rival.sock")
-    assert machine.receive(registration_model.Compared(2, ""), 22.0) == [
-        registration_model.Listed(2, Reason.DISPLACED, 2)
+    assert machine.receive(registration_signals.Compared(2, ""), 22.0) == [
+        registration_signals.Listed(2, Reason.DISPLACED, 2)
     ]
     assert (machine.problem(22.0), machine.next_deadline()) == ("", None)
 
 
 def test_after_ten_minutes_of_peace_a_displacement_is_a_first_one() -> None:
     machine = displaced_twice("rival.sock")
-    machine.receive(registration_model.Compared(2, ""), 22.0)
+    machine.receive(registration_signals.Compared(2, ""), 22.0)
     late = 22.0 + TIMEOUTS.peace_s
-    rival = registration_model.Compared(2, X, frozenset({"rival.sock"}))
-    assert machine.receive(rival, late)[-1] == registration_model.Stop(2)
+    rival = registration_signals.Compared(2, X, frozenset({"rival.sock"}))
+    assert machine.receive(rival, late)[-1] == registration_signals.Stop(2)
 
 
 def test_the_stream_of_a_displaced_resource_that_closes_is_a_closed_stream() -> None:
     machine = displaced_twice("rival.sock")
-    machine.receive(registration_model.StreamClosed(2), 22.0)
-    assert machine.tick(23.0) == [registration_model.Stop(2)]
+    machine.receive(registration_signals.StreamClosed(2), 22.0)
+    assert machine.tick(23.0) == [registration_signals.Stop(2)]
 
 
 def test_a_plugin_that_always_comes_back_is_fought_ever_more_rarely() -> None:

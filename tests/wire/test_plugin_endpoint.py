@@ -13,7 +13,7 @@ from muster.local import kubelet as stand_in
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import allocation, registration_model, server
+from muster_plugin.kubelet import allocation, registration_signals, server
 from tests.worlds import plugin_process
 
 
@@ -42,7 +42,7 @@ def root() -> Iterator[Path]:
 
 
 def served(
-    path: Path, signals: list[registration_model.Signal], figures: server.Counters | None = None
+    path: Path, signals: list[registration_signals.Signal], figures: server.Counters | None = None
 ) -> server.Endpoint:
     devices = inventory.Inventory(node="n1", plugin="p")
     service = server.Service(
@@ -56,7 +56,7 @@ def served(
 
 def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
     async def story() -> None:
-        signals: list[registration_model.Signal] = []
+        signals: list[registration_signals.Signal] = []
         ours, other = served(root / "a.sock", signals), served(root / "b.sock", signals)
         async with asyncio.timeout(30):
             await ours.start()
@@ -75,7 +75,7 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
 
 def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> None:
     async def story() -> None:
-        signals: list[registration_model.Signal] = []
+        signals: list[registration_signals.Signal] = []
         figures = server.Counters()
         ours = served(root / "a.sock", signals, figures)
         await ours.start()
@@ -84,14 +84,17 @@ def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> N
             for channel in channels:
                 stream = rpc.DevicePluginClient(channel).list_and_watch(dp.Empty())
                 assert await stream.read() == dp.ListAndWatchResponse()
-                assert signals == [registration_model.StreamOpened(1)]
+                assert signals == [registration_signals.StreamOpened(1)]
             for channel in reversed(channels):
-                assert signals == [registration_model.StreamOpened(1)]
+                assert signals == [registration_signals.StreamOpened(1)]
                 await channel.close()
             while len(signals) < 2:
                 await asyncio.sleep(0)
             await ours.stop()
-        assert signals == [registration_model.StreamOpened(1), registration_model.StreamClosed(1)]
+        assert signals == [
+            registration_signals.StreamOpened(1),
+            registration_signals.StreamClosed(1),
+        ]
         # what others are sent the kubelet was not
         assert figures.sends == 1
 

@@ -14,7 +14,7 @@ from muster.service import logs, probes
 from muster_plugin import metrics
 from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
-from muster_plugin.kubelet import client, registration_model
+from muster_plugin.kubelet import client, registration_signals
 
 
 class BusReporter:
@@ -72,12 +72,12 @@ class BusReporter:
             config_hash=node.config_hash,
             seq=sender.seq,
             interval_s=sender.interval_s,
-            uptime_s=registration_model.age_s(node.started_at, now),
-            wall=round(time.time(), registration_model.DIGITS),
+            uptime_s=registration_signals.age_s(node.started_at, now),
+            wall=round(time.time(), registration_signals.DIGITS),
             phase=self._phase(sender),
             kubelet_socket=node.resource_plugins.kubelet_socket,
             resources=tuple(node.statuses()),
-            checkers={k: registration_model.age_s(at, now) for k, at in node.checked_at.items()},
+            checkers={k: registration_signals.age_s(at, now) for k, at in node.checked_at.items()},
             loop_lag_ms=sender.loop_lag_ms,
             reconnects=sender.reconnects,
             problems=node.event_log.current_problems,
@@ -106,7 +106,7 @@ class BusReporter:
     def _not_ready(self) -> str | None:
         if self._node.handed_over.is_set():
             return "handed over to another pod of this plugin"
-        return registration_model.readiness(self._node.statuses(), probe_s=client.PROBE_PERIOD_S)
+        return registration_signals.readiness(self._node.statuses(), probe_s=client.PROBE_PERIOD_S)
 
     def _stuck(self) -> str | None:
         stuck = None if self._node.handed_over.is_set() else self._reporter.stuck()

@@ -18,7 +18,7 @@ from muster_plugin.discovery import host_scanner
 from muster_plugin.inventory import device_checks, inventory
 from muster_plugin.kubelet import (
     cdi,
-    registration_model,
+    registration_signals,
     resource_manager,
     resource_plugin,
 )
@@ -172,7 +172,7 @@ class Node:
         return await self._host_paths.present(paths)
 
     def on_listing_changed(
-        self, resource: str, change: registration_model.ListingChange, endpoint: str
+        self, resource: str, change: registration_signals.ListingChange, endpoint: str
     ) -> None:
         """Publish that the kubelet has listed a resource or no longer lists it."""
         self.resource_plugins.on_answered(resource)

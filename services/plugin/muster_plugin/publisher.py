@@ -19,7 +19,7 @@ from muster.service import logs
 from muster_plugin.inventory import device_messages, inventory
 from muster_plugin.kubelet import (
     podresources,
-    registration_model,
+    registration_signals,
     resource_manager,
     socket_directory,
 )
@@ -57,11 +57,11 @@ class EventLog:
         self._publish = publish
 
     def record_registration(
-        self, resource: str, change: registration_model.ListingChange, endpoint: str
+        self, resource: str, change: registration_signals.ListingChange, endpoint: str
     ) -> None:
         """Record that the kubelet has listed a resource or no longer lists it."""
         match change:
-            case registration_model.Listed(reason=reason, registrations=registrations):
+            case registration_signals.Listed(reason=reason, registrations=registrations):
                 self._publish(
                     vocabulary.PluginRegistered(
                         **self._origin(),
@@ -71,7 +71,7 @@ class EventLog:
                         registrations=registrations,
                     )
                 )
-            case registration_model.Lost(reason=reason, detail=detail):
+            case registration_signals.Lost(reason=reason, detail=detail):
                 self._publish(
                     vocabulary.PluginDeregistered(
                         **self._origin(), resource=resource, reason=reason, detail=detail

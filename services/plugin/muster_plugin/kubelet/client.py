@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from muster.pb import rpc
-from muster_plugin.kubelet import protobuf, registration_model, server, socket_directory
+from muster_plugin.kubelet import protobuf, registration_signals, server, socket_directory
 
 # During Register the kubelet dials the plugin, for up to 10 s (pluginmanager, dial with block).
 _REGISTER_TIMEOUT_S: Final = 12.0
@@ -87,11 +87,11 @@ class SelfProbe:
         self,
         endpoint: Callable[[], server.Endpoint | None],
         *,
-        send: Callable[[registration_model.Signal], None],
+        send: Callable[[registration_signals.Signal], None],
         on_failure: Callable[[server.Endpoint, str, bool], None],
         period_s: float,
     ) -> None:
-        self.last_result: registration_model.ProbeResult | None = None
+        self.last_result: registration_signals.ProbeResult | None = None
         self.due = asyncio.Event()
         """Set when the kubelet has listed the resource, so that a probe runs at once."""
         self._endpoint = endpoint
@@ -119,11 +119,11 @@ class SelfProbe:
         except server.ProbeFailed as failure:
             error = str(failure)
         before, at = self.last_result, time.monotonic()
-        self.last_result = registration_model.ProbeResult(ok=not error, seconds=seconds, at=at)
+        self.last_result = registration_signals.ProbeResult(ok=not error, seconds=seconds, at=at)
         if not error:
-            self._send(registration_model.ProbePassed(endpoint.generation))
+            self._send(registration_signals.ProbePassed(endpoint.generation))
             return True
         self._on_failure(endpoint, error, before is None or before.ok)
         text = error[:_FAILURE_CHARS_MAX]
-        self._send(registration_model.ProbeFailed(endpoint.generation, text))
+        self._send(registration_signals.ProbeFailed(endpoint.generation, text))
         return False

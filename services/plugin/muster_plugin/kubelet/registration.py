@@ -53,7 +53,7 @@ from typing import Final, assert_never
 import msgspec
 
 from muster import pacing, vocabulary
-from muster_plugin.kubelet import registration_model as model
+from muster_plugin.kubelet import registration_signals as model
 
 Reason = vocabulary.RegistrationReason
 State = model.State

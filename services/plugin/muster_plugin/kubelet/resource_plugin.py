@@ -24,7 +24,7 @@ from muster_plugin.kubelet import (
     server,
     socket_directory,
 )
-from muster_plugin.kubelet import registration_model as model
+from muster_plugin.kubelet import registration_signals as model
 
 _REFUSALS_BEFORE_SWITCH: Final = 6
 """About a second of refusals, longer than it takes a kubelet to restart."""

@@ -20,7 +20,7 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import rpc
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import allocation, protobuf, registration_model, socket_directory
+from muster_plugin.kubelet import allocation, protobuf, registration_signals, socket_directory
 from muster_plugin.model import advertised
 
 OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
@@ -110,7 +110,7 @@ class Endpoint:
         generation: int,
         service: Service,
         *,
-        send: Callable[[registration_model.Signal], None],
+        send: Callable[[registration_signals.Signal], None],
         observer: Observer,
     ) -> None:
         self.path = path
@@ -218,7 +218,7 @@ class Endpoint:
         self._streams.add(stream)
         if self._kubelet_stream is None:
             self._kubelet_stream = stream
-            self._send(registration_model.StreamOpened(self.generation))
+            self._send(registration_signals.StreamOpened(self.generation))
         # types-grpcio declares a class where grpc takes any callable
         context.add_done_callback(lambda _: self._stream_closed(stream))  # type: ignore[arg-type]
         while not self._is_ending:
@@ -337,8 +337,8 @@ class Endpoint:
         if stream is self._kubelet_stream:
             self._kubelet_stream = None
             if not self._is_ending:
-                self._send(registration_model.StreamClosed(self.generation))
+                self._send(registration_signals.StreamClosed(self.generation))
 
     def _on_terminated(self, _: asyncio.Task[bool]) -> None:
         if not self._is_ending:
-            self._send(registration_model.ServerEnded(self.generation))
+            self._send(registration_signals.ServerEnded(self.generation))
