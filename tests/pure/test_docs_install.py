@@ -64,7 +64,8 @@ def test_a_folder_made_as_the_page_says_renders_with_the_image_it_names(tmp_path
 def test_the_secrets_that_the_page_makes_are_all_that_are_read(tmp_path: Path) -> None:
     (loop,) = re.findall(r"^for user in .*?^done$", PAGE, re.DOTALL | re.MULTILINE)
     (kubectl, made) = (tmp_path / "kubectl", tmp_path / "made.yaml")
-    real = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
+    real = shutil.which("kubectl", path=str(Path(sys.executable).parent))
+    assert real, "kubectl belongs to the environment (pyproject.toml, dev)"
     kubectl.write_text(
         f'#!/bin/sh\n{real} "$@" --dry-run=client -o yaml >> {made}\necho --- >> {made}\n'
     )
