@@ -2,7 +2,7 @@
 
 A thread that hangs in the kernel cannot be ended. It is abandoned as a daemon thread, so that the
 process can still exit (Python waits for the loop's own pool). A call that hangs is not started
-again before it has returned, so it costs one thread, not one for each attempt.
+again before it has returned, so it costs one thread, not a thread for each attempt.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Serial:
     async def run(self, call: Callable[[], Result], *, timeout_s: float | None = None) -> Result:
         """Return the result of `call`. Raises its exceptions, or TimeoutError.
 
-        If the caller stops waiting, the call goes on, and the next call begins after it.
+        If the caller stops waiting, the call continues, and the next call begins after it.
         """
         async with asyncio.timeout(timeout_s):
             while self._last is not None and not self._last.done():

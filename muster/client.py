@@ -37,8 +37,8 @@ async def events(
     ordered by time; with `follow` False the iteration ends after them. `url` is the address of
     NATS, by default `NATS_URL` or this machine. A lost connection is restored without gaps.
 
-    Raises ValueError if no event type matches, if no node can match, or if `url` is not an address
-    of NATS; with `follow` False also ConnectionError if NATS is not reached within a few seconds.
+    Raises ValueError if no event type matches, if no node can match, or if `url` is not a NATS
+    address; with `follow` False also ConnectionError if NATS is not reached within a few seconds.
     """
     filters = vocabulary.subject_filters(types, node)
     start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
@@ -47,7 +47,7 @@ async def events(
     try:
         msgspec.convert({"url": target}, sections.Bus)
     except msgspec.ValidationError:
-        raise ValueError(f"{target!r} is not an address of NATS, such as {DEFAULT_URL}") from None
+        raise ValueError(f"{target!r} is not a NATS address, such as {DEFAULT_URL}") from None
 
     async def keep(stream: streams.Stream, subjects: list[str]) -> None:
         async for event in consumers.follow(connected.link, stream, filters=subjects, since=start):

@@ -72,8 +72,9 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def precedes(self, other: "CloudEvent") -> bool:
         """Return whether this event is older than `other`; redelivered messages arrive late.
 
-        A producer numbers its events, even if their stream is lost and created again; the stream's
-        order decides between producers, and the time where they are in two streams.
+        Events from one producer are ordered by the producer's numbers, which continue even if the
+        stream is lost and created again. Events from different producers are ordered by their
+        position in the stream, or by time if they are in different streams.
         """
         if (self.source, self.instance) == (other.source, other.instance):
             return self.sequence < other.sequence
@@ -179,7 +180,7 @@ def decode(subject: str, payload: bytes, *, position: int = 0, stream: str = "")
     except (*UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
     if envelope.time != data.at:
-        raise MalformedEvent(MalformedReason.INVALID_DATA, "time is not that of the data")
+        raise MalformedEvent(MalformedReason.INVALID_DATA, "time differs from the time in the data")
     if not is_expected:
         raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
     return CloudEvent(
@@ -221,7 +222,7 @@ def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabular
 
 
 def schema_uri(event_type: str) -> str:
-    """Return the address of the JSON Schema of an event type, version included."""
+    """Return the address of the JSON Schema for an event type, including the version."""
     return f"{SCHEMA_PREFIX}v{vocabulary.SCHEMA_VERSION}/{event_type}.json"
 
 
@@ -232,4 +233,4 @@ def _short(value: object) -> str:
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""The errors that msgspec raises for invalid input; the last one for too deep nesting."""
+"""The errors that msgspec raises for invalid input; the last one if it is nested too deeply."""

@@ -65,7 +65,7 @@ def fuse() -> int:
 
 
 def missing(*extras: str) -> str | None:
-    """Return a message if extras are not installed, else None."""
+    """Return a message if any of the extras is not installed, or None."""
     absent = [e for e in extras if not all(_is_there(m) for m in _NEEDS.get(e, ()))]
     if not absent:
         return None
@@ -89,7 +89,7 @@ def _run(command: str, extra: str, module: str) -> int:
 def _open_missing_streams() -> None:
     """Open /dev/null for each standard stream that the caller has closed.
 
-    Python has None for such a stream, and the next file or socket would get the stream's number.
+    Python has None for such a stream, and the next file or socket would get its descriptor number.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -105,7 +105,7 @@ class _Escaped(io.TextIOWrapper):
         return len(text)
 
     def close(self) -> None:
-        """Close nothing: the buffer is that of `sys.__stderr__`."""
+        """Close nothing: the buffer belongs to `sys.__stderr__`."""
         self.flush()
 
 
@@ -122,7 +122,7 @@ def _is_there(module: str) -> bool:
 
 
 def user_name() -> str:
-    """Return the user's name, or the user id if it has no name, as in containers."""
+    """Return the user's name, or the user id if there is no name, as in containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -1,7 +1,7 @@
-"""Pure: texts without characters that control a terminal or mislead those who read it.
+"""Pure: removes characters from texts that control a terminal or mislead readers.
 
 These are the characters that are not printable: control characters (C0, DEL and C1), line
-separators, half surrogate pairs, and invisible format characters such as those that reverse the
+separators, lone surrogates, and invisible format characters such as those that reverse the
 direction of a text. Everything that a command prints or a service logs passes through here, because
 names and texts come from plugins, drivers and files.
 """
@@ -20,7 +20,7 @@ _16_BITS: Final = 0xFFFF
 
 
 def plain(text: str, *, keep: str = "") -> str:
-    """Return a text with each character replaced that is not printable, but for those to `keep`."""
+    """Return a text with each unprintable character replaced, except for those to `keep`."""
 
     def replaced(match: re.Match[str]) -> str:
         return match[0] if match[0].isprintable() or match[0] in keep else _REPLACED
@@ -29,11 +29,11 @@ def plain(text: str, *, keep: str = "") -> str:
 
 
 def json_text(encoded: bytes) -> str:
-    r"""Return JSON that says the same, with `\u` escapes for what is not printable."""
+    r"""Return equivalent JSON, with `\u` escapes for unprintable characters."""
 
     def escaped(match: re.Match[str]) -> str:
         character = match[0]
-        # outside of strings JSON has no other unprintable character than the line feed
+        # outside strings, the line feed is the only unprintable character in JSON
         if character.isprintable() or character == "\n":
             return character
         return json.dumps(character)[1:-1]
@@ -46,7 +46,7 @@ def json_of(value: object, *, indent: int = 0) -> str:
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        # half a surrogate pair, in the name of a file
+        # a lone surrogate, for example in the name of a file
         return json.dumps(msgspec.to_builtins(value), indent=indent or None)
     return json_text(msgspec.json.format(encoded, indent=indent) if indent else encoded)
 

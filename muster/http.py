@@ -43,11 +43,11 @@ class ForbiddenAddress(Exception):
 
 
 class Unanswered(OSError):
-    """No answer came. `reason` is the cause, as an exception of the standard library.
+    """No answer arrived. `reason` is the cause, as an exception of the standard library.
 
     That is a TimeoutError, an OSError (`socket.gaierror`, `ssl.SSLError`, ConnectionError, ...),
     an EOFError when the connection was closed, or a ValueError when the answer is not HTTP.
-    `is_sent` says that all of the request had been sent, so that it may have been processed.
+    `is_sent` says whether the whole request was sent, so that it may have been processed.
     """
 
     def __init__(self, reason: Exception, *, is_sent: bool) -> None:
@@ -88,7 +88,7 @@ class Endpoint:
         """Raise ValueError if this is not an HTTP URL."""
         split = urllib.parse.urlsplit(url)
         if split.scheme not in {"http", "https"} or not split.hostname:
-            raise ValueError("a URL such as https://host/path is expected")
+            raise ValueError("expected a URL such as https://host/path")
         self._tls = (tls or _tls()) if split.scheme == "https" else None
         self._host = split.hostname.encode("idna").decode()
         if _is_short_address(self._host):
@@ -290,7 +290,7 @@ def _address_text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str
 
 
 def _reason(error: Exception) -> Exception:
-    """Convert an error of aiohttp to one of the standard library."""
+    """Convert an error from aiohttp to one of the standard library."""
     match error:
         case aiohttp.ClientConnectorCertificateError():
             return error.certificate_error

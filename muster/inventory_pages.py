@@ -1,6 +1,6 @@
 """Pure: splits an inventory into pages that each fit into a message.
 
-A node may have ten thousand devices, but a message of a plugin is small, so that one node cannot
+A node may have ten thousand devices, but a plugin's messages are small, so that one node cannot
 fill a stream. `muster.nats.assembly` puts the pages together.
 """
 
@@ -12,10 +12,10 @@ import msgspec
 from muster import vocabulary
 
 PAGE_BYTES_MAX: Final = 48 * 1024
-"""The longest page, with the attributes of CloudEvents."""
+"""The longest page, including the CloudEvents attributes."""
 
 ATTRIBUTES_BYTES: Final = 1536
-"""What the attributes of CloudEvents take of a message at most."""
+"""The most space that the CloudEvents attributes take in a message."""
 _Item = (
     vocabulary.Device
     | vocabulary.Gpu
@@ -65,7 +65,7 @@ def numbered(
     """Return the pages to publish. Raises TooManyPages."""
     parts = split(inventory)
     if len(parts) > vocabulary.PAGES_MAX:
-        raise TooManyPages(f"{len(parts)} pages are more than {vocabulary.PAGES_MAX}")
+        raise TooManyPages(f"{len(parts)} pages, more than {vocabulary.PAGES_MAX}")
     return tuple(
         msgspec.structs.replace(part, version=version, page=page, pages=len(parts))
         for page, part in enumerate(parts)

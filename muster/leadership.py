@@ -15,7 +15,7 @@ from typing import Final, Self
 from muster.service import logs
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A monotonic clock that goes on while the machine is suspended, if there is one."""
+"""A monotonic clock that continues while the machine is suspended, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Election(abc.ABC):
 
     async def __aexit__(self, *_: object) -> None:
         """Resign, so that the next leader can take over at once."""
-        assert self._task is not None, "left without being entered"
+        assert self._task is not None, "exited without being entered"
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self.term() is not None:
@@ -98,11 +98,11 @@ class Election(abc.ABC):
 
     @abc.abstractmethod
     async def _keep(self) -> None:
-        """Claim and renew the leadership, and report every change; forever."""
+        """Claim and renew the leadership and report every change, forever."""
 
     @abc.abstractmethod
     async def _resign(self) -> None:
-        """Give up the leadership that this process has."""
+        """Give up this process's leadership."""
 
     async def _report(self) -> None:
         """Log and report what has changed since the last call."""
@@ -122,7 +122,7 @@ class Election(abc.ABC):
 
 
 def now() -> float:
-    """Return monotonic seconds, including the time while the machine was suspended.
+    """Return monotonic seconds, including the time for which the machine was suspended.
 
     A term is measured by this clock: a process that was suspended during its term must not act.
     """

@@ -166,7 +166,7 @@ class MalformedSilence(ValueError):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """A silence: while it is active, alerts that match every matcher are not notified."""
+    """A silence: while it is active, nobody is notified about alerts that match every matcher."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
     matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]
@@ -181,8 +181,8 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("ends_at: before starts_at")
         empty: Mapping[str, str] = {}
         if all_hold(parse_all(self.matchers), empty):
-            # Alertmanager's rule: at least one matcher must ask for something
-            raise ValueError("matchers: these match everything; ask for at least one label")
+            # Alertmanager's rule: at least one matcher must require something
+            raise ValueError("matchers: these match everything; require at least one label")
 
     def is_active(self, at: datetime) -> bool:
         """Return whether the silence is active at this time."""
@@ -197,13 +197,13 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 def doubt(matcher: Matcher) -> str:
     """Return why a matcher cannot match any alert: unknown label or value; empty if it can."""
     if matcher.name not in LABELS:
-        hint = validation.near(matcher.name, LABELS) or f"there are: {', '.join(LABELS)}"
+        hint = validation.near(matcher.name, LABELS) or f"the labels are: {', '.join(LABELS)}"
         return f"no alert has a label {matcher.name}; {hint}"
     values = _VALUES.get(matcher.name, ())
     is_one = matcher.operator in {Operator.EQUAL, Operator.NOT_EQUAL}
     if not is_one or not values or matcher.value in {"", *values}:
         return ""
-    hint = validation.near(matcher.value, values) or f"there are: {', '.join(values)}"
+    hint = validation.near(matcher.value, values) or f"the values are: {', '.join(values)}"
     return f"no {matcher.name} is called {matcher.value}; {hint}"
 
 

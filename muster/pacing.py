@@ -20,8 +20,8 @@ class TokenBucket:
     __slots__ = ("_burst", "_left", "_per_s", "_tokens", "_updated_at")
 
     def __init__(self, *, per_s: float, burst: float, now: float) -> None:
-        assert per_s > 0, f"{per_s} tokens a second are none"
-        assert burst >= 1, f"a bucket of {burst} never holds a token"
+        assert per_s > 0, f"a rate of {per_s} tokens a second"
+        assert burst >= 1, f"a bucket of {burst} can never hold a token"
         self._per_s = per_s
         self._burst = self._tokens = self._left = float(burst)
         self._updated_at = now

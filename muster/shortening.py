@@ -1,7 +1,7 @@
 """Pure: makes an event fit into a message: splits it, or shortens it with a mark.
 
-Messages of plugins are small (`muster.nats.streams`), so an event may be longer than its message
-with all the pods and all the evidence that it could name. It is never dropped for that.
+Plugins' messages are small (`muster.nats.streams`), and an event with many pods or much evidence
+may be too long for one. It is never dropped because of that.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import msgspec
 from muster import vocabulary
 
 _LIMITS: Final = ((1_000, 50), (300, 20), (300, 5), (100, 1))
-"""Longest text and list, tried one after the other."""
+"""The longest text and the longest list, tried one pair after the other."""
 _NAME_MAX: Final = 253
 """The longest name; a name is never cut."""
 _MARK: Final = "... (shortened)"
@@ -22,8 +22,8 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 def fit(event: vocabulary.Event, bytes_max: int) -> tuple[vocabulary.Event, ...]:
     """Return events whose data has at most `bytes_max` bytes of JSON, if that is possible.
 
-    An allocation becomes several, each of some of its devices. Of any other event long texts and
-    lists are cut; a mark says so.
+    An allocation becomes several, each with some of its devices. In any other event, long texts and
+    lists are cut and marked as shortened.
     """
     if _size(event) <= bytes_max:
         return (event,)

@@ -23,7 +23,7 @@ registry.add(app, sys.argv[1:])
 def main() -> int:
     """Run the command; return the exit code."""
     if os.environ.get("COLUMNS") == "0":
-        # "not known" to the shell; cyclopts would wrap help at 0 characters
+        # the shell does not know the width; cyclopts would wrap help at 0 characters
         del os.environ["COLUMNS"]
     try:
         with output.guarded():

@@ -1,4 +1,4 @@
-"""Adapter: files: `muster auth` creates and changes the keys and credentials of the bus.
+"""Adapter: files: `muster auth` creates and changes the keys and credentials for the bus.
 
 It prints the commands that copy them to a cluster.
 """
@@ -18,7 +18,7 @@ from muster.cli import keyfiles, output, texts
 from muster.nats.auth import accounts as bus_accounts
 from muster.nats.auth import permissions
 
-app = cyclopts.App(name="auth", help="Make and change the keys and credentials of the bus.")
+app = cyclopts.App(name="auth", help="Create and change the keys and credentials for the bus.")
 
 _VALID_MAX: Final = timedelta(days=3650)
 _KEYS: Final = Path("muster-keys")
@@ -28,14 +28,14 @@ _BY_HAND: Final = {
     "node": "give nodes that have credentials new ones: muster auth node",
     "reader": "give readers new credentials: muster auth reader",
 }
-"""Credentials that no command can bring to the place where they are needed."""
+"""What to do by hand, because no command can deliver these credentials."""
 
 _Keys = Annotated[
     Path,
     Parameter(
         name=["--keys", "-k"],
         env_var="MUSTER_AUTH_KEYS",
-        help="The directory that `muster auth init` made.",
+        help="The directory that `muster auth init` created.",
     ),
 ]
 _Out = Annotated[
@@ -47,11 +47,11 @@ _Out = Annotated[
 ]
 _Valid = Annotated[
     str | None,
-    Parameter(help="For how long: `30d`, `1y`; by default until the key is changed."),
+    Parameter(help="How long they are valid: `30d`, `1y`; by default until the key is changed."),
 ]
 
 _SERVICES: Final = ("health", "labeler", "notifier")
-"""The services in the cluster, each with credentials of its own."""
+"""The services in the cluster, each with its own credentials."""
 
 _KUBECTL: Final = "kubectl -n muster"
 _INTO: Final = f'into() {{ {_KUBECTL} create "$@" --dry-run=client -o yaml | kubectl apply -f -; }}'
@@ -74,22 +74,22 @@ asyncio.run(main())"""
 
 @app.command
 def init(directory: Path) -> int:
-    """Make the keys of an installation, accounts.conf for NATS, and each service's credentials.
+    """Create an installation's keys, accounts.conf for NATS, and each service's credentials.
 
     Parameters
     ----------
     directory
-        Where to; it must not have keys yet.
+        Where to write them; it must not contain keys yet.
 
     """
 
     def make() -> list[str]:
         if directory == Path():
-            raise ValueError("name a directory of its own for the keys")
+            raise ValueError("choose a separate directory for the keys")
         files = keyfiles.make(directory, at=time.time())
         return [
             _written(directory, files),
-            f"Keep {directory} where only you can read it. To bring it into the cluster:\n",
+            f"Keep {directory} where only you can read it. To copy it to the cluster:\n",
             *_first(str(directory)),
         ]
 
@@ -98,7 +98,7 @@ def init(directory: Path) -> int:
 
 @app.command
 def accounts(*, keys: _Keys = _KEYS) -> int:
-    """Create accounts.conf and the services' credentials again, as after an upgrade."""
+    """Create accounts.conf and the services' credentials again, for example after an upgrade."""
 
     def make() -> list[str]:
         files = keyfiles.derive(keys, at=time.time())
@@ -116,14 +116,14 @@ def node(
     out: _Out = None,
     keys: _Keys = _KEYS,
 ) -> int:
-    """Print credentials for the plugins of one node, where nodes have no tokens.
+    """Print credentials for the plugins on one node, for clusters where nodes have no tokens.
 
     Parameters
     ----------
     node
-        Its name.
+        The node's name.
     plugin
-        Another name of a plugin, besides `device-plugin`; 8 in all.
+        Another plugin name besides `device-plugin`; at most 8 names in all.
 
     """
 
@@ -145,14 +145,14 @@ def reader(
     url: str = "tls://muster-nats.muster:4222",
     keys: _Keys = _KEYS,
 ) -> int:
-    """Print credentials for an outside tool that subscribes, and a program that does.
+    """Print credentials for an outside tool that subscribes, and an example program.
 
     Parameters
     ----------
     name
         The name of the tool: letters, digits, `-` and `_`.
     url
-        Address of NATS, for the program.
+        The address of NATS in the program.
 
     """
 
@@ -169,14 +169,14 @@ def reader(
 
 @app.command
 def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
-    """Change a signing key: first both are valid, and after --drop only the new one.
+    """Change a signing key: at first the old and the new key are valid, after --drop the new one.
 
     Parameters
     ----------
     key
         `answer`, `node`, `reader`, `health`, `labeler`, `notifier` or `admin`.
     drop
-        Refuse credentials that the old key signed; use it once all have credentials of the new key.
+        Refuse what the old key signed. Use this once everything has been signed by the new key.
 
     """
 
@@ -185,7 +185,7 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
             raise ValueError(f"{key!r}: must be one of {', '.join(keyfiles.CHANGEABLE)}")
         if drop:
             files = keyfiles.drop(keys, key, at=time.time())
-            then = f"Once NATS has loaded it, what the old {key} key signed is refused:\n"
+            then = f"Once NATS has loaded it, NATS refuses what the old {key} key signed:\n"
             return [_written(keys, files), then, *_dropped(str(keys))]
         files = keyfiles.rotate(keys, key, at=time.time())
         option = "" if keys == _KEYS else f" --keys {shlex.quote(str(keys))}"
@@ -195,7 +195,7 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
             f"Both {key} keys are valid once NATS has loaded the new accounts.conf:\n",
             *_again(str(keys), key=key),
             *by_hand,
-            f"\nAt last: muster auth rotate {key} --drop{option}",
+            f"\nFinally: muster auth rotate {key} --drop{option}",
         ]
 
     return _run("rotate", make)
@@ -209,16 +209,16 @@ def local_ca(
     valid: str = "10y",
     renew: output.Flag = False,
 ) -> int:
-    """Make a certificate authority, and a certificate for NATS: ca.crt, tls.crt, tls.key.
+    """Create a certificate authority, and a certificate for NATS: ca.crt, tls.crt, tls.key.
 
     Parameters
     ----------
     directory
-        Where to.
+        Where to write them.
     host
-        Another name or address of NATS; this machine's and those in the cluster are always in.
+        Another name or address of NATS; this machine's and the cluster's are always included.
     valid
-        For how long the certificate is valid; the authority is for 20 years.
+        How long the certificate is valid; the authority is valid for 20 years.
     renew
         Create a new certificate from the existing authority; clients need no change.
 
@@ -226,14 +226,14 @@ def local_ca(
 
     def make() -> list[str]:
         if directory == Path():
-            raise ValueError("name a directory of its own for the certificates")
+            raise ValueError("choose a separate directory for the certificates")
         at, lasts = datetime.now(UTC), _lasts(valid)
         hosts = list(dict.fromkeys((*_HOSTS, *_HOSTS_IN_CLUSTER, *host)))
         change = keyfiles.renew_certificate if renew else keyfiles.make_certificates
         files = change(directory, hosts, at=at, lasts=lasts)
         return [
             f"{_written(directory, files)}; the certificate is valid until {at + lasts:%Y-%m-%d}",
-            f"ca.key stays with you. Clients: NATS_CA={directory / 'ca.crt'}. In a cluster:\n",
+            f"Keep ca.key private. Clients: NATS_CA={directory / 'ca.crt'}. In a cluster:\n",
             *_tls(str(directory)),
             *(_RESTART if renew else ()),
         ]
@@ -284,7 +284,9 @@ def _lasts(text: str) -> timedelta:
     try:
         return texts.duration(text, longest=_VALID_MAX)
     except ValueError:
-        raise ValueError(f"--valid: {text!r} is not like 12h, 30d or 1y, and at most 10y") from None
+        raise ValueError(
+            f"--valid: {text!r} is not a duration such as 12h, 30d or 1y, at most 10y"
+        ) from None
 
 
 def _first(directory: str) -> list[str]:
@@ -293,9 +295,9 @@ def _first(directory: str) -> list[str]:
 
 
 def _again(directory: str, *, key: str | None = None) -> list[str]:
-    """Return the commands after a change of permissions or keys, or of one `key`; NATS first.
+    """Return the commands to run after permissions or keys have changed, or only one `key`.
 
-    NATS refuses credentials that it does not know yet.
+    NATS comes first, because it refuses credentials that it does not know yet.
     """
     changed = _SERVICES if key is None else tuple({key}.intersection(_SERVICES))
     gate = [_gate(directory)] if key in {None, "answer", "node"} else []
@@ -303,7 +305,7 @@ def _again(directory: str, *, key: str | None = None) -> list[str]:
 
 
 def _dropped(directory: str) -> list[str]:
-    """Return the commands that end an old key."""
+    """Return the commands that make an old key invalid."""
     return [_INTO, _accounts(directory), *_RESTART]
 
 

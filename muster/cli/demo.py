@@ -40,7 +40,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of a story that were played; `ok` if every step succeeded."""
+    """The steps of a story that have been played; `ok` if every step succeeded."""
 
     ok: bool
     seconds: float
@@ -76,7 +76,7 @@ def run(play: "Callable[[Story], Coroutine[object, object, None]]", *, as_json: 
 
 
 class Story:
-    """A story while it is played: its steps so far, and whether it is complete."""
+    """A story that is being played: its steps so far, and whether it is complete."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.steps: list[Step] = []
@@ -97,7 +97,7 @@ class Story:
         self.print(f"{at_s:6.1f} s  {outcome} {name}  {step.detail}")
 
     def add(self, name: str, started: float, detail: str, *, ok: bool = True) -> None:
-        """Store a step that ends now."""
+        """Store a step that has just ended."""
         seconds = asyncio.get_running_loop().time() - started
         self.append(Step(name=name, ok=ok, seconds=seconds, detail=detail))
 
@@ -109,14 +109,14 @@ class Story:
                 async with asyncio.timeout(_STEP_TIMEOUT_S):
                     self.add(name, started, await play())
             except TimeoutError:
-                self.add(name, started, f"not within {_STEP_TIMEOUT_S:g} s", ok=False)
+                self.add(name, started, f"not done within {_STEP_TIMEOUT_S:g} s", ok=False)
                 return
             except (demo_steps.StepFailed, processes.ProgramFailed, OSError) as error:
                 self.add(name, started, str(error), ok=False)
                 return
 
     def report(self) -> Report:
-        """Return the report; a story that was not played to its end is not ok."""
+        """Return the report; a story that was not played to the end is not ok."""
         return Report(
             ok=self.is_complete and all(step.ok for step in self.steps),
             seconds=round(sum(step.seconds for step in self.steps), 3),
@@ -144,7 +144,7 @@ async def _on_a_stack(story: Story) -> None:
         started = clock()
     left = [f"process {pid}" for pid in sorted(pids) if _is_running(pid)]
     left += [str(running.directory)] if running.directory.exists() else []
-    detail = f"left: {', '.join(left)}" if left else "no process, no socket, no file left"
+    detail = f"left behind: {', '.join(left)}" if left else "no process, socket or file left"
     story.add("stop", started, detail, ok=not left)
     story.is_complete = True
 

@@ -1,6 +1,6 @@
 """Adapter: the network: the steps of `muster demo`, which break or repair something and check.
 
-A step succeeds if the result arrives at the far end: on the bus, at the Kubernetes API, at the
+A step succeeds if its result arrives where it should: on the bus, at the Kubernetes API, at the
 webhook. It returns the result in words.
 """
 
@@ -33,11 +33,11 @@ Play = Callable[[], Awaitable[str]]
 
 
 class StepFailed(Exception):
-    """A step did not have the result that it must have."""
+    """A step did not have the expected result."""
 
 
 class Place(Protocol):
-    """Where the programs of the story are: on this machine, or in containers."""
+    """Where the programs of the story run: on this machine, or in containers."""
 
     def http(self, name: str) -> str:
         """Return where a program serves HTTP."""
@@ -47,14 +47,14 @@ class Place(Protocol):
 
 
 class Steps:
-    """The steps that can be played at a place; `recorder` has the events published there."""
+    """The steps that can be played in a place; `recorder` has the events published there."""
 
     def __init__(self, place: Place, recorder: events.Recorder) -> None:
         self._place = place
         self._recorder = recorder
 
     def healthy(self, fuse: str, a: str) -> list[tuple[str, Play]]:
-        """Return the steps before anything breaks."""
+        """Return the steps that come before anything breaks."""
         return [
             ("advertise", lambda: self._advertised(fuse)),
             ("allocate", lambda: self._allocated(a)),
@@ -189,7 +189,7 @@ class Steps:
         await self._gpus_allocatable(node, lost=1)
         kind = AlertKind.DEVICE_UNHEALTHY
         delivered_s = await self._delivered(kind, node, AlertState.FIRING, since)
-        return f"{node} offers one GPU less; notified after {delivered_s:.2f} s"
+        return f"{node} offers one GPU fewer; notified after {delivered_s:.2f} s"
 
     async def _gpu_back(self, node: str, repair: Callable[[], Awaitable[None]]) -> str:
         since = asyncio.get_running_loop().time()
@@ -207,7 +207,7 @@ class Steps:
     async def _delivered(
         self, kind: AlertKind, node: str, state: AlertState, since: float
     ) -> float:
-        """Return the seconds until the webhook had the alert, as the notifier must confirm."""
+        """Return how many seconds the alert took to the webhook; the notifier must confirm it."""
         _, alert = await self._recorder.first(
             vocabulary.AlertChanged,
             lambda event: (event.kind, event.node, event.state) == (kind, node, state),
@@ -238,7 +238,7 @@ async def post(url: str, body: object = None) -> Any:
 
 
 async def delete(url: str) -> Any:
-    """Delete what is at an address; return the answer."""
+    """Delete the object at an address; return the answer."""
     return await asyncio.to_thread(_call, "DELETE", url, None)
 
 

@@ -1,4 +1,4 @@
-"""Adapter: NATS for the commands: `muster events`, and connections and subscriptions for others."""
+"""Adapter: NATS: `muster events`, and connections and subscriptions for other commands."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ app = cyclopts.App(name="events")
 
 Url = Annotated[
     str | None,
-    Parameter(env_var="NATS_URL", help="Address of NATS; by default NATS on this machine."),
+    Parameter(env_var="NATS_URL", help="Address of NATS; by default, on this machine."),
 ]
 Message = codec.CloudEvent | vocabulary.Heartbeat
 Event = TypeVar("Event", bound=vocabulary.Event)
@@ -44,7 +44,7 @@ def print_events(
     json: output.Json = False,
     url: Url = None,
 ) -> int:
-    """Print what happens on the bus, one line an event, until Ctrl-C.
+    """Print what happens on the bus, one line per event, until Ctrl-C.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def print_events(
     since
         Start in the past: `90s`, `15m`, `2h`, `7d`, or a time such as `2026-11-21T10:00:00Z`.
     follow
-        Continue with new events; `--no-follow` ends after the past ones.
+        Continue with new events; `--no-follow` ends after the past events.
 
     """
     try:
@@ -74,7 +74,7 @@ def print_events(
 
 
 def run_within(command: str, work: Coroutine[object, object, int]) -> int:
-    """Run a command's work, for ten seconds at most; return its exit code."""
+    """Run a command's work for ten seconds at most; return its exit code."""
 
     async def limited() -> int:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -102,11 +102,10 @@ async def connect(command: str, url: str | None) -> AsyncIterator[bus.Bus]:
 
 @contextmanager
 def outages_hidden(waiting: str | None = None) -> Iterator[Sequence[str]]:
-    """Do not log lost connections: commands report them themselves.
+    """Keep lost connections out of the log, because commands report them themselves.
 
-    Yields a list that will contain the reason of the last lost connection.
-
-    `waiting` is the name of a command that waits for ever: it prints a sentence about the outage.
+    Yields a list that will contain the reason for the last lost connection. `waiting` names a
+    command that waits for NATS without a limit: it prints a line when an outage begins.
     """
 
     def hide(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -134,7 +133,7 @@ def outages_hidden(waiting: str | None = None) -> Iterator[Sequence[str]]:
 
 
 class Recorder:
-    """Stores the messages it receives, each with its time of arrival by the loop's clock."""
+    """Stores the messages it receives, each with its time of arrival on the loop's clock."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[float, Message]] = []
@@ -168,7 +167,7 @@ class Recorder:
 async def subscribe_all(
     url: str, receive: Callable[[Message], Awaitable[None]], *, since: datetime | None = None
 ) -> AsyncIterator[bus.Bus]:
-    """Call `receive` with every heartbeat from now on and every event since a time, else now."""
+    """Call `receive` with every heartbeat from now on, and every event since `since` or now."""
 
     async def follow(stream: streams.Stream) -> None:
         async for event in consumers.follow(
@@ -184,7 +183,7 @@ async def subscribe_all(
         except TimeoutError:
             raise nats.NatsUnavailable(
                 f"{url}: not ready after {_START_TIMEOUT_S:g} s; JetStream needs about 2 GiB of "
-                "free disk"
+                "free disk space"
             ) from None
         tasks = [asyncio.create_task(follow(s)) for s in streams.FOLLOWED]
         try:

@@ -27,7 +27,7 @@ _Health = Annotated[
     str | None,
     Parameter(
         env_var="MUSTER_HEALTH_URL",
-        help="Address of the health service, `http://host:port`; by default from `muster up` "
+        help="Address of the health service, `http://host:port`; by default, that of `muster up` "
         "on this machine.",
     ),
 ]
@@ -36,8 +36,9 @@ _TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
 """Several times the size of the state of a fleet of 100,000 nodes."""
 _NO_HEALTH: Final = (
-    "no health service runs on this machine as part of `muster up`; say where one is with --health "
-    "or MUSTER_HEALTH_URL (in a cluster: kubectl -n muster port-forward deploy/muster-health 8080)"
+    "no health service runs on this machine as part of `muster up`; give the address of one with "
+    "--health or MUSTER_HEALTH_URL (in a cluster: kubectl -n muster port-forward "
+    "deploy/muster-health 8080)"
 )
 
 
@@ -82,17 +83,16 @@ def show_node(
 ) -> int:
     """Show a node's verdicts, evidence, devices, alerts, pods and last changes.
 
-    If either health or NATS does not answer, only the other's data is shown, and the exit code is
-    1.
+    If health or NATS does not answer, only the other's data is shown, and the exit code is 1.
 
     Parameters
     ----------
     node
-        Its name.
+        The node's name.
     plugin
         Show only this plugin, or the plugin of this resource or driver: `nvidia.com/gpu`.
     since
-        Show changes since: `15m`, `2h`, `7d` ago, or a time.
+        Show changes since then: `15m`, `2h` or `7d` ago, or a time.
 
     """
     source, state, now, events, problems = None, None, None, None, list[str]()
@@ -131,7 +131,7 @@ def show_node(
 
 
 def fetch(address: str | None) -> tuple[str, str | None, status.State]:
-    """Return the address of health, the address of NATS if it is known, and health's state.
+    """Return the health service's address, NATS's address if it is known, and health's state.
 
     Raises ConnectionError if nothing answers, and ValueError for an invalid address.
     """
@@ -143,7 +143,7 @@ def fetch(address: str | None) -> tuple[str, str | None, status.State]:
         except ConnectionError as error:
             problem = f"health does not answer: {error}"
         except ValueError as error:
-            problem = f"{url}/state is not what this version can read: {error}"
+            problem = f"{url}/state cannot be read by this version: {error}"
     raise ConnectionError(problem)
 
 
@@ -170,12 +170,14 @@ def _checked(address: str) -> str:
     except ValueError:
         good = False
     if not good or not re.fullmatch(r"[!-~]+", url):
-        raise ValueError(f"{address!r} is not an address of health, such as http://127.0.0.1:8080")
+        raise ValueError(
+            f"{address!r} is not the address of a health service, such as http://127.0.0.1:8080"
+        )
     return url
 
 
 def _running_here() -> list[tuple[str, str | None]]:
-    """Return health's and NATS's address for each `muster up` of this user, newest first."""
+    """Return the addresses of health and NATS for each `muster up` of this user, newest first."""
     places = []
     for log in Path(tempfile.gettempdir()).glob("muster-*/health.log"):
         # `muster up` removes its files when it ends; other users' directories are not used
@@ -184,7 +186,7 @@ def _running_here() -> list[tuple[str, str | None]]:
                 continue
             with log.open("rb") as lines:
                 listening = next((line for line in lines if b'"event":"listening"' in line), b"")
-            # the file is written once, at the start
+            # the file is written once, when the service starts
             settings = log.with_name("health.yaml")
             place = (
                 str(orjson.loads(listening)["http"]),

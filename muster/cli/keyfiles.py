@@ -4,8 +4,8 @@ A `.seed` file has one seed per line, the newest first: while a key is being cha
 valid. Everything else is derived from the seeds: accounts.conf for nats-server, credentials, the
 gate's keys.
 
-Certificates are for a laptop, or for a cluster without an issuer of certificates: the authority
-signs only for NATS. Its key stays beside the certificate, and must not be on any machine of the
+The certificates are for a laptop, or for a cluster without a certificate issuer: the authority
+signs only for NATS. Its key stays beside the certificate, and must not be on any machine in the
 cluster.
 """
 
@@ -48,14 +48,14 @@ class BadDirectory(Exception):
 
 
 def make(directory: Path, *, at: float) -> list[str]:
-    """Make all keys and the derived files; return the files' names.
+    """Create all keys and the derived files; return the files' names.
 
     This and the functions below raise BadDirectory, and OSError.
     """
     own(directory)
-    # new keys, created by mistake, would lock everybody out
+    # new keys that are created by mistake would lock everybody out
     if any(directory.glob("*.seed")):
-        raise BadDirectory(f"{directory}: has keys already; change one with `muster auth rotate`")
+        raise BadDirectory(f"{directory}: already has keys; change one with `muster auth rotate`")
     for name, kind in _KINDS.items():
         write(directory / f"{name}.seed", f"{_new(kind).seed}\n")
     return derive(directory, at=at)
@@ -65,7 +65,9 @@ def own(directory: Path) -> None:
     """Create a directory that only this user can write to. Raises BadDirectory, OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if stat.S_IMODE(directory.stat().st_mode) & _OTHERS_WRITE:
-        raise BadDirectory(f"{directory}: others can write into it: chmod 700 it, or name another")
+        raise BadDirectory(
+            f"{directory}: other users can write to it; run chmod 700, or choose another"
+        )
     if not any(directory.iterdir()):
         directory.chmod(0o700)
 
@@ -167,7 +169,7 @@ def _keys(directory: Path, name: str) -> list[nkeys.Key]:
         keys = [nkeys.Key.from_seed(seed, _KINDS[name]) for seed in seeds]
     except FileNotFoundError:
         raise BadDirectory(
-            f"{file}: not there; make all keys with `muster auth init {directory}`"
+            f"{file}: does not exist; create all keys with `muster auth init {directory}`"
         ) from None
     except ValueError as error:
         raise BadDirectory(f"{file}: {error}") from None
@@ -200,7 +202,7 @@ def make_certificates(
         # clients trust this authority, and would not trust another
         if (directory / name).exists():
             raise BadDirectory(
-                f"{directory}: has {name} already; `--renew` makes a new certificate"
+                f"{directory}: already has {name}; `--renew` creates a new certificate"
             )
     authority = ec.generate_private_key(ec.SECP256R1())
     root = (
@@ -219,7 +221,7 @@ def renew_certificate(
 ) -> list[str]:
     """Write new tls.crt and tls.key, signed by the existing authority; return the names.
 
-    Raises OSError, BadDirectory without an authority, and ValueError for an invalid host.
+    Raises OSError, BadDirectory if there is no authority, and ValueError for an invalid host.
     """
     names = [_name(host) for host in hosts]
     file = directory / "ca.key"
@@ -227,7 +229,7 @@ def renew_certificate(
         authority = serialization.load_pem_private_key(file.read_bytes(), None)
         root = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
     except ValueError as error:
-        raise BadDirectory(f"{directory}: no authority of muster's: {error}") from None
+        raise BadDirectory(f"{directory}: no authority made by muster: {error}") from None
     if (
         not isinstance(authority, ec.EllipticCurvePrivateKey)
         or authority.public_key() != root.public_key()
@@ -235,7 +237,8 @@ def renew_certificate(
         raise BadDirectory(f"{file}: not the key of ca.crt")
     if root.not_valid_after_utc < at + lasts:
         raise BadDirectory(
-            f"{directory}: its authority ends on {root.not_valid_after_utc:%Y-%m-%d}, before that"
+            f"{directory}: its authority expires on {root.not_valid_after_utc:%Y-%m-%d}, before "
+            "the new certificate would"
         )
     return _certify(directory, authority, names, at=at, lasts=lasts)
 
@@ -312,5 +315,5 @@ def _name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if not _HOST.fullmatch(host):
-            raise ValueError(f"--host: {host!r} is not a name or address of a host") from None
+            raise ValueError(f"--host: {host!r} is not a host name or address") from None
         return x509.DNSName(host)

@@ -1,6 +1,7 @@
-"""Adapter: NATS: `muster silence` adds, lists and expires silences, `muster dlq` dead letters.
+"""Adapter: NATS: `muster silence` and `muster dlq`.
 
-`muster dlq` lists, shows and replays undelivered notifications.
+`muster silence` adds, lists and expires silences. `muster dlq` lists, shows and replays dead
+letters.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from muster.cli import events, output, texts
 from muster.nats import bus, storage, streams
 
 silence_app = cyclopts.App(
-    name="silence", help="Suppress the notifications of some alerts for a while."
+    name="silence", help="Suppress the notifications for some alerts for a while."
 )
 
 _KEPT: Final = timedelta(days=5)
@@ -34,18 +35,18 @@ def add(
     author: str | None = None,
     url: events.Url = None,
 ) -> int:
-    """Silence the alerts that all matchers match, from now on; print the silence's id.
+    """Silence the alerts that match every matcher, from now on; print the silence's id.
 
     Parameters
     ----------
     expressions
         Matchers as Alertmanager writes them: `node=node-a`, `'kind=~"stuck|missing"'`.
     duration
-        For how long: `90s`, `15m`, `1h30m`, `7d`; a year at most.
+        How long: `90s`, `15m`, `1h30m`, `7d`; at most a year.
     comment
-        Why.
+        Why the alerts are silenced.
     author
-        Who; by default the user who is logged in.
+        Who silences them; by default the user who is logged in.
 
     """
     try:
@@ -89,7 +90,7 @@ def list_silences(
     Parameters
     ----------
     all
-        Also those that have expired.
+        Also print those that have expired.
 
     """
     return events.run_within("silence", _list_silences(url, everything=all, as_json=json))
@@ -104,7 +105,7 @@ def expire(
     Parameters
     ----------
     silence_id
-        Its id.
+        The silence's id.
 
     """
     return events.run_within("silence", _expire(silence_id, url))
@@ -198,7 +199,7 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """Its id on the command line."""
+        """The dead letter's id on the command line."""
         return self.subject.rpartition(".")[2][:_ID_SHOWN]
 
     @property
@@ -236,9 +237,9 @@ def show(
     Parameters
     ----------
     letter_id
-        Its id.
+        The dead letter's id.
     raw
-        Print the bytes of its body as they are, to a file or a pipe.
+        Print the bytes of the body as they are, to a file or a pipe.
 
     """
     return events.run_within("dlq", _show(letter_id, url, as_json=json, as_raw=raw))

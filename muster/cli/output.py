@@ -28,7 +28,7 @@ Json = Annotated[
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """An option without a value."""
 
-# the names that services use
+# services use these under this module's name
 plain = texts.plain
 aligned = texts.aligned
 
@@ -90,7 +90,7 @@ class _Guard(io.FileIO):
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, nothing: str) -> None:
-    """Print a table: drawn on a terminal, aligned text in a pipe; without rows, say `nothing`."""
+    """Print a table: drawn on a terminal, aligned text in a pipe; without rows, print `nothing`."""
     cells = [[texts.plain(cell) for cell in row] for row in rows]
     if not cells:
         show(nothing)
@@ -101,7 +101,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, nothing: str) 
 
 
 def show(*lines: str) -> None:
-    """Print lines; a line feed inside of a line does not begin another one."""
+    """Print lines; a line feed inside a line does not start a new line."""
     for line in lines:
         sys.stdout.write(escaping.plain(line, keep="\t") + "\n")
     sys.stdout.flush()
@@ -128,7 +128,7 @@ def print_raw(content: bytes) -> bool:
 
 
 def warn(command: str, text: str) -> None:
-    """Print to standard error, each line with the command's name before it."""
+    """Print to standard error, each line preceded by the command's name."""
     name = f"muster {command}" if command else "muster"
     with contextlib.suppress(OSError):
         for line in text.splitlines():
@@ -136,7 +136,7 @@ def warn(command: str, text: str) -> None:
 
 
 def ask(question: str) -> None:
-    """Print a question to standard error, and stay on its line."""
+    """Print a question to standard error, without a line feed."""
     sys.stderr.write(f"{texts.plain(question)} ")
     sys.stderr.flush()
 
@@ -164,14 +164,14 @@ def _draw(names: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
 
 
 def console() -> "rich.console.Console":
-    """Return standard output for what is drawn; all texts of others are `styled`."""
+    """Return standard output for drawing; texts from elsewhere must be `styled` first."""
     import rich.console  # noqa: PLC0415  # as above
 
     return rich.console.Console()
 
 
 def styled(text: str, style: str = "") -> "rich.text.Text":
-    """Return a text to draw, without markup of its own."""
+    """Return a text to draw, whose own markup has no effect."""
     import rich.text  # noqa: PLC0415  # as above
 
     return rich.text.Text(escaping.plain(text, keep="\n"), style=style)

@@ -1,8 +1,8 @@
-"""Adapter: the commands of `muster`: its own, and commands that services register by entry points.
+"""Adapter: the commands of `muster`: its own, and those that services register as entry points.
 
-An entry point of the group `muster.commands` has the name of its command and names a `cyclopts.App`
-of the same name. A command's module is imported when the command is called, not when commands are
-listed.
+An entry point in the group `muster.commands` is named after its command, and refers to a
+`cyclopts.App` with that name. A command's module is imported when the command is called, not when
+commands are listed.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Command(NamedTuple):
 
 COMMANDS: Final = {
     "auth": Command(
-        "Make and change the keys and credentials of the bus.", ("auth",), "muster.cli.auth:app"
+        "Create and change the keys and credentials for the bus.", ("auth",), "muster.cli.auth:app"
     ),
     "check": Command(
         "Say what is wrong with a cluster's GPUs, fuse and autoscalers.", ("labeler",)
@@ -45,7 +45,7 @@ COMMANDS: Final = {
         "muster.cli.notifications:dead_letters_app",
     ),
     "events": Command(
-        "Print what happens on the bus, one line an event, until Ctrl-C.",
+        "Print what happens on the bus, one line per event, until Ctrl-C.",
         (),
         "muster.cli.events:app",
     ),
@@ -56,7 +56,7 @@ COMMANDS: Final = {
     ),
     "replay": Command("Show which alerts another policy would have raised."),
     "silence": Command(
-        "Suppress the notifications of some alerts for a while.",
+        "Suppress the notifications for some alerts for a while.",
         (),
         "muster.cli.notifications:silence_app",
     ),
@@ -109,7 +109,7 @@ def call(name: str, *arguments: str) -> int:
 
 
 def targets() -> dict[str, str]:
-    """Return the `module:attribute` of every command by its name."""
+    """Return the `module:attribute` of every command, by command name."""
     own = {name: command.target for name, command in COMMANDS.items() if command.target}
     return own | {point.name: point.value for point in metadata.entry_points(group=_GROUP)}
 

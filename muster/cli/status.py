@@ -1,6 +1,6 @@
 """Pure: the fleet as the health service sees it: decodes and shows its `/state`.
 
-The command does not import services, so it has structs of its own. Missing keys have defaults and
+The command does not import services, so it has its own structs. Missing keys have defaults and
 unknown keys are ignored, so that an older command can read the state of a newer service.
 """
 
@@ -59,7 +59,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
-    """One plugin on one node; ages are seconds by health's clock."""
+    """One plugin on one node; ages are in seconds on health's clock."""
 
     node: str
     plugin: str
@@ -104,12 +104,12 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_well(self) -> bool:
-        """Whether there is no problem to show."""
+        """Whether the plugin has no problem to show."""
         return self.verdict in _WELL and not (self.alerts or self.is_suspended or self.problems)
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the whole fleet; the rate limit holds back alerts of `held` plugins."""
+    """The state of the whole fleet; the rate limit holds back alerts about `held` plugins."""
 
     alerts: tuple[Alert, ...] = ()
     mass_failures: int = msgspec.field(default=0, name="storms")
@@ -215,7 +215,7 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], most: int | None) -> list[str]:
-    """Return an empty line and aligned rows: at most `most`, and then how many are left out."""
+    """Return an empty line and aligned rows: at most `most`, followed by how many are left out."""
     left = len(rows) - len(rows[:most])
     more = [f"and {left} more; --all shows them"] if left else []
     return ["", *texts.aligned([names, *rows[:most]]), *more]
@@ -225,7 +225,7 @@ def _overview(state: State, source: str) -> list[str]:
     nodes = len({plugin.node for plugin in state.plugins})
     counted = ", ".join(f"{count} {verdict}" for verdict, count in _verdicts(state)) or "none"
     fleet = state.fleet
-    held = f"; alerts of {fleet.held} plugins are held back by the rate limit" if fleet.held else ""
+    held = f"; the rate limit holds back alerts about {fleet.held} plugins" if fleet.held else ""
     return [
         f"health    {texts.plain(source)}",
         *(f"  note    {note}" for note in caveats(state)),

@@ -36,7 +36,7 @@ def up(*, plain: output.Flag = False) -> int:
     Parameters
     ----------
     plain
-        Print one line an event instead of a live view.
+        Print one line per event instead of a live view.
 
     """
     # closing the terminal has the same effect as Ctrl-C

@@ -121,7 +121,7 @@ def unknown_name(view: NodeView) -> str:
     names = sorted({plugin.node for plugin in view.state.plugins})
     near = validation.near(view.node, names)
     name = validation.key_name(view.node)
-    return f"no plugin and no event of node {name}{'; ' if near else ''}{near}"
+    return f"no plugin and no event from node {name}{'; ' if near else ''}{near}"
 
 
 def report(view: NodeView) -> dict[str, object]:
@@ -148,7 +148,7 @@ def lines(view: NodeView) -> list[str]:
         text.append(f"health    {texts.plain(view.source or '')}")
         text += [f"  note    {note}" for note in status.caveats(view.state)]
         if not view.plugins:
-            text += ["", f"{texts.plain(view.node)}: health has no plugin of this node now"]
+            text += ["", f"{texts.plain(view.node)}: health has no plugin on this node now"]
         for alert in view.alerts:
             text += ["", *_alert(alert, ())]
         for plugin in view.plugins:

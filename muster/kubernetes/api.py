@@ -38,7 +38,7 @@ _CREDENTIALS_S: Final = 30.0
 _ACCEPT_S: Final = 10.0
 _TEXT_MAX: Final = 300
 _MESSAGE_MAX: Final = 1000
-"""The API's message names each owner of each conflicting field."""
+"""Long, because the API's message names each owner of each conflicting field."""
 _LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 _BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 _PAGE: Final = 500
@@ -132,7 +132,7 @@ async def find(
     attempts: int | None = None,
     timeout_s: float = _CREDENTIALS_S,
 ) -> "Api":
-    """Return the API of a kubeconfig, else of the surrounding cluster. Raises NoCluster."""
+    """Return the API of a kubeconfig, or else of the surrounding cluster. Raises NoCluster."""
     from muster.kubernetes import client  # noqa: PLC0415  # see above
 
     try:
@@ -161,7 +161,7 @@ class Api:
         self.context = where.context
 
     def now(self) -> datetime | None:
-        """Return the API server's time to within a second; None if unknown."""
+        """Return the API server's time, to within a second; None if it is unknown."""
         if self._server_time is None:
             return None
         date, at = self._server_time
@@ -245,16 +245,16 @@ class Api:
             token = page.metadata.continue_
             if not token:
                 return
-        raise Refused(Answer(what=f"get {path}", status=0, body=b"a list without end"))
+        raise Refused(Answer(what=f"get {path}", status=0, body=b"an endless list"))
 
     async def watch(
         self, path: str, query: Mapping[str, str], *, idle_s: float
     ) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a watch until it ends. Raises Refused and the exceptions in `LOST`.
 
-        The first is empty: the server accepted the watch, and may have nothing to say for long.
-        A watch that is not accepted within 10 s (at most `idle_s`), or then sends no line for
-        `idle_s`, not even a bookmark, is lost: TimeoutError.
+        The first line is empty: it means that the server has accepted the watch, which may then be
+        silent for a long time. A watch that is not accepted within 10 s (at most `idle_s`), or then
+        sends no line for `idle_s`, not even a bookmark, is lost: TimeoutError.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_read=idle_s)
         async with asyncio.timeout(min(_ACCEPT_S, idle_s)):

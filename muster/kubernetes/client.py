@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes client library: used only to find a cluster and the credentials."""
+"""Adapter: the Kubernetes client library: used only to find a cluster and its credentials."""
 
 import asyncio
 import contextlib
@@ -49,10 +49,11 @@ class Where:
 
 
 async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float) -> Where:
-    """Return how to reach the API of a kubeconfig, else of the surrounding cluster.
+    """Return how to reach the API of a kubeconfig, or else of the surrounding cluster.
 
-    Like kubectl it uses the existing files of several, and the first `current-context` in them. A
-    program that provides credentials may take `timeout_s`. Raises NoCluster.
+    If several files are given, it uses those that exist, and the first `current-context` in them,
+    as kubectl does. A program that provides credentials may take up to `timeout_s`. Raises
+    NoCluster.
     """
     configuration = Configuration()
     named = kubeconfig or "the cluster this runs in"
@@ -116,6 +117,6 @@ def _context(path: str) -> str | None:
     with pathlib.Path(path).open("rb") as opened:
         tree = yaml.safe_load(opened.read(_BYTES_MAX))
     if not isinstance(tree, dict):
-        raise ValueError("no kubeconfig")  # noqa: TRY004  # the user's mistake, not ours
+        raise ValueError("not a kubeconfig")  # noqa: TRY004  # the user's mistake, not ours
     context = tree.get("current-context")
     return context if isinstance(context, str) and context else None

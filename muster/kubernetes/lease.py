@@ -1,7 +1,7 @@
 """Adapter: the Kubernetes API: leader election by a Lease.
 
 The election works as in client-go (tools/leaderelection): a replica that does not hold the Lease
-measures by its own clock for how long the Lease has not changed, so that clocks need not agree. The
+measures by its own clock how long the Lease has not changed, so that clocks need not agree. The
 holder stops acting before the Lease can be taken over, even if it cannot renew it.
 """
 
@@ -22,7 +22,7 @@ from muster.service import logs
 
 _NAMESPACES: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _RENEWALS: Final = 3
-"""How many attempts fit into the duration of the Lease."""
+"""How many attempts there are within the duration of the Lease."""
 _MARGIN: Final = 0.2
 """The holder stops acting this share of the duration before the Lease ends."""
 _RELEASE_S: Final = 1.0
@@ -90,7 +90,7 @@ class Lease(leadership.Election):
             self._until = asked_at + self._duration_s * (1 - _MARGIN)
 
     async def _claim(self, lease: objects.Lease | None, timeout_s: float) -> int | None:
-        """Write this replica as holder of the Lease just read; return its term, None on failure."""
+        """Make this replica the holder of the Lease just read; return its term, None on failure."""
         transitions = (lease.spec.lease_transitions or 0) if lease and lease.spec else 0
         is_renewal = lease is not None and lease.holder == self.name and self.term() is not None
         term = transitions if is_renewal else transitions + 1

@@ -50,7 +50,7 @@ class Metadata(Object, frozen=True):
 
     @property
     def is_being_deleted(self) -> bool:
-        """Return whether the object was deleted and only waits for its finalizers."""
+        """Return whether the object has been deleted and only waits for its finalizers."""
         return self.deletion_timestamp is not None
 
 

@@ -144,7 +144,7 @@ class ResourceSlice(objects.HasMetadata, frozen=True):
 
 
 class VolumeClaimSpec(objects.Object, frozen=True):
-    """What a volume claim asks for; without a class only a default one can serve it."""
+    """What a volume claim asks for; without a class, only a default class can serve it."""
 
     storage_class_name: str = ""
 

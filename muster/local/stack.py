@@ -103,7 +103,7 @@ def health_settings(*, nats: str, kubeconfig: str) -> Settings:
 
 
 def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:
-    """Return the settings of the labeler, which only suggests."""
+    """Return the settings of the labeler, which only suggests labels."""
     return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": {"kubeconfig": kubeconfig}}
 
 
@@ -148,7 +148,7 @@ class Stack:
 
     async def __aenter__(self) -> Self:
         """Start everything. On ProgramFailed or NatsUnavailable, stop everything and raise it."""
-        # short, because a socket's path may have 107 bytes
+        # short, because a socket's path may have at most 107 bytes
         self.directory = Path(tempfile.mkdtemp(prefix="muster-"))
         try:
             await self._start()

@@ -2,7 +2,7 @@
 
 A reader uses an inventory only when it has every page of one version. Pages of a version that stays
 incomplete are forgotten when another version begins, or when too many pages wait: then the node
-that holds the most loses its own.
+with the most waiting pages loses its oldest incomplete inventory.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ class Assembler:
         """Pages of inventories that never became complete."""
 
     def add(self, event: codec.CloudEvent) -> codec.CloudEvent | None:
-        """Return the event, or the whole inventory that this page completes; None if it waits.
+        """Return the event, or the inventory that this page completes; None if pages are missing.
 
-        The whole has the id of its first page, and the position of this one.
+        The whole inventory has the id of its first page, and the position of this page.
         """
         page = event.data
         if not isinstance(page, vocabulary.InventoryReported):

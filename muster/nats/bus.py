@@ -20,11 +20,11 @@ from muster.nats import connection, jetstream, streams
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
-"""Events kept in an outage; older events are dropped and counted. A reconnect sends a snapshot."""
+"""Events kept in an outage; older ones are dropped and counted. A reconnect sends a snapshot."""
 
 _SWEEP_S: Final = 15.0
 _NOBODY: Final = vocabulary.rpc_subject(vocabulary.FLEET, "nobody", "probe")
-"""Where no plugin can listen."""
+"""A subject that no plugin can listen on."""
 
 _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
 
@@ -79,7 +79,7 @@ class Bus:
 
     async def __aexit__(self, *_: object) -> None:
         """Close; events that are still queued are lost (see `flush`)."""
-        assert self._tasks, "left without being entered"
+        assert self._tasks, "exited without being entered"
         for task in self._tasks:
             await runtime.end(task)
         await asyncio.gather(*filter(asyncio.Task.done, self._tasks), return_exceptions=True)
@@ -114,8 +114,8 @@ class Bus:
     ) -> bool:
         """Publish an event and wait, without a time limit, until its stream has stored it.
 
-        Give `event_id` if the fact has an identity of its own, so that a restarted producer repeats
-        it with the same id. `is_leader` is called before every attempt; once it returns False,
+        Give `event_id` if the fact has its own identity, so that a restarted producer repeats it
+        with the same id. `is_leader` is called before every attempt; once it returns False,
         publishing stops and returns False.
         """
         return await self._publish(event, next(self._sequence), event_id, is_leader)
@@ -183,11 +183,11 @@ class Bus:
     async def is_reachable(self, *, timeout_s: float) -> bool:
         """Return whether the server answers now; otherwise a peer's silence proves nothing.
 
-        A request instead of a ping: nats-py's read loop fails on the pong of a ping that was
-        abandoned (2.16, `_process_pong`). Nobody answers it, and the server says so at once;
-        JetStream would be slow to answer while somebody floods a stream. A server that is cut off
-        from the others answers too; what health then concludes is not published, because its lock
-        is in JetStream.
+        It sends a request instead of a ping, because nats-py's read loop fails on the pong of a
+        ping that was abandoned (2.16, `_process_pong`). Nobody answers the request, and the server
+        says so at once; JetStream would be slow to answer while somebody floods a stream. A server
+        that is cut off from the others answers too; what health then concludes is not published,
+        because its lock is in JetStream.
         """
         client = self.link.live_client()
         if client is None:

@@ -1,7 +1,7 @@
 """Adapter: nats-py: the only module that relies on the library's private parts.
 
 Written against the nats-py that `KNOWN` names; pyproject.toml allows no other minor version, and
-tests/pure/test_bounds.py fails when either moves. Before raising them, read again in nats-py:
+tests/pure/test_bounds.py fails when either changes. Before raising them, reread in nats-py:
 `aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`), `aio/subscription.py`,
 `aio/transport.py`, and `protocol/parser.py`.
 """
@@ -20,7 +20,7 @@ from muster.service import runtime
 
 KNOWN: Final = "2.16"
 LOST: Final = (OSError, TimeoutError, nats.errors.Error)
-"""What nats-py raises when a server is away, slow or unwilling."""
+"""What nats-py raises when a server is away, is slow or refuses."""
 READ_BYTES: Final = DEFAULT_BUFFER_SIZE
 """How much nats-py reads at once; after a read of this size there may be more data."""
 
@@ -28,7 +28,7 @@ _CLOSE_TIMEOUT_S: Final = 2
 _SHORT_REPLY: Final = 9
 _TAKEN_AT_ONCE: Final = 20
 _LOOKS: Final = 8
-"""How often a reader that waits looks whether its client was closed."""
+"""How many times a waiting reader checks whether its client was closed."""
 
 
 class Parser(parser.Parser):
@@ -69,10 +69,10 @@ class Received:
         self._messages.put_nowait(message)
 
     async def next(self, *, timeout_s: float) -> Msg:
-        """Return the next message. Raises nats-py's errors: none comes, or the client is closed."""
+        """Return the next message. Raises nats-py's TimeoutError or ConnectionClosedError."""
         self._taken += 1
         if self._taken % _TAKEN_AT_ONCE == 0:
-            # other tasks run too, however many messages have arrived
+            # let other tasks run too, however many messages have arrived
             await asyncio.sleep(0)
         if not self._messages.empty():
             return self._messages.get_nowait()
@@ -100,14 +100,14 @@ def place(message: Msg) -> tuple[int, int]:
 
 
 def certificate_end(client: Client) -> str | None:
-    """Return when the server's certificate ends, in OpenSSL's format; None without TLS."""
+    """Return when the server's certificate expires, in OpenSSL's format; None without TLS."""
     writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001
     certificate = writer.get_extra_info("peercert") if writer else None
     return certificate.get("notAfter") if certificate else None
 
 
 def ignore_tls_eof() -> None:
-    """Suppress the line that asyncio logs for each TLS connection of nats-py that ends."""
+    """Suppress the line that asyncio logs whenever a TLS connection of nats-py ends."""
     logging.getLogger("asyncio").addFilter(_is_no_tls_eof)
 
 
@@ -118,7 +118,7 @@ async def connect(client: Client, servers: list[str], **options: Any) -> None:
     except LOST:
         raise
     except Exception as error:
-        # for input that is not NATS, nats-py raises any error of its parser
+        # for input that is not NATS, nats-py may raise any error from its parser
         raise nats.errors.Error(f"{type(error).__name__}: {error}") from error
     if not client.is_connected:
         # nats-py takes any line for an answer, such as a PING that the server sent before it
@@ -137,7 +137,7 @@ async def close(client: Client) -> None:
     client._error_cb = ignore_error  # noqa: SLF001
     if await runtime.attempt(client.close(), limit_s=_CLOSE_TIMEOUT_S) is not None:
         # nats-py marks the client as closed and stops half-way if the remaining data cannot be
-        # sent, or the socket does not close; without a socket a second call passes that (_close)
+        # sent, or the socket does not close; without a socket a second call gets past that (_close)
         drop_socket(client)
         client._status = client.DISCONNECTED  # noqa: SLF001
         await runtime.attempt(client.close(), limit_s=_CLOSE_TIMEOUT_S)

@@ -28,7 +28,7 @@ Prepare = Callable[[nats.aio.client.Client], Awaitable[None]]
 Make = Callable[[], nats.aio.client.Client]
 
 LOST: Final = compat.LOST
-"""What nats-py raises when a server is away, slow or unwilling."""
+"""What nats-py raises when a server is away, is slow or refuses."""
 BACKOFF: Final = pacing.Backoff(first_s=0.05, max_s=5.0, jitter=0.5)
 """How long to wait before the next request to NATS."""
 
@@ -61,7 +61,7 @@ _CERTIFICATE_ENDS: Final = prometheus_client.Gauge(
 class Connection:
     """A connection that is or will be open; entering the context never waits for the server.
 
-    `url` is one address, or several of a cluster separated by commas.
+    `url` is one address, or several addresses of a cluster separated by commas.
 
     `prepare` is called with every newly connected client before anything else uses it; `make`
     creates the clients.
@@ -76,9 +76,9 @@ class Connection:
         make: Make = nats.aio.client.Client,
     ) -> None:
         self.epoch = 0
-        """How often the connection was made; 0 means never."""
+        """How many times the connection was made; 0 means never."""
         self.unread: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
-        """The readers whose stream cannot be read at present, each with the reason."""
+        """The readers whose stream currently cannot be read, each with the reason."""
         self._url = url
         self._shown_url = re.sub(r"//[^/,]*@", "//", url)
         self._name = name
@@ -103,7 +103,7 @@ class Connection:
 
     async def __aexit__(self, *_: object) -> None:
         """Close the connection."""
-        assert self._task is not None, "left without being entered"
+        assert self._task is not None, "exited without being entered"
         self._outage_logged = True
         await runtime.end(self._task)
         await compat.close(self._client)
@@ -130,7 +130,7 @@ class Connection:
         return self._client if self.is_connected else None
 
     async def changes(self) -> AsyncIterator[bool]:
-        """Yield the present state, then every change: True connected, False lost.
+        """Yield the current state, then every change: True connected, False lost.
 
         A loss and a reconnect between two calls become a single True: each True stands for a new
         connection.
@@ -166,10 +166,10 @@ class Connection:
             await self._prepare(client)
 
     async def _stay_connected(self) -> None:
-        """Dial for ever, each time with a new client.
+        """Dial forever, each time with a new client.
 
-        Whatever nats-py does runs in tasks of its own: nothing that it raises or waits for ends or
-        holds up this one.
+        nats-py runs in separate tasks: nothing that it raises or waits for can end or block this
+        one.
         """
         retry = runtime.Retry(BACKOFF)
         while True:
@@ -201,7 +201,7 @@ class Connection:
     async def _until_given_up(self, given_up: asyncio.Event) -> None:
         """Wait until the client is closed, or disconnected for so long that it must be replaced.
 
-        A first dial goes on as long as attempts fail. After that, on an error that it does not
+        The first dial continues as long as attempts fail. Later, on an error that it does not
         expect, nats-py's reconnection task ends and no callback is called (client.py,
         _attempt_reconnect, _close; 2.16).
         """
@@ -276,12 +276,12 @@ class Connection:
                 )
 
     async def _use(self, client: nats.aio.client.Client) -> None:
-        """Make a connected client available; a server that lost its disk is prepared again.
+        """Prepare a connected client's server, and make the client available.
 
-        Raises nats-py's Error for a client that must be replaced.
+        The server may have lost its disk. Raises nats-py's Error if the client must be replaced.
         """
         if client is not self._client:
-            # it was replaced, but its dial could not be ended
+            # the client was replaced, but its dial could not be ended
             await compat.close(client)
             return
         error = await runtime.attempt(self._subscribe_missing(), limit_s=_PREPARE_S)
@@ -337,7 +337,7 @@ async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> 
         url.split(","),
         **credentials.options(url),
         connect_timeout=_CLIENT_TIMEOUT_S,
-        # a publisher whose buffer is full must not wait for ever for a replaced client
+        # a publisher whose buffer is full must not wait forever for a replaced client
         flush_timeout=_CLIENT_TIMEOUT_S,
         **options,
     )

@@ -23,9 +23,9 @@ _ACK_WAIT_S: Final = 30.0
 _DETAIL_SHOWN_MAX: Final = 500
 _MISSING_S: Final = 1.0
 _ONCE_S: Final = 2.0
-"""How long the server keeps a consumer that reads a little once; it allows a limited number."""
+"""How long the server keeps a consumer for one short read; the number of consumers is limited."""
 Wants = Callable[[str, int], bool]
-"""Whether to read a message, by its subject and how many messages are stored behind it."""
+"""Whether to read a message, given its subject and how many messages are stored after it."""
 
 _FORGOTTEN = prometheus_client.Counter(
     "muster_bus_pages_forgotten_total", "Pages of inventories that never became complete."
@@ -114,7 +114,7 @@ async def follow(
             elif since is None and position < 0 and not is_newest_first:
                 position = info.state.last_seq
             elif created is not None and info.created != created:
-                # after a loss a new stream counts from 1
+                # if the stream was lost, the new one counts from 1
                 position = 0
             created = info.created
             if position >= 0:

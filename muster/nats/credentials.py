@@ -97,7 +97,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _user(token: str) -> str:
-    """Return the user that the gate derives from a token; needed only to name the inboxes."""
+    """Return the user that the gate derives from a token; only the inboxes' names need it."""
     try:
         claims = base64.urlsafe_b64decode(token.split(".")[1] + "==")
         bound = msgspec.json.decode(claims, type=_Claims).bound

@@ -1,19 +1,19 @@
-"""Pure: how many heartbeats of each node nats-server may still deliver, and who sends too many.
+"""Pure: how many heartbeats from each node nats-server may still deliver, and who sends too many.
 
-Each known node has a subscription of its own, which nats-server ends after a number of messages
-(`UNSUB <sid> <number>`). When half of them have been used, they are renewed, but at most once a
-period. So nats-server itself drops what a node sends beyond that, wherever the reader is just then:
-a flood neither delays others' heartbeats nor makes the reader a slow consumer. That works only for
+Each known node has its own subscription, which nats-server ends after a number of messages
+(`UNSUB <sid> <number>`). When half of them have been used, it is renewed, but at most once a
+period. So nats-server itself drops what a node sends beyond that, whatever the reader is doing: a
+flood neither delays others' heartbeats nor makes the reader a slow consumer. That works only for
 subscriptions in the publisher's account or below a service import (see `auth.permissions`); if the
 server delivers more nevertheless, the reader ends the subscription itself.
 
-Unknown nodes are discovered by a subscription to all, with a small budget of its own. While it
-finds new nodes, and no single node uses most of it, it is renewed at once, otherwise more and more
-seldom; a node that it misses is known by its events or from the Kubernetes API.
+Unknown nodes are discovered by a subscription to all nodes, with its own small budget. While it
+finds new nodes, and no single node uses most of it, it is renewed at once, otherwise less and less
+often; a node that it misses becomes known through its events or the Kubernetes API.
 
-nats-server may lose a message that it delivers to a subscription just while that ends. So a node's
-former subscription ends some time after the new one has begun, and a heartbeat may be received
-twice meanwhile; receivers ignore the second one by its number.
+nats-server may lose a message that it delivers to a subscription that is just ending. So a node's
+former subscription ends some time after the new one has begun. Meanwhile a heartbeat may be
+received twice; receivers recognise the second one by its number and ignore it.
 """
 
 import itertools
@@ -26,15 +26,15 @@ from muster import vocabulary
 
 _ALL: Final = b"muster.heartbeat.*.*"
 _FIRST_SID: Final = 1_000_000
-"""Above the numbers that nats-py gives to subscriptions of its own."""
+"""Above the numbers that nats-py gives to its own subscriptions."""
 _NOISY_PERIODS: Final = 3
-"""After so many periods in a row in which it needed more, a node is noisy."""
+"""A node is noisy after it has needed more for this many periods in a row."""
 _DISCOVER_S: Final = 0.05
 _DISCOVER_LONG_S: Final = 10.0
-"""Two of the usual intervals: then every node has been heard that is not new."""
+"""Two of the usual intervals: by then, every node that is not new has been heard."""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
-"""Far longer than a server that is busy takes from finding subscriptions to delivering to them."""
+"""Far longer than a busy server takes between finding subscriptions and delivering to them."""
 
 Message = tuple[bytes, bytes, bytes]
 """Subject, number of the subscription, payload."""
@@ -42,10 +42,11 @@ Message = tuple[bytes, bytes, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many messages are delivered in a row: of a node, of unknown nodes, of a noisy node.
+    """How many messages are delivered in a row: from a node, from unknown nodes, from a noisy node.
 
-    Plugins may send 64 KiB at once: times `messages`, that is far below nats-server's
-    `max_pending`. Where a server accepts larger messages, who sends them gets `noisy_messages`.
+    A plugin's message may have 64 KiB: `messages` of these are far below nats-server's
+    `max_pending`. If a server accepts larger messages, a node that sends them gets
+    `noisy_messages`.
     """
 
     messages: int = 48
@@ -68,7 +69,7 @@ class Excess:
 
 @dataclass(slots=True, eq=False)
 class _Subscription:
-    """What may be delivered of one node; `left` is negative if the server delivered more."""
+    """What may be delivered from one node; `left` is negative if the server delivered more."""
 
     subject: bytes
     node: str = ""
@@ -87,7 +88,7 @@ class _Subscription:
 
 
 class HeartbeatBudget:
-    """The subscriptions of one connection; what its methods return as bytes must be sent."""
+    """The subscriptions of one connection; bytes that its methods return must be sent."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -95,19 +96,19 @@ class HeartbeatBudget:
         self._by_sid: dict[bytes, _Subscription] = {}
         self._low: dict[_Subscription, None] = {}
         self._ending: deque[tuple[float, bytes]] = deque()
-        """Former subscriptions of nodes, and when each is to end."""
+        """Nodes' former subscriptions, and when each must end."""
         self._sids = itertools.count(_FIRST_SID)
-        # until something was received, messages may be large
+        # until something has been received, messages may be large
         self._all = _Subscription(_ALL, largest=limits.message_bytes + 1)
         self._unknown: set[str] = set()
-        """Nodes without a subscription of their own that were heard lately."""
+        """Nodes without their own subscription that were heard recently."""
         self._has_news = False
         self._discover_s = 0.0
         self._discover_until = 0.0
 
     @property
     def is_discovering(self) -> bool:
-        """Return whether the last messages of unknown nodes led to new nodes."""
+        """Return whether the last messages from unknown nodes led to new nodes."""
         return self._discover_s == 0.0
 
     def connect(self, now: float) -> bytes:
@@ -121,7 +122,7 @@ class HeartbeatBudget:
         return b"".join(self._renewed(subscription, now) for subscription in subscriptions)
 
     def follow(self, nodes: Collection[str], now: float) -> bytes:
-        """Return the subscriptions that are missing for these nodes, and the end of all others."""
+        """Return lines that add the missing subscriptions for these nodes, and end all others."""
         lines = []
         for node in self._nodes.keys() - nodes:
             subscription = self._nodes.pop(node)
@@ -144,7 +145,7 @@ class HeartbeatBudget:
     def admit(
         self, messages: Iterable[Message], now: float
     ) -> tuple[Sequence[tuple[bytes, bytes]], bytes]:
-        """Return (subject, payload) of the messages to read; of a noisy node only the newest."""
+        """Return (subject, payload) of the messages to read; from a noisy node only the newest."""
         kept: list[tuple[bytes, bytes]] = []
         newest: dict[bytes, bytes] = {}
         lines = []
@@ -173,7 +174,7 @@ class HeartbeatBudget:
         return [*kept, *newest.items()], b"".join(lines)
 
     def renew(self, now: float) -> tuple[bytes, list[Excess]]:
-        """Return new subscriptions for those nearly used up, ends of former ones; noisy nodes."""
+        """Return lines that renew used subscriptions and end former ones; and the noisy nodes."""
         lines: list[bytes] = []
         while self._ending and self._ending[0][0] <= now:
             lines.append(b"UNSUB %b\r\n" % self._ending.popleft()[1])
@@ -203,7 +204,7 @@ class HeartbeatBudget:
         self._discover_s = 0.0 if is_open else slower_s
 
     def _used(self, subscription: _Subscription, subject: bytes, now: float) -> bool:
-        """Record that half of it or more is used; return False if it was exceeded."""
+        """Record a message beyond the first half of a budget; return False if it is exceeded."""
         self._low[subscription] = None
         if subscription.left >= 0:
             subscription.used_up_at = now
@@ -214,7 +215,7 @@ class HeartbeatBudget:
         return subscription.left >= 0
 
     def _judged(self, subscription: _Subscription) -> list[Excess]:
-        """Count how often in a row it was used up early; return who is noisy because of it."""
+        """Count how many times in a row a budget was used up early; return who is noisy."""
         period_s = self._limits.period_s
         if subscription.left > 0 or subscription.used_up_at - subscription.at > 2 * period_s:
             subscription.periods_over = 0
@@ -224,7 +225,7 @@ class HeartbeatBudget:
             return []
         if subscription is not self._all:
             return [_excess(subscription, subscription.node, tuple(subscription.senders))]
-        # all nodes share this: only one that sends most of it is noisy
+        # all unknown nodes share this budget: only a node that uses most of it is noisy
         node = _main_sender(subscription)
         return [] if node is None or node in self._nodes else [_excess(subscription, node, ())]
 

@@ -1,13 +1,13 @@
-"""Adapter: NATS: reads a fleet's heartbeats in batches, of each node only as many as it may send.
+"""Adapter: NATS: reads a fleet's heartbeats in batches, from each node only as many as it may send.
 
-Heartbeats arrive over a connection of their own, so that answers to requests do not queue behind
-ten thousand heartbeats. A reader that cannot keep up leaves them with nats-server, which in the end
-closes the connection. It is then known that heartbeats are missing; if some were dropped, their
-senders would look silent.
+Heartbeats arrive over their own connection, so that answers to requests do not queue behind ten
+thousand heartbeats. A reader that cannot keep up leaves them with nats-server, which in the end
+closes the connection. So it is known that heartbeats are missing; if some were dropped instead,
+their senders would seem silent.
 
 A single heartbeat is handled at once. When more arrive, they are read every 100 ms, and when very
 many arrive, every 250 ms: 2,000 heartbeats a second take 17 % of a core one by one through nats-py,
-but 4 % in batches (CPython 3.11, nats-py 2.16). Meanwhile nats-server delivers no more of a node
+but 4 % in batches (CPython 3.11, nats-py 2.16). Meanwhile nats-server delivers no more from a node
 than `heartbeat_budget` allows.
 """
 
@@ -29,7 +29,7 @@ Nodes = Callable[[], tuple[int, Collection[str]]]
 """Returns the nodes that are known now, and a number that changes whenever they do."""
 
 _SHORT_BATCH_S: Final = 0.02
-"""While new nodes are discovered."""
+"""The length of a batch while new nodes are being discovered."""
 _BATCH_S: Final = 0.1
 _MANY: Final = 100
 _LONG_BATCH_S: Final = 0.25
@@ -41,7 +41,7 @@ _COUNT: Final = re.compile(rb"[0-9]{1,8}")
 """NATS allows at most 64 MiB a message (max_payload)."""
 _SHOWN_MAX: Final = 200
 _LINE_BYTES_MAX: Final = 1024 * 1024
-"""A longer line is no NATS; the longest are INFO with the addresses of a cluster."""
+"""A longer line is not NATS; the longest are INFO lines with the addresses of a cluster."""
 
 
 class HeartbeatStream:
@@ -95,7 +95,7 @@ class HeartbeatStream:
             await self._renew()
 
     async def _subscribe(self, client: nats.aio.client.Client) -> None:
-        """Subscribe over a new connection, once it is known what to do with heartbeats."""
+        """Subscribe over a new connection, if `follow` has already been called."""
         self._client = client
         if self._handler is None:
             return
@@ -104,7 +104,7 @@ class HeartbeatStream:
         await compat.send(client, self._budget.connect(now))
 
     def _known(self, now: float) -> bytes:
-        """Return the changes of subscriptions for nodes that have become known or have left."""
+        """Return the changes to subscriptions for nodes that have become known or have left."""
         version, nodes = self._nodes()
         if version == self._version:
             return b""
@@ -168,7 +168,7 @@ class _BatchParser(compat.Parser):
         self._on_batch = on_batch
         self._read_at = 0.0
         self._received = 0
-        """How many messages have arrived since then."""
+        """How many messages have arrived since the last read."""
 
     def reset(self) -> None:
         """Start over for another connection."""
@@ -218,7 +218,7 @@ def split_messages(data: bytes) -> tuple[list[Message], list[bytes], bytes]:
             at = start
             continue
         words = data[at:end].split()
-        # int() would also accept a sign: a negative length would lead back, for ever
+        # int() would also accept a sign: a negative length would lead back, forever
         counts = words[-1:] if is_plain else words[-2:]
         is_whole = len(words) in ((4, 5) if is_plain else (5, 6))
         if not is_whole or not all(_COUNT.fullmatch(count) for count in counts):

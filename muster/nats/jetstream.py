@@ -25,14 +25,14 @@ _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream exists with another configuration."""
 _DUPLICATES_S: Final = 120.0
 _EPHEMERAL_S: Final = 600.0
-"""How long an ephemeral consumer may exist without a reader; muster's end after 30 s."""
+"""How long an ephemeral consumer may exist without a reader; muster's own end after 30 s."""
 
 
 async def create_streams(client: Client, *, replicas: int = 1) -> None:
     """Create missing streams and buckets, update others; several processes may do so at once.
 
     The number of replicas is never reduced, so that processes with different settings do not undo
-    each other's.
+    each other's changes.
     """
     jetstream = client.jetstream()
     for stream in streams.STREAMS:
@@ -138,7 +138,7 @@ ABANDONED_S: Final = 30.0
 _STORE_TIMEOUT_S: Final = 2.0
 _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 500
-"""Of at most 49 KiB each from plugins: nats-py drops messages while 128 MiB wait."""
+"""A plugin's message has at most 49 KiB, and nats-py drops messages while 128 MiB are waiting."""
 _FAILURES_LOGGED: Final = 5
 """Log after this many consecutive failures."""
 _FINAL_REFUSALS: Final = (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError)
@@ -163,7 +163,7 @@ class Stored(enum.StrEnum):
     REPEATED = "repeated"
     """The stream already had it."""
     REFUSED = "refused"
-    """No further attempt could succeed."""
+    """The server refused the message, and would refuse it again."""
     NO_LONGER_LEADER = "no_longer_leader"
 
 
@@ -211,8 +211,9 @@ async def pull(
     """Yield a consumer's messages as they arrive; with `until_empty`, only those stored now.
 
     It does not use nats-py's `fetch`, which collects a batch before it returns the first message.
-    `served` is called with every answer of the server, even without a message. Raises ConsumerLost
-    if the server has forgotten the consumer or messages were lost on the way, and nats-py's errors.
+    `served` is called on every answer from the server, even one without a message. Raises
+    ConsumerLost if the server has forgotten the consumer or messages were lost on the way, and
+    nats-py's errors.
     """
     info = await client.jetstream().add_consumer(stream, config)
     runtime.end_if_cancelled()
@@ -360,7 +361,7 @@ async def subjects(client: Client, stream: str, subject: str) -> list[str]:
 
 
 async def _is_on_subject(client: Client, ack: api.PubAck, subject: str) -> bool:
-    """Return whether the message stored under the same id is on this subject, or unknown.
+    """Return whether the message stored under the same id is on this subject; True if unknown.
 
     All publishers of a stream share one space of ids: another publisher may have used the same id.
     """
@@ -378,7 +379,7 @@ async def _must_have_more(client: Client, stream: str, consumer: str) -> None:
     info = await client.jetstream().consumer_info(stream, consumer)
     runtime.end_if_cancelled()
     if not info.num_pending:
-        raise ConsumerLost(f"{stream}: messages were sent and did not arrive")
+        raise ConsumerLost(f"{stream}: messages that the server sent did not arrive")
 
 
 def _ends_pull(message: connection.Message) -> bool:
@@ -387,7 +388,7 @@ def _ends_pull(message: connection.Message) -> bool:
     Raises ConsumerLost for any other status.
     """
     status = (message.headers or {}).get(api.Header.STATUS)
-    # any publisher may set this header; but a message of the stream can be acknowledged
+    # any publisher may set this header, but a message from the stream has a subject for its ack
     if status is None or message.reply:
         return False
     if status in {api.StatusCode.NO_MESSAGES, api.StatusCode.REQUEST_TIMEOUT}:

@@ -148,7 +148,7 @@ class Lock(leadership.Election):
         unanswered_s = leadership.now() - self._answered_at
         if unanswered_s <= self._timing.ttl_s:
             return None
-        reason = self._error or "not asked"
+        reason = self._error or "not asked yet"
         return f"the lock has not answered for {unanswered_s:.0f} s: {reason}"
 
     async def _keep(self) -> None:

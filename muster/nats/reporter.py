@@ -1,4 +1,4 @@
-"""Adapter: a plugin's connection to the bus: its heartbeats, its inventory, its start and its end.
+"""Adapter: a plugin's connection to the bus: its heartbeats, inventory, start and stop.
 
 Changes alone are not reliable, so that everything is published again after each (re)connect. The
 bus may never become reachable.
@@ -24,7 +24,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STOP_FLUSH_S: Final = 0.5
 _HEARTBEATS_MISSED_MAX: Final = 3
 _TEXTS_MAX: Final = (300, 100, 30, 10)
-"""Texts are cut to these lengths, one after the other, until the heartbeat fits."""
+"""Texts are cut to each of these lengths in turn, until the heartbeat fits."""
 _DIGITS: Final = 2
 
 
@@ -41,7 +41,7 @@ class Sender(NamedTuple):
 
 
 class Plugin(Protocol):
-    """What is reported."""
+    """The plugin to report on."""
 
     @property
     def name(self) -> str:
@@ -64,16 +64,16 @@ class Plugin(Protocol):
         """Set when the next heartbeat should be sent at once."""
 
     def heartbeat(self, sender: Sender) -> vocabulary.Heartbeat:
-        """Return the present status."""
+        """Return the current status."""
 
     def snapshot(self, at: datetime) -> vocabulary.InventoryReported:
         """Return the whole inventory."""
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Publish changes from now on by this function, which never waits."""
+        """Use this function, which never waits, to publish changes from now on."""
 
     def stop_reason(self) -> vocabulary.StopReason | None:
-        """Return why the plugin stops on purpose; None after a failure."""
+        """Return why the plugin is stopping; None after a failure."""
 
 
 class Reporter:
@@ -100,7 +100,7 @@ class Reporter:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """How long ago the last heartbeat was due, or the start."""
+        """How long ago the last heartbeat was due, or the plugin started."""
         return time.monotonic() - self._heartbeat_at
 
     def stuck(self) -> str | None:
@@ -118,7 +118,7 @@ class Reporter:
         """
         plugin = self._plugin
         self._is_draining = False
-        # the last heartbeat may be long ago if this reported before
+        # if this has reported before, the last heartbeat may be long ago
         self._heartbeat_at = time.monotonic()
         async with bus.Bus(
             self._url,
@@ -156,8 +156,8 @@ class Reporter:
                     await self._plugin.heartbeat_due.wait()
                 self._plugin.heartbeat_due.clear()
             except TimeoutError:
-                # if a heartbeat was late, the next being punctual would not prove a recovery: it is
-                # due at once
+                # the heartbeat after a late one is due at once: that it is punctual does not prove
+                # a recovery
                 self._lag_s = max(clock() - due, min(self._lag_s, self._interval_s) / 2)
                 due = max(due + self._interval_s, clock())
             self._heartbeat_at = clock()

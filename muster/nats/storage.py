@@ -1,9 +1,9 @@
 """Adapter: NATS: the services' storage: values in buckets, and messages in work queues.
 
 Values in a key-value bucket are stored, claimed for a time, and watched. A message in a work queue
-stays until its work is done. It has a subject of its own, and a newer message on the same subject
-replaces it. A consumer holds each message until it reports it done; messages held by a dead
-consumer go to the next.
+stays until its work is done. It has its own subject, and a newer message on that subject replaces
+it. A consumer holds each message until it reports that the work is done; messages held by a dead
+consumer go to the next one.
 """
 
 import asyncio
@@ -221,7 +221,7 @@ async def enqueue(
 async def jobs(
     link: connection.Connection, stream: streams.Stream, *, durable: str, subject: str
 ) -> AsyncIterator[Job]:
-    """Yield every message of one subject filter, first those that a dead consumer held.
+    """Yield every message that matches a subject filter, first those that a dead consumer held.
 
     No other process may take from this consumer at the same time.
     """
@@ -306,9 +306,9 @@ async def waiting_subjects(
 async def remove_waiting(
     link: connection.Connection, stream: streams.Stream, subject: str, *, up_to: int = 0
 ) -> bool:
-    """Remove the messages of a subject; return whether the server confirmed it.
+    """Remove the messages on a subject; return whether the server confirmed it.
 
-    With `up_to` only messages up to that sequence.
+    With `up_to`, it removes only messages up to that sequence.
     """
     client = link.live_client()
     if client is None:

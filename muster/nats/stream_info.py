@@ -1,4 +1,4 @@
-"""Adapter: JetStream: what a stream has at present, and whether there is one."""
+"""Adapter: JetStream: how much a stream stores, and whether it exists."""
 
 from datetime import datetime
 from typing import Final

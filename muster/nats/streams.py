@@ -1,12 +1,12 @@
 """Pure: the JetStream streams and buckets of muster, with all their limits.
 
 Plugins report to EVENTS and INVENTORY. ALERTS has what health concludes, LABELS what the labeler
-decides, NOTIFICATIONS what the notifier delivered: nobody can push out what another one published.
+decides, NOTIFICATIONS what the notifier delivered: no service can push out what another published.
 DEAD_LETTERS has unreadable events and undelivered notifications, OUTBOX the notifications to
 deliver.
 
-A full stream removes its oldest messages, whoever published them. So the messages of plugins are
-small and few on each subject: a node that publishes as much as it can removes its own earlier
+A full stream removes its oldest messages, whoever published them. So plugins' messages are small,
+and each subject has only a few: a node that publishes as much as it can removes its own earlier
 messages, and fills only a small part of the stream.
 """
 
@@ -19,7 +19,7 @@ _KIB: Final = 1024
 _FULL: Final = 0.9
 _MIB: Final = 1024 * _KIB
 HEADERS_BYTES_MAX: Final = _KIB
-"""What the headers of a message may take of a stream's longest message."""
+"""How much of a stream's longest message the headers may take."""
 PLUGINS_MAX: Final = 8
 """As `vocabulary.PLUGINS_MAX`; stand-ins use streams, and share no events with us."""
 _PAGES_MAX: Final = 64
@@ -27,7 +27,7 @@ _PAGES_MAX: Final = 64
 _PAGE_BYTES_MAX: Final = 48 * _KIB
 _REPEAT_S: Final = 120.0
 """How long nats-server keeps the ids of plugins' messages, in memory: an id may be as long as a
-message. A later repeat is stored again; readers know it by its id."""
+message. A later repeat is stored again; readers recognise it by its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class Stream:
     bytes_max: int
     per_subject_max: int
     kept_min_s: float = 0.0
-    """How old its oldest message should be at least while the stream is full."""
+    """How old the oldest message should at least be while the stream is full."""
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
     """At least as long as a publisher may repeat a message after an outage."""
     rolls_up: bool = False
     """Whether a message may replace others (Nats-Rollup): any publisher can empty the stream."""
     is_optional: bool = False
-    """Whether a health of the version before does not create it: without it there is no message."""
+    """Whether the health service of the previous version does not create it; it is then empty."""
     is_queue: bool = False
     """Whether messages stay until they are acknowledged, and a full stream refuses new messages."""
 
@@ -69,7 +69,7 @@ EVENTS: Final = Stream(
     subjects=("muster.event.>",),
     age_max_s=7 * _DAY_S,
     bytes_max=512 * _MIB,
-    # so many changes of one kind may come at once before a reader has read them
+    # this many changes of one kind may arrive before a reader has read them
     per_subject_max=200,
     kept_min_s=_HOUR_S,
     message_bytes_max=8 * _KIB,
@@ -136,7 +136,7 @@ OUTBOX: Final = Stream(
     is_queue=True,
 )
 STREAMS: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS, DEAD_LETTERS, OUTBOX)
-"""In the order in which they are created: ALERTS of the version before has subjects of the others,
+"""In the order in which they are created: the previous version's ALERTS has subjects of the others,
 and a subject can be in one stream only."""
 FOLLOWED: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS)
 """The streams that any number of readers follow."""
@@ -146,7 +146,7 @@ LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 *
 LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
 """The leading health service, while its claim lasts. No limit markers: these would not expire."""
 TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
-"""The leading notifier; a bucket of its own, so that neither service can take the other's lock."""
+"""The leading notifier; a separate bucket, so that neither service can take the other's lock."""
 SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)
 BUCKETS: Final = (STATE, LEDGER, LEADER, TENURE, SILENCES)
 
@@ -167,7 +167,7 @@ def stream_of(subject: str) -> Stream | None:
 
 
 def required(subject: str) -> Stream:
-    """Return the stream that stores a subject or filter, which one does."""
+    """Return the stream that stores a subject or filter, which must exist."""
     stream = stream_of(subject)
     assert stream is not None, f"no stream stores {subject}"
     return stream

@@ -57,7 +57,7 @@ class Servicer(Protocol):
     async def probe(
         self, request: csi.ProbeRequest, context: rpc.Context[csi.ProbeRequest, csi.ProbeResponse]
     ) -> csi.ProbeResponse:
-        """Return whether the driver can work."""
+        """Return whether the driver is ready."""
 
     async def publish(
         self,
@@ -71,7 +71,7 @@ class Servicer(Protocol):
         request: csi.NodeUnpublishVolumeRequest,
         context: rpc.Context[csi.NodeUnpublishVolumeRequest, csi.NodeUnpublishVolumeResponse],
     ) -> csi.NodeUnpublishVolumeResponse:
-        """Remove a volume from its target path; done already is success."""
+        """Remove a volume from its target path; succeed if it is already gone."""
 
     async def get_node_capabilities(
         self,

@@ -46,13 +46,13 @@ class Method(NamedTuple, Generic[Request, Answer]):
     def serve(
         self, method: Callable[[Request, Context[Request, Answer]], Awaitable[Answer]]
     ) -> Handler:
-        """Return what a server calls `method` with."""
+        """Return the handler through which a server calls `method`."""
         return grpc.unary_unary_rpc_method_handler(
             method, self.request.FromString, self.answer.SerializeToString
         )
 
     def on(self, channel: grpc.aio.Channel) -> Unary[Request, Answer]:
-        """Return the method of the server behind a channel."""
+        """Return a callable for this method of the server behind a channel."""
         return channel.unary_unary(
             self.path, self.request.SerializeToString, self.answer.FromString
         )
@@ -110,7 +110,7 @@ _GET = Method(
 
 
 class RegistrationServicer(Protocol):
-    """The service of the kubelet on kubelet.sock."""
+    """The kubelet's service on kubelet.sock."""
 
     async def register(
         self, request: dp.RegisterRequest, context: Context[dp.RegisterRequest, dp.Empty]
@@ -119,7 +119,7 @@ class RegistrationServicer(Protocol):
 
 
 class DevicePluginServicer(Protocol):
-    """The service of a plugin on its own socket, one socket per resource."""
+    """A plugin's service on its own socket, one socket per resource."""
 
     async def get_device_plugin_options(
         self, request: dp.Empty, context: Context[dp.Empty, dp.DevicePluginOptions]
@@ -152,7 +152,7 @@ class DevicePluginServicer(Protocol):
 
 
 class PluginWatcherServicer(Protocol):
-    """The service of a plugin on a socket under plugins_registry/."""
+    """A plugin's service on a socket under plugins_registry/."""
 
     async def get_info(
         self, request: pr.InfoRequest, context: Context[pr.InfoRequest, pr.PluginInfo]
@@ -168,7 +168,7 @@ class PluginWatcherServicer(Protocol):
 
 
 class PodResourcesServicer(Protocol):
-    """The service of the kubelet on pod-resources/kubelet.sock."""
+    """The kubelet's service on pod-resources/kubelet.sock."""
 
     async def list(
         self,

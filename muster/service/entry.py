@@ -1,6 +1,6 @@
 """Adapter: the command line of a service: reads its settings, serves, returns the exit code.
 
-Exit codes: 0 for an orderly end, 1 for a bug or a broken invariant (with traceback), 2 for invalid
+Exit codes: 0 for an orderly stop, 1 for a bug or a broken invariant (with traceback), 2 for invalid
 settings or arguments (one line for each problem on stderr).
 """
 
@@ -92,7 +92,7 @@ def run(
 
 
 def node_name(configured: str) -> str:
-    """Return the configured node name, else NODE_NAME, else the host's name. Raises CannotStart."""
+    """Return the node name in the settings, in NODE_NAME, or the host's. Raises CannotStart."""
     source = "settings" if configured else "NODE_NAME"
     name = configured or os.environ.get("NODE_NAME", "")
     if not name:
@@ -102,7 +102,7 @@ def node_name(configured: str) -> str:
     except msgspec.ValidationError:
         raise CannotStart(
             f"node: {name!r} (from {source}) is not a Kubernetes node name; "
-            "give `node` in the settings or NODE_NAME in the environment"
+            "set `node` in the settings or NODE_NAME in the environment"
         ) from None
 
 
@@ -116,7 +116,7 @@ def _print(service: str, text: str) -> int:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()
     except OSError as error:
-        # otherwise the buffered rest would be written, and fail, again at exit
+        # otherwise the rest of the buffer would be written again at exit, and fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0
@@ -139,7 +139,7 @@ def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.Arg
             "--config-format",
             choices=["muster", *formats],
             default="muster",
-            help="format of the file; if another plugin's, set everything else in the environment",
+            help="format of the file; for another plugin's, set all else in the environment",
         )
     parser.add_argument(
         "--check",

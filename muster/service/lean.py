@@ -7,11 +7,11 @@ these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed)
     nats-py finds no aiohttp, which it needs for WebSockets only                  | 13.2 MiB
     OpenSSL is loaded when TLS is first used: `ssl` lazily, hashlib without it,   |  5.7 MiB
     prometheus-client without its HTTP server and client, which probes replace    |
-    structlog finds no rich and no console, for which logs are not written        |  4.1 MiB, 3 ms
-    no garbage collection while modules are imported, nor of them: there is none  | 25 ms
+    structlog finds no rich and no console, because logs are not written for them |  4.1 MiB, 3 ms
+    no garbage collection during imports, nor of imported objects: none is garbage | 25 ms
     bus, probes and prometheus-client are imported after the registration         | 80 ms
     the sources and the health of GPUs are imported where there are GPUs          | 15 ms
-    the importers are imported for a file of another plugin                       | 12 ms
+    the importers are imported only for another plugin's file                     | 12 ms
 
 The tricks take effect when this module is imported before all others. The modules that were kept
 out can be imported normally afterwards; modules that are already loaded stay.
@@ -45,7 +45,7 @@ class _Empty(types.ModuleType):
 
 
 class _Lazy(types.ModuleType):
-    """A module that is loaded when a missing attribute of it is first used."""
+    """A module that is loaded when one of its missing attributes is first used."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):

@@ -46,7 +46,7 @@ def end_if_cancelled() -> None:
 
 
 async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task, again if it drops that (see `end_if_cancelled`); at last leave it behind."""
+    """Cancel a task, again if it ignores that (see `end_if_cancelled`); finally abandon it."""
     for _ in range(_CANCELS_MAX):
         if task.done():
             return
@@ -55,7 +55,7 @@ async def end(task: asyncio.Task[None]) -> None:
 
 
 def failure(task: asyncio.Task[None]) -> BaseException | None:
-    """Return why a task ended, or None if it goes on or has done its work."""
+    """Return why a task failed, or None if it is running or has succeeded."""
     if task.cancelled():
         return asyncio.CancelledError()
     return task.exception() if task.done() else None
@@ -64,7 +64,7 @@ def failure(task: asyncio.Task[None]) -> BaseException | None:
 async def attempt(
     step: Coroutine[object, object, None], *, limit_s: float | None = None
 ) -> BaseException | None:
-    """Run a step of code that may fail or wait in any way; return why it failed, or None.
+    """Run a step that may fail in any way or wait without limit; return why it failed, or None.
 
     asyncio.timeout cancels only once, and within the caller's task: code that drops the
     cancellation would hold up the caller for ever.
@@ -134,8 +134,8 @@ async def run(*tasks: Coroutine[object, object, None], stop: asyncio.Event | Non
     """Run tasks until one ends, fails, or SIGTERM or SIGINT arrives; then end them all.
 
     `stop` is set by the signal, so that a task can distinguish a planned end from the failure of
-    another. After every task has ended a failure is raised: rather the failure that ended the other
-    tasks than a failure while they ended. Tasks clean up on cancellation.
+    another. After every task has ended, a failure is raised: the one that ended the other tasks
+    rather than one that happened while they ended. Tasks clean up on cancellation.
     """
     stopping = stop or asyncio.Event()
     loop = asyncio.get_running_loop()

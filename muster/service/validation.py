@@ -245,7 +245,7 @@ def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
 
 
 def _translated(kind: Any, value: Any, path: str, error: str) -> Problem:
-    """Translate an error of msgspec into muster's words."""
+    """Translate an error from msgspec into muster's words."""
     place = _AT.search(error)
     error = error[: place.start()] if place else error
     for index, name in _STEP.findall(place["at"]) if place else ():

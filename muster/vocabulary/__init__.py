@@ -1,7 +1,7 @@
 """All events on the bus and their subjects; `EVENTS` is the complete set.
 
 `facts` has the common parts (names, subjects, node and time), `plugin` the events of plugins,
-`fuse` those of the FUSE broker, which is a plugin too, `watch` what is observed of plugins that
+`fuse` those of the FUSE broker, which is a plugin too, `watch` what is observed about plugins that
 muster does not run, `conclusions` the events of the central
 services. Plugins publish on `muster.heartbeat`, `muster.event` and `muster.inventory`, and answer
 on `muster.rpc`; the central services on `muster.verdict`, `muster.alert`, `muster.label` and
@@ -146,7 +146,7 @@ def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ..
     types = [e for e in EVENTS if fnmatch.fnmatchcase(e.TYPE, type_pattern)]
     if not types:
         names = ", ".join(sorted(BY_TYPE))
-        raise ValueError(f"no event type matches {type_pattern!r}; there are: {names}")
+        raise ValueError(f"no event type matches {type_pattern!r}; the types are: {names}")
     node = "*" if re.search(r"[*?\[]", node_pattern) else node_token(node_pattern)
     templates = [t for e in types for t in (e.SUBJECT, e.EARLIER_SUBJECT) if t]
     return tuple(re.sub(r"\{\w+\}", "*", t.replace("{node}", node)) for t in templates)

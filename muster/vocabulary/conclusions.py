@@ -11,7 +11,7 @@ from muster.vocabulary import facts
 
 
 class Verdict(enum.StrEnum):
-    """The conclusion of health about a plugin."""
+    """The health service's conclusion about a plugin."""
 
     HEALTHY = "HEALTHY"
     DEGRADED = "DEGRADED"
@@ -89,7 +89,7 @@ class AlertState(enum.StrEnum):
 class NotificationReason(enum.StrEnum):
     """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
 
-    ACKNOWLEDGED is muster's own: an alert of which people were notified still fires, but is now
+    ACKNOWLEDGED is muster's own: an alert that people were notified about still fires, but is now
     silenced.
     """
 
@@ -222,7 +222,7 @@ class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
 class NodeLimited(facts.Event, frozen=True, kw_only=True):
     """The gate closed a node's connections, because the node sent more than it may.
 
-    It sent so many messages and bytes within `seconds`; for `refused_s` it is not let in again.
+    It sent this many `messages` and `bytes` within `seconds`; for `refused_s` it is not let in.
     """
 
     TYPE = "node.limited"

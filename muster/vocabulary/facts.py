@@ -14,9 +14,9 @@ import msgspec
 
 SCHEMA_VERSION: Final = 1
 PAGES_MAX: Final = 64
-"""The most messages that one inventory takes."""
+"""The most messages that one inventory may take."""
 PLUGINS_MAX: Final = 8
-"""The most plugins of one node."""
+"""The most plugins on one node."""
 FLEET: Final = "_fleet"
 """Stands for the node of a fact that is not about one node; node names start with [a-z0-9]."""
 

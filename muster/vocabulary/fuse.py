@@ -13,9 +13,9 @@ class FuseCondition(enum.StrEnum):
     """What is wrong with a mount."""
 
     HUNG = "hung"
-    """Its program does not answer requests, so whoever uses the mount waits."""
+    """Its program does not answer requests, so everybody who uses the mount waits."""
     DEAD = "dead"
-    """Its program has ended and its pod has not: every use of the mount fails."""
+    """Its program has ended but its pod has not: every use of the mount fails."""
     LINGERING = "lingering"
     """Its pod is being deleted, and does not end."""
 
@@ -23,7 +23,7 @@ class FuseCondition(enum.StrEnum):
 class FuseMount(facts.Struct, frozen=True, kw_only=True):
     """A FUSE file system that the broker mounted in a pod.
 
-    `id` names it on its node while it exists, `pod` is `<namespace>/<name>`, `connection` the
+    `id` identifies it on its node while it exists, `pod` is `<namespace>/<name>`, `connection` the
     number of its directory in /sys/fs/fuse/connections. `source` and `subtype` are what its program
     says about itself; `mount_point` is a path in the container, empty if it is not known. `user_id`
     is the user of the program, in the user namespace of the mount.
@@ -48,7 +48,7 @@ class FuseMounted(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class FuseRefused(facts.PluginEvent, frozen=True, kw_only=True):
-    """The broker refused a request of a pod; `reason` is one word, `text` what the pod was told.
+    """The broker refused a pod's request; `reason` is one word, `text` what the pod was told.
 
     At most one a second is published for each pod and reason.
     """

@@ -196,11 +196,11 @@ class InventoryReported(facts.PluginEvent, frozen=True, kw_only=True):
     resources: tuple[facts.Name, ...] = ()
     gpus: GpuNode | None = None
     fuse_mounts: tuple[fuse.FuseMount, ...] = ()
-    """All mounts of the broker `fuse-broker`; others have none."""
+    """All mounts of the broker `fuse-broker`; other plugins have none."""
     watched: tuple[watch.Watched, ...] = ()
     """All device plugins and drivers on the node that muster does not run, if it watches them."""
     version: facts.Count = 0
-    """The event's sequence, in every page of it."""
+    """The sequence of the inventory's event, the same on every page."""
     page: Annotated[int, msgspec.Meta(ge=0, le=facts.PAGES_MAX - 1)] = 0
     pages: Annotated[int, msgspec.Meta(ge=1, le=facts.PAGES_MAX)] = 1
 
@@ -214,9 +214,9 @@ class DeviceAdded(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class DeviceRemoved(facts.PluginEvent, frozen=True, kw_only=True):
-    """A device was removed for good; `physical` is set once its last replica is gone.
+    """A device was removed permanently; `physical` is set when its last replica is gone.
 
-    The event holds for `count` replicas of one GPU or MIG device; `device_id` is the first.
+    The event stands for `count` replicas of one GPU or MIG device; `device_id` is the first.
     """
 
     TYPE = "device.removed"
@@ -231,7 +231,7 @@ class DeviceRemoved(facts.PluginEvent, frozen=True, kw_only=True):
 class DeviceHealthChanged(facts.PluginEvent, frozen=True, kw_only=True):
     """A device became Healthy or Unhealthy. `code` names the rule, such as `xid-79`.
 
-    For a GPU or MIG device `device_id` is its uuid, and the event holds for all its replicas in
+    For a GPU or MIG device `device_id` is its uuid, and the event stands for all its replicas in
     the resource. `policy` says which rule of which policy decided, with its source.
     """
 
@@ -265,7 +265,7 @@ class DeviceConditionChanged(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class AllocationObserved(facts.PluginEvent, frozen=True, kw_only=True):
-    """Devices were allocated to a container; with its `pod` if podresources reports it."""
+    """Devices were allocated to a container; `pod` is set if podresources reports it."""
 
     TYPE = "allocation.observed"
     SUBJECT = "muster.event.{node}.{plugin}.allocation.observed"
@@ -350,7 +350,7 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kubelet_away: bool = msgspec.field(name="awy", default=False)
     """Whether it is not registered only because the kubelet is away or has just started."""
     extended: bool = msgspec.field(name="ext", default=True)
-    """Whether pods request it as an extended resource, which the node's allocatable then has."""
+    """Whether pods request it as an extended resource, which is then in the node's allocatable."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

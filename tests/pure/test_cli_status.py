@@ -207,7 +207,7 @@ def test_an_unknown_node_is_named_with_the_nearest_name() -> None:
     view = why.NodeView(
         node="nod-a", source="x", state=state(plugin("node-a")), events=[], since="1d"
     )
-    assert why.unknown_name(view) == "no plugin and no event of node nod-a; did you mean node-a?"
+    assert why.unknown_name(view) == "no plugin and no event from node nod-a; did you mean node-a?"
 
 
 AMD = {
@@ -333,7 +333,7 @@ def test_a_removed_node_still_has_its_last_changes() -> None:
     assert why.lines(view)[:5] == [
         "health    x",
         "",
-        "a: health has no plugin of this node now",
+        "a: health has no plugin on this node now",
         "",
         "last changes (last 1d)",
     ]

@@ -424,11 +424,11 @@ def test_plugins_may_publish_every_event_of_theirs_and_use_eight_names() -> None
     names = [f"p{number}" for number in range(9)]
     assert permissions.check_names(names[:8]) == tuple(names[:8])
     for wrong, text in (
-        (names, "9 names of plugins; there may be 1 to 8"),
-        ([], "0 names"),
-        (["a.b"], "'a.b' is not the name of a plugin"),
-        (["*"], "is not the name"),
-        (["a" * 64], "is not the name"),
+        (names, "9 plugin names; expected 1 to 8"),
+        ([], "0 plugin names"),
+        (["a.b"], "'a.b' is not a plugin name"),
+        (["*"], "is not a plugin name"),
+        (["a" * 64], "is not a plugin name"),
     ):
         with pytest.raises(ValueError, match=re.escape(text)):
             permissions.check_names(wrong)

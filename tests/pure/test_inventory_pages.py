@@ -94,7 +94,7 @@ def test_an_inventory_of_a_usual_node_is_one_page() -> None:
 
 def test_more_pages_than_the_stream_stores_are_refused() -> None:
     long = msgspec.structs.replace(inventory(0), devices=devices(10_000, reason="x" * 2_000))
-    with pytest.raises(inventory_pages.TooManyPages, match="pages are more than 64"):
+    with pytest.raises(inventory_pages.TooManyPages, match="pages, more than 64"):
         inventory_pages.numbered(long, 1)
 
 

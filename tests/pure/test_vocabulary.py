@@ -168,7 +168,9 @@ def test_filters_match_exactly_the_subjects_of_the_types_and_nodes_named(
 
 
 def test_a_pattern_that_matches_no_type_is_refused_with_the_types_there_are() -> None:
-    with pytest.raises(ValueError, match=r"no event type matches 'devices\.\*'; there are: alert"):
+    with pytest.raises(
+        ValueError, match=r"no event type matches 'devices\.\*'; the types are: alert"
+    ):
         vocabulary.subject_filters("devices.*")
 
 

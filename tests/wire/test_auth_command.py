@@ -101,7 +101,7 @@ def test_keys_are_readable_by_their_owner_only_and_never_overwritten(
     assert not any(seed.strip() in output for seed in seeds.values())
     code, _, errors = ran("init", keys)
     assert (code, errors.count("\n")) == (2, 1)
-    assert "has keys already" in errors
+    assert "already has keys" in errors
     assert {file.name: file.read_text() for file in keys.glob("*.seed")} == seeds
 
 
@@ -154,7 +154,7 @@ def test_a_key_is_rotated_in_two_steps(tmp_path: Path, ran: Run) -> None:
     code, output, _ = ran("rotate", "node", "--keys", keys)
     assert (code, output.splitlines()[-1]) == (
         0,
-        f"At last: muster auth rotate node --drop --keys {keys}",
+        f"Finally: muster auth rotate node --drop --keys {keys}",
     )
     # NATS must know the new key before anybody shows what it signed
     order = [line.split("/")[0].split(" --from")[0] for line in output.splitlines()[4:8]]
@@ -178,7 +178,7 @@ def test_a_certificate_is_renewed_by_the_same_authority_and_never_by_mistake(
     assert ran("local-ca", where, "--valid", "1d")[0] == 0
     before = {file.name: file.read_bytes() for file in where.iterdir()}
     code, output, errors = ran("local-ca", where)
-    assert (code, output, "has ca.crt already" in errors) == (2, "", True)
+    assert (code, output, "already has ca.crt" in errors) == (2, "", True)
     assert {file.name: file.read_bytes() for file in where.iterdir()} == before
     code, output, _ = ran("local-ca", where, "--renew")
     assert (code, output.splitlines()[-2:]) == (
@@ -218,19 +218,22 @@ def test_a_file_of_credentials_is_readable_by_its_owner_only(tmp_path: Path, ran
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("node", "node-a"), ".seed: not there; make all keys with `muster auth init"),
+        (("node", "node-a"), ".seed: does not exist; create all keys with `muster auth init"),
         (("node", "Not_A_Node"), "is not a Kubernetes node name"),
-        (("node", "_fleet"), "is not the token of a node"),
-        (("node", "node-a", "--valid", "soon"), "--valid: 'soon' is not like 12h, 30d or 1y"),
+        (("node", "_fleet"), "is not a node's token"),
+        (
+            ("node", "node-a", "--valid", "soon"),
+            "--valid: 'soon' is not a duration such as 12h, 30d or 1y",
+        ),
         (("node", "node-a", "--valid", "99y"), "at most 10y"),
         (("reader", "--name", "two words"), "letters, digits, '-' and '_'"),
         (("reader", "--name", ""), "--name: empty"),
         (("rotate", "operator"), "'operator': must be one of answer, node, reader"),
         (("local-ca", "/proc/nowhere"), "/proc/nowhere"),
         (("local-ca", "x", "--host", "ä ö"), "--host"),
-        (("init", ""), "name a directory of its own"),
-        (("local-ca", "."), "name a directory of its own"),
-        (("init", "/tmp"), "/tmp: others can write into it"),
+        (("init", ""), "choose a separate directory"),
+        (("local-ca", "."), "choose a separate directory"),
+        (("init", "/tmp"), "/tmp: other users can write to it"),
         (("local-ca", "/proc/self/nothing", "--renew"), "ca.key: No such file"),
     ],
 )

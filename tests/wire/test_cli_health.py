@@ -175,7 +175,7 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
 
             code, out, errors = await asyncio.to_thread(muster, tmp_path, "why", "node.a")
             assert (code, out) == (2, "")
-            expected = "muster why: no plugin and no event of node node.a; did you mean node.b?\n"
+            expected = "muster why: no plugin and no event from node node.a; did you mean node.b?\n"
             assert errors == expected
 
     asyncio.run(story())
@@ -222,7 +222,7 @@ def test_a_bad_address_node_or_time_is_refused(tmp_path: Path) -> None:
     assert muster(tmp_path, "status", "--health", "health:8080") == (
         2,
         "",
-        "muster status: 'health:8080' is not an address of health, such as http://127.0.0.1:8080\n",
+        "muster status: 'health:8080' is not the address of a health service, such as http://127.0.0.1:8080\n",
     )
     assert muster(tmp_path, "why", "Node_A") == (
         2,

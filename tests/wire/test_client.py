@@ -179,7 +179,7 @@ def test_a_subscriber_receives_what_happened_while_the_server_was_away(tmp_path:
 @pytest.mark.parametrize(
     ("types", "node", "problem"),
     [
-        ("devices.*", "*", r"no event type matches 'devices\.\*'; there are: alert\.changed, "),
+        ("devices.*", "*", r"no event type matches 'devices\.\*'; the types are: alert\.changed, "),
         ("", "*", "no event type matches ''"),
         ("*", "No such node", "node: 'No such node' is not a Kubernetes node name"),
     ],

@@ -421,7 +421,7 @@ async def _answer(
         (["--node", "n", "--dir", "/dev/null/x"], "cannot make /dev/null/x/device-plugins"),
         (["--node", "n", "--dir", "/tmp", "--http", "here"], "'here' is not host:port"),
         (["--node", "n", "--dir", "/tmp", "--stop-grace", "0"], "not a positive number"),
-        (["--node", "n", "--dir", "/tmp/" + "x" * 100], "longer than 107 bytes"),
+        (["--node", "n", "--dir", "/tmp/" + "x" * 100], "may have at most 107 bytes"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:

@@ -46,25 +46,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = httpd.Parser(prog=PROGRAM, description="A kubelet without containers, for one node.")
     parser.add_argument("--node", required=True, help="name of the node")
     parser.add_argument(
-        "--dir", required=True, type=pathlib.Path, help="stands for /var/lib/kubelet"
+        "--dir", required=True, type=pathlib.Path, help="used instead of /var/lib/kubelet"
     )
-    parser.add_argument("--api", help="URL of a Kubernetes API; without it, pods come over HTTP")
     parser.add_argument(
-        "--http", type=httpd.address, default=httpd.LOCAL, metavar="HOST:PORT", help="control"
+        "--api", help="URL of a Kubernetes API; by default, pods come by POST /pods"
+    )
+    parser.add_argument(
+        "--http",
+        type=httpd.address,
+        default=httpd.LOCAL,
+        metavar="HOST:PORT",
+        help="where the control surface listens (%(default)s)",
     )
     parser.add_argument(
         "--status-period",
         type=_seconds,
         default=server.STATUS_PERIOD_S,
         metavar="S",
-        help="between node status updates (%(default)s)",
+        help="seconds between node status updates (%(default)s)",
     )
     parser.add_argument(
         "--stop-grace",
         type=_seconds,
         default=device_manager.STOP_GRACE_S,
         metavar="S",
-        help="until a stopped plugin's devices are forgotten (%(default)s)",
+        help="seconds until a stopped plugin's devices are forgotten (%(default)s)",
     )
     parser.add_argument(
         "--plugin-watcher", action="store_true", help="also watch DIR/plugins_registry"
@@ -129,7 +135,7 @@ class _Control:
         resource = request.query.get("resource", "")
         if not resource:
             return httpd.json_response(
-                {"error": "which? /drop-stream?resource=vendor.example/name"}, status=400
+                {"error": "no resource: use /drop-stream?resource=vendor.example/name"}, status=400
             )
         if not await self._kubelet.drop_stream(resource):
             return httpd.json_response(
@@ -145,7 +151,7 @@ class _Control:
         accept = request.query.get("accept")
         if accept not in {"true", "false"}:
             return httpd.json_response(
-                {"error": f"accept={accept}: either true or false"}, status=400
+                {"error": f"accept={accept}: expected true or false"}, status=400
             )
         self._kubelet.accept_registrations(accept == "true")
         return httpd.json_response({"accept": accept == "true"})

@@ -2,7 +2,7 @@
 
 It has three maps: the clients of each resource name (its registrations), the endpoint that is
 called, and the advertised lists. The kubelet keeps them separate, with effects that users notice: a
-list counts whichever stream it came over, even if another plugin is called for its devices.
+list counts, whatever stream it arrived on, even if another plugin is called for its devices.
 
 Up to 1.36 a name has one client, the newest, and the end of any stream disconnects that client
 (k/k#121994). Since 1.37 a name has a client for each socket (`per_socket`, k/k#135437): the end of
@@ -58,7 +58,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lists(msgspec.Struct, frozen=True, kw_only=True):
-    """The last message of a resource. An id sent with both healths is in both sets."""
+    """The last message for a resource. An id sent with both health values is in both sets."""
 
     healthy: frozenset[str] = frozenset()
     unhealthy: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> int:
-        """How many ids are still to be chosen from those available."""
+        """How many ids must still be chosen from those available."""
         return self.request.count - len(self.reused)
 
 
@@ -98,7 +98,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ids(self) -> frozenset[str]:
-        """Every id of the grant, once."""
+        """Every id in the grant, once."""
         return frozenset(id_ for ids in self.ids_by_node.values() for id_ in ids)
 
 
@@ -264,7 +264,7 @@ class DeviceManager:
         return next(reversed(self._clients.get(resource, ())), None)
 
     def knows(self, resource: str) -> bool:
-        """Return whether the device manager remembers this as the resource of a plugin."""
+        """Return whether the device manager remembers this as a plugin's resource."""
         held = any(grant.resource == resource for grant in self._grants.values())
         return held or resource in self._lists
 

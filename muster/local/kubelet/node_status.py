@@ -260,7 +260,7 @@ class Report:
         self._is_unavailable = False
 
     async def run(self, node: Node | None) -> None:
-        """Report periodically until cancelled; log a failure once and try again next period."""
+        """Report periodically until cancelled; log a failure once, and retry in the next period."""
         await asyncio.sleep(_FIRST_STATUS_S)
         while True:
             status = self._status()

@@ -101,7 +101,7 @@ def read_pod(raw: object) -> Pod:
 
 
 def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
-    """Return a pod of one container that no API knows; its uid contains its name, for a restart."""
+    """Return a one-container pod that is in no API; its uid contains its name, for a restart."""
     return Pod(
         uid=f"{namespace}{_LOCAL_SEPARATOR}{name}",
         namespace=namespace,
@@ -268,7 +268,7 @@ class PodLoop:
         self._log = log
 
     async def run(self) -> None:
-        """List and watch for ever; a failure is logged once and tried again."""
+        """List and watch forever; a failure is logged once and retried."""
         delay_s = _BACKOFF_S
         is_unavailable = False
         while True:

@@ -1,7 +1,7 @@
 """Adapter: device plugins, podresources clients, the Kubernetes API: a kubelet without containers.
 
-`device_manager` has its decisions; this module has its runs (a restart ends one and starts the
-next) and its pods. `python -m muster.local.kubelet --help` runs it as a process.
+`device_manager` decides; this module runs the kubelet (a restart ends one run and starts the next)
+and has its pods. `python -m muster.local.kubelet` runs it as a process.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocated(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices that one container got of one resource."""
+    """The devices of one resource that one container got."""
 
     container: str
     resource: str
@@ -76,7 +76,7 @@ class Kubelet:
     `allocate`.
     """
 
-    def __init__(  # noqa: PLR0913  # each has a default but for where it is
+    def __init__(  # noqa: PLR0913  # all but the place have defaults
         self,
         *,
         directory: pathlib.Path,
@@ -168,7 +168,7 @@ class Kubelet:
         self._miscounts[resource] = by
 
     async def drop_stream(self, resource: str) -> bool:
-        """Close the connection as after an error on its stream; False if there is none."""
+        """Close the connection as after an error on its stream; return False if there is none."""
         return await self._plugins.drop(resource)
 
     async def restart(self) -> None:
@@ -182,11 +182,11 @@ class Kubelet:
     async def allocate(
         self, *, name: str, namespace: str = "default", resources: Mapping[str, int]
     ) -> tuple[Allocated, ...]:
-        """Admit a pod of one container that no API knows. Raises the kubelet's AllocationError."""
+        """Admit a one-container pod that is in no API. Raises the kubelet's AllocationError."""
         return await self._admit(pods.local_pod(namespace, name, resources))
 
     def release(self, *, name: str, namespace: str = "default") -> bool:
-        """Free the devices of a pod; False if there is no such pod."""
+        """Free the devices of a pod; return False if there is no such pod."""
         uids = [u for u, p in self._pods.items() if (p.namespace, p.name) == (namespace, name)]
         for uid in uids:
             self._release(uid)

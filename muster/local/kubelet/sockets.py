@@ -35,7 +35,7 @@ def prepare(directory: pathlib.Path, *, own_socket: str) -> None:
     """
     path = directory / own_socket
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
-        raise httpd.UsageError(f"{path}: longer than {_PATH_BYTES_MAX} bytes, no socket fits")
+        raise httpd.UsageError(f"{path}: a socket's path may have at most {_PATH_BYTES_MAX} bytes")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -56,7 +56,7 @@ def wipe(directory: pathlib.Path) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncIterator[None]:
-    """Serve on a socket while the block runs; then cut every call and remove the socket."""
+    """Serve on a socket while the block runs; then end every call and remove the socket."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([handler])
     try:

@@ -17,12 +17,12 @@ Path = tuple[str, ...]
 Fields = frozenset[Path]
 
 _SYSTEM = ("name", "generateName", "namespace", "uid", "resourceVersion", "creationTimestamp")
-"""Metadata without owners."""
+"""Metadata fields that have no owner."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Writer:
-    """A manager and its kind of write; each combination owns fields of its own."""
+    """A manager and its kind of write; each combination owns its own fields."""
 
     manager: str
     applies: bool
@@ -104,7 +104,7 @@ def _entries_before(old: trees.Tree, writer: Writer, *, at: str) -> list[Entry]:
 
 
 def _of_writer(writer: Writer, fields: Iterable[Path]) -> Fields:
-    """Return the fields that a writer can own: on the main resource no status, else no spec."""
+    """Return the fields that a writer can own: no status on the main resource, else no spec."""
     others = "f:spec" if writer.subresource else "f:status"
     return frozenset(path for path in fields if path[0] != others)
 

@@ -14,7 +14,7 @@ class Reason(enum.StrEnum):
     code: int
 
     def __new__(cls, word: str, code: int) -> Self:
-        """Create a word with a status."""
+        """Create a reason with its HTTP status."""
         reason = str.__new__(cls, word)
         reason._value_ = word
         reason.code = code

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: what a request to the API stand-in asks for, and whether its user is allowed to.
+"""Adapter: HTTP: reads what a request to the API stand-in asks for, and whether it is allowed.
 
 A bearer token identifies a user; a request without a token comes from the administrator. Users may
 do everything that was not denied. The texts are those of the real API server (apiserver
@@ -92,7 +92,7 @@ def verb(method: str, place: resources.Place, *, is_watch: bool) -> str:
 
 
 def kubeconfig(url: str, token: str = "") -> dict[str, object]:
-    """Return a kubeconfig that leads to the stand-in, as the user of a token."""
+    """Return a kubeconfig for the stand-in, with a user's token."""
     context = {"cluster": "muster", "user": "muster"}
     return {
         "apiVersion": "v1",
@@ -164,7 +164,7 @@ def _unsupported(media_type: str, supported: list[str]) -> refusals.RequestError
 
 
 def write(request: web.Request, place: resources.Place) -> writes.Write:
-    """Return the circumstances of a write."""
+    """Return the target, writer and options of a write."""
     # the API server names a writer without a fieldManager after its program
     program = request.headers.get("User-Agent", "").partition("/")[0]
     manager = request.query.get("fieldManager") or program.encode("ascii", "replace").decode()

@@ -7,8 +7,8 @@ user with a token (`requests`), and paths with a prefix can be refused, as by an
 `fieldValidation` is ignored.
 
 Watches are long-running answers with each change, bookmarks, and `410 Expired`. A watch has a
-version, not a queue: it reads the store's log from that version on. A watch that falls behind by
-more than the log gets 410 and must list again, as with the real API server.
+version, not a queue: it reads the store's log from that version on. A client whose watch falls
+behind the start of the log gets 410 and must list again, as with the real API server.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ _PLAIN = {"/readyz": "ok", "/healthz": "ok", "/livez": "ok"}
 
 @contextlib.contextmanager
 def auditing(path: pathlib.Path) -> Iterator[typedefs.Middleware]:
-    """Return a middleware that logs each modifying request as a line of JSON.
+    """Yield a middleware that logs each modifying request as a line of JSON.
 
-    The lines have those fields of an `audit.k8s.io/v1` Event by which requests can be counted
-    (level Metadata, stage RequestReceived).
+    The lines have the fields of an `audit.k8s.io/v1` Event that are needed to count requests (level
+    Metadata, stage RequestReceived).
     """
     with path.open("ab", buffering=0) as log:
 
@@ -341,7 +341,7 @@ class KubernetesApi:
 async def _statuses(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer every refusal, also aiohttp's own, with a Status object."""
+    """Answer every refusal, including aiohttp's own, with a Status object."""
     try:
         return await handler(request)
     except refusals.RequestError as error:

@@ -119,7 +119,7 @@ def without_nulls(value: Json) -> Json:
 
 
 def same(left: Json, right: Json) -> bool:
-    """Return whether two trees are the same JSON (in Python alone, 1 equals True)."""
+    """Return whether two trees are the same JSON (in Python, 1 equals True)."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):
@@ -200,7 +200,7 @@ def strategic(target: Tree, patch: Tree) -> Tree:
 def json_patch(target: Json, operations: Json) -> Json:
     """Return `target` after a JSON patch (RFC 6902): add, replace, remove, test, move.
 
-    `copy` is not supported: a few copies would double an object into gigabytes.
+    `copy` is not supported: a few dozen copies could double an object to gigabytes.
     """
     if not isinstance(operations, list) or len(operations) > OPERATIONS_MAX:
         raise refusals.bad_request(f"a JSON patch is a list of up to {OPERATIONS_MAX} operations")

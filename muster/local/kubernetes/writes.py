@@ -33,7 +33,7 @@ class PatchFormat(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Write:
-    """The circumstances of a write: target, writer, and the values that the adapter creates."""
+    """What a write needs: target, writer, and the values that the adapter creates."""
 
     place: resources.Place
     manager: str
@@ -177,7 +177,7 @@ def _replaced(
 
 
 def _refuse_stale(old: trees.Tree, new: trees.Tree, place: resources.Place) -> None:
-    """Refuse a write of another version of the object than the stored one."""
+    """Refuse a write that is based on another version of the object than the stored one."""
     if _version(new) not in {"", _version(old)}:
         raise _conflict(
             place,
@@ -313,5 +313,5 @@ def _event(stored: trees.Tree) -> Iterator[refusals.Cause]:
         yield refusals.Cause(
             "involvedObject.namespace",
             f'Invalid value: "{about}": does not match event.namespace "{namespace}"; an event '
-            "about a cluster-scoped object belongs into default",
+            "about a cluster-scoped object belongs in namespace default",
         )

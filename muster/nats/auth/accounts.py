@@ -1,7 +1,7 @@
 """Pure: writes `permissions` for a nats-server that trusts keys instead of passwords.
 
-An operator signs the accounts; an account names the keys that may sign its users. Each role has a
-signing key of its own with a scope: its holder can create users of that role only, and the account,
+An operator signs the accounts; an account names the keys that may sign its users. Each role has its
+own signing key with a scope: whoever holds it can create users of that role only, and the account,
 not the user, defines the role's rights (nats-io/jwt v2, scoped signing keys).
 
 A client with a token instead of credentials is assigned to the account AUTH, which asks the gate.
@@ -54,7 +54,7 @@ class Keys:
     gate: str
     """The only user of the account AUTH."""
     answers: Sequence[str]
-    """Keys with which the gate may sign its answers."""
+    """The keys that the gate may sign its answers with."""
     roles: Mapping[Role, Sequence[str]]
     """Keys that may sign users, by role; several during a rotation."""
 
@@ -71,7 +71,7 @@ def user(
     """Return the claims of a user of `name`, for a key of its role to sign.
 
     If a role has a single user, the user has the name of the role. A user with a scope must not
-    have rights of its own; `plugins` are names that a node's plugins may use besides
+    have its own rights; `plugins` are names that a node's plugins may use besides
     `permissions.PLUGIN`.
     """
     nats: Claims = {"type": "user", "version": _VERSION, "issuer_account": account}
@@ -84,7 +84,7 @@ def user(
 
 
 def user_with_rights(grant: permissions.Grant, public: str, *, until: float) -> Claims:
-    """Return the claims of a user where a NATS with passwords asks the gate: there are no scopes.
+    """Return a user's claims for a NATS with passwords that asks the gate: it has no scopes.
 
     The account is named as the audience (server/auth_callout.go; 2.15).
     """
@@ -120,7 +120,7 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
         {"sub": keys.operator.public, "name": "muster", "nats": operator}, keys.operator, at=0
     )
     lines = [
-        "# made by `muster auth`; what it says is signed, and no secret",
+        "# made by `muster auth`; its content is signed, and not secret",
         # nats-server refuses any reload once this text has changed (server/reload.go; 2.15)
         f"operator: {operator_jwt}",
         f"system_account: {keys.system.public}",
@@ -167,7 +167,7 @@ def _auth(keys: Keys) -> Claims:
 
 
 def _plugins(keys: Keys) -> Claims:
-    # those of a user are ignored if the gate answered for it (server/auth_callout.go; 2.15)
+    # a user's own limits are ignored if the gate has admitted it (server/auth_callout.go; 2.15)
     each = {
         "payload": permissions.PLUGIN_PAYLOAD_MAX,
         "subs": permissions.PLUGIN_SUBSCRIPTIONS_MAX,

@@ -1,7 +1,7 @@
 """Pure: permissions on the bus: which subjects each role may publish and subscribe to.
 
 A plugin publishes only for its own node, under listed names, on subjects that are enumerated, so
-that their number is bounded; it makes no JetStream requests: it only adds to a stream.
+that their number is bounded. It makes no JetStream requests: it only adds messages to a stream.
 Only the service that draws a conclusion may publish it. Each user has its own inboxes.
 
 `server_conf` writes them as nats-server's configuration for users with passwords, `accounts` as
@@ -17,8 +17,8 @@ from muster.nats import streams
 
 ACCOUNT: Final = "MUSTER"
 PLUGINS: Final = "PLUGINS"
-"""Plugins have an account of their own. JetStream sends its acknowledgement to any subject that a
-message names, without checking rights: within one account a plugin could write to any bucket."""
+"""The plugins' own account. JetStream sends its acknowledgement to any subject that a message
+names, without checking rights: in muster's account a plugin could write to any bucket."""
 AUTH: Final = "AUTH"
 """The account of the gate, and of clients that it has not admitted yet."""
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
@@ -26,13 +26,13 @@ CALLOUT: Final = "$SYS.REQ.USER.AUTH"
 CALLOUT_S: Final = 4
 """How long nats-server waits for the gate; clients wait for 2 s and try again."""
 CONNECTIONS: Final = "muster.gate.connections"
-"""Where the gate asks each server what the connections of plugins have sent (CONNZ)."""
+"""Where the gate asks each server what plugins' connections have sent (CONNZ)."""
 TRAFFIC: Final = "muster.gate.traffic"
-"""Where all gates receive what servers answer to any of them."""
+"""Where every gate receives the servers' answers to any gate."""
 DISCONNECT: Final = "muster.gate.disconnect"
-"""Where the gate has a server close a connection; the next token is the server (KICK)."""
+"""Where the gate asks a server, which the next token names, to close a connection (KICK)."""
 CLOSED: Final = "muster.gate.closed"
-"""Where the gate receives what a closed connection of a plugin had sent."""
+"""Where the gate receives what a plugin's closed connection had sent."""
 PENALTIES: Final = "muster.gate.penalties"
 """Where gates announce to each other which nodes they refuse."""
 REPORTS: Final = ("muster.heartbeat.>", "muster.event.>", "muster.inventory.>")
@@ -40,7 +40,7 @@ REPORTS: Final = ("muster.heartbeat.>", "muster.event.>", "muster.inventory.>")
 for an imported stream, nats-server does not count what it delivers, and would ignore the number
 after which a subscription ends (server/client.go, addShadowSub; 2.15)."""
 LIMITED: Final = "muster.sys.*.node.limited"
-"""Where the gate says in muster's account which node it refuses."""
+"""Where the gate says, in muster's account, which node it refuses."""
 DURABLES: Final = ("notifier",)
 OWN_INBOX: Final = "_INBOX.{{name()}}.>"
 ANSWER_S: Final = 10
@@ -50,7 +50,7 @@ PLUGIN_NAMES_MAX: Final = streams.PLUGINS_MAX
 """How many names the plugins of one node may use."""
 PLUGIN_PAYLOAD_MAX: Final = 65_536
 PLUGIN_SUBSCRIPTIONS_MAX: Final = 16
-"""Limits of each connection of a plugin; nats-server enforces them by the account."""
+"""Limits for each connection of a plugin; nats-server enforces them through the account."""
 PLUGIN_EVENTS: Final = (
     "plugin.started",
     "plugin.registered",
@@ -71,7 +71,7 @@ PLUGIN_EVENTS: Final = (
 """The types of the events that plugins of any name publish, as in `vocabulary`."""
 FUSE_BROKER: Final = "fuse-broker"
 FUSE_EVENTS: Final = ("fuse.mounted", "fuse.refused", "fuse.mount_changed", "fuse.aborted")
-"""What only one plugin of a node publishes, under its own name: each subject takes space."""
+"""What only the FUSE broker publishes, under its own name, because each subject takes space."""
 _USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
 _PLUGIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -92,17 +92,17 @@ class Grant:
 
 
 def inbox(user: str) -> str:
-    """Return the inbox prefix of a user: `_INBOX` and a token of its own."""
+    """Return the inbox prefix of a user: `_INBOX` and the user's own token."""
     return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', user)}" if user else "_INBOX"
 
 
 def plugin(node: str, names: Collection[str] = (PLUGIN,)) -> Grant:
     """Return the rights of the plugins on one node, by its token (`vocabulary.node_token`).
 
-    Raises ValueError for anything that is not the token of a node, or not a name of a plugin.
+    Raises ValueError for anything that is not a node's token, or not a plugin name.
     """
     if not _NODE.fullmatch(node):
-        raise ValueError(f"{node!r} is not the token of a node")
+        raise ValueError(f"{node!r} is not a node's token")
     return _plugin(plugin_user(node), node, check_names(names))
 
 
@@ -119,10 +119,10 @@ def node_tag(node: str) -> str:
 def check_names(names: Collection[str]) -> tuple[str, ...]:
     """Return the names that the plugins of a node may use. Raises ValueError."""
     if not 0 < len(names) <= PLUGIN_NAMES_MAX:
-        raise ValueError(f"{len(names)} names of plugins; there may be 1 to {PLUGIN_NAMES_MAX}")
+        raise ValueError(f"{len(names)} plugin names; expected 1 to {PLUGIN_NAMES_MAX}")
     for name in names:
         if not _PLUGIN.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a plugin: [a-z0-9-], 1 to 63 characters")
+            raise ValueError(f"{name!r} is not a plugin name: [a-z0-9-], 1 to 63 characters")
     return tuple(names)
 
 
@@ -130,7 +130,7 @@ def each_plugin() -> Grant:
     """Return the rights of the plugins on the node that a user's tag `node` names.
 
     The tags `plugin` are more names for them. nats-server fills in `{{name()}}` and `{{tag(x)}}`,
-    which have to be whole tokens, and drops what a missing tag makes invalid
+    which must be whole tokens, and drops what a missing tag makes invalid
     (server/auth.go, processUserPermissionsTemplate; 2.15).
     """
     return dataclasses.replace(
@@ -315,7 +315,7 @@ def _holds(lock: streams.Bucket) -> tuple[str, ...]:
 
 
 def _keeps_streams() -> tuple[str, ...]:
-    """Return the rights to create, change and clean streams, but not to remove them.
+    """Return the rights to create, change and clean up streams, but not to remove them.
 
     Only one role has this: the configuration of a stream decides what it accepts and for how long.
     """

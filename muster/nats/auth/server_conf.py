@@ -90,13 +90,13 @@ _GATE_IMPORTS: Final = f"""\
       {{stream: {{account: AUTH, subject: "{LIMITED}"}}}}
 """
 ISSUER_FILE: Final = "../nats-gate/issuer.conf"
-"""What `muster_gate.issuer` writes, as seen from accounts.conf."""
+"""The file that `muster_gate.issuer` writes, relative to accounts.conf."""
 
 
 def accounts_conf(grants: Iterable[Grant]) -> str:
-    """Return the accounts for nats-server; each password is in the environment, see `variable`.
+    """Return the accounts for nats-server; `password_variable` names each password's variable.
 
-    With a grant of the gate, nats-server asks the gate about everybody who has no password.
+    With a grant for the gate, nats-server asks the gate about everybody who has no password.
     """
     held = tuple(grants)
     exports, imports, asked = _MORE_EXPORTS, _MORE_IMPORTS, ""
