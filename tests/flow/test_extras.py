@@ -1,11 +1,13 @@
 """Each extra, alone in an empty environment, is enough to start its program."""
 
+import functools
 import importlib.metadata
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +30,9 @@ START: Final = "import sys; sys.path.append(sys.argv.pop(1)); from muster import
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return wheels.build(tmp_path_factory.mktemp("dist"))
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    wheel = wheels.build(tmp_path_factory.mktemp("dist"))
+    return functools.cache(lambda extra: installed(wheel, extra, tmp_path_factory.mktemp(extra)))
 
 
 def installed(wheel: Path, extra: str, site: Path) -> Path:
@@ -55,24 +58,22 @@ def share(link: Path, target: Path) -> None:
 @pytest.mark.parametrize("option", ["--version", "--check"])
 @pytest.mark.parametrize("extra", PROGRAMS)
 def test_an_extra_alone_starts_its_program(
-    extra: str, option: str, wheel: Path, tmp_path: Path
+    extra: str, option: str, sites: Callable[[str], Path], tmp_path: Path
 ) -> None:
     if (extra, option) == ("cli", "--check"):
         option = "--help"
-    site = installed(wheel, extra, tmp_path)
     with tempfile.TemporaryDirectory(prefix="mu-") as kubelet:  # a socket's path must be short
         (Path(kubelet) / "device-plugins").mkdir()
-        done = start(extra, site, tmp_path, kubelet, option)
+        done = start(extra, sites(extra), tmp_path, kubelet, option)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout != ""
 
 
 @pytest.mark.parametrize("name", registry.COMMANDS)
 def test_with_the_extra_cli_alone_a_command_shows_its_help_or_names_its_extra(
-    name: str, wheel: Path, tmp_path: Path
+    name: str, sites: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    site = installed(wheel, "cli", tmp_path)
-    done = start("cli", site, tmp_path, "", name, "--help")
+    done = start("cli", sites("cli"), tmp_path, "", name, "--help")
     extras = registry.COMMANDS[name].extras
     if extras:
         names = ",".join(extras)
