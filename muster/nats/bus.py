@@ -3,6 +3,8 @@
 Heartbeats are skipped while disconnected: nats-py would keep them and later send a stale burst.
 """
 
+from muster.nats import websockets  # isort: skip  # noqa: F401  # before nats-py
+
 import asyncio
 import collections
 import contextlib

@@ -24,6 +24,14 @@ async def main():
         print(event, flush=True)
 asyncio.run(main())
 """
+OVER_WEBSOCKETS: Final = """\
+import asyncio, sys, muster.client, nats
+async def main(port):
+    assert "aiohttp" not in sys.modules
+    async with await nats.connect(f"ws://127.0.0.1:{port}") as client:
+        print(client.is_connected)
+asyncio.run(main(sys.argv[1]))
+"""
 Story = Callable[[local.NatsServer, bus.Bus], Awaitable[None]]
 
 
@@ -125,6 +133,22 @@ def test_an_outside_program_of_five_lines_prints_what_happens(tmp_path: Path) ->
         assert err == b""
 
     play(tmp_path, story)
+
+
+def test_other_clients_of_the_process_may_use_websockets_and_only_they_load_aiohttp(
+    tmp_path: Path,
+) -> None:
+    async def story() -> tuple[bytes, bytes]:
+        port, config = local.free_port(), tmp_path / "nats.conf"
+        config.write_text(f"websocket {{ listen: '127.0.0.1:{port}', no_tls: true }}")
+        pipe = asyncio.subprocess.PIPE
+        async with asyncio.timeout(100), local.NatsServer(tmp_path / "nats", config=config):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", OVER_WEBSOCKETS, str(port)), stdout=pipe, stderr=pipe
+            )
+            return await process.communicate()
+
+    assert asyncio.run(story()) == (b"True\n", b"")
 
 
 def test_a_subscriber_can_begin_that_long_ago(tmp_path: Path) -> None:
