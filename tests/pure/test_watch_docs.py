@@ -4,9 +4,13 @@ import re
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import yaml
 
+from muster.service import settings
 from muster_health.plugin import watched_findings
+from muster_plugin.config import settings as config_settings
+from muster_plugin.config import watch
 from tests.worlds import manifests
 
 PAGE: Final = (manifests.ROOT / "docs/watch.md").read_text("utf-8")
@@ -35,6 +39,16 @@ def test_every_finding_has_its_verdict_with_the_part_of_the_runbook() -> None:
 def test_every_finding_is_in_the_table_of_what_is_seen() -> None:
     seen, _, _ = PAGE.partition("## What it cannot see")
     assert [finding for finding, _, _ in ALERTS if f"`{finding}`" not in seen] == []
+
+
+def test_the_settings_of_the_page_are_all_there_are_and_are_taken() -> None:
+    _, _, section = PAGE.partition("| `watch.` | default | meaning |")
+    listed = re.findall(r"^\| `(\w+)` \|", section.partition("\n\n")[0], re.MULTILINE)
+    assert listed == [field.name for field in msgspec.structs.fields(watch.Watch)]
+    (example,) = re.findall(r"```yaml\n(apiVersion: muster.*?)```", PAGE, re.DOTALL)
+    (tree,) = settings.parse(example.encode(), source="the page")
+    chosen = settings.validate(config_settings.Settings, tree, source="the page")
+    assert (chosen.watch.enabled, chosen.serves) == (True, False)
 
 
 def test_a_folder_made_as_the_page_says_renders_with_both_components(tmp_path: Path) -> None:
