@@ -2,7 +2,7 @@
 
 A matcher reads `severity="critical"` or `node=~"gpu-.*"`; a missing label is empty. Regular
 expressions match whole values, as in Alertmanager (prometheus/alertmanager pkg/labels/matcher.go),
-and use RE2, so that one expression in a silence cannot keep the notifier busy for ever.
+and use RE2, so that one expression in a silence cannot keep the notifier busy forever.
 
 Each silence is one value in the bucket `muster_silences`, under its id. An expired silence is kept
 for a while, so that people can see which alerts were silenced.

@@ -1,6 +1,6 @@
-"""Pure: finds DRA drivers that do not do their work, from slices, claims, pods and events.
+"""Pure: finds DRA drivers that do not work, from slices, claims, pods and events.
 
-The D numbers are those of docs/check.md, which also names what no one sees from the API. Sources:
+The D numbers are those in docs/check.md, which also lists what the API does not show. Sources:
 kubelet cm/dra, scheduler structured/internal pools, dynamic-resource-allocation (1.36).
 """
 
@@ -33,9 +33,9 @@ _CDI: Final = "unresolvable CDI devices"
 _DEAF_KUBELET: Final = "v1.34.0"
 
 Place = tuple[str, str]
-"""A node or a node's type, and a driver or plugin; or a driver and a pool."""
+"""A node or an instance type, and a driver or plugin; or a driver and a pool."""
 Slices = Mapping[str, list[ResourceSlice]]
-"""By node; under the empty name those for several nodes."""
+"""By node; slices for several nodes are under the empty name."""
 
 
 class Cause(enum.StrEnum):
@@ -67,7 +67,7 @@ def evaluate(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def cause(message: str) -> Cause:
-    """Return what the text of a failed prepare says about the driver."""
+    """Return what the message about a failed prepare says about the driver."""
     lowered = message.lower()
     if _UNREGISTERED.search(message):
         return Cause.UNREGISTERED
@@ -108,9 +108,9 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield where pods use claims of a driver that has no live pod there (D2).
+    """Yield on which nodes pods use claims of a driver that has no live pod there (D2).
 
-    A driver whose pods are not known cannot be judged, and neither can one that is updated now.
+    A driver whose pods are unknown, or that is being updated, cannot be judged.
     """
     used: dict[Place, set[str]] = {}
     for pod in facts.pods:
@@ -138,8 +138,8 @@ def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
             name=driver,
             node=name,
             pod=here[0].pod.full_name if here else "",
-            text=f"{len(pods)} pods use claims of {driver}, and no pod of it is Ready here: they "
-            "cannot start again, and cannot end",
+            text=f"{len(pods)} pods use claims of {driver}, which has no Ready pod here: they "
+            "can neither restart nor end",
             evidence=(plugin_facts.listed(pods),),
         )
 
@@ -160,7 +160,7 @@ def _publishing(facts: Facts, slices: Slices) -> Counter[Place]:
 def _no_slice(
     facts: Facts, node: NodeFacts, slices: Slices, publishing: Counter[Place]
 ) -> Iterable[PluginFinding]:
-    """Yield that a driver runs, and has published nothing for its node (D3)."""
+    """Yield which drivers run but have published nothing for their node (D3)."""
     if facts.view.slices is None:
         return
     for each in node.plugins:
@@ -182,7 +182,7 @@ def _no_slice(
             name=plugin_facts.listed(each.plugin.drivers),
             node=node.name,
             pod=each.pod.full_name,
-            text=f"{each.plugin.name} runs and is Ready, and offers nothing here: no "
+            text=f"{each.plugin.name} runs and is Ready, but offers nothing here: no "
             "ResourceSlice" + ("" if is_expected else ", or it has no device here"),
             evidence=(
                 f"{each.pod.full_name}: Ready for {int((each.ready_s or 0) // 60)} minutes",
@@ -225,7 +225,7 @@ def _pools(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _terminating(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield which pods with claims have no running container, and do not end (D10)."""
+    """Yield which pods with claims have no running container but do not end (D10)."""
     for pod in facts.pods:
         late_s = facts.age_s(pod.metadata.deleted_at)
         node = facts.nodes.get(pod.node_name)
@@ -244,8 +244,8 @@ def _terminating(facts: Facts) -> Iterable[PluginFinding]:
             name=names,
             node=pod.node_name,
             pod=pod.full_name,
-            text=f"is Terminating for {int(late_s // 60)} minutes without a running container: "
-            f"the kubelet may wait until {names} has released its claims",
+            text=f"has been Terminating for {int(late_s // 60)} minutes without a running "
+            f"container: the kubelet may wait until {names} has released its claims",
             evidence=() if served else (f"no Ready pod of {names} is known on {node.name}",),
         )
 
@@ -253,7 +253,7 @@ def _terminating(facts: Facts) -> Iterable[PluginFinding]:
 def _offered_twice(
     facts: Facts, node: NodeFacts, slices: list[ResourceSlice]
 ) -> Iterable[PluginFinding]:
-    """Yield which devices a node offers by device plugin and by DRA at once (D12)."""
+    """Yield which devices a node offers both by device plugin and by DRA (D12)."""
     drivers = {entry.spec.driver for entry in slices if entry.spec.devices}
     if not drivers:
         return
@@ -323,7 +323,7 @@ def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _deaf_kubelet(node: NodeFacts) -> Iterable[PluginFinding]:
-    """Yield that a kubelet forgets drivers that are not called for 30 minutes (D11)."""
+    """Yield a kubelet that forgets drivers if it does not call them for 30 minutes (D11)."""
     info = node.node.status.node_info if node.node.status else None
     drivers = [each for each in node.plugins if each.plugin.drivers]
     if drivers and info is not None and info.kubelet_version.partition("+")[0] == _DEAF_KUBELET:
@@ -363,7 +363,7 @@ def _driver_pod(facts: Facts, node: str, driver: str) -> str:
 
 
 def _can_be_judged(facts: Facts, *nodes: str) -> bool:
-    """Return whether no named node is new, not Ready or about to go."""
+    """Return whether none of these nodes is new, not Ready or about to be removed."""
     return all(name in facts.nodes and facts.nodes[name].is_settled for name in nodes if name)
 
 
@@ -391,7 +391,7 @@ def _held(facts: Facts, node: NodeFacts) -> dict[str, set[str]]:
 
 
 def _uuids(entry: ResourceSlice) -> Iterable[str]:
-    """Yield the UUIDs of a slice's devices, as drivers of GPUs publish them."""
+    """Yield the UUIDs of a slice's devices, as GPU drivers publish them."""
     for device in entry.spec.devices or ():
         attribute = (device.attributes or {}).get("uuid")
         if attribute is not None and attribute.string:

@@ -1,7 +1,7 @@
-"""Pure: what the Kubernetes API shows about known plugins, ordered by node, and what is settled.
+"""Pure: what the Kubernetes API shows about known plugins, by node, and which nodes are settled.
 
-Findings are made only about settled nodes: ready, not new and not about to go. `PluginFinding` is
-what both a check from outside and the health service report.
+Findings are made only about settled nodes: Ready, not new and not about to be removed.
+`PluginFinding` is what both the check from outside and the health service report.
 """
 
 import enum
@@ -17,12 +17,12 @@ from muster.kubernetes import known_plugins, objects, plugin_objects, scheduling
 from muster.kubernetes.plugin_objects import Pod
 
 NEW_NODE_S: Final = 300.0
-"""How long a node may take until its plugins serve, since it became Ready."""
+"""How long a node's plugins may take to serve after it became Ready."""
 SERVES_S: Final = 120.0
-"""How long a plugin's pod must be Ready until its devices count as missing: it starts and
-registers, and kubelets report each 10 s."""
+"""How long a plugin's pod must be Ready before its devices count as missing: it must start and
+register, and kubelets report every 10 s."""
 NOT_READY_S: Final = 300.0
-"""How long a plugin's pod may be not Ready, as after an update that pulls an image."""
+"""How long a plugin's pod may not be Ready, for example after an update that pulls an image."""
 OTHER_TYPES: Final = frozenset({"", "k3s", "rke2"})
 """Instance types that say nothing about the machine: distributions give them to all nodes."""
 GPU_LABELS: Final = (
@@ -30,20 +30,20 @@ GPU_LABELS: Final = (
     "cloud.google.com/gke-accelerator",
     "karpenter.k8s.aws/instance-gpu-count",
 )
-"""Labels of nodes with NVIDIA's GPUs: GPU feature discovery's, GKE's and Karpenter's."""
+"""Labels on nodes with NVIDIA GPUs: from GPU feature discovery, GKE and Karpenter."""
 _TYPE: Final = "node.kubernetes.io/instance-type"
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 class Kind(enum.StrEnum):
-    """What is wrong with a plugin or driver; D numbers are those of docs/check.md."""
+    """What is wrong with a plugin or driver; see docs/check.md."""
 
     LOST = "lost"
-    """The kubelet knows devices of it, and none is usable."""
+    """The kubelet knows the resource's devices, but none is usable."""
     NONE = "none"
-    """The kubelet knows the resource, and no device of it."""
+    """The kubelet knows the resource, but no devices."""
     NEVER = "never"
-    """It offers nothing on this node, and does on others like it."""
+    """The plugin offers nothing on this node, but does on similar nodes."""
     FEWER = "fewer"
     POD = "pod"
     ADMISSION = "admission"
@@ -70,7 +70,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFinding:
-    """What is wrong: `name` is a resource, a driver or a plugin, `pod` the one to look at."""
+    """What is wrong: `name` is a resource, a driver or a plugin, `pod` the pod to look at."""
 
     kind: Kind
     level: Level
@@ -83,7 +83,7 @@ class PluginFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What was read of a cluster; None for what could not be read. `now` is the API server's."""
+    """What was read from a cluster; None for what could not be read. `now` is the API server's."""
 
     now: datetime
     nodes: Sequence[objects.Node] = ()
@@ -94,7 +94,7 @@ class View:
     classes: Sequence[plugin_objects.DeviceClass] = ()
     events: Sequence[plugin_objects.Event] = ()
     more: Sequence[known_plugins.KnownPlugin] = ()
-    """Plugins of the configuration."""
+    """Plugins from the configuration."""
 
 
 class Standing(enum.StrEnum):
@@ -125,7 +125,7 @@ class PluginPod:
     is_rolling: bool
 
     def is_serving(self, least_s: float = SERVES_S) -> bool:
-        """Return whether it has been Ready for so long that it must do its work."""
+        """Return whether it has been Ready for so long that it should be serving."""
         return self.ready_s is not None and self.ready_s >= least_s
 
 
@@ -155,14 +155,14 @@ class NodeFacts:
         return self.standing is Standing.SETTLED
 
     def serving(self, name: str, least_s: float = SERVES_S) -> PluginPod | None:
-        """Return the pod that must serve a resource, or be a driver, on this node."""
+        """Return the pod that should serve a resource, or that of a driver, on this node."""
         pods = (each for each in self.plugins if each.is_serving(least_s))
         return next((each for each in pods if each.plugin.serves(name)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The settled nodes of one instance type on which one plugin must serve."""
+    """The settled nodes of one instance type on which one plugin should serve."""
 
     nodes: set[str] = field(default_factory=set)
     capacities: dict[str, Counter[int]] = field(default_factory=dict)
@@ -193,11 +193,11 @@ class Peers:
         return sorted(self.group.capacities)
 
     def offering(self, resource: str) -> int:
-        """Return how many of them have devices of a resource."""
+        """Return how many of these nodes have devices of a resource."""
         return sum(count for capacity, count in self._counts(resource).items() if capacity)
 
     def usual(self, resource: str) -> int | None:
-        """Return the capacity that all of them have; None if they differ."""
+        """Return the capacity that all of these nodes have; None if they differ."""
         counts = self._counts(resource)
         return next((c for c, count in counts.items() if count == self.count), None)
 
@@ -211,7 +211,7 @@ class Peers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """A cluster as its plugins are judged."""
+    """What the plugins of a cluster are judged by."""
 
     view: View
     nodes: dict[str, NodeFacts]
@@ -219,9 +219,9 @@ class Facts:
     groups: dict[tuple[str, str], Group]
     """By instance type and plugin."""
     pods_on: dict[str, list[Pod]]
-    """By node; under the empty name those that are not bound."""
+    """By node; pods that are not bound are under the empty name."""
     offered: frozenset[str]
-    """The resources of which some node has a usable device."""
+    """The resources of which at least one node has a usable device."""
     drivers_of: dict[str, set[str]]
     """The drivers of a pod's allocated claims, by the pod's uid."""
 
@@ -231,11 +231,11 @@ class Facts:
         return self.view.pods or ()
 
     def age_s(self, then: datetime | None) -> float | None:
-        """Return the seconds since a time of the API server; None if it is unknown."""
+        """Return the seconds since a time on the API server's clock; None if that is unknown."""
         return None if then is None else max(0.0, (self.view.now - then).total_seconds())
 
     def peers(self, node: NodeFacts, plugin: known_plugins.KnownPlugin) -> Peers:
-        """Return the other settled nodes of this type on which the plugin must serve."""
+        """Return the other settled nodes of this type on which the plugin should serve."""
         return Peers(node, self.groups.get((node.type, plugin.name), Group()))
 
 
@@ -303,7 +303,7 @@ def trimmed_node(node: objects.Node) -> objects.Node:
 
 
 def trimmed_pod(pod: Pod) -> Pod:
-    """Return a pod without what keeps the page of the list that it came from in memory."""
+    """Return a pod that does not keep the list page that it came from in memory."""
     metadata = msgspec.structs.replace(pod.metadata, annotations=None, managed_fields=None)
     return msgspec.structs.replace(pod, metadata=metadata)
 

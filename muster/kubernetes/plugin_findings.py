@@ -1,4 +1,4 @@
-"""Pure: finds device plugins that run and do not do their work, from what the API shows.
+"""Pure: finds device plugins that run but do not work, from what the API shows.
 
 What the numbers mean (kubelet devicemanager, 1.36): a plugin whose stream ended keeps the node's
 capacity and takes allocatable to 0; 5 minutes later, or at once after a restart of the kubelet,
@@ -24,10 +24,10 @@ from muster.kubernetes.plugin_facts import (
 from muster.kubernetes.plugin_objects import Pod
 
 _PEERS_MIN: Final = 2
-"""How many nodes must agree before a node that offers fewer is named."""
+"""How many nodes must agree before a node that offers fewer devices is reported."""
 _RECENT_S: Final = 600.0
 _REJECTED_S: Final = 3600.0
-"""A pod that was refused longer ago says nothing about today."""
+"""A pod that was refused longer ago says nothing about the present."""
 _RESTARTS_MIN: Final = 5
 
 
@@ -41,7 +41,7 @@ def evaluate(facts: Facts) -> Iterable[PluginFinding]:
                 level=Level.INFO,
                 name=names,
                 node=node.name,
-                text=f"the node is not Ready: what {names} does there is unknown",
+                text=f"the node is not Ready, so the state of {names} there is unknown",
             )
         if node.is_settled:
             for resource, offer in node.offers.items():
@@ -82,24 +82,24 @@ def _resource(
 def _lost(
     facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod | None
 ) -> Iterable[PluginFinding]:
-    """Yield that no device of a resource is usable, unless its plugin is only just starting."""
+    """Yield a resource without usable devices, unless its plugin is only just starting."""
     pods = [each for each in node.plugins if each.plugin.serves(resource)]
     if any(each.plugin.registers_on_demand for each in pods) or (pods and plugin is None):
         return
     counts = f"{resource}: 0 of {offer.capacity} allocatable"
     sick = _said_unhealthy(facts, node, resource)
     if facts.view.pods is None:
-        why = "pods cannot be read, so what its plugin does is unknown"
+        why = "pods cannot be read, so the state of its plugin is unknown"
     elif plugin is None:
         why = (
-            "no pod of a known plugin serves it here: its plugin restarts just now, ended within "
-            "5 minutes, or reports all devices Unhealthy"
+            "no pod of a known plugin serves it here: its plugin is restarting, ended within the "
+            "last 5 minutes, or reports all devices Unhealthy"
         )
     elif sick:
-        why = f"{plugin.plugin.name} runs, and reports its devices Unhealthy"
+        why = f"{plugin.plugin.name} runs, but reports its devices Unhealthy"
     else:
         why = (
-            f"{plugin.plugin.name} runs and is Ready, and the kubelet has lost its connection to "
+            f"{plugin.plugin.name} runs and is Ready, but the kubelet has lost its connection to "
             "it, or it reports all devices Unhealthy"
         )
     yield PluginFinding(
@@ -116,7 +116,7 @@ def _lost(
 def _none(
     facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod
 ) -> Iterable[PluginFinding]:
-    """Yield that the kubelet knows no device of a resource, unless it is only left over."""
+    """Yield a resource that the kubelet knows no devices of, unless it is only left over."""
     if plugin.plugin.registers_on_demand:
         return
     expected = _expected(facts, node, resource, plugin)
@@ -133,14 +133,14 @@ def _none(
         name=resource,
         node=node.name,
         pod=plugin.pod.full_name,
-        text=f"offers no {resource}: {plugin.plugin.name} runs and is Ready, and has not "
+        text=f"offers no {resource}: {plugin.plugin.name} runs and is Ready, but has not "
         "registered since the kubelet restarted, was away for 5 minutes, or has no device",
         evidence=(f"{resource}: 0 of 0 allocatable", *_pod_evidence(plugin), *expected),
     )
 
 
 def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield that a plugin has never offered here what it offers on all nodes like this one."""
+    """Yield a plugin that has never offered here what it offers on all similar nodes."""
     if not plugin.is_serving() or plugin.plugin.registers_on_demand or plugin.plugin.drivers:
         return
     if any(plugin.plugin.serves(resource) for resource in node.offers):
@@ -159,7 +159,7 @@ def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginF
         name=common[0],
         node=node.name,
         pod=plugin.pod.full_name,
-        text=f"offers no {common[0]}: {plugin.plugin.name} runs and is Ready, and has never "
+        text=f"offers no {common[0]}: {plugin.plugin.name} runs and is Ready, but has never "
         "registered it here",
         evidence=(_peer_evidence(peers, common[0]), *_pod_evidence(plugin)),
     )
@@ -168,7 +168,7 @@ def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginF
 def _fewer(
     facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod
 ) -> Iterable[PluginFinding]:
-    """Yield that a node offers fewer devices than all other nodes like it."""
+    """Yield a node that offers fewer devices than all similar nodes."""
     peers = facts.peers(node, plugin.plugin)
     usual = peers.usual(resource)
     if peers.count < _PEERS_MIN or usual is None or offer.capacity >= usual:
@@ -179,14 +179,14 @@ def _fewer(
         name=resource,
         node=node.name,
         pod=plugin.pod.full_name,
-        text=f"offers {offer.capacity} {resource}, and all {peers.count} other {node.type} nodes "
-        f"{usual}, unless it is configured otherwise",
+        text=f"offers {offer.capacity} {resource}, but all {peers.count} other {node.type} nodes "
+        f"offer {usual}; it may be configured so",
         evidence=(f"{resource}: {offer.allocatable} of {offer.capacity} allocatable",),
     )
 
 
 def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield that a plugin's pod crashes again and again, or is not Ready for long."""
+    """Yield a plugin's pod that keeps crashing, or has not been Ready for long."""
     node = facts.nodes.get(plugin.pod.node_name)
     if node is not None and not node.is_settled:
         return
@@ -196,9 +196,9 @@ def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
     waiting = [state.waiting for state in states if state.waiting]
     is_crashing = any(each.reason == "CrashLoopBackOff" for each in waiting)
     if is_crashing:
-        text = f"crashes again and again: {restarts} restarts"
+        text = f"keeps crashing: {restarts} restarts"
     elif unready_s >= plugin_facts.NOT_READY_S:
-        text = f"is not Ready for {int(unready_s // 60)} minutes"
+        text = f"has not been Ready for {int(unready_s // 60)} minutes"
     elif restarts >= _RESTARTS_MIN and any(
         (facts.age_s(_started(state)) or _RECENT_S) < _RECENT_S for state in states
     ):
@@ -317,7 +317,7 @@ def _pod_evidence(plugin: PluginPod | None) -> tuple[str, ...]:
 
 
 def _asking(facts: Facts, node: str, resource: str) -> list[Pod]:
-    """Return the pods on a node that request a resource; without a node those that wait for one."""
+    """Return a node's pods that request a resource; for no node, those that wait for a node."""
     pods = facts.pods_on.get(node, ())
     return [pod for pod in pods if plugin_facts.is_active(pod) and resource in pod.requested()]
 

@@ -1,6 +1,6 @@
 """Pure: objects that show how device plugins and DRA drivers work: pods, events, slices, claims.
 
-They read more fields than `objects` does, which services keep for every pod. Sources:
+They have more fields than those in `objects`, which services keep for every pod. Sources:
 kubernetes/api core/v1 and resource/v1 (1.36).
 """
 
@@ -15,7 +15,7 @@ UNHEALTHY: Final = "Unhealthy"
 
 
 class Metadata(objects.Metadata, frozen=True):
-    """The metadata of an object with what may delay its deletion."""
+    """The metadata of an object, including what may delay its deletion."""
 
     generation: int = 0
     finalizers: tuple[str, ...] | None = None
@@ -48,13 +48,13 @@ class AllocatedResource(objects.Object, frozen=True):
 
 
 class ContainerStatus(objects.ContainerStatus, frozen=True):
-    """The status of a container with its devices."""
+    """The status of a container, with its devices."""
 
     allocated_resources_status: tuple[AllocatedResource, ...] | None = None
 
 
 class PodStatus(objects.PodStatus, frozen=True):
-    """The status of a pod with why it was rejected."""
+    """The status of a pod, and why it was rejected."""
 
     reason: str = ""
     message: str = ""
@@ -63,13 +63,13 @@ class PodStatus(objects.PodStatus, frozen=True):
 
 
 class PodClaim(objects.Object, frozen=True):
-    """A claim of a pod by its name within the pod."""
+    """A pod's claim, by its name within the pod."""
 
     name: str = ""
 
 
 class PodSpec(objects.PodSpec, frozen=True):
-    """The specification of a pod with its claims."""
+    """The specification of a pod, with its claims."""
 
     resource_claims: tuple[PodClaim, ...] | None = None
 
@@ -93,7 +93,7 @@ class Pod(objects.Pod, frozen=True):
 
     @property
     def has_claims(self) -> bool:
-        """Return whether the pod has claims, of its own or for an extended resource."""
+        """Return whether the pod has claims, listed in it or made for an extended resource."""
         extended = self.status and self.status.extended_resource_claim_status
         return bool(self.spec and self.spec.resource_claims) or extended is not None
 
@@ -118,7 +118,7 @@ class Pod(objects.Pod, frozen=True):
 
 
 class EventSeries(objects.Object, frozen=True):
-    """When a repeated event last happened."""
+    """When a repeated event last occurred."""
 
     last_observed_time: str | None = None
 
@@ -135,14 +135,14 @@ class Event(objects.HasMetadata, frozen=True):
 
     @property
     def last_at(self) -> datetime | None:
-        """Return when it last happened."""
+        """Return when the event last occurred."""
         series = self.series.last_observed_time if self.series else None
         texts = (series, self.last_timestamp, self.event_time, self.metadata.creation_timestamp)
         return next((time for text in texts if (time := objects.parse_time(text))), None)
 
 
 class DaemonSetStatus(objects.Object, frozen=True):
-    """How far a DaemonSet's pods are."""
+    """How far a DaemonSet's rollout has got."""
 
     observed_generation: int = 0
     desired_number_scheduled: int = 0
@@ -158,7 +158,7 @@ class DaemonSet(objects.Workload, frozen=True):
 
     @property
     def is_rolling(self) -> bool:
-        """Return whether not all its pods are of its newest template and available."""
+        """Return whether some of its pods are unavailable or do not have its newest template."""
         status = self.status
         return (
             status.observed_generation < self.metadata.generation
@@ -176,7 +176,7 @@ class SlicePool(objects.Object, frozen=True):
 
 
 class SliceSpec(scheduling.ResourceSliceSpec, frozen=True):
-    """The devices of a ResourceSlice, with their pool; without a node they are for several."""
+    """The devices of a ResourceSlice, with their pool; for several nodes if none is named."""
 
     pool: SlicePool = SlicePool()
 
@@ -189,7 +189,7 @@ class ResourceSlice(objects.HasMetadata, frozen=True):
 
 
 class AllocatedRequest(objects.Object, frozen=True):
-    """A device that was allocated for a request of a claim."""
+    """A device that was allocated for one of a claim's requests."""
 
     driver: str = ""
     pool: str = ""
@@ -230,14 +230,14 @@ class ResourceClaim(objects.HasMetadata, frozen=True):
 
     @property
     def drivers(self) -> frozenset[str]:
-        """Return the drivers of its devices; empty if it has none."""
+        """Return the drivers of the claim's devices; empty if it has none."""
         allocation = self.status.allocation
         results = allocation.devices.results if allocation else None
         return frozenset(result.driver for result in results or ())
 
     @property
     def pods(self) -> frozenset[str]:
-        """Return the uids of the pods that may use it."""
+        """Return the uids of the pods that may use the claim."""
         consumers = self.status.reserved_for or ()
         return frozenset(each.uid for each in consumers if each.resource == "pods")
 

@@ -80,7 +80,7 @@ class HeartbeatStream:
     ) -> None:
         """Call `handler` with the valid heartbeats of each batch; count invalid ones.
 
-        The next batch waits until it returns. `nodes` are those with a subscription of their own;
+        The next batch waits until it returns. `nodes` are those with their own subscription;
         `on_excess` is called once a period for each node that sends more than it may.
         """
         self._handler, self._on_excess = handler, on_excess

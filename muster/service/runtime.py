@@ -37,7 +37,7 @@ def end_if_cancelled() -> None:
     """Raise CancelledError if this task was cancelled and the exception was lost.
 
     Before Python 3.12 asyncio.wait_for, which nats-py and grpc.aio use, drops a cancellation that
-    arrives together with the awaited result: the task would go on for ever. Call this after each
+    arrives together with the awaited result: the task would go on forever. Call this after each
     such wait.
     """
     task = asyncio.current_task()
@@ -67,7 +67,7 @@ async def attempt(
     """Run a step that may fail in any way or wait without limit; return why it failed, or None.
 
     asyncio.timeout cancels only once, and within the caller's task: code that drops the
-    cancellation would hold up the caller for ever.
+    cancellation would hold up the caller forever.
     """
     task = asyncio.create_task(step)
     try:

@@ -97,8 +97,8 @@ def test_claims_on_a_node_without_a_live_driver_are_an_error() -> None:
             level=Level.ERROR,
             name=DRIVER,
             node="a",
-            text=f"1 pods use claims of {DRIVER}, and no pod of it is Ready here: they cannot "
-            "start again, and cannot end",
+            text=f"1 pods use claims of {DRIVER}, which has no Ready pod here: they can "
+            "neither restart nor end",
             evidence=("default/p",),
         )
     ]
@@ -143,7 +143,7 @@ def test_a_driver_that_runs_without_a_slice_is_named(
             name="*.example.com",
             node="a",
             pod=POD,
-            text=f"dra-example-driver runs and is Ready, and offers nothing here: no "
+            text=f"dra-example-driver runs and is Ready, but offers nothing here: no "
             f"ResourceSlice{end}",
             evidence=(f"{POD}: Ready for 60 minutes", *evidence),
         )
@@ -230,7 +230,7 @@ def test_a_pod_with_claims_that_does_not_end_is_named(
             name=DRIVER,
             node="a",
             pod="default/p",
-            text="is Terminating for 10 minutes without a running container: the kubelet may "
+            text="has been Terminating for 10 minutes without a running container: the kubelet may "
             f"wait until {DRIVER} has released its claims",
             evidence=evidence,
         )

@@ -75,7 +75,7 @@ def test_a_process_whose_ids_are_not_clear_is_refused() -> None:
     )
     assert checked(PROCESS._replace(uid_map="")) == (
         Reason.UNCLEAR_CALLER,
-        "id 1000 has no counterpart in the user namespace of the process",
+        "id 1000 is not mapped in the process's user namespace",
     )
 
 

@@ -16,7 +16,7 @@ from tests.worlds.plugin_view import DRIVER, GPU, ago, claim, driver, node, plug
 LOST = {GPU: (8, 0)}
 FINE = vocabulary.Watched(name=GPU)
 LOST_TEXT = (
-    f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, and the kubelet has lost its "
+    f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, but the kubelet has lost its "
     f"connection to it, or it reports all devices Unhealthy; {GPU}: 0 of 8 allocatable; "
     "kube-system/plugin-a: Ready for 60 minutes"
 )

@@ -35,7 +35,7 @@ def test_a_plugin_that_runs_while_its_node_offers_none_is_an_error() -> None:
             name=GPU,
             node="a",
             pod="kube-system/plugin-a",
-            text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, and the kubelet "
+            text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, but the kubelet "
             "has lost its connection to it, or it reports all devices Unhealthy",
             evidence=(f"{GPU}: 0 of 8 allocatable", READY),
         )
@@ -46,7 +46,7 @@ def test_devices_that_the_plugin_itself_reported_unhealthy_are_told_from_a_lost_
     holder = user(asks=GPU, containerStatuses=UNHEALTHY)
     lost, held = findings(node("a", LOST), pods=[plugin("a"), holder])
     assert lost.text == (
-        f"offers no {GPU}: NVIDIA k8s-device-plugin runs, and reports its devices Unhealthy"
+        f"offers no {GPU}: NVIDIA k8s-device-plugin runs, but reports its devices Unhealthy"
     )
     assert lost.evidence[-1] == "default/p: GPU-1 is Unhealthy"
     assert (held.kind, held.level, held.text, held.evidence) == (
@@ -64,8 +64,8 @@ def test_a_resource_that_no_known_plugin_serves_is_a_warning_if_its_devices_are_
         Level.WARN,
         "",
         (
-            "offers no acme.io/x: no pod of a known plugin serves it here: its plugin restarts "
-            "just now, ended within 5 minutes, or reports all devices Unhealthy"
+            "offers no acme.io/x: no pod of a known plugin serves it here: its plugin is "
+            "restarting, ended within the last 5 minutes, or reports all devices Unhealthy"
         ),
     )
 
@@ -80,7 +80,7 @@ def test_what_the_kubelet_has_forgotten_is_a_warning_without_a_sign_that_it_shou
             name=GPU,
             node="a",
             pod="kube-system/plugin-a",
-            text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, and has not "
+            text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, but has not "
             "registered since the kubelet restarted, was away for 5 minutes, or has no device",
             evidence=(f"{GPU}: 0 of 0 allocatable", READY),
         )
@@ -133,7 +133,7 @@ def test_a_plugin_that_has_never_offered_what_nodes_like_its_own_offer_is_an_err
             name=GPU,
             node="a",
             pod="kube-system/plugin-a",
-            text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, and has never "
+            text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, but has never "
             "registered it here",
             evidence=("2 of 2 other g5.xlarge nodes with this plugin offer it", READY),
         )
@@ -157,8 +157,8 @@ def test_a_node_that_offers_fewer_than_all_others_like_it_is_named() -> None:
             name=GPU,
             node="a",
             pod="kube-system/plugin-a",
-            text=f"offers 7 {GPU}, and all 2 other g5.xlarge nodes 8, unless it is configured "
-            "otherwise",
+            text=f"offers 7 {GPU}, but all 2 other g5.xlarge nodes offer 8; it may be configured "
+            "so",
             evidence=(f"{GPU}: 7 of 7 allocatable",),
         )
     ]
@@ -189,13 +189,13 @@ CRASH = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
                 container={"restartCount": 7, "state": {"waiting": CRASH}},
             ),
             Level.ERROR,
-            "NVIDIA k8s-device-plugin crashes again and again: 7 restarts",
+            "NVIDIA k8s-device-plugin keeps crashing: 7 restarts",
             ("CrashLoopBackOff: back-off 5m0s",),
         ),
         (
             plugin("a", ready="False", ready_s=600),
             Level.ERROR,
-            "NVIDIA k8s-device-plugin is not Ready for 10 minutes",
+            "NVIDIA k8s-device-plugin has not been Ready for 10 minutes",
             (),
         ),
         (
@@ -300,7 +300,7 @@ def test_of_a_node_that_is_not_ready_only_that_is_said() -> None:
             level=Level.INFO,
             name="NVIDIA k8s-device-plugin",
             node="a",
-            text="the node is not Ready: what NVIDIA k8s-device-plugin does there is unknown",
+            text="the node is not Ready, so the state of NVIDIA k8s-device-plugin there is unknown",
         )
     ]
 
@@ -310,7 +310,7 @@ def test_without_the_right_to_list_pods_only_the_nodes_numbers_speak() -> None:
     assert (lost.node, lost.level, lost.text) == (
         "a",
         Level.WARN,
-        f"offers no {GPU}: pods cannot be read, so what its plugin does is unknown",
+        f"offers no {GPU}: pods cannot be read, so the state of its plugin is unknown",
     )
 
 

@@ -13,7 +13,7 @@ from tests.worlds.labeler_cluster import Cluster, node
 GPU = "nvidia.com/gpu"
 OLD = "2026-01-01T00:00:00Z"
 LOST = (
-    f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, and the kubelet has lost its "
+    f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, but the kubelet has lost its "
     "connection to it, or it reports all devices Unhealthy"
 )
 
@@ -115,7 +115,7 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_checked(here: Cluster) ->
         [("PLUG001", "warn", "a"), ("ACCESS", "unknown", "pods")],
     )
     assert report["findings"][0]["message"] == (
-        f"offers no {GPU}: pods cannot be read, so what its plugin does is unknown"
+        f"offers no {GPU}: pods cannot be read, so the state of its plugin is unknown"
     )
     hidden = sorted(note.partition(": ")[0] for note in report["notes"])
     assert hidden == [

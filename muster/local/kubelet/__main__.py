@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dir", required=True, type=pathlib.Path, help="used instead of /var/lib/kubelet"
     )
     parser.add_argument(
-        "--api", help="URL of a Kubernetes API; by default, pods come by POST /pods"
+        "--api", help="URL of a Kubernetes API; without it, pods are added by POST /pods"
     )
     parser.add_argument(
         "--http",

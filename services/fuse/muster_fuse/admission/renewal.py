@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BACKDATED_S: Final = 300.0
-"""How long before it is made a certificate becomes valid, because machines' clocks differ."""
+"""How long before its creation a certificate is valid, because machines' clocks differ."""
 
 
 class Step(enum.StrEnum):

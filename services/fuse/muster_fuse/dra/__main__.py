@@ -12,7 +12,7 @@ from muster.service import entry, logs, probes, runtime, sections
 from muster_fuse.dra import driver
 
 Registry = Annotated[str, msgspec.Meta(min_length=1, max_length=74)]
-"""Short, because the path of a socket has at most 107 bytes."""
+"""Short, because a socket's path may have at most 107 bytes."""
 Folder = Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
 
 

@@ -147,7 +147,7 @@ def seen_inside(id_: int, id_map: str) -> int:
             raise Unclear("a line in an id map does not have three numbers") from None
         if outside != _UNMAPPED and outside <= id_ < outside + count:
             return inside + id_ - outside
-    raise Unclear(f"id {id_} has no counterpart in the user namespace of the process")
+    raise Unclear(f"id {id_} is not mapped in the process's user namespace")
 
 
 def identify(process: Process, *, own_user_namespace: int) -> jobs.Caller:
