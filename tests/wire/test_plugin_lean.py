@@ -21,6 +21,7 @@ assert gc.isenabled()
 assert gc.get_freeze_count() > 10_000
 unwanted = {"nats", "prometheus_client", "rich", "_ssl", "_hashlib"}
 unwanted |= {f"muster_plugin.{name}" for name in ("config.importers", "gpu.nvml", "gpu.evaluation")}
+unwanted |= {"muster_plugin.watch", "muster_plugin.watch.watcher"}
 print(*sorted(unwanted & sys.modules.keys()))
 """
 WITHHELD_MODULES_AFTERWARDS = """

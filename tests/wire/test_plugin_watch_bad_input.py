@@ -51,7 +51,7 @@ async def serving(path: Path, serve: Serve) -> AsyncIterator[list[int]]:
         # a cancelled task would be a failure of the server
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await serve(reader, writer)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, asyncio.CancelledError):
             writer.close()
             await writer.wait_closed()
 

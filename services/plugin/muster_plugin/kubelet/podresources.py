@@ -14,16 +14,15 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-import grpc
-import grpc.aio
 import msgspec
+from google.protobuf import message
 
 from muster import vocabulary
 from muster.pb import podresources_pb2 as podres
-from muster.pb import rpc
 from muster.service import logs
+from muster_plugin.kubelet import unary_call, unary_client
 from muster_plugin.model import errors
 
 SOCKET: Final = Path("pod-resources") / "kubelet.sock"
@@ -33,16 +32,24 @@ _SOON_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 _DEFERRED_MAX: Final = 3
 """How many times in a row an old answer is used when the kubelet is busy."""
-_BUSY: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED})
-_UNKNOWN_CALL: Final = "GetAllocatableResources disabled"
-"""The error of a kubelet before 1.23 by default; before 1.21 the call does not exist."""
-_MESSAGE_BYTES: Final = (("grpc.max_receive_message_length", 16 * 1024 * 1024),)
+_LIST: Final = "/v1.PodResourcesLister/List"
+_ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
+_MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+_UNKNOWN: Final = 2
+_BUSY: Final = 8
+_UNIMPLEMENTED: Final = 12
+"""Codes of gRPC. A kubelet before 1.23 answers UNKNOWN to the second call by default; before 1.21
+the call does not exist.
+"""
 
 
 PERSISTS_S: Final = 2.0
 _RECHECK_S: Final = 10.0
 """Differences newer than this are rechecked soon, because they may end."""
 _SHOWN_MAX: Final = 5
+
+
+_Answer = TypeVar("_Answer", bound=message.Message)
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,11 +207,13 @@ def _first_few(ids: Iterable[str]) -> str:
 
 
 class Unavailable(Exception):
-    """The kubelet did not answer; `is_busy` means that it only asks for fewer calls."""
+    """The kubelet did not answer; `code` is gRPC's, if it gave one."""
 
-    def __init__(self, text: str, *, is_busy: bool) -> None:
+    def __init__(self, text: str, *, code: int | None = None) -> None:
         super().__init__(text)
-        self.is_busy = is_busy
+        self.code = code
+        self.is_busy = code == _BUSY
+        """Whether the kubelet only asks for fewer calls."""
 
 
 class PodResourcesPoller:
@@ -253,30 +262,47 @@ class PodResourcesPoller:
 
 async def query(socket: Path) -> Listing:
     """Query the kubelet once. Raises Unavailable."""
-    options = (("grpc.use_local_subchannel_pool", 1), *_MESSAGE_BYTES)
-    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
-        client = rpc.PodResourcesClient(channel)
-        try:
-            pods = await client.list(podres.ListPodResourcesRequest(), timeout=_TIMEOUT_S)
-            allocatable = await _allocatable(client)
-        except grpc.aio.AioRpcError as error:
-            text = f"{error.code().name}: {error.details()}"
-            raise Unavailable(text, is_busy=error.code() in _BUSY) from None
-    return listing(pods, allocatable)
-
-
-async def _allocatable(
-    client: rpc.PodResourcesClient,
-) -> podres.AllocatableResourcesResponse | None:
+    pods = _decoded(podres.ListPodResourcesResponse, await _called(socket, _LIST))
     try:
-        return await client.get_allocatable_resources(
-            podres.AllocatableResourcesRequest(), timeout=_TIMEOUT_S
-        )
-    except grpc.aio.AioRpcError as error:
-        unimplemented = error.code() is grpc.StatusCode.UNIMPLEMENTED
-        if unimplemented or _UNKNOWN_CALL in (error.details() or ""):
-            return None
+        answer = await _called(socket, _ALLOCATABLE)
+    except Unavailable as unavailable:
+        if unavailable.code in {_UNKNOWN, _UNIMPLEMENTED}:
+            return listing(pods, None)
         raise
+    return listing(pods, _decoded(podres.AllocatableResourcesResponse, answer))
+
+
+async def _called(socket: Path, method: str) -> bytes:
+    """Call the kubelet over a new connection; return the answer. Raises Unavailable."""
+    name = method.rpartition("/")[2]
+    try:
+        with unary_client.connected(socket) as connection:
+            outcome = await unary_client.call(
+                connection, method, timeout_s=_TIMEOUT_S, bytes_max=_MESSAGE_BYTES_MAX
+            )
+    except unary_client.Late:
+        outcome = None
+    except OSError as error:
+        raise Unavailable(f"{name}: {error.strerror}") from None
+    if outcome is None:
+        raise Unavailable(f"{name}: not answered within {_TIMEOUT_S:g} s")
+    if outcome.problem:
+        raise Unavailable(_problem(name, outcome), code=outcome.status)
+    return outcome.message
+
+
+def _problem(name: str, outcome: unary_call.Outcome) -> str:
+    if outcome.status == _BUSY:
+        return f"{name}: too many calls (RESOURCE_EXHAUSTED)"
+    code = "" if outcome.status is None else f" (code {outcome.status} of gRPC)"
+    return f"{name}: {outcome.problem}{code}"
+
+
+def _decoded(kind: type[_Answer], answer: bytes) -> _Answer:
+    try:
+        return kind.FromString(answer)
+    except message.DecodeError as error:
+        raise Unavailable(f"{kind.DESCRIPTOR.name}: {error}") from None
 
 
 def listing(

@@ -5,7 +5,6 @@ is asked what it is. The connection is closed in order, and nothing is read beyo
 """
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -19,13 +18,11 @@ from google.protobuf import message
 from muster import vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
-from muster_plugin.watch import observation, processes, unary_call
+from muster_plugin.kubelet import unary_client
+from muster_plugin.watch import observation, processes
 
 TIMEOUT_S: Final = 4.0
-_STEP_S: Final = 0.5
-_LAG_MAX_S: Final = 1.0
 _AT_ONCE_MAX: Final = 8
-_READ_BYTES: Final = 16_384
 _NAME_MAX: Final = 253
 _DETAIL_MAX: Final = 300
 _OPTIONS: Final = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
@@ -110,19 +107,13 @@ class Prober:
 
     def _connected(self, path: Path, identity: str = "") -> socket.socket:
         """Return a connection to the socket that has this identity. Raises _Result."""
-        with contextlib.ExitStack() as undo:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            undo.callback(connection.close)
-            connection.settimeout(0)
-            try:
-                status = path.lstat()
-                is_same = not identity or identity_of(status) == identity
-                _expect(stat.S_ISSOCK(status.st_mode) and is_same)
-                connection.connect(str(path))
-            except OSError as error:
-                raise self._refusal(path, error) from None
-            undo.pop_all()
-        return connection
+        try:
+            status = path.lstat()
+            is_same = not identity or identity_of(status) == identity
+            _expect(stat.S_ISSOCK(status.st_mode) and is_same)
+            return unary_client.connected(path)
+        except OSError as error:
+            raise self._refusal(path, error) from None
 
     def _refusal(self, path: Path, error: OSError) -> _Result:
         if error.errno == errno.ECONNREFUSED:
@@ -155,23 +146,10 @@ def identity_of(status: os.stat_result) -> str:
 
 async def _called(connection: socket.socket, method: str, timeout_s: float) -> bytes:
     """Call a method without arguments; return its answer. Raises _Result."""
-    loop = asyncio.get_running_loop()
-    reader = unary_call.UnaryAnswer()
-    ends_at = loop.time() + timeout_s
     try:
-        _send(connection, unary_call.request(method, timeout_s=timeout_s))
-        while reader.outcome is None:
-            now = loop.time()
-            if now >= ends_at:
-                break
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_STEP_S, ends_at - now)):
-                    reader.receive(await loop.sock_recv(connection, _READ_BYTES))
-            _expect(loop.time() - now <= _STEP_S + _LAG_MAX_S)
-            _send(connection, reader.to_send)
-            reader.to_send = b""
-        outcome = reader.end()
-        _send(connection, unary_call.GOODBYE)
+        outcome = await unary_client.call(connection, method, timeout_s=timeout_s)
+    except unary_client.Late:
+        raise _Result(_Answer.INCONCLUSIVE) from None
     except OSError as error:
         raise _Result(_Answer.WRONG, f"it cuts the connection: {error.strerror}") from None
     if outcome is None:
@@ -185,13 +163,6 @@ async def _called(connection: socket.socket, method: str, timeout_s: float) -> b
 def _expect(is_conclusive: bool) -> None:  # noqa: FBT001  # a condition has one value
     if not is_conclusive:
         raise _Result(_Answer.INCONCLUSIVE)
-
-
-def _send(connection: socket.socket, data: bytes) -> None:
-    """Send what fits. A server that does not read does without; what it has sent is still read."""
-    if data:
-        with contextlib.suppress(OSError):
-            connection.send(data)
 
 
 def _driver(answer: bytes, file: observation.SocketFile) -> observation.Driver:

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from muster_plugin.watch import unary_call
+from muster_plugin.kubelet import unary_call
 
 SETTINGS = struct.pack(">IBI", 4, 0, 0)
 ACK = struct.pack(">IBI", 4, 1, 0)
@@ -53,7 +53,7 @@ def test_what_the_server_waits_for_is_sent() -> None:
         (SETTINGS + frame(7, 0, bytes(8), 0), "it ends the connection"),
         (SETTINGS + b"\xff\xff\xff\0\0\0\0\0\1", "it sends a frame of 16777215 bytes"),
         (SETTINGS + frame(0, 0, b"\0\6\0\0\0"), "it sends a message of 100663296 bytes"),
-        (SETTINGS + frame(2, 0, bytes(5)) * 5000, "it sends more than 65536 bytes"),
+        (SETTINGS + frame(2, 0, bytes(5)) * 10_000, "it sends more than 65535 bytes"),
     ],
     ids=range(13),
 )
@@ -62,6 +62,36 @@ def test_only_a_message_is_an_answer(
 ) -> None:
     wanted = unary_call.Outcome(problem=expected) if isinstance(expected, str) else expected
     assert outcome(received) == wanted
+
+
+@pytest.mark.parametrize(
+    ("block", "status"),
+    [
+        # from another implementation of HPACK: literals, plain or in the Huffman code
+        (b"\x88\x40\x0bgrpc-status\x018", 8),
+        (b"\x20\x5f\x10application/grpc\x40\x889acac8b21234da8f\x0212", None),
+        (bytes.fromhex("8840889acac8b21234da8f0132"), 2),
+        (bytes.fromhex("8800889acac8b21234da8f8208bf"), 12),
+        (bytes.fromhex("88408b"), None),
+        (b"\x7f\xff\xff\xff\xff\xff\xff", None),
+        (b"", None),
+    ],
+    ids=range(7),
+)
+def test_the_status_of_an_error_is_read(block: bytes, status: int | None) -> None:
+    assert outcome(SETTINGS + frame(1, 5, block)) == unary_call.Outcome(
+        problem="it answers with an error", status=status
+    )
+
+
+def test_a_long_answer_is_read_up_to_its_limit() -> None:
+    body = b"\0" + struct.pack(">I", 200_000) + bytes(200_000)
+    frames = b"".join(frame(0, 0, body[at : at + 16_384]) for at in range(0, len(body), 16_384))
+    reader = unary_call.UnaryAnswer(1_000_000)
+    reader.receive(SETTINGS + frames + frame(1, 5))
+    assert reader.outcome == unary_call.Outcome(bytes(200_000))
+    sent = unary_call.request("/s/M", timeout_s=1, bytes_max=1_000_000)
+    assert struct.pack(">HI", 4, 1_000_000) in sent
 
 
 @pytest.mark.parametrize(
