@@ -75,6 +75,10 @@ class Node:
         )
         self._send(observation.Scanned(sockets=files, kubelet_age_s=self.kubelet_age_s))
 
+    def register(self, counts: dict[str, int]) -> None:
+        """Have devices in the kubelet's checkpoint."""
+        self._send(observation.Registered(counts))
+
     def run(self, seconds: float) -> None:
         """Let time pass, as the driver of the model does."""
         until = self.now + seconds
@@ -239,6 +243,18 @@ def test_a_plugin_that_a_restarted_kubelet_does_not_get_back_is_found() -> None:
     node.kubelet_age_s, node.counts = 0.0, {}
     node.remove(GPU_SOCKET)
     assert 29 <= delay_s(node, Finding.SOCKET_REMOVED) <= 31
+
+
+def test_a_kubelet_that_never_listed_devices_may_list_none_that_it_has_registered() -> None:
+    node = Node()
+    node.register({GPU: 8})
+    node.serve(GPU_SOCKET)
+    node.run(60)
+    (watched,) = node.model.watched
+    assert (watched.finding, watched.expected, watched.listed) == (Finding.NONE, 8, None)
+    node.kill(GPU_SOCKET)
+    node.run(5)
+    assert node.findings() == {GPU: Finding.NOT_SERVED}
 
 
 def test_everything_at_zero_is_at_first_the_kubelet() -> None:

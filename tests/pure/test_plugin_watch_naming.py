@@ -66,12 +66,30 @@ def test_a_count_is_learned_once_it_has_lasted_and_is_never_learned_to_be_less()
     assert not known.record_listed("a.com/new", 3, 60.0)
     assert not known.record_listed("a.com/new", 1, 70.0)
     assert not known.record_listed("a.com/new", 1, 170.0)
-    assert not known.record_registered("a.com/kept", 9)
-    assert known.record_registered("a.com/dead", 1)
+    known.record_registered("a.com/kept", 9)
+    known.record_registered("a.com/dead", 1)
     assert {
         name: known.expected(name)
         for name in ("a.com/set", "a.com/kept", "a.com/new", "a.com/dead", "a.com/unknown")
     } == {"a.com/set": 4, "a.com/kept": 8, "a.com/new": 3, "a.com/dead": 1, "a.com/unknown": None}
+
+
+def test_what_only_the_checkpoint_holds_need_not_be_listed() -> None:
+    known = expectation.Expectations({}, {"a.com/kept": 8})
+    for name in ("a.com/kept", "a.com/same", "a.com/fewer", "a.com/none"):
+        known.record_registered(name, 8)
+    assert known.record_listed("a.com/same", 8, 0.0)
+    assert not known.record_listed("a.com/fewer", 7, 0.0)
+    assert not known.record_listed("a.com/none", 0, 0.0)
+    assert {
+        name: (known.expected(name), known.is_listable(name))
+        for name in ("a.com/kept", "a.com/same", "a.com/fewer", "a.com/none")
+    } == {
+        "a.com/kept": (8, True),
+        "a.com/same": (8, True),
+        "a.com/fewer": (None, True),
+        "a.com/none": (8, False),
+    }
 
 
 def test_what_was_learned_outlasts_a_restart() -> None:

@@ -1,9 +1,13 @@
 """Pure: how many devices of each resource the kubelet should list: configured, or learned.
 
-A count is learned when the kubelet has listed it for a while, or from its checkpoint, and is never
-learned to be less: a plugin that offers fewer devices after a restart is what is looked for. What
-was learned is kept in a file, with the resource that each socket serves, so that it outlasts every
-restart: of the plugin, of the kubelet, of the node and of this agent.
+A count is learned when the kubelet has listed it for a while, or its checkpoint holds the same, and
+is never learned to be less: a plugin that offers fewer devices after a restart is what is looked
+for. What was learned is kept in a file, with the resource that each socket serves, so that it
+outlasts every restart: of the plugin, of the kubelet, of the node and of this agent.
+
+What the kubelet never listed is expected as its checkpoint holds it. It may never be listed: the
+kubelet leaves out devices whose topology has no NUMA node (1.37.2, pkg/kubelet/cm/
+container_manager.go), such as those of Intel's plugin where it knows none.
 """
 
 from collections.abc import Mapping
@@ -47,10 +51,16 @@ class Expectations:
         self.learned = {**learned}
         self._listed: dict[str, tuple[int, float]] = {}
         self._had: dict[str, int] = {}
+        self._registered: dict[str, int] = {}
 
     def expected(self, resource: str) -> int | None:
         """Return how many devices should be listed; None if that is unknown."""
-        return self._configured.get(resource, self.learned.get(resource))
+        known = self._configured.get(resource, self.learned.get(resource))
+        return self._registered.get(resource) if known is None else known
+
+    def is_listable(self, resource: str) -> bool:
+        """Return whether it means something that the kubelet lists none."""
+        return resource in self.learned or resource not in self._registered
 
     def had(self, resource: str) -> int:
         """Return how many devices were last listed, when any were, by this process; else 0."""
@@ -59,7 +69,7 @@ class Expectations:
     @property
     def resources(self) -> frozenset[str]:
         """The resources of which any device is expected."""
-        names = {*self._configured, *self.learned, *self._had}
+        names = {*self._configured, *self.learned, *self._had, *self._registered}
         return frozenset(name for name in names if self.expected(name) or self.had(name))
 
     def record_listed(self, resource: str, count: int, now: float) -> bool:
@@ -67,6 +77,7 @@ class Expectations:
         if not count:
             self._listed.pop(resource, None)
             return False
+        is_confirmed = self._registered.pop(resource, None) == count
         if len(self._had) < _ENTRIES_MAX or resource in self._had:
             self._had[resource] = count
         before, since = self._listed.get(resource, (0, now))
@@ -74,16 +85,19 @@ class Expectations:
             since = now
         if resource in self._had:
             self._listed[resource] = count, since
-        return now - since >= LEARNING_S and self._learn(resource, count)
+        is_certain = is_confirmed or now - since >= LEARNING_S
+        return is_certain and self._learn(resource, count)
 
-    def record_registered(self, resource: str, count: int) -> bool:
-        """Record what the kubelet's checkpoint holds; return whether something was learned."""
-        return resource not in self.learned and count > 0 and self._learn(resource, count)
+    def record_registered(self, resource: str, count: int) -> None:
+        """Record what the kubelet's checkpoint holds."""
+        if count and not self.had(resource) and len(self._registered) < _ENTRIES_MAX:
+            self._registered[resource] = count
 
     def forget(self, resource: str) -> bool:
         """Forget a resource that was removed from the node; return whether it was learned."""
         self._listed.pop(resource, None)
         self._had.pop(resource, None)
+        self._registered.pop(resource, None)
         return self.learned.pop(resource, None) is not None
 
     def _learn(self, resource: str, count: int) -> bool:

@@ -53,6 +53,8 @@ class Listings:
         """Return how many devices the kubelet lists; None if that is unknown."""
         if not self.listed.is_answering or self.listed.counts is None:
             return None
+        if not self[resource].count and not self.expectations.is_listable(resource):
+            return None
         if resource in self._listings:
             return self._listings[resource].count or 0
         return 0 if resource in self.expectations.resources else None
@@ -74,7 +76,8 @@ class Listings:
 
         It is in the past if the kubelet lists any, or if they did not vanish together.
         """
-        listings = [self[name] for name in resources if self.expected(name)]
+        listable = filter(self.expectations.is_listable, resources)
+        listings = [self[name] for name in listable if self.expected(name)]
         times = [listing.changed_at for listing in listings]
         is_together = len(times) > 1 and max(times) - min(times) <= TOGETHER_S
         if not is_together or any(listing.count != 0 for listing in listings):
@@ -111,7 +114,7 @@ class Listings:
         for name, count in counts.items():
             if self._may_list(name):
                 self._listings.setdefault(name, Listing(None, now))
-                self.has_learned |= self.expectations.record_registered(name, count)
+                self.expectations.record_registered(name, count)
                 self.has_changed = True
 
     def forget_if_old(self, resource: str, now: float) -> None:
