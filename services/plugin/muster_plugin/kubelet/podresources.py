@@ -55,11 +55,13 @@ _Answer = TypeVar("_Answer", bound=message.Message)
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """One answer of the kubelet: pods (`namespace/name`) by resource and id; allocatable ids.
 
-    `allocatable` is None if this kubelet does not report it.
+    `allocatable` is None if this kubelet does not report it. `cdi_devices` are what drivers (DRA)
+    gave to containers, by driver.
     """
 
     holders: Mapping[tuple[str, str], str]
     allocatable: Mapping[str, frozenset[str]] | None
+    cdi_devices: Mapping[str, frozenset[str]] = {}
 
     def pods_by_resource(self) -> dict[str, dict[str, str]]:
         """Return the pod that holds each device, by resource and id."""
@@ -316,12 +318,22 @@ def listing(
         for devices in container.devices
         for device_id in devices.device_ids
     }
+    cdi_devices: dict[str, set[str]] = {}
+    for pod in pods.pod_resources:
+        for container in pod.containers:
+            for dynamic in container.dynamic_resources:
+                for claimed in dynamic.claim_resources:
+                    names = (device.name for device in claimed.cdi_devices)
+                    cdi_devices.setdefault(claimed.driver_name, set()).update(names)
+    given = {driver: frozenset(names) for driver, names in cdi_devices.items()}
     if answer is None:
-        return Listing(holders=holders, allocatable=None)
+        return Listing(holders=holders, allocatable=None, cdi_devices=given)
     allocatable: dict[str, set[str]] = {}
     # each device has an entry for each NUMA node, so an id may occur twice
     for devices in answer.devices:
         allocatable.setdefault(devices.resource_name, set()).update(devices.device_ids)
     return Listing(
-        holders=holders, allocatable={name: frozenset(ids) for name, ids in allocatable.items()}
+        holders=holders,
+        allocatable={name: frozenset(ids) for name, ids in allocatable.items()},
+        cdi_devices=given,
     )

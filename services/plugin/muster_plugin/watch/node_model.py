@@ -132,7 +132,8 @@ class NodeModel:
             case observation.Registered(counts=counts):
                 self._listings.record_registered(counts, now)
             case observation.HardwareSeen(hardware=hardware):
-                self._hardware, self._has_changed = hardware, True
+                self._has_changed |= hardware != self._hardware
+                self._hardware = hardware
             case observation.FilesMissing(devices=devices):
                 self._has_changed |= devices != self._files_missing
                 self._files_missing = devices

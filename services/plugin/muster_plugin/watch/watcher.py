@@ -5,7 +5,7 @@ import collections
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, assert_never
@@ -17,6 +17,8 @@ from muster_plugin.discovery import inotify
 from muster_plugin.kubelet import podresources, socket_directory
 from muster_plugin.watch import (
     expectation,
+    hardware,
+    node_files,
     node_model,
     observation,
     prober,
@@ -28,6 +30,7 @@ _RESCAN_S: Final = 30.0
 _SETTLE_S: Final = 0.05
 _SHARE: Final = 0.01
 """The share of CPU time that scans take at most, however many files come and go."""
+_NODE_PERIOD_S: Final = 60.0
 _FILES_TIMEOUT_S: Final = 5.0
 _PROBES_MAX: Final = 64
 _NOTED_MAX: Final = 100
@@ -65,6 +68,8 @@ class Watcher:
         )
         self._probes: set[asyncio.Task[None]] = set()
         self._files = blocking.Serial()
+        self._node_files = blocking.Serial()
+        self._cdi_devices: Mapping[str, frozenset[str]] = {}
         self._scanned: blocking.Latest[observation.Scanned | None] = blocking.Latest(None)
         self._noted: set[str] = set()
         self._has_learned = asyncio.Event()
@@ -106,6 +111,7 @@ class Watcher:
             return
         if listing.allocatable is None:
             self._note("the kubelet does not say how many devices it lists")
+        self._cdi_devices = listing.cdi_devices
         allocated = collections.Counter(resource for resource, _ in listing.holders)
         pods: dict[str, set[str]] = {}
         for (resource, _), pod in listing.holders.items():
@@ -129,6 +135,7 @@ class Watcher:
         return (
             self._runner.drive(self._model, self._act),
             self._scan_sockets(),
+            self._scan_node(),
             self._keep_memory(),
         )
 
@@ -155,6 +162,25 @@ class Watcher:
                     self._runner.send(scanned)
                     if self._model.left_out:
                         self._note("there are too many sockets to watch all of them")
+
+    async def _scan_node(self) -> None:
+        """Look for hardware, and for the CDI files of running pods."""
+        folders = (Path(self._chosen.cdi.directory), node_files.STATIC_SPECS)
+        while True:
+            with self._noting("the node's files are not read"):
+                devices = await self._node_files.run(
+                    node_files.pci_devices, timeout_s=_FILES_TIMEOUT_S
+                )
+                self._runner.send(observation.HardwareSeen(hardware.offered_as(devices)))
+                missing = {
+                    driver: await self._node_files.run(
+                        functools.partial(node_files.undescribed, names, folders),
+                        timeout_s=_FILES_TIMEOUT_S,
+                    )
+                    for driver, names in self._cdi_devices.items()
+                }
+                self._runner.send(observation.FilesMissing(missing))
+            await asyncio.sleep(_NODE_PERIOD_S)
 
     async def _read_checkpoint(self) -> None:
         """Learn from the kubelet's checkpoint what plugins offered that are down now."""
