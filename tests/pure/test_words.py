@@ -88,10 +88,10 @@ def test_no_module_has_an_old_name() -> None:
 
 def test_no_class_has_an_old_name() -> None:
     old = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        f"{path.relative_to(ROOT)}: {name}"
         for path in files(*SHIPPED)
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ClassDef) and node.name.strip("_") in CLASSES
+        for name in re.findall(r"^ *class (\w+)", path.read_text("utf-8"), re.MULTILINE)
+        if name.strip("_") in CLASSES
     ]
     assert old == []
 

@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import kubernetes_validate
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -20,6 +22,19 @@ FOREIGN: Final = {"SecurityContextConstraints"}
 CENTRAL: Final = ("health", "labeler", "notifier")
 
 Object = dict[str, Any]
+
+
+# it would read the megabyte of definitions again for each object
+kubernetes_validate.utils.schema_contents = functools.cache(
+    kubernetes_validate.utils.schema_contents
+)
+
+
+def validate(manifest: Object) -> None:
+    """Raise if Kubernetes does not know the object, or a field of it, or deprecates it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kubernetes_validate.validate(manifest, "1.37", strict=True)
 
 
 def render(folder: Path) -> str:
