@@ -477,7 +477,7 @@ def test_one_gpu_that_talks_nonsense_is_reported_and_the_others_go_on(node: fake
     async def story() -> None:
         async with followed.followed(node) as (story, scan):
             assert scan.driver is gpu.Driver.READY, scan.problem
-            assert scan.unreadable == (gpu.UnreadableGpu(index=3, error="no UTF-8"),)
+            assert scan.unreadable == (gpu.UnreadableGpu(index=3, error="not UTF-8"),)
             assert len(scan.gpus) == 7
             await story.until(gpu.Poll)
 

@@ -70,7 +70,7 @@ def test_a_node_that_publishes_all_it_may_removes_only_its_own_messages(tmp_path
 
             refused = 0
             hostile_subjects = [*subjects(permissions.plugin("evil"))]
-            assert len(hostile_subjects) == 18 + vocabulary.PAGES_MAX
+            assert len(hostile_subjects) == 19 + vocabulary.PAGES_MAX
             for number in range(60):
                 try:
                     subject = hostile_subjects[number % len(hostile_subjects)]
