@@ -24,6 +24,13 @@ unwanted |= {f"muster_plugin.{name}" for name in ("config.importers", "gpu.nvml"
 unwanted |= {"muster_plugin.watch", "muster_plugin.watch.watcher"}
 print(*sorted(unwanted & sys.modules.keys()))
 """
+WATCHING_ONLY = """
+import sys
+import muster_plugin.__main__, muster.service.lean
+muster.service.lean.import_bus()
+import muster_plugin.bus_reporter, muster_plugin.watch.watcher
+print(*sorted({"grpc", "aiohttp", "kubernetes"} & sys.modules.keys()))
+"""
 WITHHELD_MODULES_AFTERWARDS = """
 import sys
 from muster.service import lean
@@ -60,8 +67,8 @@ asyncio.run(story())
 
 @pytest.mark.parametrize(
     "program",
-    [ALL_MODULES, BEFORE_REGISTER, WITHHELD_MODULES_AFTERWARDS, WITH_TLS_LATER],
-    ids=["all modules", "before the registration", "afterwards", "TLS when it is wanted"],
+    [ALL_MODULES, BEFORE_REGISTER, WATCHING_ONLY, WITHHELD_MODULES_AFTERWARDS, WITH_TLS_LATER],
+    ids=["all modules", "before the registration", "watching", "afterwards", "TLS when wanted"],
 )
 def test_the_plugin_loads_nothing_that_it_does_not_use(program: str) -> None:
     done = subprocess.run(

@@ -14,7 +14,7 @@ from muster.service import logs, probes
 from muster_plugin import metrics
 from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
-from muster_plugin.kubelet import client, registration_signals
+from muster_plugin.kubelet import registration_signals
 
 
 class BusReporter:
@@ -106,7 +106,9 @@ class BusReporter:
     def _not_ready(self) -> str | None:
         if self._node.handed_over.is_set():
             return "handed over to another pod of this plugin"
-        return registration_signals.readiness(self._node.statuses(), probe_s=client.PROBE_PERIOD_S)
+        return registration_signals.readiness(
+            self._node.statuses(), probe_s=registration_signals.PROBE_PERIOD_S
+        )
 
     def _stuck(self) -> str | None:
         stuck = None if self._node.handed_over.is_set() else self._reporter.stuck()

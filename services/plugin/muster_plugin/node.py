@@ -20,13 +20,13 @@ from muster_plugin.kubelet import (
     cdi,
     registration_signals,
     resource_manager,
-    resource_plugin,
 )
 from muster_plugin.model import advertised, gpu
 
 if TYPE_CHECKING:
     from muster_plugin.config import gpus
     from muster_plugin.gpu import evaluation, xid_policy
+    from muster_plugin.kubelet import resource_plugin
 
 _Reason = vocabulary.RegistrationReason
 RESOURCES_MAX: Final = 1000
@@ -55,7 +55,7 @@ class Node:
         *,
         new_runner: machine.NewRunner,
         gpus: "evaluation.GpuEvaluator | None" = None,
-        timing: resource_plugin.Timing | None = None,
+        timing: "resource_plugin.Timing | None" = None,
         resources_max: int = RESOURCES_MAX,
     ) -> None:
         self.name = name
@@ -351,7 +351,7 @@ class Node:
         self._checked_at[kind] = at
 
     def _status(
-        self, plugin: resource_plugin.ResourcePlugin, now: float
+        self, plugin: "resource_plugin.ResourcePlugin", now: float
     ) -> vocabulary.ResourceBeat:
         status = plugin.status(now)
         allocated = self._pods.check.allocated_count(plugin.resource)

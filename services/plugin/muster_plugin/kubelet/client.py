@@ -22,11 +22,6 @@ _REGISTER_TIMEOUT_S: Final = 12.0
 _WATCHER_TIMEOUT_S: Final = 10.0
 _UNREACHABLE: Final = ("failed to connect to all addresses", "Socket closed")
 """gRPC's error texts if nothing listens on a socket any more (grpc 1.7x)."""
-PROBE_PERIOD_S: Final = 14.0
-"""A probe needs a connection, which is half of an idle plugin's work, so it runs rarely; the socket
-file is checked more often. A server that hangs must be detected within 20 s: this period, the
-probe's timeout of 2 s, and the 3 s that health waits for a recovery.
-"""
 _PROBE_RETRY_S: Final = 0.2
 _FAILURE_CHARS_MAX: Final = 300
 

@@ -18,6 +18,11 @@ _PROBES_MISSED_MAX: Final = 3
 DIGITS: Final = 2
 """The decimal places of numbers in heartbeats."""
 _NEVER_S: Final = -1.0
+PROBE_PERIOD_S: Final = 14.0
+"""A probe needs a connection, which is half of an idle plugin's work, so it runs rarely; the socket
+file is checked more often. A server that hangs must be detected within 20 s: this period, the
+probe's timeout of 2 s, and the 3 s that health waits for a recovery.
+"""
 
 
 class _OfGeneration(msgspec.Struct, frozen=True):

@@ -1,23 +1,31 @@
-"""Adapter: the device plugins of a node: one for each resource, independent of the others."""
+"""Adapter: the device plugins of a node: one for each resource, independent of the others.
+
+What serves a resource, and with it grpcio, is imported with the first resource: a plugin that only
+watches others does without.
+"""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from muster import machine, vocabulary
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import resource_plugin, server, socket_directory
+from muster_plugin.kubelet import socket_directory
+
+if TYPE_CHECKING:
+    from muster_plugin.config import resources as config_resources
+    from muster_plugin.kubelet import resource_plugin
 
 _SOCKET_CHECK_PERIOD_S: Final = 5.0
 _FIRST_ANSWERS_TIMEOUT_S: Final = 1.0
 
 
-class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
+class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
     """The device plugin of each advertised resource, by name; `root` is the kubelet's directory."""
 
     def __init__(
@@ -26,8 +34,8 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         devices: inventory.Inventory,
         *,
         new_runner: machine.NewRunner,
-        observer: resource_plugin.Observer,
-        timing: resource_plugin.Timing | None = None,
+        observer: "resource_plugin.Observer",
+        timing: "resource_plugin.Timing | None" = None,
     ) -> None:
         self.locks = socket_directory.ResourceLocks(root / settings.SOCKET_DIRECTORY)
         self._root = root
@@ -43,7 +51,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         self._unanswered: set[str] | None = None
         self._all_answered = asyncio.Event()
 
-    def __getitem__(self, resource: str) -> resource_plugin.ResourcePlugin:
+    def __getitem__(self, resource: str) -> "resource_plugin.ResourcePlugin":
         return self._plugins[resource]
 
     def __iter__(self) -> Iterator[str]:
@@ -82,16 +90,7 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
                 if plugin.is_registered_as(rule):
                     continue
                 plugin.stopping.set()
-            self._plugins[name] = resource_plugin.ResourcePlugin(
-                name,
-                rule,
-                directory=resource_plugin.KubeletDirectory(self._root, self.locks),
-                devices=self._devices,
-                runner=self._new_runner(),
-                observer=self._observer,
-                timing=self._timing,
-                reason=reason,
-            )
+            self._plugins[name] = self._new_plugin(name, rule, reason)
         self._changed.set()
 
     def expect_first_answers(self) -> None:
@@ -183,11 +182,33 @@ class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
         """Stop every plugin: streams, servers, sockets; then release the locks."""
         plugins = (*self._plugins.values(), *self._handed_over)
         await asyncio.gather(*(plugin.stop() for plugin in plugins))
-        await server.drain_grpc_tasks()
+        if plugins:
+            from muster_plugin.kubelet import server  # noqa: PLC0415  # see above
+
+            await server.drain_grpc_tasks()
         self.locks.release_all()
 
+    def _new_plugin(
+        self,
+        name: str,
+        rule: "config_resources.Resource",
+        reason: vocabulary.RegistrationReason,
+    ) -> "resource_plugin.ResourcePlugin":
+        from muster_plugin.kubelet import resource_plugin  # noqa: PLC0415  # see above
+
+        return resource_plugin.ResourcePlugin(
+            name,
+            rule,
+            directory=resource_plugin.KubeletDirectory(self._root, self.locks),
+            devices=self._devices,
+            runner=self._new_runner(),
+            observer=self._observer,
+            timing=self._timing,
+            reason=reason,
+        )
+
     async def _run(
-        self, plugin: resource_plugin.ResourcePlugin, *, after: asyncio.Task[None] | None
+        self, plugin: "resource_plugin.ResourcePlugin", *, after: asyncio.Task[None] | None
     ) -> None:
         """Run a plugin as soon as its predecessor for the same resource has stopped."""
         if after is not None:

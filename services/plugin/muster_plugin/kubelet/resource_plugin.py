@@ -51,7 +51,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts and periods of one resource plugin; tests shorten them."""
 
     timeouts: registration.Timeouts = registration.Timeouts()
-    probe_s: float = client.PROBE_PERIOD_S
+    probe_s: float = model.PROBE_PERIOD_S
 
 
 class KubeletDirectory(NamedTuple):
