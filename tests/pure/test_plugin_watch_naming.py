@@ -46,9 +46,9 @@ def test_any_name_of_a_socket_is_accepted(socket: str) -> None:
 
 def test_a_socket_is_matched_to_the_only_resource_of_its_name() -> None:
     resources = ["rdma/hca_a", "rdma/hca_b", "a.com/gpu", "b.com/gpu"]
-    assert naming.resource_among("hca_a.sock", resources) == "rdma/hca_a"
-    assert naming.resource_among("gpu.sock", resources) is None
-    assert naming.resource_among("other.sock", resources) is None
+    assert naming.resource_among("hca_a.sock", naming.by_last_part(resources)) == "rdma/hca_a"
+    assert naming.resource_among("gpu.sock", naming.by_last_part(resources)) is None
+    assert naming.resource_among("other.sock", naming.by_last_part(resources)) is None
 
 
 def test_numbers_of_a_start_are_no_part_of_a_stem() -> None:

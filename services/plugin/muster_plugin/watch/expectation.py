@@ -70,7 +70,11 @@ class Expectations:
     def resources(self) -> frozenset[str]:
         """The resources of which any device is expected."""
         names = {*self._configured, *self.learned, *self._had, *self._registered}
-        return frozenset(name for name in names if self.expected(name) or self.had(name))
+        return frozenset(filter(self.expects, names))
+
+    def expects(self, resource: str) -> bool:
+        """Return whether any device of a resource is expected."""
+        return bool(self.expected(resource) or self.had(resource))
 
     def record_listed(self, resource: str, count: int, now: float) -> bool:
         """Record what the kubelet lists; return whether something was learned."""

@@ -1,7 +1,7 @@
 """Pure: what the kubelet lists of each resource, what it should list, and whether to trust it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -57,7 +57,7 @@ class Listings:
             return None
         if resource in self._listings:
             return self._listings[resource].count or 0
-        return 0 if resource in self.expectations.resources else None
+        return 0 if self.expectations.expects(resource) else None
 
     def expected(self, resource: str) -> int | None:
         """Return how many devices should be listed; at 0 at least as many as there were."""
@@ -71,7 +71,7 @@ class Listings:
         is_away = self._was_answering and not self.listed.is_answering
         return is_away or not self._is_kubelet_there or now < self.steady_at
 
-    def zero_until(self, resources: list[str]) -> float:
+    def zero_until(self, resources: Sequence[str]) -> float:
         """Return until when the kubelet may be the cause that it lists none of these resources.
 
         It is in the past if the kubelet lists any, or if they did not vanish together.

@@ -9,7 +9,7 @@ import base64
 import binascii
 import functools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 _CACHED_MAX: Final = 1024
@@ -63,10 +63,17 @@ def resource(socket: str) -> str | None:
     return None
 
 
-def resource_among(socket: str, resources: Collection[str]) -> str | None:
+def by_last_part(resources: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """Return the resources by the last part of their names, for `resource_among`."""
+    by_part: dict[str, list[str]] = {}
+    for name in resources:
+        by_part.setdefault(name.rpartition("/")[2], []).append(name)
+    return by_part
+
+
+def resource_among(socket: str, resources: Mapping[str, Sequence[str]]) -> str | None:
     """Return the only one of these resources after whose last part a socket is named, or None."""
-    stem = socket.removesuffix(".sock")
-    matching = [name for name in resources if name.rpartition("/")[2] == stem]
+    matching = resources.get(socket.removesuffix(".sock"), ())
     return matching[0] if len(matching) == 1 else None
 
 

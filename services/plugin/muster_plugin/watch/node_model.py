@@ -19,7 +19,15 @@ import msgspec
 from muster import vocabulary
 from muster_plugin.config import settings
 from muster_plugin.config import watch as config_watch
-from muster_plugin.watch import expectation, finding, listings, naming, observation, sockets
+from muster_plugin.watch import (
+    expectation,
+    finding,
+    listings,
+    naming,
+    observation,
+    reports,
+    sockets,
+)
 
 _Server = finding.Server
 _Finding = vocabulary.WatchedFinding
@@ -42,17 +50,6 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     holds: finding.Holds = finding.Holds()
 
 
-class _Plugin:
-    """One watched plugin: its finding, and what was last published about it."""
-
-    def __init__(self, holds: finding.Holds) -> None:
-        self.machine = finding.FindingMachine(holds)
-        self.watched: vocabulary.Watched | None = None
-        self.published: vocabulary.Watched | None = None
-        self.due_at = 0.0
-        """When the next change may be published."""
-
-
 class NodeModel:
     """The watched plugins of one node; `ours` are the resources that this process serves."""
 
@@ -72,7 +69,9 @@ class NodeModel:
             watch.expect, memory.expected, settles_s=timing.kubelet_settles_s, now=now
         )
         self._resource_names = {**memory.resources}
-        self._plugins: dict[str, _Plugin] = {}
+        self._reports = reports.Reports(
+            watch.expect, timing.holds, period_s=timing.report_s, now=now
+        )
         self._our_slugs: frozenset[str] = frozenset()
         self._hardware: Mapping[str, str] = {}
         self._files_missing: Mapping[str, tuple[str, ...]] = {}
@@ -82,8 +81,9 @@ class NodeModel:
         self._has_changed = True
         self._evaluated_again_at = now
         self._evaluated_at = -math.inf
-        self._foreign: list[str] = []
+        self._foreign: Sequence[str] = ()
         """The resources that the kubelet lists or that are expected, without muster's."""
+        self._by_last_part: Mapping[str, Sequence[str]] = {}
 
     # What is known
 
@@ -97,9 +97,7 @@ class NodeModel:
     @property
     def watched(self) -> tuple[vocabulary.Watched, ...]:
         """All watched plugins, at most WATCHED_MAX: those with a finding first."""
-        known = [plugin.watched for plugin in self._plugins.values() if plugin.watched is not None]
-        known.sort(key=lambda each: (each.finding is _Finding.NONE, each.name))
-        return tuple(known[: vocabulary.WATCHED_MAX])
+        return self._reports.watched
 
     @property
     def restarts(self) -> int:
@@ -108,8 +106,8 @@ class NodeModel:
 
     @property
     def left_out(self) -> int:
-        """How many sockets are too many to be watched."""
-        return self._sockets.left_out
+        """How many sockets and plugins are too many to be watched."""
+        return self._sockets.left_out + self._reports.left_out
 
     # What happens
 
@@ -127,8 +125,7 @@ class NodeModel:
             case observation.ProcessesSeen(halted=halted):
                 self._sockets.record_halted(halted)
             case observation.Listed():
-                for name in self._listings.record(observed, self.ours, now):
-                    self._hurry(name, now)
+                self._hurry(self._listings.record(observed, self.ours, now), now)
             case observation.Registered(counts=counts):
                 self._listings.record_registered(counts, now)
             case observation.HardwareSeen(hardware=hardware):
@@ -150,9 +147,6 @@ class NodeModel:
             self._evaluated_again_at = min(self._evaluated_again_at, soon)
         if now >= self._evaluated_again_at:
             self._evaluated_at = now
-            self._foreign = [
-                name for name in sorted(self._listings.resources) if not self._is_ours(name)
-            ]
             actions += self._evaluate(now)
         if self._has_learned or self._listings.has_learned:
             self._has_learned = self._listings.has_learned = False
@@ -167,32 +161,15 @@ class NodeModel:
 
     def _evaluate(self, now: float) -> list[observation.Action]:
         """Decide what is wrong with every plugin; return the changes."""
-        actions: list[observation.Action] = []
+        self._list_foreign()
         resources = self._resources_of_sockets(now)
         self._forget_removed(resources, now)
         zero_until = self._listings.zero_until(self._foreign)
         facts = self._facts(resources, now, is_zero=now < zero_until)
+        actions, deadlines = self._reports.update(facts, now)
         later = self._listings.steady_at, self._hardware_due_at, zero_until
-        deadlines = [now + _EVALUATED_S, *(at for at in later if at > now)]
-        for name in [*self._plugins.keys() - facts.keys()]:
-            gone = self._plugins.pop(name).published
-            if gone is not None:
-                cleared = msgspec.structs.replace(gone, finding=_Finding.NONE, text="")
-                actions.append(observation.Change(cleared, gone=True))
-        for name, (known, watched) in facts.items():
-            plugin = self._plugins.setdefault(name, _Plugin(self._timing.holds))
-            plugin.machine.observe(known, now)
-            plugin.watched = msgspec.structs.replace(
-                watched, finding=plugin.machine.finding, text=plugin.machine.text
-            )
-            if (due_at := plugin.machine.next_deadline()) is not None:
-                deadlines.append(due_at)
-            if plugin.watched != plugin.published and now >= plugin.due_at:
-                plugin.published, plugin.due_at = plugin.watched, now + self._timing.report_s
-                actions.append(observation.Change(plugin.watched))
-            elif plugin.watched != plugin.published:
-                deadlines.append(plugin.due_at)
-        self._evaluated_again_at = min(deadlines)
+        deadlines += [now + _EVALUATED_S, *(at for at in later if at > now)]
+        self._evaluated_again_at = max(now + _EVALUATED_AGAIN_S, min(deadlines))
         return actions
 
     # Observations
@@ -204,10 +181,11 @@ class NodeModel:
         files = tuple(file for file in scanned.sockets if not self._watch.ignores(file.name))
         self._sockets.record_scan(files, now)
 
-    def _hurry(self, resource: str, now: float) -> None:
-        """Probe the sockets soon that may be of a resource which the kubelet dropped."""
-        for socket in self._sockets:
-            if self._resource_of(socket) in {resource, None}:
+    def _hurry(self, resources: Sequence[str], now: float) -> None:
+        """Probe the sockets soon that may be of resources which the kubelet dropped."""
+        maybe = {*resources, None}
+        for socket in self._sockets if resources else ():
+            if self._resource_of(socket) in maybe:
                 socket.hurry(now)
 
     # Which socket serves which resource
@@ -227,7 +205,12 @@ class NodeModel:
         if socket.file.directory is observation.Directory.REGISTRY:
             return None
         known = naming.resource(name) or self._resource_names.get(naming.stem(name))
-        return known or naming.resource_among(name, self._foreign)
+        return known or naming.resource_among(name, self._by_last_part)
+
+    def _list_foreign(self) -> None:
+        """List the resources once for every evaluation: each socket is compared with them."""
+        foreign = sorted(name for name in self._listings.resources if not self._is_ours(name))
+        self._foreign, self._by_last_part = foreign, naming.by_last_part(foreign)
 
     def _learn_names(self, now: float) -> None:
         """Pair the only socket and the only resource that appeared or vanished together."""
@@ -284,9 +267,11 @@ class NodeModel:
         now: float,
         *,
         is_zero: bool,
-    ) -> dict[str, tuple[finding.Facts, vocabulary.Watched]]:
+    ) -> reports.FactsByName:
         """Return the facts about every plugin, and what is known of it, by its name."""
         is_held = self._listings.is_held(now)
+        answered = (socket for socket in self._sockets if socket.has_answered)
+        is_nameless = any(self._resource_of(socket) is None for socket in answered)
         facts = {}
         for name in sorted(resources.keys() | set(self._foreign)):
             if self._is_ours(name) or self._watch.ignores(name):
@@ -296,7 +281,7 @@ class NodeModel:
             expected = self._listings.expected(name)
             if not self._is_watched(name, socket, listing, expected):
                 continue
-            server, detail = self._server(name, socket, listing)
+            server, detail = self._server(name, socket, listing, is_nameless=is_nameless)
             can_wait = is_zero and server in {_Server.ANSWERS, _Server.UNKNOWN}
             known = finding.Facts(
                 server=server,
@@ -321,12 +306,10 @@ class NodeModel:
         return socket.has_answered or not is_wrong
 
     def _server(
-        self, name: str, socket: sockets.Socket | None, listed: int | None
+        self, name: str, socket: sockets.Socket | None, listed: int | None, *, is_nameless: bool
     ) -> tuple[_Server, str]:
         if socket is not None:
             return socket.server(listed)
-        answered = (each for each in self._sockets if each.has_answered)
-        is_nameless = any(self._resource_of(each) is None for each in answered)
         if not self._has_scanned or is_nameless or listed != 0:
             return _Server.UNKNOWN, f"nothing is known of the socket of {name}"
         return _Server.ENDED, "no socket in the kubelet's directory can be its"
@@ -353,9 +336,7 @@ class NodeModel:
             pods=self._listings.listed.pods.get(name, ())[:_PODS_MAX],
         )
 
-    def _not_offered(
-        self, watched: Iterable[str], now: float
-    ) -> dict[str, tuple[finding.Facts, vocabulary.Watched]]:
+    def _not_offered(self, watched: Iterable[str], now: float) -> reports.FactsByName:
         """Return the hardware that nothing on the node has ever offered."""
         if now < self._hardware_due_at:
             return {}

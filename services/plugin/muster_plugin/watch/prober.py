@@ -19,10 +19,9 @@ from muster import vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster_plugin.kubelet import unary_client
-from muster_plugin.watch import observation, processes
+from muster_plugin.watch import observation, processes, sockets
 
 TIMEOUT_S: Final = 4.0
-_AT_ONCE_MAX: Final = 8
 _NAME_MAX: Final = 253
 _DETAIL_MAX: Final = 300
 _OPTIONS: Final = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
@@ -69,7 +68,7 @@ class Prober:
         self._watch = watch
         self._on_result = on_result
         self._on_problem = on_problem
-        self._free = asyncio.Semaphore(_AT_ONCE_MAX)
+        self._free = asyncio.Semaphore(sockets.AT_ONCE_MAX)
 
     async def probe(self, file: observation.SocketFile) -> None:
         """Probe one socket."""

@@ -8,7 +8,6 @@ when the kubelet drops the plugin.
 
 import collections
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -16,7 +15,7 @@ from typing import Final
 from muster_plugin.watch import finding, observation
 
 SOCKETS_MAX: Final = 256
-_AT_ONCE_MAX: Final = 16
+AT_ONCE_MAX: Final = 32
 PERIOD_S: Final = 15.2
 """With the deadline of a probe, a plugin that stops is noticed within 20 s."""
 _UNWATCHED_PERIOD_S: Final = 20.0
@@ -300,14 +299,18 @@ class Sockets:
 
     def due(self, now: float) -> list[observation.Probe]:
         """Return the probes to start now, a few at a time."""
-        free = _AT_ONCE_MAX - sum(socket.is_asked for socket in self)
-        due = (socket for socket in self if socket.is_due(now))
-        return [socket.start_probe(now) for socket in itertools.islice(due, max(0, free))]
+        free = AT_ONCE_MAX - sum(socket.is_asked for socket in self)
+        # those that wait longest come first, so that sockets which never answer delay no other much
+        due = sorted(
+            (socket for socket in self if socket.is_due(now)),
+            key=lambda socket: socket.next_deadline() or now,
+        )
+        return [socket.start_probe(now) for socket in due[: max(0, free)]]
 
     def next_deadline(self) -> float | None:
         """Return when the next probe is due."""
         asked = [socket for socket in self if socket.is_asked]
-        if len(asked) >= _AT_ONCE_MAX:
+        if len(asked) >= AT_ONCE_MAX:
             return min(socket.next_deadline() or math.inf for socket in asked)
         deadlines = (socket.next_deadline() for socket in self)
         return min((at for at in deadlines if at is not None), default=None)
