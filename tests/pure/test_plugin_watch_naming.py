@@ -1,6 +1,7 @@
 """Which resource a socket serves, how many devices it should have, and the kubelet's checkpoint."""
 
 import base64
+import tracemalloc
 
 import hypothesis
 import msgspec
@@ -98,7 +99,21 @@ def test_what_was_learned_outlasts_a_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b'{"version":2}', b'{"expected":{"":1}}', b'{"expected":{"a":-1}}']
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"version":2}',
+        b'{"expected":{"":1}}',
+        b'{"expected":{"a.com/x":-1}}',
+        b'{"expected":{"a.com/\\u001b[31mx":1}}',
+        b'{"expected":{"a.com/x\\n":1}}',
+        b'{"resources":{"x.sock":"not a resource"}}',
+        msgspec.json.encode({"expected": {f"a.com/{number}": 1 for number in range(257)}}),
+    ],
+    ids=range(11),
 )
 def test_a_file_with_anything_else_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
@@ -141,6 +156,25 @@ def test_a_checkpoint_of_an_idle_or_older_kubelet_is_read() -> None:
 def test_a_checkpoint_of_another_format_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         checkpoint.decode(text)
+
+
+@pytest.mark.parametrize(
+    ("before", "entry", "after"),
+    [
+        (b'{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{"a.com/x":[', b'"ab",', b'"c"]}}'),
+        (b'{"Data":{"RegisteredDevices":{},"PodDeviceEntries":[', b"{},", b"{}]}"),
+    ],
+)
+def test_the_largest_checkpoint_leaves_most_of_the_memory_limit(
+    before: bytes, entry: bytes, after: bytes
+) -> None:
+    entries = entry * ((checkpoint.BYTES_MAX - 200) // len(entry))
+    tracemalloc.start()
+    try:
+        checkpoint.decode(before + entries + after + b',"Checksum":1}')
+        assert tracemalloc.get_traced_memory()[1] < 100 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
 
 
 @hypothesis.given(strategies.binary(max_size=100))

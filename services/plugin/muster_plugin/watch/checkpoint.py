@@ -17,7 +17,8 @@ from typing import Final
 
 import msgspec
 
-BYTES_MAX: Final = 16 * 1024 * 1024
+BYTES_MAX: Final = 4 * 1024 * 1024
+"""Decoded, it takes up to 20 times as much, and a process on the node can replace the file."""
 
 
 class Grant(msgspec.Struct, frozen=True):

@@ -15,9 +15,13 @@ from typing import Annotated, Final
 
 import msgspec
 
+from muster_plugin.watch import naming
+
 LEARNING_S: Final = 30.0
 _ENTRIES_MAX: Final = 256
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+_Resource = Annotated[str, msgspec.Meta(max_length=253, pattern=rf"^{naming.RESOURCE.pattern}\Z")]
+_Most = msgspec.Meta(max_length=_ENTRIES_MAX)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
@@ -25,8 +29,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept in the file."""
 
     version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
-    expected: dict[_Name, _Count] = {}
-    resources: dict[_Name, _Name] = {}
+    expected: Annotated[dict[_Resource, _Count], _Most] = {}
+    resources: Annotated[dict[_Name, _Resource], _Most] = {}
     """The resource of each socket, by its stem."""
 
 

@@ -6,7 +6,9 @@ is asked what it is. The connection is closed in order, and nothing is read beyo
 
 import asyncio
 import errno
+import functools
 import os
+import re
 import socket
 import stat
 from collections.abc import Callable
@@ -15,14 +17,18 @@ from typing import Final, TypeVar
 
 from google.protobuf import message
 
-from muster import vocabulary
+from muster import blocking, vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster_plugin.kubelet import unary_client
-from muster_plugin.watch import observation, processes, sockets
+from muster_plugin.watch import naming, observation, processes, sockets
 
 TIMEOUT_S: Final = 4.0
 _NAME_MAX: Final = 253
+_DRIVER: Final = re.compile(r"[A-Za-z0-9](?:[-.A-Za-z0-9]*[A-Za-z0-9])?")
+_ENDPOINTS: Final = "plugins"
+_ENDPOINT_TIMEOUT_S: Final = 1.0
+_HANGING_MAX: Final = 8
 _DETAIL_MAX: Final = 300
 _OPTIONS: Final = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
 _INFO: Final = "/pluginregistration.Registration/GetInfo"
@@ -68,6 +74,8 @@ class Prober:
         self._watch = watch
         self._on_result = on_result
         self._on_problem = on_problem
+        self._calls: dict[Path, blocking.Serial] = {}
+        """The connections to endpoints, of which some may hang."""
         self._free = asyncio.Semaphore(sockets.AT_ONCE_MAX)
 
     async def probe(self, file: observation.SocketFile) -> None:
@@ -85,6 +93,9 @@ class Prober:
                 result = await self._asked(connection, file)
         except _Result as failed:
             result = failed
+        except OSError as error:
+            self._on_problem(f"{file.path}: cannot be probed: {error}")
+            result = _Result(_Answer.INCONCLUSIVE)
         return observation.Probed(
             path=file.path,
             identity=file.identity,
@@ -98,21 +109,21 @@ class Prober:
         """Return the answer of a socket that is served. Raises _Result for another one."""
         if file.directory is observation.Directory.REGISTRY:
             driver = _driver(await _called(connection, _INFO, self._timeout_s), file)
-            self._connect_to(driver)
+            await self._connect_to(driver)
             return _Result(_Answer.ANSWERED, driver=driver)
         answer = await _called(connection, _OPTIONS, self._timeout_s)
         _decoded(dp.DevicePluginOptions, answer)
         return _Result(_Answer.ANSWERED)
 
-    def _connected(self, path: Path, identity: str = "") -> socket.socket:
+    def _connected(self, path: Path, identity: str) -> socket.socket:
         """Return a connection to the socket that has this identity. Raises _Result."""
         try:
-            status = path.lstat()
-            is_same = not identity or identity_of(status) == identity
-            _expect(stat.S_ISSOCK(status.st_mode) and is_same)
-            return unary_client.connected(path)
+            connection = _connection(path, identity)
         except OSError as error:
             raise self._refusal(path, error) from None
+        if connection is None:
+            raise _Result(_Answer.INCONCLUSIVE)
+        return connection
 
     def _refusal(self, path: Path, error: OSError) -> _Result:
         if error.errno == errno.ECONNREFUSED:
@@ -125,17 +136,64 @@ class Prober:
             self._on_problem(f"{path}: cannot be connected to: {error.strerror}")
         return _Result(_Answer.INCONCLUSIVE)
 
-    def _connect_to(self, driver: observation.Driver) -> None:
-        """Connect to the endpoint of a driver, and no more. Raises _Result."""
-        path = Path(driver.endpoint)
-        if not driver.endpoint or not path.parent.is_dir():
+    def _endpoint(self, endpoint: str) -> Path | None:
+        path = Path(os.path.normpath(endpoint))
+        return path if path.is_relative_to(self._root / _ENDPOINTS) else None
+
+    async def _connect_to(self, driver: observation.Driver) -> None:
+        """Connect to the endpoint of a driver, and no more. Raises _Result.
+
+        Only endpoints in the kubelet's directory for them are looked at: elsewhere this process
+        sees its own files, not the node's. As file systems are mounted there, the call may hang.
+        """
+        path = self._endpoint(driver.endpoint)
+        if path is None:
             return
+        hanging = {each: call for each, call in self._calls.items() if call.is_busy}
+        if path in hanging or len(hanging) >= _HANGING_MAX:
+            return
+        call = blocking.Serial()
+        self._calls = {**hanging, path: call}
         try:
-            self._connected(path).close()
-        except _Result as result:
-            if result.answer is _Answer.REFUSED or not os.path.lexists(path):
-                text = f"connections to its endpoint {path} are refused"
-                raise _Result(_Answer.REFUSED, text, driver=driver) from None
+            is_refused = await call.run(
+                functools.partial(_is_refused, path), timeout_s=_ENDPOINT_TIMEOUT_S
+            )
+        except TimeoutError:
+            self._on_problem(f"{path}: the file system does not answer")
+            return
+        if is_refused:
+            text = f"connections to its endpoint {path} are refused"
+            raise _Result(_Answer.REFUSED, text, driver=driver)
+
+
+def _connection(path: Path, identity: str = "") -> socket.socket | None:
+    """Return a connection to the socket at `path`, or None if that is another file.
+
+    The file is held meanwhile, so that no other can take its place. Raises OSError.
+    """
+    held = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(held)
+        if not stat.S_ISSOCK(status.st_mode) or (identity and identity_of(status) != identity):
+            return None
+        return unary_client.connected(Path(f"/proc/self/fd/{held}"))
+    finally:
+        os.close(held)
+
+
+def _is_refused(path: Path) -> bool:
+    """Return whether nobody can be reached at `path`, in a directory that can be seen."""
+    if not path.parent.is_dir():
+        return False
+    try:
+        connection = _connection(path)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except (OSError, ValueError):
+        return False
+    if connection is not None:
+        connection.close()
+    return False
 
 
 def identity_of(status: os.stat_result) -> str:
@@ -159,16 +217,13 @@ async def _called(connection: socket.socket, method: str, timeout_s: float) -> b
     return outcome.message
 
 
-def _expect(is_conclusive: bool) -> None:  # noqa: FBT001  # a condition has one value
-    if not is_conclusive:
-        raise _Result(_Answer.INCONCLUSIVE)
-
-
 def _driver(answer: bytes, file: observation.SocketFile) -> observation.Driver:
     """Return what a socket in the registry is. Raises _Result."""
     info = _decoded(pr.PluginInfo, answer)
     kind = _KINDS.get(info.type)
-    if kind is None or not info.name or len(info.name) > _NAME_MAX or not info.name.isprintable():
+    is_resource = kind is vocabulary.WatchedKind.DEVICE_PLUGIN
+    names = naming.RESOURCE if is_resource else _DRIVER
+    if kind is None or len(info.name) > _NAME_MAX or not names.fullmatch(info.name):
         raise _Result(_Answer.WRONG, f"it says that it is {info.type!r} {info.name!r}")
     is_own = info.endpoint in {"", file.path} or info.endpoint.endswith(f"/{file.path}")
     return observation.Driver(kind=kind, name=info.name, endpoint="" if is_own else info.endpoint)

@@ -84,8 +84,12 @@ class ProcessWatch:
             return True
         if len(self._descriptors) >= _WATCHED_MAX:
             self._forget(next(iter(self._descriptors)))
+        try:
+            asyncio.get_running_loop().add_reader(descriptor, self._ended, key)
+        except OSError:
+            os.close(descriptor)
+            return False
         self._descriptors[key] = descriptor
-        asyncio.get_running_loop().add_reader(descriptor, self._ended, key)
         return True
 
     def _ended(self, key: tuple[str, str]) -> None:

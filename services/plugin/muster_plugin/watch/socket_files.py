@@ -18,7 +18,9 @@ from muster_plugin.watch import checkpoint, expectation, observation, prober
 
 ENTRIES_MAX: Final = 20_000
 _NAME_BYTES_MAX: Final = 107
-_MEMORY: Final = Path(settings.SOCKET_DIRECTORY) / socket_directory.LOCK_DIRECTORY / "watched.json"
+_MEMORY_FOLDER: Final = Path(settings.SOCKET_DIRECTORY) / socket_directory.LOCK_DIRECTORY
+_MEMORY: Final = "watched.json"
+_NEW_MEMORY: Final = "watched.new"
 _MEMORY_BYTES_MAX: Final = 1024 * 1024
 _OURS: Final = "muster-"
 """Sockets of the device plugin and of the FUSE broker."""
@@ -77,23 +79,43 @@ def read_checkpoint(root: Path) -> checkpoint.Checkpoint | None:
 
 def read_memory(root: Path) -> expectation.Memory:
     """Return what was learned before. Raises OSError or ValueError."""
-    text = _read(root / _MEMORY, _MEMORY_BYTES_MAX)
+    try:
+        with _folder(root) as folder:
+            text = _read(Path(_MEMORY), _MEMORY_BYTES_MAX, folder=folder)
+    except FileNotFoundError:
+        text = None
     return expectation.Memory() if text is None else expectation.decode(text)
 
 
 def write_memory(root: Path, text: bytes) -> None:
     """Keep what was learned. Raises OSError."""
-    path = root / _MEMORY
-    path.parent.mkdir(exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_bytes(text)
-    new.replace(path)
+    (root / _MEMORY_FOLDER).mkdir(exist_ok=True)
+    with _folder(root) as folder:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_NEW_MEMORY, dir_fd=folder)
+        # a plugin may make links here, and this process may write where no plugin may
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(_NEW_MEMORY, flags, 0o644, dir_fd=folder), "wb") as opened:
+            opened.write(text)
+        os.replace(_NEW_MEMORY, _MEMORY, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _read(path: Path, bytes_max: int) -> bytes | None:
+@contextlib.contextmanager
+def _folder(root: Path) -> Iterator[int]:
+    """Open the folder of what was learned. Raises OSError, as for a link in its place."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(root / _MEMORY_FOLDER, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path, bytes_max: int, *, folder: int | None = None) -> bytes | None:
     """Return a regular file's content; None without a file. Raises OSError or ValueError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, dir_fd=folder)
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as opened:
