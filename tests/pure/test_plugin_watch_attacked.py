@@ -72,3 +72,45 @@ def test_sockets_that_keep_the_prober_waiting_delay_others_only_a_little() -> No
     node.answers[GPU_SOCKET] = Answer.SILENT
     node.run(60)
     assert node.findings()[GPU] is Finding.NO_ANSWER
+
+
+# What hides failures
+
+
+def test_a_kubelet_that_started_in_the_future_by_a_clock_set_back_hides_no_failure() -> None:
+    node = watched_node.healthy()
+    node.kubelet_age_s = -1e6
+    node.scan()
+    node.run(60)
+    node.remove(GPU_SOCKET)
+    assert watched_node.delay_s(node, Finding.SOCKET_REMOVED) <= 3
+
+
+def test_a_kubelet_that_no_longer_answers_hides_no_failure_for_long() -> None:
+    node = watched_node.healthy()
+    node.is_answering = False
+    node.run(10)
+    node.kill(GPU_SOCKET)
+    node.run(280)
+    assert node.findings() == {GPU: Finding.NONE}
+    node.run(20)
+    assert node.findings() == {GPU: Finding.NOT_SERVED}
+    node.serve(GPU_SOCKET)
+    node.is_answering = True
+    node.run(10)
+    assert node.findings() == {GPU: Finding.NONE}
+
+
+def test_a_plugin_that_leaves_a_socket_behind_at_every_crash_is_always_found_again() -> None:
+    node = watched_node.Node()
+    node.counts = {"a.com/x": 3}
+    for crash in range(sockets.SOCKETS_MAX + 10):
+        name = f"gdp-YS5jb20veA==-{1_700_000_000 + crash}.sock"
+        node.serve(name)
+        node.run(40)
+        assert node.findings() == {"a.com/x": Finding.NONE}
+        before = sum(len(times) for times in node.connections.values())
+        node.kill(name)
+        node.run(1)
+    assert node.model.left_out == 0
+    assert sum(len(times) for times in node.connections.values()) - before <= 2

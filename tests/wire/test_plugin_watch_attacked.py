@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import tempfile
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 
 from muster import vocabulary
 from muster.pb import pluginregistration_pb2 as pr
-from muster_plugin.kubelet import unary_call
+from muster.pb import podresources_pb2 as podres
+from muster_plugin.kubelet import podresources, unary_call, unary_client
 from muster_plugin.watch import expectation, observation, prober, processes, socket_files
 
 Answer = observation.Answer
@@ -196,3 +198,34 @@ def test_without_free_descriptors_a_probe_says_nothing(root: Path) -> None:
         assert (result.answer, again.answer) == (Answer.INCONCLUSIVE, Answer.ANSWERED)
 
     asyncio.run(story())
+
+
+def test_a_process_that_makes_ever_new_sockets_is_looked_up_for_a_limited_number(
+    root: Path,
+) -> None:
+    async def story() -> None:
+        (root / str(os.getpid())).mkdir()
+        (root / str(os.getpid()) / "stat").write_text("1 (x) T 0")
+        watch = processes.ProcessWatch(lambda _: None, proc=root)
+        async with serving(root / "x", b""):
+            with unary_client.connected(root / "x") as connection:
+                for number in range(600):
+                    watch.peer(connection, f"device-plugins/{number}.sock")
+        assert len(watch.halted()) == 512
+        watch.close()
+
+    asyncio.run(story())
+
+
+def test_what_the_kubelet_lists_takes_part_of_the_memory_limit_only() -> None:
+    ids = [f"{number:05}" for number in range(50_000)]
+    devices = podres.ContainerDevices(resource_name="a.com/x", device_ids=ids)
+    answer = podres.AllocatableResourcesResponse(devices=[devices])
+    size = answer.ByteSize()
+    tracemalloc.start()
+    try:
+        podresources.listing(podres.ListPodResourcesResponse(), answer)
+        ratio = tracemalloc.get_traced_memory()[1] / size
+    finally:
+        tracemalloc.stop()
+    assert ratio * podresources.MESSAGE_BYTES_MAX < 128 * 1024 * 1024

@@ -73,7 +73,14 @@ class Node:
             observation.SocketFile(name=name, identity=identity, created_at=int(identity))
             for name, identity in self.files.items()
         )
-        self.send(observation.Scanned(sockets=files, kubelet_age_s=self.kubelet_age_s))
+        age_s = self.kubelet_age_s
+        self.send(
+            observation.Scanned(
+                sockets=files,
+                kubelet_age_s=age_s if age_s is None else max(0.0, age_s),
+                kubelet="" if age_s is None else f"{self.now - age_s:.3f}",
+            )
+        )
 
     def register(self, counts: dict[str, int]) -> None:
         """Have devices in the kubelet's checkpoint."""

@@ -11,6 +11,8 @@ from muster_plugin.watch import expectation, naming, observation
 RESOURCES_MAX: Final = 256
 FORGOTTEN_S: Final = 24 * 3600.0
 """A plugin whose socket and devices are gone for so long was uninstalled."""
+AWAY_S: Final = 300.0
+"""A kubelet that is away for longer is not being restarted; what is wrong by then is wrong."""
 TOGETHER_S: Final = 5.0
 """What appears or vanishes within this time belongs together."""
 
@@ -40,6 +42,9 @@ class Listings:
         self._settles_s = settles_s
         self._was_answering = False
         self._is_kubelet_there = True
+        self._kubelet = ""
+        self._away_at: float | None = None
+        """When the kubelet's socket vanished, or it ceased to answer; None while it is there."""
 
     @property
     def resources(self) -> frozenset[str]:
@@ -66,10 +71,19 @@ class Listings:
             return self.expectations.had(resource) or None
         return expected
 
-    def is_held(self, now: float) -> bool:
-        """Return whether the kubelet is away, or has just started."""
+    @property
+    def held_until(self) -> float:
+        """When nothing is held any more because the kubelet is away, or has just started."""
+        return (
+            self.steady_at if self._away_at is None else max(self.steady_at, self._away_at + AWAY_S)
+        )
+
+    def _record_away(self, now: float) -> None:
         is_away = self._was_answering and not self.listed.is_answering
-        return is_away or not self._is_kubelet_there or now < self.steady_at
+        if not is_away and self._is_kubelet_there:
+            self._away_at = None
+        elif self._away_at is None:
+            self._away_at = now
 
     def zero_until(self, resources: Sequence[str]) -> float:
         """Return until when the kubelet may be the cause that it lists none of these resources.
@@ -84,17 +98,24 @@ class Listings:
             return -math.inf
         return max(times) + self._settles_s
 
-    def record_kubelet(self, age_s: float | None, now: float) -> None:
-        """Take in how old the kubelet's socket is; None if it has none."""
-        steady_at = self.steady_at if age_s is None else now + self._settles_s - age_s
-        self.has_changed |= (age_s is not None) != self._is_kubelet_there or steady_at > now
-        self._is_kubelet_there, self.steady_at = age_s is not None, steady_at
+    def record_kubelet(self, age_s: float | None, kubelet: str, now: float) -> None:
+        """Take in how old the kubelet's socket is, and which it is; None if it has none.
+
+        Only the age of a new one counts: while its clock is set back, a socket does not get older.
+        """
+        is_there = age_s is not None
+        self.has_changed |= is_there != self._is_kubelet_there or kubelet != self._kubelet
+        if age_s is not None and kubelet != self._kubelet:
+            self.steady_at = now + self._settles_s - age_s
+        self._is_kubelet_there, self._kubelet = is_there, kubelet
+        self._record_away(now)
 
     def record(self, listed: observation.Listed, ours: frozenset[str], now: float) -> list[str]:
         """Take in the kubelet's list; return the resources that it has ceased to list."""
         self.has_changed |= listed != self.listed
         self.listed = listed
         self._was_answering |= listed.is_answering
+        self._record_away(now)
         dropped = []
         for name in {*self._listings, *(listed.counts or {})} if listed.counts is not None else ():
             count = listed.counts.get(name, 0) if listed.counts else 0

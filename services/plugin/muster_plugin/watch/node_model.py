@@ -6,7 +6,8 @@ under the name of its resource or driver, or of its socket while that is unknown
 - a socket that was left behind: refused since it was first seen, while its resource is served by
   another socket or was never offered;
 - a socket that a plugin on demand has removed, or that a process without a resource took with it;
-- anything while the kubelet is away, or for 30 s after its start: it removes all sockets;
+- anything while the kubelet is away, for up to 5 min, or for 30 s after its start: it removes all
+  sockets;
 - all resources at 0 at the same time, unless that lasts.
 """
 
@@ -167,7 +168,7 @@ class NodeModel:
         zero_until = self._listings.zero_until(self._foreign)
         facts = self._facts(resources, now, is_zero=now < zero_until)
         actions, deadlines = self._reports.update(facts, now)
-        later = self._listings.steady_at, self._hardware_due_at, zero_until
+        later = self._listings.held_until, self._hardware_due_at, zero_until
         deadlines += [now + _EVALUATED_S, *(at for at in later if at > now)]
         self._evaluated_again_at = max(now + _EVALUATED_AGAIN_S, min(deadlines))
         return actions
@@ -175,7 +176,7 @@ class NodeModel:
     # Observations
 
     def _record_scan(self, scanned: observation.Scanned, now: float) -> None:
-        self._listings.record_kubelet(scanned.kubelet_age_s, now)
+        self._listings.record_kubelet(scanned.kubelet_age_s, scanned.kubelet, now)
         self._has_changed |= not self._has_scanned or scanned.ours != self._our_slugs
         self._has_scanned, self._our_slugs = True, scanned.ours
         files = tuple(file for file in scanned.sockets if not self._watch.ignores(file.name))
@@ -246,6 +247,7 @@ class NodeModel:
         """Forget the removed sockets of plugins that have another, and whole plugins in the end."""
         for name, group in resources.items():
             has_other = any(not socket.is_removed for socket in group)
+            newest = max((each.file.created_at for each in group if each.is_usable), default=0)
             for socket in group:
                 is_running = socket.process is not None and not socket.has_ended
                 is_missed = is_running or (
@@ -255,6 +257,8 @@ class NodeModel:
                 )
                 if socket.is_removed and (has_other or not is_missed):
                     self._sockets.forget(socket.file.path)
+                elif socket.is_dead and socket.file.created_at < newest:
+                    self._sockets.leave(socket.file.path, now)
         for name in self._foreign:
             if all(socket.is_removed for socket in resources.get(name, ())):
                 self._listings.forget_if_old(name, now)
@@ -269,7 +273,7 @@ class NodeModel:
         is_zero: bool,
     ) -> reports.FactsByName:
         """Return the facts about every plugin, and what is known of it, by its name."""
-        is_held = self._listings.is_held(now)
+        is_held = now < self._listings.held_until
         answered = (socket for socket in self._sockets if socket.has_answered)
         is_nameless = any(self._resource_of(socket) is None for socket in answered)
         facts = {}

@@ -43,12 +43,14 @@ class SocketFile(msgspec.Struct, frozen=True, kw_only=True):
 class Scanned(msgspec.Struct, frozen=True, kw_only=True):
     """The sockets in the kubelet's directories, without the kubelet's own and without muster's.
 
-    `kubelet_age_s` is the age of the kubelet's socket; None without one. `ours` are the resources
+    `kubelet_age_s` is the age of the kubelet's socket; None without one. `kubelet` changes when that
+    is made again: the clock by which it has an age may be set meanwhile. `ours` are the resources
     (slugs) that muster plugins serve.
     """
 
     sockets: tuple[SocketFile, ...]
     kubelet_age_s: float | None
+    kubelet: str = ""
     ours: frozenset[str] = frozenset()
 
 

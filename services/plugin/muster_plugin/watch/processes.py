@@ -51,6 +51,8 @@ class ProcessWatch:
         self._numbers.pop(path, None)
         if not is_visible:
             return observation.Process(identity=identity, is_watched=is_watched)
+        if len(self._numbers) >= _WATCHED_MAX:
+            del self._numbers[next(iter(self._numbers))]
         self._numbers[path] = number
         name = self._read(number, "comm").strip()
         pod = _POD.search(self._read(number, "cgroup"))

@@ -30,13 +30,14 @@ def scan(root: Path) -> observation.Scanned:
     """Return the sockets of other plugins below the kubelet's directory. Raises OSError."""
     files: list[observation.SocketFile] = []
     ours = set()
-    kubelet_age_s = None
+    kubelet_age_s, kubelet = None, ""
     for directory in observation.Directory:
         for entry in _sockets(root / directory):
             name = entry.name
             status = entry.stat(follow_symlinks=False)
             if name == socket_directory.KUBELET_SOCKET:
                 kubelet_age_s = max(0.0, time.time() - status.st_ctime)
+                kubelet = prober.identity_of(status)
             elif slug := settings.slug_of(name):
                 ours.add(slug)
             elif not name.startswith(_OURS):
@@ -50,7 +51,7 @@ def scan(root: Path) -> observation.Scanned:
                 )
     files.sort(key=lambda file: -file.created_at)
     return observation.Scanned(
-        sockets=tuple(files), kubelet_age_s=kubelet_age_s, ours=frozenset(ours)
+        sockets=tuple(files), kubelet_age_s=kubelet_age_s, kubelet=kubelet, ours=frozenset(ours)
     )
 
 

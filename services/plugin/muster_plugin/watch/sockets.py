@@ -132,7 +132,12 @@ class Socket:
     @property
     def is_leftover(self) -> bool:
         """Whether it was refused again and again, and has never answered."""
-        return self.answer is _Answer.REFUSED and not self.has_answered and self._refusals > 1
+        return self.is_dead and not self.has_answered
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it was refused again and again: no server can come back to it."""
+        return self.answer is _Answer.REFUSED and self._refusals > 1
 
     @property
     def is_asked(self) -> bool:
@@ -236,7 +241,7 @@ class Sockets:
         self._waiting: dict[str, observation.SocketFile] = {}
         """The files that are too many to be watched."""
         self._dead: set[tuple[str, str]] = set()
-        """The files of those that made room because they were refused."""
+        """The files of those that are dead, and have a successor or have made room."""
         self.has_changed = False
         """Whether the state of any socket has changed; to be reset by the reader."""
 
@@ -269,7 +274,7 @@ class Sockets:
     @property
     def left_out(self) -> int:
         """How many sockets are not watched, because there are too many."""
-        return len(self._waiting) + len(self._dead)
+        return len(self._waiting)
 
     def record_probe(self, probed: observation.Probed, now: float) -> None:
         """Take in the result of a probe."""
@@ -277,9 +282,7 @@ class Sockets:
             with self._observed(probed.path) as socket:
                 socket.record(probed, now)
             if self._waiting and socket.is_leftover:
-                self._dead.add((probed.path, socket.file.identity))
-                self.forget(probed.path)
-                self._admit(now)
+                self.leave(probed.path, now)
 
     def record_end(self, ended: observation.ProcessEnded, now: float) -> None:
         """Take in that a process has ended."""
@@ -296,6 +299,11 @@ class Sockets:
     def forget(self, path: str) -> None:
         """Forget a socket that was removed."""
         self._by_path.pop(path, None)
+
+    def leave(self, path: str, now: float) -> None:
+        """Look at a dead socket no more, and watch one that waits instead."""
+        self._dead.add((path, self._by_path.pop(path).file.identity))
+        self._admit(now)
 
     def due(self, now: float) -> list[observation.Probe]:
         """Return the probes to start now, a few at a time."""
