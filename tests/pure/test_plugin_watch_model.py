@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies
 
 from muster import vocabulary
-from muster_plugin.watch import expectation, naming, observation, sockets
+from muster_plugin.watch import expectation, listings, naming, observation, sockets
 from tests.worlds.watched_node import GPU, GPU_SOCKET, Node, delay_s, healthy
 
 Answer = observation.Answer
@@ -310,9 +310,12 @@ def test_whatever_happens_probes_and_events_have_limits(
     is_process_watched: bool,  # noqa: FBT001  # given by hypothesis
 ) -> None:
     node = Node(is_process_watched=is_process_watched)
+    away_at: float | None = None
     for (what, which), wait_s in steps:
         happen(node, what, which)
-        is_away = node.kubelet_age_s is None
+        is_there = node.kubelet_age_s is not None and node.is_answering
+        away_at = None if is_there else away_at or node.now
+        is_away = away_at is not None and node.now + wait_s < away_at + listings.AWAY_S
         before = node.findings()
         node.run(wait_s)
         if is_away:

@@ -74,9 +74,8 @@ class Listings:
     @property
     def held_until(self) -> float:
         """When nothing is held any more because the kubelet is away, or has just started."""
-        return (
-            self.steady_at if self._away_at is None else max(self.steady_at, self._away_at + AWAY_S)
-        )
+        away_until = -math.inf if self._away_at is None else self._away_at + AWAY_S
+        return max(self.steady_at, away_until)
 
     def _record_away(self, now: float) -> None:
         is_away = self._was_answering and not self.listed.is_answering

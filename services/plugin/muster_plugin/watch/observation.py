@@ -43,7 +43,7 @@ class SocketFile(msgspec.Struct, frozen=True, kw_only=True):
 class Scanned(msgspec.Struct, frozen=True, kw_only=True):
     """The sockets in the kubelet's directories, without the kubelet's own and without muster's.
 
-    `kubelet_age_s` is the age of the kubelet's socket; None without one. `kubelet` changes when that
+    `kubelet_age_s` is the age of the kubelet's socket; None without one. `kubelet` changes when it
     is made again: the clock by which it has an age may be set meanwhile. `ours` are the resources
     (slugs) that muster plugins serve.
     """
