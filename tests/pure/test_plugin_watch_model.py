@@ -22,9 +22,13 @@ def test_what_is_known_of_a_healthy_plugin() -> None:
     assert node.model.memory == expectation.Memory(expected={GPU: 8})
 
 
+@pytest.mark.parametrize("phase_s", [0, 50, 55, 60, 65, 70])
 @pytest.mark.parametrize("is_process_watched", [True, False])
-def test_a_killed_plugin_is_found_within_five_seconds(*, is_process_watched: bool) -> None:
+def test_a_killed_plugin_is_found_within_five_seconds(
+    *, is_process_watched: bool, phase_s: int
+) -> None:
     node = healthy(is_process_watched=is_process_watched)
+    node.run(phase_s)
     node.answers[GPU_SOCKET] = Answer.REFUSED
     if is_process_watched:
         node.kill(GPU_SOCKET)
@@ -252,8 +256,8 @@ def test_healthy_hours_with_rolling_updates_have_no_finding_and_few_connections(
 
 
 def assert_few(node: Node) -> None:
-    """At most four connections in any minute."""
-    for times in node.connections.values():
+    """At most four connections of a process in any minute."""
+    for times in node.connections_by_process.values():
         for at, fifth in zip(times, times[sockets.CONNECTIONS_MAX :], strict=False):
             assert fifth - at >= 60
 

@@ -43,6 +43,7 @@ class Node:
         self.is_answering = True
         self.changes: list[tuple[float, str, Finding, bool]] = []
         self.connections: dict[str, list[float]] = collections.defaultdict(list)
+        self.connections_by_process: dict[str, list[float]] = collections.defaultdict(list)
         self._is_process_watched = is_process_watched
         self._serial = 0
         self._poll_at = self.now
@@ -130,9 +131,10 @@ class Node:
 
     def _probe(self, file: observation.SocketFile) -> None:
         answer = self.answers[file.name]
+        identity = self.processes[file.name]
         if answer is not Answer.REFUSED:
             self.connections[file.name].append(self.now)
-        identity = self.processes[file.name]
+            self.connections_by_process[identity].append(self.now)
         process = observation.Process(identity=identity, is_watched=self._is_process_watched)
         probed = observation.Probed(
             path=file.path,

@@ -1,7 +1,7 @@
 """Pure: the sockets of watched plugins: who serves them, and when each is probed next.
 
-A probe costs the plugin a connection, so there are at most four in any minute on one path. A
-refused connection reaches nobody and does not count. The end of the process is reported, where the
+A probe costs the plugin a connection, so a process gets at most four in any minute. A refused
+connection reaches nobody and does not count. The end of the process is reported, where the
 kernel can do so (`Process.is_watched`); otherwise one connection a minute is saved for the moment
 when the kubelet drops the plugin.
 """
@@ -128,6 +128,8 @@ class Socket:
         if self.process is not None and self.process.identity == identity:
             self.has_ended, self.halted, self.changed_at = True, "", now
             self._due_at = now
+            # the next connection is refused, or reaches a process that has had none yet
+            self._connected.clear()
 
     @property
     def is_leftover(self) -> bool:
