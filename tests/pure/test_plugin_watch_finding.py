@@ -104,6 +104,17 @@ def test_a_finding_lasts_while_nothing_certain_is_known() -> None:
     assert (machine.finding, machine.text) == (Finding.NONE, "")
 
 
+def test_a_finding_about_a_count_lasts_while_the_count_is_unknown() -> None:
+    machine = finding.FindingMachine(HOLDS)
+    machine.observe(finding.Facts(server=Server.ANSWERS, listed=0, expected=8), 0.0)
+    machine.tick(8.0)
+    findings = []
+    for facts in (finding.Facts(server=Server.ANSWERS, expected=8, is_held=True), WELL):
+        machine.observe(facts, 9.0)
+        findings.append(machine.finding)
+    assert findings == [Finding.NOT_REGISTERED, Finding.NONE]
+
+
 def test_no_finding_begins_while_the_kubelet_is_away() -> None:
     machine = finding.FindingMachine(HOLDS)
     removed = finding.Facts(server=Server.REMOVED, is_held=True)

@@ -19,7 +19,7 @@ first row that applies counts:
     ANSWERS     | all, or that is unknown | NONE           | at once
 
 While the facts are `held`, because the kubelet is away or has just restarted, no finding begins;
-one that has begun can end.
+one that has begun can end. One about a count lasts until the kubelet says another count.
 """
 
 import enum
@@ -83,6 +83,7 @@ class Suspicion(msgspec.Struct, frozen=True):
     hold_s: float
 
 
+_OF_COUNTS: Final = frozenset({_Finding.NOT_REGISTERED, _Finding.FEWER_DEVICES})
 NOTHING: Final = Suspicion(_Finding.NONE, "", 0.0)
 _SHOWN_MAX: Final = 3
 
@@ -153,7 +154,8 @@ class FindingMachine:
         """Take in the facts as they are from now on."""
         self._is_held = facts.is_held
         new = suspicion(facts, self._holds)
-        if new is None:
+        is_uncounted = facts.listed is None and self.finding in _OF_COUNTS
+        if new is None or (new == NOTHING and is_uncounted):
             # what was suspected, and is not certain yet, may have passed unseen
             self._suspicion = Suspicion(self.finding, self.text, 0.0)
             return
