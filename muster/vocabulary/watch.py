@@ -15,7 +15,9 @@ WATCHED_MAX: Final = 64
 """The most watched plugins of one node."""
 WATCHED_PREFIX: Final = "watched-"
 """Begins the plugin names of watched plugins; no plugin of muster has such a name."""
-_NAME_MAX: Final = 48
+_NAME_MAX: Final = 40
+_DIGITS: Final = 12
+"""Among made-up names, one that shares 8 digits with another is found within a day."""
 
 
 class WatchedKind(enum.StrEnum):
@@ -89,9 +91,9 @@ class PluginObserved(facts.PluginEvent, frozen=True, kw_only=True):
 def watched_plugin(name: str) -> str:
     """Return the plugin name under which verdicts and alerts about a watched plugin are published.
 
-    It is `watched-`, the readable part of `name`, and four digits of its hash, which keep apart
-    what the readable part does not: `watched-nvidia-com-gpu-8a1f`.
+    It is `watched-`, the readable part of `name`, and digits of its hash, which keep apart what the
+    readable part does not: `watched-nvidia-com-gpu-b81425dbf37c`.
     """
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_NAME_MAX].strip("-")
-    digest = hashlib.sha256(name.encode()).hexdigest()[:4]
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
     return f"{WATCHED_PREFIX}{readable or 'plugin'}-{digest}"

@@ -211,7 +211,7 @@ def test_an_unknown_node_is_named_with_the_nearest_name() -> None:
 
 
 AMD = {
-    "plugin": "watched-amd-com-gpu-5f08",
+    "plugin": "watched-amd-com-gpu-5f0836213a6b",
     "watched": "amd.com/gpu",
     "resources": ["amd.com/gpu"],
     "devices": {"amd.com/gpu": 0},
@@ -234,7 +234,7 @@ def test_a_watched_plugin_is_shown_by_its_resource_and_marked() -> None:
     assert " ".join(row.split()) == shown
 
 
-@pytest.mark.parametrize("name", ["amd.com/gpu", "watched-amd-com-gpu-5f08"])
+@pytest.mark.parametrize("name", ["amd.com/gpu", "watched-amd-com-gpu-5f0836213a6b"])
 def test_one_plugin_of_a_node_is_shown_by_its_resource_or_name(name: str) -> None:
     observed = [
         codec.CloudEvent(

@@ -343,6 +343,12 @@ OURS = listed_pod(
     labels={"app.kubernetes.io/part-of": "muster"},
 )
 STATIC = listed_pod("static", annotations={"kubernetes.io/config.mirror": "hash-1"})
+STATIC_PLUGIN = listed_pod(
+    "static",
+    path="/var/lib/k0s/kubelet/device-plugins",
+    annotations={"kubernetes.io/config.mirror": "hash-1"},
+)
+DATABASE = listed_pod("database", path="/data")
 
 
 @pytest.mark.parametrize(
@@ -351,7 +357,14 @@ STATIC = listed_pod("static", annotations={"kubernetes.io/config.mirror": "hash-
         ([OF_NVIDIA, UNKNOWN], "nvidia.com/gpu", "", ("n/nvidia",)),
         ([OF_NVIDIA], "nvidia.com/gpu", "uid-nvidia", ("n/nvidia",)),
         ([OF_NVIDIA, UNKNOWN], "nvidia.com/gpu", "uid-unknown", ("n/unknown",)),
-        ([OF_NVIDIA, STATIC], "x.example/y", "hash-1", ("n/static",)),
+        ([OF_NVIDIA, STATIC_PLUGIN], "x.example/y", "hash-1", ("n/static",)),
+        ([UNKNOWN], "x.sock", "uid-unknown", ("n/unknown",)),
+        # an agent that was taken over names a pod of somebody else
+        ([DATABASE], "x.example/y", "uid-database", None),
+        ([DATABASE, OF_NVIDIA], "nvidia.com/gpu", "uid-database", ("n/nvidia",)),
+        ([OF_NVIDIA], "x.example/y", "uid-nvidia", None),
+        ([OURS], "x.example/y", "uid-ours", None),
+        ([STATIC], "x.example/y", "hash-1", None),
         # the pod that served is gone: these may have replaced it
         ([OF_NVIDIA], "nvidia.com/gpu", "uid-gone", ("n/nvidia",)),
         ([UNKNOWN], "x.example/y", "uid-gone", ()),

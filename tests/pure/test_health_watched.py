@@ -621,9 +621,59 @@ def test_an_agent_that_makes_up_names_without_end_is_refused() -> None:
         world.unwatch("a", name)
     world.run(60.0)
     verdicts = [e for e in world.published.values() if isinstance(e, vocabulary.VerdictChanged)]
-    assert 0 < len([event for event in verdicts if event.watched]) <= vocabulary.WATCHED_MAX
+    assert 0 < len([event for event in verdicts if event.watched]) <= (vocabulary.WATCHED_MAX + 1)
     refused = [out for out in world.noted if isinstance(out, signals.Noted) and out.refusal]
-    assert len(refused) == 200 + 1 - vocabulary.WATCHED_MAX
+    assert len(refused) == 200 - vocabulary.WATCHED_MAX
+
+
+def test_made_up_names_do_not_keep_out_a_resource_that_the_node_offers() -> None:
+    world = World("a")
+    world.run(5.0)
+    for number in range(200):
+        name = f"x.example/{number}"
+        world.observe("a", vocabulary.Watched(name=name))
+        world.unwatch("a", name)
+    world.offer_other("a", AMD, 4)
+    world.observe("a", WELL)
+    world.observe("a", DOWN)
+    world.run(5.0)
+    assert verdicts(world, "a")[-1] is Verdict.PLUGIN_DOWN
+
+
+def test_alerts_of_made_up_plugins_do_not_delay_that_of_the_agent_itself() -> None:
+    world = World("a")
+    world.run(5.0)
+    for number in range(vocabulary.WATCHED_MAX):
+        finding = WatchedFinding.NO_ANSWER
+        world.observe("a", vocabulary.Watched(name=f"x.example/{number}", finding=finding))
+    world.run(10.0)
+    assert len(world.alerts()) < vocabulary.WATCHED_MAX
+    world.part("a")
+    world.run(10.0)
+    assert ("a", AlertKind.DEREGISTERED, "") in world.alerts()
+
+
+def test_an_agent_that_does_not_know_what_to_expect_hides_nothing_that_the_api_shows() -> None:
+    world = World("a")
+    world.run(5.0)
+    world.observe("a", vocabulary.Watched(name=AMD, listed=0))
+    show(world, SHOWN)
+    world.run(5.0)
+    assert verdicts(world, "a")[-1] is Verdict.PLUGIN_DOWN
+    world.offer_other("a", AMD, 4)
+    world.observe("a", WELL)
+    world.run(20.0)
+    assert verdicts(world, "a")[-1] is Verdict.HEALTHY
+
+
+def test_no_name_can_be_made_up_that_stands_for_another_plugin() -> None:
+    names = [
+        f"nvidia.com/gpu{'!' * (number % 97)}{'.' * (number // 97)}" for number in range(9_000)
+    ]
+    plugins = {vocabulary.watched_plugin(name) for name in names}
+    assert len(plugins) == len(names)
+    assert {plugin.rpartition("-")[0] for plugin in plugins} == {"watched-nvidia-com-gpu"}
+    assert len(vocabulary.watched_plugin("x" * 253)) <= 63
 
 
 def test_what_is_kept_of_an_observation_is_bounded() -> None:

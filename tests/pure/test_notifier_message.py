@@ -101,7 +101,11 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
 
 def test_an_alert_about_a_watched_plugin_names_its_resource_and_can_be_routed_by_it() -> None:
     watched = msgspec.structs.replace(
-        alert(), plugin="watched-amd-com-gpu-5f08", watched="amd.com/gpu", resource="", devices=()
+        alert(),
+        plugin="watched-amd-com-gpu-5f0836213a6b",
+        watched="amd.com/gpu",
+        resource="",
+        devices=(),
     )
     (where,) = (
         line

@@ -172,7 +172,7 @@ class Fleet:
         self, plugin: tracked_plugin.TrackedPlugin, now: float
     ) -> list[signals.Output]:
         def may_open(_: alerts.Key) -> bool:
-            return self._registry.spend(plugin.node, now)
+            return self._registry.spend(plugin, now)
 
         outs, held = plugin.publish(now, self._self_check.at(now), may_open)
         if (held or plugin.key in self._fleet.held) and self._fleet.hold(plugin.key, held):

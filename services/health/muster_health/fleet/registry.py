@@ -24,6 +24,8 @@ class Node:
     watched: tuple[watched_plugin.WatchedPlugin, ...] = ()
     offers: Mapping[str, signals.Offer] | None = None
     bucket: pacing.TokenBucket | None = None
+    watched_bucket: pacing.TokenBucket | None = None
+    """A process on the node can make up plugins; these delay no alert about the others."""
     additions: pacing.TokenBucket | None = None
     """How many more watched plugins may be added now."""
 
@@ -86,7 +88,8 @@ class Registry:
     ) -> watched_plugin.WatchedPlugin | limits.Refusal:
         """Return a watched plugin, adding it if needed and allowed; otherwise why it is refused.
 
-        Each new one publishes a verdict, so a node whose agent makes up names may add only a few.
+        Each new one publishes a verdict, so a node whose agent makes up names may add only a few,
+        besides the resources that the node offers.
         """
         there = self.nodes.get(node)
         for known in there.watched if there is not None else ():
@@ -103,7 +106,8 @@ class Registry:
         if there.additions is None:
             burst = vocabulary.WATCHED_MAX
             there.additions = pacing.TokenBucket(per_s=_WATCHED_PER_S, burst=burst, now=now)
-        if not is_restored and not there.additions.try_take(now):
+        is_offered = there.offers is not None and name in there.offers
+        if not (is_restored or is_offered or there.additions.try_take(now)):
             return limits.Refusal.WATCHED
         watched = watched_plugin.WatchedPlugin(node, name, self._context, now=now)
         watched.receive(signals.NodeOffers(node=node, offers=there.offers), now)
@@ -189,16 +193,22 @@ class Registry:
         """Return when the fleet's rate limit allows another alert."""
         return self._whole(now).ready_at(now)
 
-    def spend(self, node: str, now: float) -> bool:
-        """Return whether the node's rate limit allows another alert now; if so, count the alert."""
-        fleet, there = self._whole(now), self.nodes[node]
-        if there.bucket is None:
-            there.bucket = _bucket(self._context.bounds.alerts_per_node_minute, now)
-        if not (fleet.has_token(now) and there.bucket.has_token(now)):
+    def spend(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
+        """Return whether the rate limits allow another alert about a plugin; if so, count it."""
+        fleet, bucket = self._whole(now), self._alerts(plugin, now)
+        if not (fleet.has_token(now) and bucket.has_token(now)):
             return False
         fleet.take(now)
-        there.bucket.take(now)
+        bucket.take(now)
         return True
+
+    def _alerts(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> pacing.TokenBucket:
+        there, per_minute = self.nodes[plugin.node], self._context.bounds.alerts_per_node_minute
+        if isinstance(plugin, watched_plugin.WatchedPlugin):
+            there.watched_bucket = there.watched_bucket or _bucket(per_minute, now)
+            return there.watched_bucket
+        there.bucket = there.bucket or _bucket(per_minute, now)
+        return there.bucket
 
     def _refusal(self, node: str, *, is_expected: bool) -> limits.Refusal | None:
         if node == vocabulary.FLEET:

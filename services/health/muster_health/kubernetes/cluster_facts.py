@@ -16,7 +16,10 @@ REVISION: Final = "controller-revision-hash"
 
 _GENERATION_ANNOTATION: Final = "deprecated.daemonset.template.generation"
 _OFFERS_MAX: Final = 64
-_KUBELET: Final = "/var/lib/kubelet"
+_KUBELET: Final = "/kubelet"
+"""The end of the kubelet's directory: k0s and others have it elsewhere than below /var/lib."""
+_DEVICE_PLUGINS: Final = f"{_KUBELET}/device-plugins"
+_REGISTRY: Final = f"{_KUBELET}/plugins_registry"
 _MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """The uid that a static pod has on its node (kubelet/types/pod_update.go, 1.36)."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -107,16 +110,23 @@ def watched_pods(
     """Return the pods that serve a resource or driver; None if that is unknown.
 
     `uid` is that of the pod which the agent saw serving, if it knows one: if that pod is gone, the
-    result has the others that may have replaced it. `now` is the API server's time, and `more` are
-    plugins of the configuration. That there are none is known only of a plugin that runs as a
+    result has the others that may have replaced it. The agent is not believed about a pod that
+    cannot serve it, because the result may be restarted. `now` is the API server's time, and `more`
+    are plugins of the configuration. That there are none is known only of a plugin that runs as a
     known pod, and if no other pod on the node may serve it. Raises msgspec's errors.
     """
     items = msgspec.json.decode(pod_list, type=_RawList).items or ()
     pods = [msgspec.json.decode(item, type=_PodWithVolumes) for item in items]
     plugins = [(pod, known_plugins.plugin_of(pod, more)) for pod in pods]
     serving = [pod for pod, plugin in plugins if plugin is not None and plugin.serves(name)]
-    if uid:
-        serving = [pod for pod in pods if uid in _uids(pod)] or serving
+    named = [(pod, plugin) for pod, plugin in plugins if uid and uid in _uids(pod)]
+    serving = [
+        pod
+        for pod, plugin in named
+        if (_may_serve(pod, name, _DEVICE_PLUGINS) if plugin is None else plugin.serves(name))
+    ] or serving
+    if named and not serving:
+        return None
     if serving:
         return tuple(_with_age(pod, now) for pod in serving)
     is_known = any(each.serves(name) for each in (*more, *known_plugins.KNOWN_PLUGINS))
@@ -162,16 +172,17 @@ def _uids(shape: objects.Pod) -> tuple[str, str]:
     return shape.metadata.uid, shape.annotations.get(_MIRROR_ANNOTATION, "")
 
 
-def _may_serve(shape: _PodWithVolumes, name: str) -> bool:
+def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
     """Return whether a pod, other than muster's, has a directory to make such a socket in.
 
     Drivers register elsewhere than device plugins, whose resources have a slash in their names.
+    `more` are directories beside these.
     """
     volumes = shape.spec.volumes if shape.spec is not None else None
     paths = (volume.host_path.path for volume in volumes or () if volume.host_path is not None)
     is_ours = shape.labels.get("app.kubernetes.io/part-of") == "muster"
-    places = {_KUBELET, f"{_KUBELET}/{'device-plugins' if '/' in name else 'plugins_registry'}"}
-    return not is_ours and any(path.rstrip("/") in places for path in paths)
+    places = _KUBELET, _DEVICE_PLUGINS if "/" in name else _REGISTRY, *more
+    return not is_ours and any(path.rstrip("/").endswith(places) for path in paths)
 
 
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:

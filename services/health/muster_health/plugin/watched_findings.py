@@ -102,12 +102,13 @@ def combined(
     """Return the observation that counts, and whose it is.
 
     An agent on the node sees more, and sooner. But only the Kubernetes API shows what a driver
-    offers: its slices and claims.
+    offers: its slices and claims. And an agent that has just come may not know what to expect.
     """
     if by_agent is None:
         return by_cluster, "kubernetes"
     is_about_driver = by_cluster.kind is vocabulary.WatchedKind.DRA_DRIVER
-    is_more = is_about_driver and by_cluster.finding is not WatchedFinding.NONE
+    is_unsure = by_agent.expected is None and not by_agent.listed
+    is_more = by_cluster.finding is not WatchedFinding.NONE and (is_about_driver or is_unsure)
     if by_agent.finding is WatchedFinding.NONE and is_more:
         return by_cluster, "kubernetes"
     return by_agent, "agent"
