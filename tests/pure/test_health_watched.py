@@ -283,6 +283,21 @@ def test_a_problem_that_needs_a_serving_process_is_not_excused_by_a_new_pod() ->
 # the node's allocatable
 
 
+@pytest.mark.parametrize("how", [{"age_s": 40.0}, {"deleting": True}])
+def test_a_pod_that_is_replaced_while_it_still_serves_is_no_split_brain(
+    how: dict[str, object],
+) -> None:
+    world = world_of("a")
+    other = dataclasses.replace(POD, name="kube-system/amdgpu-y", uid="u-2")
+    world.plugins["a"].others = (POD, dataclasses.replace(other, **how))
+    world.observe("a", finds(WatchedFinding.TWO_SERVERS))
+    world.run(60.0)
+    assert verdicts(world, "a") == [Verdict.HEALTHY]
+    world.plugins["a"].others = (POD, other)
+    world.run(15.0)
+    assert verdicts(world, "a")[-1] is Verdict.SPLIT_BRAIN
+
+
 def test_an_allocatable_that_differs_for_half_a_minute_is_a_mismatch() -> None:
     world = world_of("a")
     world.offer_other("a", AMD, 3)
