@@ -1,7 +1,7 @@
 """A real cluster with muster in it, its faults, and what muster makes of them.
 
-muster is the overlay `minimal`, with a webhook of ours as its receiver. The faults need the node's
-processes: they are for the cluster that scripts/cluster starts on this machine.
+muster is an overlay, as a rule `minimal`, with a webhook of ours as its receiver. The faults need
+the node's processes: they are for the cluster that scripts/cluster starts on this machine.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -45,7 +45,8 @@ receivers:
 _KUSTOMIZATION: Final = """
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-resources: [muster/k8s/overlays/minimal]
+resources: [muster/k8s/overlays/{overlay}]
+components: [{components}]
 images: [{{name: muster, newName: {image}, newTag: {tag}}}]
 configMapGenerator:
   - {{name: muster-notifier-settings, namespace: muster, behavior: merge, files: [notifier.yaml]}}
@@ -115,6 +116,12 @@ class Muster:
     webhook: Webhook
     health: tuple[str, ...] = ()
     """The addresses of health's pods."""
+    name: str = ""
+    """Which plugin is meant; empty if there is only one."""
+
+    def about(self, plugin: str) -> "Muster":
+        """Return the same for one of several plugins."""
+        return replace(self, name=plugin)
 
     def find_health(self) -> None:
         """Learn where health's pods are; the API must answer."""
@@ -138,10 +145,10 @@ class Muster:
     def plugin(self) -> dict[str, Any]:
         """Return what the leading health shows of the plugin; empty if none leads."""
         states = self.states()
-        if not states or states[0]["service"]["leads"] is None or not states[0]["plugins"]:
+        if not states or states[0]["service"]["leads"] is None:
             return {}
-        shown: dict[str, Any] = states[0]["plugins"][0]
-        return shown
+        shown: list[dict[str, Any]] = states[0]["plugins"]
+        return next((each for each in shown if self.name in {"", each["plugin"]}), {})
 
     def unread(self) -> set[str]:
         """Return what any health says that it cannot read in Kubernetes."""
@@ -197,7 +204,8 @@ class Muster:
         def notified() -> Notified | None:
             for each in self.webhook.taken:
                 is_it = (each.alert["kind"], each.alert["state"]) == (kind, state)
-                if is_it and each.at >= since:
+                is_about = self.name in {"", each.alert["plugin"]}
+                if is_it and is_about and each.at >= since:
                     return each
             return None
 
@@ -316,7 +324,12 @@ def _after_kill(muster: Muster, killed: int) -> str:
 
 
 def installed(
-    cluster: real_cluster.Cluster, folder: Path, detection: Mapping[str, float] | None = None
+    cluster: real_cluster.Cluster,
+    folder: Path,
+    detection: Mapping[str, float] | None = None,
+    *,
+    overlay: str = "minimal",
+    components: Sequence[str] = (),
 ) -> Iterator[Muster]:
     """Install muster, wait until all of it is well, and remove it."""
     if node.first() is None:
@@ -324,7 +337,10 @@ def installed(
     with Webhook().serving(_our_address(cluster)) as webhook:
         (folder / "muster").symlink_to(manifests.ROOT)
         image, _, tag = real_cluster.MUSTER.partition(":")
-        (folder / "kustomization.yaml").write_text(_KUSTOMIZATION.format(image=image, tag=tag))
+        named = ", ".join(f"muster/k8s/components/{name}" for name in components)
+        (folder / "kustomization.yaml").write_text(
+            _KUSTOMIZATION.format(image=image, tag=tag, overlay=overlay, components=named)
+        )
         (folder / "notifier.yaml").write_text(_NOTIFIER.format(url=webhook.url))
         settings = (manifests.ROOT / "k8s" / "base" / "settings" / "health.yaml").read_text()
         settings += f"\ndetection: {json.dumps(dict(detection or {}))}\n"
