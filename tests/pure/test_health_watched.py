@@ -283,6 +283,24 @@ def test_a_problem_that_needs_a_serving_process_is_not_excused_by_a_new_pod() ->
 # the node's allocatable
 
 
+@pytest.mark.parametrize(("age_s", "deleting"), [(40.0, False), (9_000.0, True)])
+def test_a_pod_that_is_replaced_while_it_still_serves_is_no_split_brain(
+    *, age_s: float, deleting: bool
+) -> None:
+    world = world_of("a")
+    other = dataclasses.replace(POD, name="kube-system/amdgpu-y", uid="u-2")
+    world.plugins["a"].others = (
+        POD,
+        dataclasses.replace(other, age_s=age_s, deleting=deleting),
+    )
+    world.observe("a", finds(WatchedFinding.TWO_SERVERS))
+    world.run(60.0)
+    assert verdicts(world, "a") == [Verdict.HEALTHY]
+    world.plugins["a"].others = (POD, other)
+    world.run(15.0)
+    assert verdicts(world, "a")[-1] is Verdict.SPLIT_BRAIN
+
+
 def test_an_allocatable_that_differs_for_half_a_minute_is_a_mismatch() -> None:
     world = world_of("a")
     world.offer_other("a", AMD, 3)

@@ -24,7 +24,7 @@ def made_up(node: watched_node.Node, count: int, answer: Answer) -> list[str]:
 
 def test_made_up_plugins_crowd_out_none_that_the_kubelet_lists() -> None:
     node = watched_node.healthy()
-    made_up(node, 100, Answer.SILENT)
+    made_up(node, 100, Answer.ANSWERED)
     node.run(120)
     assert len(node.findings()) == vocabulary.WATCHED_MAX
     assert node.findings()[GPU] is Finding.NONE
@@ -72,6 +72,16 @@ def test_sockets_that_keep_the_prober_waiting_delay_others_only_a_little() -> No
     node.answers[GPU_SOCKET] = Answer.SILENT
     node.run(60)
     assert node.findings()[GPU] is Finding.NO_ANSWER
+
+
+def test_a_socket_that_never_answers_is_a_failure_only_of_a_known_plugin() -> None:
+    node = watched_node.Node()
+    made_up(node, 3, Answer.SILENT)
+    node.make(GPU_SOCKET)
+    node.answers[GPU_SOCKET] = Answer.SILENT
+    node.scan()
+    node.run(120)
+    assert node.findings() == {GPU: Finding.NO_ANSWER}
 
 
 # What hides failures

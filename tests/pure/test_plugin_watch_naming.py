@@ -80,6 +80,10 @@ def test_what_only_the_checkpoint_holds_need_not_be_listed() -> None:
     for name in ("a.com/kept", "a.com/same", "a.com/fewer", "a.com/none"):
         known.record_registered(name, 8)
     assert known.record_listed("a.com/same", 8, 0.0)
+    assert not known.record_listed("a.com/listed-before", 8, 0.0)
+    assert not known.record_registered("a.com/listed-before", 9)
+    assert known.record_registered("a.com/listed-before", 8)
+    assert known.expected("a.com/listed-before") == 8
     assert not known.record_listed("a.com/fewer", 7, 0.0)
     assert not known.record_listed("a.com/none", 0, 0.0)
     assert {

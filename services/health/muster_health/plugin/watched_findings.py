@@ -10,7 +10,7 @@ The agent decides the finding, and has waited for as long as that needs. Here it
 | WRONG_ANSWER: something else answers                 | STUCK        | WATCHED_WRONG_ANSWER       |
 | NOT_REGISTERED: it answers, the kubelet lists none   | DEREGISTERED | WATCHED_NOT_REGISTERED     |
 | FEWER_DEVICES: the kubelet lists fewer than expected | MISMATCH     | WATCHED_FEWER_DEVICES      |
-| TWO_SERVERS: two processes serve the resource        | SPLIT_BRAIN  | WATCHED_TWO_SERVERS        |
+| TWO_SERVERS: two processes serve the resource (4)    | SPLIT_BRAIN  | WATCHED_TWO_SERVERS        |
 | NOT_OFFERED: hardware that nobody offers             | MISSING      | WATCHED_NOT_OFFERED        |
 | FILES_MISSING: CDI files are gone                    | DEGRADED     | WATCHED_FILES_MISSING      |
 | nothing; the node's allocatable is another (2)       | MISMATCH     | WATCHED_NODE_OFFERS_OTHERS |
@@ -26,6 +26,7 @@ The agent decides the finding, and has waited for as long as that needs. Here it
 
 (2) For more than `mismatch_s`, because kubelets report changes only every 10 s.
 (3) Not if the agent sees that its process does not run in a pod.
+(4) Not while one of its pods is being deleted or is less than 5 min old.
 
 What cannot be distinguished from outside: a process that hangs, one that was stopped, and one
 without CPU time all do not answer; that is STUCK, unless the agent's text says more.
@@ -61,6 +62,8 @@ AWAY: Final = frozenset(
 """The rules that a planned stop may explain: nobody answers."""
 _NEW_POD_S: Final = 60.0
 """A pod that is not older than this was created after its plugin's process had ended."""
+_REPLACED_S: Final = 300.0
+"""How long two pods may serve after the newer one was created."""
 _TEXT_MAX: Final = 500
 _NAME_MAX: Final = 320
 _PODS_MAX: Final = 32
@@ -147,6 +150,18 @@ def planned(problem: Problem, watched: vocabulary.Watched, answer: signals.Facts
         (pods is not None and all(_is_new(pod) for pod in pods), Rule.WATCHED_POD_REPLACED),
     )
     return next((rule for holds, rule in rows if holds), None)
+
+
+def is_replacing(problem: Problem, answer: signals.Facts) -> bool:
+    """Return whether two processes serve it because one pod is taking the place of another.
+
+    With `maxSurge` the old pod ends only when the new one is ready.
+    """
+    is_changing = any(
+        pod.deleting or (pod.age_s is not None and pod.age_s <= _REPLACED_S)
+        for pod in answer.pods or ()
+    )
+    return problem.rule is Rule.WATCHED_TWO_SERVERS and is_changing
 
 
 def shown(answer: signals.Facts | None, watched: vocabulary.Watched) -> list[vocabulary.Evidence]:

@@ -149,12 +149,7 @@ class WatchedMachine(verdict.VerdictMachine):
             self.reported.offers = answer.offers
         if problem.rule is Rule.WATCHED_NODE_OFFERS_OTHERS:
             return self._compared(problem, answer, now)
-        rule = None if answer is None else watched_findings.planned(problem, watched, answer)
-        if rule is not None:
-            why = (*problem.evidence, *watched_findings.shown(answer, watched))
-            return self._maintenance(rule, why, self.context.settings.maintenance_s, now)
-        self._answer = tuple(watched_findings.shown(answer, watched))
-        return self._believe(problem, now)
+        return self._judge(problem, watched, answer, now)
 
     def suspend(self) -> None:
         """Reach no verdict until `resume`."""
@@ -170,6 +165,24 @@ class WatchedMachine(verdict.VerdictMachine):
         """Return whether what was wrong is over, and only the node's status still shows it."""
         is_offer = problem.rule is Rule.WATCHED_NODE_OFFERS_OTHERS
         return is_offer and self.state is State.ILL and self.standing.rule is not problem.rule
+
+    def _judge(
+        self,
+        problem: problems.Problem,
+        watched: vocabulary.Watched,
+        answer: signals.Facts | None,
+        now: float,
+    ) -> list[steps.Step]:
+        """Reach a verdict, unless what Kubernetes shows explains the problem."""
+        if answer is not None and watched_findings.is_replacing(problem, answer):
+            self._ask_not_before = self.reported.due = now + _ASK_PACE_S
+            return []
+        rule = None if answer is None else watched_findings.planned(problem, watched, answer)
+        if rule is not None:
+            why = (*problem.evidence, *watched_findings.shown(answer, watched))
+            return self._maintenance(rule, why, self.context.settings.maintenance_s, now)
+        self._answer = tuple(watched_findings.shown(answer, watched))
+        return self._believe(problem, now)
 
     def _compared(
         self, problem: problems.Problem, answer: signals.Facts | None, now: float

@@ -96,10 +96,14 @@ class Expectations:
         is_certain = is_confirmed or now - since >= LEARNING_S
         return is_certain and self._learn(resource, count)
 
-    def record_registered(self, resource: str, count: int) -> None:
-        """Record what the kubelet's checkpoint holds."""
+    def record_registered(self, resource: str, count: int) -> bool:
+        """Record what the kubelet's checkpoint holds; return whether something was learned."""
+        listed, _ = self._listed.get(resource, (0, 0.0))
+        if count and count == listed:
+            return self._learn(resource, count)
         if count and not self.had(resource) and len(self._registered) < _ENTRIES_MAX:
             self._registered[resource] = count
+        return False
 
     def forget(self, resource: str) -> bool:
         """Forget a resource that was removed from the node; return whether it was learned."""

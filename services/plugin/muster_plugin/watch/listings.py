@@ -134,7 +134,7 @@ class Listings:
         for name, count in counts.items():
             if self._may_list(name):
                 self._listings.setdefault(name, Listing(None, now))
-                self.expectations.record_registered(name, count)
+                self.has_learned |= self.expectations.record_registered(name, count)
                 self.has_changed = True
 
     def forget_if_old(self, resource: str, now: float) -> None:

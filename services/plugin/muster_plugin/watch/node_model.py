@@ -306,8 +306,9 @@ class NodeModel:
             return socket is not None or not naming.is_on_demand(name)
         if socket is None or socket.answer is None:
             return False
-        is_wrong = socket.answer in {observation.Answer.REFUSED, observation.Answer.WRONG}
-        return socket.has_answered or not is_wrong
+        # other software may have made a socket that never answers, unless its name is a plugin's
+        is_hanging = socket.answer is observation.Answer.SILENT and "/" in name
+        return socket.has_answered or is_hanging
 
     def _server(
         self, name: str, socket: sockets.Socket | None, listed: int | None, *, is_nameless: bool
