@@ -88,10 +88,13 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
         if event.reason != _FAILED or about is None or age_s is None or age_s > _RECENT_S:
             continue
         pod = waiting.get(f"{about.namespace}/{about.name}")
-        if pod is None or not _can_be_judged(facts, pod.node_name):
+        if pod is None or not pod.has_claims or not _can_be_judged(facts, pod.node_name):
             continue
-        match = _UNREGISTERED.search(event.message)
-        driver = match[1] if match else plugin_facts.listed(_drivers(facts, pod))
+        match, drivers = _UNREGISTERED.search(event.message), _drivers(facts, pod)
+        if match and drivers and match[1] not in drivers:
+            # whoever may create events can forge them
+            continue
+        driver = match[1] if match else plugin_facts.listed(drivers)
         failed.setdefault((pod.node_name, driver), {})[pod.full_name] = event.message
     for (node, driver), pods in failed.items():
         message = next(iter(pods.values()))

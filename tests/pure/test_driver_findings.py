@@ -87,6 +87,22 @@ def test_a_failed_prepare_that_is_over_is_no_finding(phase: str, age_s: float) -
     assert read == []
 
 
+def test_an_event_about_a_driver_that_the_pod_does_not_use_is_no_finding() -> None:
+    forged = [event("prepare: DRA driver other.example is not registered")]
+    pods = [driver("a"), user(phase="Pending")]
+    assert findings(bare(), pods=pods, slices=[SLICE], claims=[claim("p")], events=forged) == []
+    forged = [event(f"prepare: DRA driver {DRIVER} is not registered")]
+    stranger = msgspec.convert(
+        {
+            "metadata": {"name": "p", "namespace": "default", "uid": "u"},
+            "spec": {"nodeName": "a", "containers": [{"name": "c", "image": "other"}]},
+            "status": {"phase": "Pending"},
+        },
+        shapes.Pod,
+    )
+    assert findings(bare(), pods=[driver("a"), stranger], slices=[SLICE], events=forged) == []
+
+
 def test_claims_on_a_node_without_a_live_driver_are_an_error() -> None:
     pods = [driver("b"), user()]
     nodes = [bare("a"), bare("b")]

@@ -753,6 +753,17 @@ def test_a_pod_of_a_watched_plugin_is_restarted_only_if_that_is_allowed(allowed:
     assert len(remedies(world)) == int(allowed)
 
 
+def test_what_only_the_api_shows_restarts_nothing() -> None:
+    remediation = config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN, watched=True)
+    world = world_of("a", remediation=remediation)
+    world.observe("a", msgspec.structs.replace(WELL, kind=WatchedKind.DRA_DRIVER))
+    # events are part of it, and whoever may create events can forge these
+    show(world, msgspec.structs.replace(SHOWN, kind=WatchedKind.DRA_DRIVER))
+    world.run(120.0)
+    assert verdicts(world, "a")[-1] is Verdict.PLUGIN_DOWN
+    assert remedies(world) == []
+
+
 @pytest.mark.parametrize(
     ("observed", "others"),
     [

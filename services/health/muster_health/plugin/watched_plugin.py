@@ -142,10 +142,11 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
     def needs_restart(self, now: float) -> bool:
         """Return whether the published verdict is certain and needs a decision about a restart.
 
-        After a minute a hanging process has been probed at least three more times.
+        After a minute a hanging process has been probed at least three more times. What only the
+        Kubernetes API shows is not certain enough: some of it are events, which can be forged.
         """
         stands = self.standing()
-        is_observed = self.machine.watched is not None
+        is_observed = self.machine.watched is not None and self.machine.source == "agent"
         if not is_observed or stands.state is not State.ILL or stands.verdict not in _CERTAIN:
             return False
         is_decided = self.restart_decided_for == self.alerting.since
