@@ -295,9 +295,10 @@ def _first(directory: str) -> list[str]:
 
 
 def _again(directory: str, *, key: str | None = None) -> list[str]:
-    """Return the commands to run after permissions or keys have changed, or only one `key`.
+    """Return the commands to run after permissions or keys have changed.
 
-    NATS comes first, because it refuses credentials that it does not know yet.
+    With `key` only those for that key. NATS comes first, because it refuses credentials that it
+    does not know yet.
     """
     changed = _SERVICES if key is None else tuple({key}.intersection(_SERVICES))
     gate = [_gate(directory)] if key in {None, "answer", "node"} else []

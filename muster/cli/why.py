@@ -105,9 +105,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unknown_name(view: NodeView) -> str:
-    """Return why the node, or the plugin that is asked for, is unknown; empty if it is not.
+    """Return why the requested node or plugin is unknown; empty if it is known.
 
-    If a source did not answer, nothing is unknown.
+    Also empty if a source did not answer, because then that cannot be decided.
     """
     if view.state is None or view.events is None or view.plugins or view.changes:
         return ""

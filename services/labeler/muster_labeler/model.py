@@ -166,7 +166,7 @@ def is_accelerator(resource: str) -> bool:
 
 
 def is_pci_label(key: str) -> bool:
-    """Return whether a label shows that a node has hardware of NVIDIA or AMD."""
+    """Return whether a label shows that a node has NVIDIA or AMD hardware."""
     return _PCI.fullmatch(key) is not None
 
 

@@ -58,7 +58,7 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
     equal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse invalid matchers and unknown labels, which would always be equal."""
+        """Refuse invalid matchers, and labels that no alert has: two missing labels are equal."""
         routes.refuse_useless_matchers((*self.source_matchers, *self.target_matchers))
         routes.refuse_unknown_labels(self.equal, where="equal")
 

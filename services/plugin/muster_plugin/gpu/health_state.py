@@ -66,7 +66,7 @@ class GpuHealth:
         return [*self._received(event, now), *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[gpu.FaultChange]:
-        """Return the faults of overdue GPUs; restart all deadlines after this process stalled."""
+        """Return the faults of overdue GPUs; after a stall of ours, restart their deadlines."""
         overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
         if any(now - self._due(condition) > _STALL_S for condition in overdue):
             for condition in overdue:

@@ -138,7 +138,7 @@ class Listings:
                 self.has_changed = True
 
     def forget_if_old(self, resource: str, now: float) -> None:
-        """Forget a resource of which the kubelet has long listed none."""
+        """Forget a resource if the kubelet has not listed any device of it for `FORGOTTEN_S`."""
         listing = self[resource]
         if listing.count == 0 and now - listing.changed_at >= FORGOTTEN_S:
             self.has_learned |= self.expectations.forget(resource)

@@ -20,7 +20,7 @@ RESOURCE: Final = re.compile(rf"[a-z0-9][-a-z0-9.]{{0,243}}/{_NAME}")
 
 
 class _Pattern(NamedTuple):
-    """A pattern of socket names without `.sock`; the resource of a match, None if there is none."""
+    """A pattern for socket names without `.sock`; `resource` names the resource of a match."""
 
     pattern: re.Pattern[str]
     resource: Callable[[re.Match[str]], str | None]

@@ -287,13 +287,13 @@ class Sockets:
                 self.leave(probed.path, now)
 
     def record_end(self, ended: observation.ProcessEnded, now: float) -> None:
-        """Take in that a process has ended."""
+        """Record that a process has ended."""
         if ended.path in self._by_path:
             with self._observed(ended.path) as socket:
                 socket.record_end(ended.identity, now)
 
     def record_halted(self, halted: Mapping[str, str]) -> None:
-        """Take in which processes cannot run."""
+        """Record which sockets belong to processes that cannot run, and why."""
         for path in self._by_path:
             with self._observed(path) as socket:
                 socket.halted = halted.get(path, "")
