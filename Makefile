@@ -18,7 +18,7 @@ KUBERNETES ?= 1.37
 # Checks run two at a time; what each says stays together where make can do that (4.0 and newer).
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: help up demo test lint types contracts collected unit coverage generate bench fuzz manifests test-compose test-newest cluster cluster-down test-cluster lock sbom clean
+.PHONY: help up demo test lint types contracts collected unit coverage generate bench fuzz manifests test-compose test-newest cluster cluster-down test-cluster test-peers lock sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,9 @@ cluster-down: $(STAMP) ## end it, leaving only its programs and images in the ca
 
 test-cluster: $(STAMP) ## install muster in that cluster as a user does, and test it there
 	@scripts/test-cluster $(KUBERNETES)
+
+test-peers: $(STAMP) ## watch device plugins of others in that cluster, and do to them what fails in the field
+	@scripts/test-cluster $(KUBERNETES) peers
 
 LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 lock: $(STAMP) ## renew the locked dependencies of the images

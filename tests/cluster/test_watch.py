@@ -23,7 +23,7 @@ from tests.worlds import cluster_faults, dra_driver, dra_pods, peers, real_clust
 from tests.worlds.cluster_faults import Muster
 from tests.worlds.nvml import fake, scenes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.peers, pytest.mark.timeout(400)]
 
 ALL: Final = (peers.NVIDIA, peers.INTEL, peers.SAMPLE, peers.GENERIC)
 AGENT: Final = "device-plugin"
