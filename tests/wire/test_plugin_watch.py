@@ -194,11 +194,9 @@ def test_a_watched_plugin_sees_few_connections_and_only_the_kubelets_first_quest
         seen = collections.Counter(said.get("method", said["event"]) for said in log)
         # the kubelet asks for the list once, which may be logged only now
         del seen[program_of_plugin.LIST]
-        assert seen == {
-            "connected": probes,
-            "disconnected": probes,
-            program_of_plugin.OPTIONS: probes,
-        }
+        # the process was killed, perhaps before it logged the end of the last connection
+        assert seen.pop("disconnected") in {probes - 1, probes}
+        assert seen == {"connected": probes, program_of_plugin.OPTIONS: probes}
         assert probes <= 4
 
     play(root, story)
