@@ -261,7 +261,7 @@ def _offered_twice(
     if not drivers:
         return
     held = _held(facts, node)
-    uuids = {uuid for entry in slices for uuid in _uuids(entry)}
+    uuids = {uuid for entry in slices for uuid in entry.uuids}
     for resource, offer in node.offers.items():
         if not offer.allocatable:
             continue
@@ -391,11 +391,3 @@ def _held(facts: Facts, node: NodeFacts) -> dict[str, set[str]]:
                     ids = {device.resource_id for device in entry.resources or ()}
                     held.setdefault(entry.name, set()).update(ids)
     return held
-
-
-def _uuids(entry: ResourceSlice) -> Iterable[str]:
-    """Yield the UUIDs of a slice's devices, as GPU drivers publish them."""
-    for device in entry.spec.devices or ():
-        attribute = (device.attributes or {}).get("uuid")
-        if attribute is not None and attribute.string:
-            yield attribute.string

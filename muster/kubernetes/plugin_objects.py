@@ -187,6 +187,12 @@ class ResourceSlice(objects.HasMetadata, frozen=True):
     metadata: Metadata = Metadata()
     spec: SliceSpec = SliceSpec()
 
+    @property
+    def uuids(self) -> set[str]:
+        """The UUIDs of its devices, as GPU drivers publish them."""
+        attributes = [(each.attributes or {}).get("uuid") for each in self.spec.devices or ()]
+        return {each.string for each in attributes if each and each.string}
+
 
 class AllocatedRequest(objects.Object, frozen=True):
     """A device that was allocated for one of a claim's requests."""
