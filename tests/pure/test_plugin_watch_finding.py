@@ -39,7 +39,7 @@ WELL = finding.Facts(server=Server.ANSWERS, listed=8, expected=8)
         ),
         (
             finding.Facts(server=Server.HALTED, detail="its process is stopped"),
-            finding.Suspicion(Finding.NO_ANSWER, "its process is stopped", 2.0),
+            finding.Suspicion(Finding.NO_ANSWER, "its process is stopped", 3.0),
         ),
         (
             finding.Facts(server=Server.SILENT, detail="silent"),

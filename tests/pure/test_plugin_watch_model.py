@@ -48,6 +48,17 @@ def test_a_stopped_plugin_is_found_within_twenty_seconds(phase_s: int) -> None:
     assert delay_s(node, Finding.NO_ANSWER) <= 20
 
 
+def test_only_a_process_that_stays_stopped_is_a_finding() -> None:
+    node = healthy()
+    stopped = observation.ProcessesSeen({f"device-plugins/{GPU_SOCKET}": "stopped"})
+    for seen in (stopped, observation.ProcessesSeen({}), stopped):
+        node.send(seen)
+        node.run(2.5)
+    assert node.findings() == {GPU: Finding.NONE}
+    node.run(0.6)
+    assert node.findings() == {GPU: Finding.NO_ANSWER}
+
+
 def test_a_removed_socket_is_found_within_three_seconds() -> None:
     node = healthy()
     node.remove(GPU_SOCKET)

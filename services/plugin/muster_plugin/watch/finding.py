@@ -7,7 +7,7 @@ first row that applies counts:
     ------------|-------------------------|----------------|---------
     REMOVED     | anything                | SOCKET_REMOVED |  2 s
     ENDED       | anything                | NOT_SERVED     |  2 s
-    HALTED      | anything                | NO_ANSWER      |  2 s
+    HALTED      | anything                | NO_ANSWER      |  3 s
     SILENT      | anything                | NO_ANSWER      |  0 s
     WRONG       | anything                | WRONG_ANSWER   | 20 s
     ABSENT      | anything                | NOT_OFFERED    |  0 s
@@ -68,7 +68,8 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True):
 
     removed_s: float = 2.0
     ended_s: float = 2.0
-    halted_s: float = 2.0
+    halted_s: float = 3.0
+    """Two looks at the process: a debugger or a snapshot may stop it for a moment."""
     wrong_s: float = 20.0
     """Two probes: a plugin that ends may cut a single connection."""
     unregistered_s: float = 8.0

@@ -30,6 +30,7 @@ _ENDPOINTS: Final = "plugins"
 _ENDPOINT_TIMEOUT_S: Final = 1.0
 _HANGING_MAX: Final = 8
 _DETAIL_MAX: Final = 300
+_WAITS: Final = "its process waits for a driver or a disk (state D)"
 _OPTIONS: Final = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
 _INFO: Final = "/pluginregistration.Registration/GetInfo"
 _KINDS: Final = {
@@ -93,6 +94,8 @@ class Prober:
                 result = await self._asked(connection, file)
         except _Result as failed:
             result = failed
+            if failed.answer is _Answer.SILENT and self._watch.is_waiting(file.path):
+                result = _Result(_Answer.SILENT, f"{failed.detail}; {_WAITS}")
         except OSError as error:
             self._on_problem(f"{file.path}: cannot be probed: {error}")
             result = _Result(_Answer.INCONCLUSIVE)

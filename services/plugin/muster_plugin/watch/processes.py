@@ -8,6 +8,7 @@ descriptor's inode identifies the process.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import socket
@@ -21,8 +22,10 @@ from muster_plugin.watch import observation
 _SO_PEERPIDFD: Final = 77
 _WATCHED_MAX: Final = 512
 _BYTES_MAX: Final = 4096
+_THREADS_MAX: Final = 64
 _POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 _HALTED: Final = {"T": "stopped", "t": "stopped by a debugger", "Z": "a zombie"}
+_ZOMBIE, _WAITS = "Z", "D"
 
 
 class ProcessWatch:
@@ -68,11 +71,22 @@ class ProcessWatch:
         """Return the sockets whose processes cannot run, and why."""
         halted = {}
         for path, number in self._numbers.items():
-            # the name in brackets may contain anything
-            state = self._read(number, "stat").rpartition(") ")[2][:1]
-            if state in _HALTED:
+            state = self._state(number, "stat")
+            # other threads of a process go on when the first has ended
+            if state in _HALTED and not (state == _ZOMBIE and len(self._threads(number)) > 1):
                 halted[path] = _HALTED[state]
         return halted
+
+    def is_waiting(self, path: str) -> bool:
+        """Return whether a thread of the process behind a socket is in an uninterruptible wait.
+
+        Every process is for a moment, when it reads from a disk: this alone is no failure.
+        """
+        number = self._numbers.get(path)
+        if number is None:
+            return False
+        threads = self._threads(number)
+        return any(self._state(number, f"task/{thread}/stat") == _WAITS for thread in threads)
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -103,6 +117,15 @@ class ProcessWatch:
         descriptor = self._descriptors.pop(key)
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
+
+    def _threads(self, number: int) -> list[str]:
+        with contextlib.suppress(OSError), os.scandir(self._proc / str(number) / "task") as threads:
+            return [each.name for each in itertools.islice(threads, _THREADS_MAX)]
+        return []
+
+    def _state(self, number: int, file: str) -> str:
+        # the name in brackets may contain anything
+        return self._read(number, file).rpartition(") ")[2][:1]
 
     def _read(self, number: int, file: str) -> str:
         with contextlib.suppress(OSError), (self._proc / str(number) / file).open("rb") as opened:
