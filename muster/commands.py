@@ -1,11 +1,16 @@
 """Adapter: the installed commands: reports a missing extra before anything from it is imported."""
 
+import contextlib
 import getpass
 import importlib
+import importlib.metadata
 import importlib.util
 import io
+import json
 import os
+import shlex
 import sys
+import urllib.parse
 from pathlib import Path
 from typing import Final
 
@@ -69,8 +74,36 @@ def missing(*extras: str) -> str | None:
     absent = [e for e in extras if not all(_is_there(m) for m in _NEEDS.get(e, ()))]
     if not absent:
         return None
-    names = ",".join(absent)
-    return f"not installed: pip install 'muster-k8s[{names}]' (or '.[{names}]' in the source tree)"
+    return f"not installed: {how_to_install(*absent)}"
+
+
+def how_to_install(*extras: str) -> str:
+    """Return the command that installs extras of muster from where this muster came."""
+    names = ",".join(extras)
+    origin = _origin()
+    if origin is None:
+        return f"pip install '.[{names}]' in muster's source tree (its wheel: 'FILE.whl[{names}]')"
+    return f"pip install {origin.replace('[]', f'[{names}]')}"
+
+
+def _origin() -> str | None:
+    """Return what this muster was installed from, as pip's arguments with `[]` (PEP 610).
+
+    None if it was installed from elsewhere, or if the files are no longer there.
+    """
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError):
+        text = importlib.metadata.distribution("muster-k8s").read_text("direct_url.json")
+        origin = json.loads(text or "{}")
+        url = urllib.parse.urlsplit(origin["url"])
+        path = urllib.parse.unquote(url.path)
+        if url.scheme != "file":
+            versioned = origin.get("vcs_info", {})
+            place = f"{versioned['vcs']}+{origin['url']}" if versioned else origin["url"]
+            return shlex.quote(f"muster-k8s[] @ {place}")
+        if Path(path).exists():
+            is_editable = origin.get("dir_info", {}).get("editable")
+            return f"{'-e ' if is_editable else ''}{shlex.quote(f'{path}[]')}"
+    return None
 
 
 def _run(command: str, extra: str, module: str) -> int:

