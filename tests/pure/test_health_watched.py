@@ -151,6 +151,13 @@ def test_the_evidence_says_what_the_agent_and_kubernetes_see() -> None:
             "pod kube-system/amdgpu-x Running, not Ready, CrashLoopBackOff, 3 restarts",
         ),
         ("kubernetes", f"{AMD} allocatable 4 of 4"),
+        (
+            "health",
+            (
+                "the node's allocatable is older than the agent's count: "
+                "the kubelet writes it every 10 s"
+            ),
+        ),
     ]
     (alert,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
     assert (alert.summary, alert.advice, alert.pods) == (
@@ -347,6 +354,58 @@ def test_the_end_of_fewer_devices_is_not_reported_as_another_mismatch_meanwhile(
     world.offer_other("a", AMD, 4)
     world.run(20.0)
     assert world.story("a") == [(AlertKind.MISMATCH, FIRING), (AlertKind.MISMATCH, RESOLVED)]
+
+
+UNREGISTERED: Final = msgspec.structs.replace(
+    WELL, finding=WatchedFinding.NOT_REGISTERED, text="it answers", listed=0
+)
+LAGS: Final = "the node's allocatable is older than the agent's count"
+
+
+@pytest.mark.parametrize("lag_s", [0.0, 1.0, 10.0, 29.0])
+def test_a_node_that_follows_the_kubelet_confirms_that_the_plugin_is_not_registered(
+    lag_s: float,
+) -> None:
+    world = world_of("a")
+    world.observe("a", UNREGISTERED)
+    world.run(lag_s)
+    is_explained = any(LAGS in each.observed for each in published(world, "a")[-1].evidence)
+    assert is_explained == (lag_s > 0)
+    world.offer_other("a", AMD, 0)
+    world.run(120.0)
+    assert verdicts(world, "a") == [Verdict.HEALTHY, Verdict.DEREGISTERED]
+
+
+def test_a_node_that_goes_on_offering_devices_contradicts_that_the_plugin_is_not_registered() -> (
+    None
+):
+    world = world_of("a")
+    world.observe("a", UNREGISTERED)
+    world.run(60.0)
+    reached = published(world, "a")[-1]
+    assert (reached.verdict, reached.rule) == (Verdict.MISMATCH, Rule.WATCHED_NODE_OFFERS_OTHERS)
+    text = f"{AMD}: the kubelet lists 0 devices, but the node's allocatable is 4 of 4"
+    assert [each.observed for each in reached.evidence] == [text]
+    assert world.alerts() == [("a", AlertKind.MISMATCH, "")]
+    # the agent says it again and again
+    world.report("a")
+    world.run(60.0)
+    assert verdicts(world, "a") == [Verdict.HEALTHY, Verdict.DEREGISTERED, Verdict.MISMATCH]
+    world.offer_other("a", AMD, 0)
+    world.run(30.0)
+    assert verdicts(world, "a")[-1] is Verdict.DEREGISTERED
+    world.observe("a", WELL)
+    world.offer_other("a", AMD, 4)
+    world.run(30.0)
+    assert (verdicts(world, "a")[-1], world.alerts()) == (Verdict.HEALTHY, [])
+
+
+def test_a_node_that_its_kubelet_no_longer_writes_contradicts_nothing() -> None:
+    world = world_of("a")
+    world.plugins["a"].kubelet_dead = True
+    world.observe("a", UNREGISTERED)
+    world.run(120.0)
+    assert verdicts(world, "a") == [Verdict.HEALTHY, Verdict.DEREGISTERED]
 
 
 # the agent

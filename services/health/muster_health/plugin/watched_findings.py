@@ -8,7 +8,7 @@ The agent decides the finding, and has waited for as long as that needs. Here it
 | SOCKET_REMOVED: its socket is gone (1)               | DEREGISTERED | WATCHED_SOCKET_REMOVED     |
 | NO_ANSWER: it accepts and does not answer (1)        | STUCK        | WATCHED_NO_ANSWER          |
 | WRONG_ANSWER: something else answers                 | STUCK        | WATCHED_WRONG_ANSWER       |
-| NOT_REGISTERED: it answers, the kubelet lists none   | DEREGISTERED | WATCHED_NOT_REGISTERED     |
+| NOT_REGISTERED: it answers, the kubelet lists none(5)| DEREGISTERED | WATCHED_NOT_REGISTERED     |
 | FEWER_DEVICES: the kubelet lists fewer than expected | MISMATCH     | WATCHED_FEWER_DEVICES      |
 | TWO_SERVERS: two processes serve the resource (4)    | SPLIT_BRAIN  | WATCHED_TWO_SERVERS        |
 | NOT_OFFERED: hardware that nobody offers             | MISSING      | WATCHED_NOT_OFFERED        |
@@ -27,6 +27,8 @@ The agent decides the finding, and has waited for as long as that needs. Here it
 (2) For more than `mismatch_s`, because kubelets report changes only every 10 s.
 (3) Not if the agent sees that its process does not run in a pod.
 (4) Not while one of its pods is being deleted or is less than 5 min old.
+(5) If the node's allocatable is not 0 after `mismatch_s` either, WATCHED_NODE_OFFERS_OTHERS: one of
+    the kubelet's two numbers is wrong, and nothing says that the plugin is not registered.
 
 What cannot be distinguished from outside: a process that hangs, one that was stopped, and one
 without CPU time all do not answer; that is STUCK, unless the agent's text says more.
@@ -67,6 +69,9 @@ _REPLACED_S: Final = 300.0
 _TEXT_MAX: Final = 500
 _NAME_MAX: Final = 320
 _PODS_MAX: Final = 32
+_LATE: Final = (
+    "the node's allocatable is older than the agent's count: the kubelet writes it every 10 s"
+)
 _WORDS: Final = {
     WatchedFinding.NOT_SERVED: "connections to its socket are refused",
     WatchedFinding.SOCKET_REMOVED: "its socket was removed",
@@ -127,7 +132,7 @@ def problem(
 ) -> Problem | None:
     """Return what is wrong, or None; `offers` is what the node offers, None if that is unknown."""
     if watched.finding is WatchedFinding.NONE:
-        return _offered_otherwise(watched, offers, mismatch_s)
+        return offered_otherwise(watched, offers, mismatch_s)
     verdict, rule = VERDICTS[watched.finding]
     return Problem(
         verdict=verdict,
@@ -135,6 +140,31 @@ def problem(
         resources=resources_of(watched),
         evidence=_observed(watched, source),
         grace_s=grace_s,
+    )
+
+
+def offered_otherwise(
+    watched: vocabulary.Watched,
+    offers: Mapping[str, signals.Offer] | None,
+    mismatch_s: float,
+) -> Problem | None:
+    """Return that the node's allocatable is not what the kubelet lists; None if it is."""
+    resources = resources_of(watched)
+    if offers is None or watched.listed is None or not resources:
+        return None
+    offer = offers.get(watched.name, signals.Offer(capacity=0, allocatable=0))
+    if offer.allocatable == watched.listed:
+        return None
+    text = (
+        f"the kubelet lists {watched.listed} devices, but the node's allocatable is "
+        f"{offer.allocatable} of {offer.capacity}"
+    )
+    return Problem(
+        verdict=Verdict.MISMATCH,
+        rule=Rule.WATCHED_NODE_OFFERS_OTHERS,
+        resources=resources,
+        evidence=(evidence.of("agent", f"{watched.name}: {text}"),),
+        grace_s=mismatch_s,
     )
 
 
@@ -164,9 +194,21 @@ def is_replacing(problem: Problem, answer: signals.Facts) -> bool:
     return problem.rule is Rule.WATCHED_TWO_SERVERS and is_changing
 
 
+def contradicts(watched: vocabulary.Watched, offers: Mapping[str, signals.Offer] | None) -> bool:
+    """Return whether the node offers devices of a resource of which the kubelet lists none.
+
+    Both come from the same list in the kubelet, which writes it to the node every 10 s.
+    """
+    offer = (offers or {}).get(watched.name)
+    return offer is not None and offer.allocatable > 0 and watched.listed == 0
+
+
 def shown(answer: signals.Facts | None, watched: vocabulary.Watched) -> list[vocabulary.Evidence]:
     """Return as evidence what Kubernetes answered."""
-    return evidence.cluster(answer, resources_of(watched))
+    seen = evidence.cluster(answer, resources_of(watched))
+    if answer is not None and contradicts(watched, answer.offers):
+        seen.append(evidence.undecided(_LATE))
+    return seen
 
 
 def with_answer(
@@ -179,30 +221,6 @@ def with_answer(
 def _is_new(pod: signals.Pod) -> bool:
     is_young = pod.age_s is not None and pod.age_s <= _NEW_POD_S
     return pod.deleting or (is_young and not pod.restarts)
-
-
-def _offered_otherwise(
-    watched: vocabulary.Watched,
-    offers: Mapping[str, signals.Offer] | None,
-    mismatch_s: float,
-) -> Problem | None:
-    resources = resources_of(watched)
-    if offers is None or watched.listed is None or not resources:
-        return None
-    offer = offers.get(watched.name, signals.Offer(capacity=0, allocatable=0))
-    if offer.allocatable == watched.listed:
-        return None
-    text = (
-        f"the kubelet lists {watched.listed} devices, but the node's allocatable is "
-        f"{offer.allocatable} of {offer.capacity}"
-    )
-    return Problem(
-        verdict=Verdict.MISMATCH,
-        rule=Rule.WATCHED_NODE_OFFERS_OTHERS,
-        resources=resources,
-        evidence=(evidence.of("agent", f"{watched.name}: {text}"),),
-        grace_s=mismatch_s,
-    )
 
 
 def _observed(watched: vocabulary.Watched, source: str) -> tuple[vocabulary.Evidence, ...]:

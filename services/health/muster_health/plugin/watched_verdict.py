@@ -10,6 +10,7 @@ It is the same machine as for our own plugins, with these differences:
 | all but (1) | Kubernetes: it is not; or no answer, twice  | ILL         | see `watched_findings` |
 | ILL         | the same, with another rule or text         | ILL         | as before, confirmed   |
 | (3)         | another problem for 15 s                    | unchanged   | asks                   |
+| ILL (4)     | the node goes on offering its devices       | unchanged   | asks; MISMATCH         |
 | ILL         | nothing is wrong any more                   | RECOVERING  | as before              |
 | RECOVERING  | nothing is wrong for 15 s; `FlapDamping`    | HEALTHY     | HEALTHY                |
 | MAINTENANCE | nobody answers, again                       | MAINTENANCE | as before              |
@@ -18,14 +19,15 @@ It is the same machine as for our own plugins, with these differences:
 
 It is never SUSPECT or LOST: the agent has confirmed what it reports. (1) MAINTENANCE. (2) The short
 wait lets failures on many nodes show as one mass failure. Kubernetes is asked at most once in 10 s.
-(3) Any with a verdict other than HEALTHY.
+(3) Any with a verdict other than HEALTHY. (4) By WATCHED_NOT_REGISTERED.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from muster import vocabulary
-from muster.vocabulary import Verdict
+from muster.vocabulary import Verdict, WatchedFinding
 from muster_health.alerting import evidence
 from muster_health.model import config, signals, steps
 from muster_health.model.snapshot import State
@@ -47,6 +49,7 @@ _ASK_PACE_S: Final = 10.0
 _AGAIN_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 2
 _ANSWER_LOST_S: Final = 10.0
+_CONTRADICTED: Final = frozenset({Rule.WATCHED_NOT_REGISTERED, Rule.WATCHED_NODE_OFFERS_OTHERS})
 
 
 class WatchedMachine(verdict.VerdictMachine):
@@ -101,13 +104,7 @@ class WatchedMachine(verdict.VerdictMachine):
             return []
         is_first = self.standing.verdict in {None, Verdict.HEALTHY}
         grace_s = GRACE_S if is_first else CHANGE_S
-        problem = watched_findings.problem(
-            self.watched,
-            self.reported.offers,
-            grace_s=grace_s,
-            mismatch_s=self.context.settings.mismatch_s,
-            source=self.source,
-        )
+        problem = self._problem(self.watched, self.reported.offers, grace_s)
         return self.sign_of_life(problem, now, counts=False)
 
     def removed(self, why: vocabulary.Evidence) -> list[steps.Step]:
@@ -161,6 +158,27 @@ class WatchedMachine(verdict.VerdictMachine):
         super().reconnected(now, window_s=window_s, paused_s=paused_s)
         self._asked = self._attempts = 0
 
+    def _problem(
+        self,
+        watched: vocabulary.Watched,
+        offers: Mapping[str, signals.Offer] | None,
+        grace_s: float,
+    ) -> problems.Problem | None:
+        """Return what is wrong; if the node contradicts the verdict, that it does so."""
+        mismatch_s = self.context.settings.mismatch_s
+        if self._is_contradicted(watched, offers):
+            return watched_findings.offered_otherwise(watched, offers, mismatch_s)
+        return watched_findings.problem(
+            watched, offers, grace_s=grace_s, mismatch_s=mismatch_s, source=self.source
+        )
+
+    def _is_contradicted(
+        self, watched: vocabulary.Watched, offers: Mapping[str, signals.Offer] | None
+    ) -> bool:
+        is_about_list = watched.finding is WatchedFinding.NOT_REGISTERED
+        is_verdict = self.standing.rule in _CONTRADICTED
+        return is_about_list and is_verdict and watched_findings.contradicts(watched, offers)
+
     def _is_late_offer(self, problem: problems.Problem) -> bool:
         """Return whether what was wrong is over, and only the node's status still shows it."""
         is_offer = problem.rule is Rule.WATCHED_NODE_OFFERS_OTHERS
@@ -182,7 +200,10 @@ class WatchedMachine(verdict.VerdictMachine):
             why = (*problem.evidence, *watched_findings.shown(answer, watched))
             return self._maintenance(rule, why, self.context.settings.maintenance_s, now)
         self._answer = tuple(watched_findings.shown(answer, watched))
-        return self._believe(problem, now)
+        reached = self._believe(problem, now)
+        # nothing else may change for minutes
+        is_contradicted = self._is_contradicted(watched, self.reported.offers)
+        return [*reached, *self.evaluate(now)] if is_contradicted else reached
 
     def _compared(
         self, problem: problems.Problem, answer: signals.Facts | None, now: float
@@ -192,13 +213,21 @@ class WatchedMachine(verdict.VerdictMachine):
             self._ask_not_before = self.reported.due = now + _ASK_PACE_S
             return []
         assert self.watched is not None, "it was observed"
-        current = watched_findings.problem(
-            self.watched, answer.offers, grace_s=GRACE_S, mismatch_s=problem.grace_s
-        )
+        current = self._problem(self.watched, answer.offers, GRACE_S)
         if current is None or current.rule is not problem.rule:
             return self.evaluate(now)
+        is_contradicted = self._is_contradicted(self.watched, answer.offers)
+        if is_contradicted and not self._is_written(answer):
+            self._ask_not_before = self.reported.due = now + _ASK_PACE_S
+            return []
         self._answer = ()
         return self._believe(current, now)
+
+    def _is_written(self, answer: signals.Facts) -> bool:
+        """Return whether the kubelet still writes what the API shows of the node."""
+        lease_age_s = answer.lease_age_s
+        is_renewed = lease_age_s is None or lease_age_s <= self.context.settings.lease_stale_s
+        return is_renewed and answer.ready is not False
 
     def _has_problem(self, problem: problems.Problem, now: float) -> list[steps.Step]:
         if not self.reported.has_lasted(problem, now):
