@@ -1,13 +1,11 @@
 """The webhook's manifests: what it may do, and which pods the API server sends to it."""
 
-import contextlib
 import functools
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
 from cel_expr_python import cel
 
 from muster.service import settings
@@ -163,11 +161,7 @@ def test_no_pod_of_muster_or_of_the_system_is_ever_sent(namespace: str) -> None:
 
 
 def of_chart(namespace: str) -> list[manifests.Object]:
-    helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
-    values = {"fuse": {"webhook": {"enabled": True}}}
-    with contextlib.closing(helm.Chart.load(str(manifests.ROOT / "k8s/chart/muster"))) as chart:
-        files = chart.render(values, name="muster", namespace=namespace)
-    rendered = [o for text in files.values() for o in yaml.safe_load_all(text) if o]
+    rendered = manifests.of_chart({"fuse": {"webhook": {"enabled": True}}}, namespace=namespace)
     return [o for o in rendered if o["metadata"]["name"] == NAME]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
 
 from muster.nats.auth import permissions
 from muster.service import settings
@@ -120,12 +119,8 @@ def test_in_production_the_broker_verifies_nats() -> None:
 
 @pytest.mark.parametrize("overlay", IN)
 def test_the_chart_says_what_the_component_says(overlay: str) -> None:
-    helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
-    chart = helm.Chart.load(str(manifests.ROOT / "k8s/chart/muster"))
     values = {"fuse": {"enabled": True}, "production": {"enabled": overlay == "production"}}
-    files = chart.render(values, name="muster", namespace="muster")
-    chart.close()
-    rendered = [o for text in files.values() for o in yaml.safe_load_all(text) if o]
+    rendered = manifests.of_chart(values)
     expected = [o for o in deployed(overlay) if o["kind"] != "Namespace"]
     assert manifests.by_name(rendered) == manifests.by_name(expected)
 

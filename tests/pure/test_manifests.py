@@ -1,6 +1,5 @@
 """What is deployed: every overlay renders, validates without a cluster, and keeps its promises."""
 
-import contextlib
 import json
 import os
 import posixpath
@@ -35,6 +34,7 @@ from tests.worlds.manifests import (
     Object,
     file_in,
     objects,
+    of_chart,
     only,
     pods,
 )
@@ -383,13 +383,6 @@ def test_production_keeps_a_majority_of_nats_on_machines_of_their_own() -> None:
     env = {e["name"]: e for e in pods("production")["muster-health"]["containers"][0]["env"]}
     # as many copies of each stream as there are servers, or one server's end is the stream's
     assert env["MUSTER_HEALTH__STREAMS__REPLICAS"]["value"] == "3"
-
-
-def of_chart(values: Object, *, namespace: str = "muster") -> list[Object]:
-    helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
-    with contextlib.closing(helm.Chart.load(str(ROOT / "k8s/chart/muster"))) as chart:
-        files = chart.render(values, name="muster", namespace=namespace)
-    return [o for text in files.values() for o in yaml.safe_load_all(text) if o]
 
 
 def test_the_chart_says_what_the_minimal_overlay_says() -> None:

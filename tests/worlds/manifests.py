@@ -1,5 +1,6 @@
 """What is deployed, rendered without a cluster, for tests."""
 
+import contextlib
 import functools
 import json
 import os
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import kubernetes_validate
+import pytest
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 OVERLAYS: Final = ("minimal", "fuse", "gpu", "openshift", "production", "watch")
 FOREIGN: Final = {"SecurityContextConstraints"}
 """Kinds that Kubernetes itself does not have."""
+HOOK: Final = "helm.sh/hook"
 CENTRAL: Final = ("health", "labeler", "notifier")
 
 Object = dict[str, Any]
@@ -96,6 +99,21 @@ def file_in(overlay: str, map_prefix: str, name: str) -> str:
         if o["kind"] == "ConfigMap" and o["metadata"]["name"].startswith(f"{map_prefix}-")
     ]
     return str(path)
+
+
+def of_chart(values: Object, *, namespace: str = "muster") -> list[Object]:
+    """Return every object of the Helm chart with these values, but those of its hooks."""
+    helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
+    with contextlib.closing(helm.Chart.load(str(ROOT / "k8s/chart/muster"))) as chart:
+        files = chart.render(values, name="muster", namespace=namespace)
+    rendered = [
+        manifest
+        for name, text in files.items()
+        if not name.endswith(".txt")
+        for manifest in yaml.load_all(text, yaml.CSafeLoader)
+        if manifest
+    ]
+    return [o for o in rendered if HOOK not in o["metadata"].get("annotations", {})]
 
 
 def by_name(listed: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
