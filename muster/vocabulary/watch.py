@@ -1,7 +1,7 @@
 """Pure: device plugins and drivers that muster does not run, as the node's agent observes them.
 
-The agent observes without taking part: it never registers, allocates or opens ListAndWatch. Its
-inventory lists all watched plugins; `PluginObserved` is a hint in between.
+The agent only observes: it never registers, allocates or opens ListAndWatch. Its inventory lists
+all watched plugins; `PluginObserved` reports a change between two inventories.
 """
 
 import enum
@@ -14,10 +14,10 @@ from muster.vocabulary import facts
 WATCHED_MAX: Final = 64
 """The most watched plugins of one node."""
 WATCHED_PREFIX: Final = "watched-"
-"""Begins the plugin names of watched plugins; no plugin of muster has such a name."""
+"""The prefix of the plugin names of watched plugins; no plugin of muster's own has it."""
 _NAME_MAX: Final = 40
 _DIGITS: Final = 12
-"""Among made-up names, one that shares 8 digits with another is found within a day."""
+"""With 8, an attacker would need less than a day to make up a name that shares them."""
 
 
 class WatchedKind(enum.StrEnum):
@@ -33,21 +33,21 @@ class WatchedFinding(enum.StrEnum):
 
     NONE = "none"
     SOCKET_REMOVED = "socket_removed"
-    """The file of its socket is gone, so no kubelet can register it again."""
+    """Its socket file is gone, so the kubelet cannot connect to it again."""
     NOT_SERVED = "not_served"
     """Connections to its socket are refused: its process has ended and is not back."""
     NO_ANSWER = "no_answer"
     """Its socket accepts connections, but nothing answers in time."""
     WRONG_ANSWER = "wrong_answer"
-    """Something answers that does not speak the protocol."""
+    """What answers on its socket does not speak the protocol."""
     NOT_REGISTERED = "not_registered"
-    """It answers, but the kubelet has no connection to it: it lists none of its devices."""
+    """It answers, but the kubelet lists none of its devices, as if not connected to it."""
     FEWER_DEVICES = "fewer_devices"
     """The kubelet lists fewer of its devices than are expected."""
     TWO_SERVERS = "two_servers"
     """Two processes serve the same resource."""
     NOT_OFFERED = "not_offered"
-    """The node has the hardware, and no plugin has ever offered it."""
+    """The node has the hardware, but no plugin has ever offered it."""
     FILES_MISSING = "files_missing"
     """CDI files that running pods need after their next restart do not exist."""
 
@@ -56,11 +56,11 @@ class Watched(facts.Struct, frozen=True, kw_only=True):
     """A device plugin, or a driver, that muster does not run.
 
     `name` is the resource (`nvidia.com/gpu`) or the driver (`gpu.nvidia.com`); the file name of the
-    socket if neither is known. `socket` is a path below the kubelet's directory. `text` is what was
-    observed, in words; empty if nothing is wrong. `expected` devices are learned or configured,
-    `listed` ones the kubelet offers to pods, `allocated` ones pods hold; None means unknown.
-    `process` and `pod` (a pod's uid) are known only where the agent sees the node's processes.
-    `pods` are the first (`namespace/name`) that hold its devices.
+    socket if neither is known. `socket` is a path below the kubelet's directory. `text` describes
+    what is wrong; it is empty if nothing is. `expected` devices are configured or learned, `listed`
+    devices are those that the kubelet offers to pods, and `allocated` devices are held by pods;
+    None means unknown. `process` and `pod` (its uid) are known only where the agent sees the node's
+    processes. `pods` are the first pods (`namespace/name`) that hold its devices.
     """
 
     name: facts.Name
@@ -77,7 +77,7 @@ class Watched(facts.Struct, frozen=True, kw_only=True):
 
 
 class PluginObserved(facts.PluginEvent, frozen=True, kw_only=True):
-    """What the agent `plugin` observes of a watched plugin changed.
+    """The agent `plugin` observed that a watched plugin changed.
 
     `gone` means that it is no longer watched: it was removed from the node as planned.
     """

@@ -181,7 +181,7 @@ def test_a_peer_that_is_stopped_is_stuck(world: World, peer: peers.Peer) -> None
     rule = "watched_no_answer"
     with expected(world, peer.resource, "STUCK", rule, within_s=25.0) as seen, plugin.stopped():
         shown = seen()
-    assert "GetDevicePluginOptions was not answered within 4 s" in texts(shown), texts(shown)
+    assert "no answer to GetDevicePluginOptions within 4 s" in texts(shown), texts(shown)
 
 
 # the sample plugin does not register when it is back, and so has another verdict by then

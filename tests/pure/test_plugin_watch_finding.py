@@ -72,7 +72,7 @@ WELL = finding.Facts(server=Server.ANSWERS, listed=8, expected=8)
             finding.Suspicion(
                 Finding.FILES_MISSING,
                 "no CDI spec describes a/b=1, a/b=2, a/b=3 and 1 more; "
-                "containers with them cannot start again",
+                "containers that use them cannot start again",
                 30.0,
             ),
         ),

@@ -175,7 +175,7 @@ def test_a_plugin_that_never_came_back_without_any_socket_is_found() -> None:
     node.scan()
     assert delay_s(node, Finding.NOT_SERVED) <= 5
     assert node.model.watched[0].text == (
-        "no socket in the kubelet's directory can be its; the kubelet lists 0 of 8 devices"
+        "no socket in the kubelet's directory can belong to it; the kubelet lists 0 of 8 devices"
     )
 
 

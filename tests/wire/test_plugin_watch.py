@@ -155,7 +155,7 @@ def test_what_is_wrong_with_a_plugin_is_published_and_so_is_its_recovery(root: P
             await watch.becomes(of(program))
             (root / PATH).unlink()
             text = (
-                f"its socket {SOCKET} was removed; no kubelet can reach it again; "
+                f"its socket {SOCKET} was removed, so the kubelet cannot connect to it again; "
                 "the kubelet lists 8 of 8 devices"
             )
             await watch.becomes(of(program, Finding.SOCKET_REMOVED, text))

@@ -127,8 +127,8 @@ async def closing(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) 
 @pytest.mark.parametrize(
     ("serve", "answer", "detail"),
     [
-        (silent, Answer.SILENT, "GetDevicePluginOptions was not answered within 0.3 s"),
-        (dripping, Answer.SILENT, "GetDevicePluginOptions was not answered within 0.3 s"),
+        (silent, Answer.SILENT, "no answer to GetDevicePluginOptions within 0.3 s"),
+        (dripping, Answer.SILENT, "no answer to GetDevicePluginOptions within 0.3 s"),
         (garbage, Answer.WRONG, "it does not speak HTTP/2"),
         (web, Answer.WRONG, "it does not speak HTTP/2"),
         (huge, Answer.WRONG, "it sends a message of 100663296 bytes"),
@@ -168,7 +168,7 @@ def test_a_plugin_is_asked_once_and_its_process_is_known(root: Path) -> None:
     result, calls = asyncio.run(story())
     assert (result.answer, calls) == (Answer.ANSWERED, ["options"])
     assert result.process is not None
-    assert result.process.number == os.getpid()
+    assert result.process.pid == os.getpid()
 
 
 def test_a_queue_that_nobody_empties_is_silence(root: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_queue_that_nobody_empties_is_silence(root: Path) -> None:
         result = asyncio.run(probed(root))
     assert (result.answer, result.detail) == (
         Answer.SILENT,
-        "nobody accepts them any more: its queue is full",
+        "its queue of waiting connections is full",
     )
 
 
@@ -190,7 +190,7 @@ def test_a_datagram_socket_is_no_plugin(root: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(str(root / "device-plugins/x.sock"))
         result = asyncio.run(probed(root))
-    assert (result.answer, result.detail) == (Answer.WRONG, "it is no stream socket")
+    assert (result.answer, result.detail) == (Answer.WRONG, "it is not a stream socket")
 
 
 def test_a_socket_that_was_replaced_is_not_asked(root: Path) -> None:

@@ -105,7 +105,8 @@ def test_a_driver_is_asked_what_it_is_and_its_endpoint_is_connected_to(root: Pat
                 (DRIVER, "dra_driver", Finding.NOT_SERVED, text)
             ]
             (root / PATH).unlink()
-            text = "its socket gpu.nvidia.com-reg.sock was removed; no kubelet can reach it again"
+            name = "gpu.nvidia.com-reg.sock"
+            text = f"its socket {name} was removed, so the kubelet cannot connect to it again"
             assert await registry.watched() == [
                 (DRIVER, "dra_driver", Finding.SOCKET_REMOVED, text)
             ]
@@ -140,8 +141,8 @@ def test_only_accelerators_with_their_drivers_should_be_offered(root: Path) -> N
     pci(root, 6, "0x15b3", "0x020000", "mlx5_core")
     pci(root, 7, "broken", "", "")
     assert hardware.offered_as(node_files.pci_devices(root / "pci")) == {
-        "nvidia.com/gpu": "2 NVIDIA GPUs on the PCI bus with the driver nvidia, "
-        "and nothing on the node has offered them"
+        "nvidia.com/gpu": "NVIDIA GPU: 2 on the PCI bus with the driver nvidia, "
+        "but no plugin on the node has offered any"
     }
     assert node_files.pci_devices(root / "missing") == []
 

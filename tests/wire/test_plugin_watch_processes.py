@@ -70,7 +70,7 @@ def test_a_process_that_waits_in_the_kernel_is_named_where_it_does_not_answer(ro
     assert (result.answer, result.detail) == (
         observation.Answer.SILENT,
         (
-            "GetDevicePluginOptions was not answered within 0.2 s; "
+            "no answer to GetDevicePluginOptions within 0.2 s; "
             "its process waits for a driver or a disk (state D)"
         ),
     )

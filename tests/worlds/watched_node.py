@@ -79,7 +79,7 @@ class Node:
             observation.Scanned(
                 sockets=files,
                 kubelet_age_s=age_s if age_s is None else max(0.0, age_s),
-                kubelet="" if age_s is None else f"{self.now - age_s:.3f}",
+                kubelet_identity="" if age_s is None else f"{self.now - age_s:.3f}",
             )
         )
 

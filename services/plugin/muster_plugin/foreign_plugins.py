@@ -1,6 +1,6 @@
-"""Adapter: the plugins that muster does not run: their watch starts after the registrations.
+"""Adapter: watches plugins that muster does not run, once its own resources are registered.
 
-The packages of the watch are imported only if it is enabled (see `lean`).
+The package `watch` is imported only if that is enabled (see `lean`).
 """
 
 from collections.abc import Callable, Coroutine
@@ -17,7 +17,7 @@ _PERIOD_S: Final = 2.5
 
 
 class ForeignPlugins:
-    """Watches the plugins of a node if that is configured; `on_change` gets each change."""
+    """Watches a node's other plugins if that is configured; `on_change` gets each change."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ForeignPlugins:
         on_change: Callable[[vocabulary.PluginObserved], None],
     ) -> None:
         self.watcher: watcher.Watcher | None = None
-        """None if nothing is watched, or not yet."""
+        """None if watching is disabled, or has not begun."""
         self._chosen = chosen
         self._node = node
         self._resources = resources
@@ -47,16 +47,16 @@ class ForeignPlugins:
         return self.watcher.watched if self.watcher is not None else ()
 
     def on_listing(self, listing: podresources.Listing | None) -> None:
-        """Take in what the kubelet lists; None if it does not answer."""
+        """Record what the kubelet lists; None if it does not answer."""
         if self.watcher is not None:
             self.watcher.on_listing(listing)
 
     def tasks(self) -> tuple[Coroutine[object, object, None], ...]:
-        """Return what runs as long as the process does."""
+        """Return the task that watches; none if watching is disabled."""
         return (self._run(),) if self._chosen.watch.enabled else ()
 
     async def _run(self) -> None:
-        """Watch until cancelled, as soon as the node's own resources are registered."""
+        """Wait until muster's own resources are registered, then watch until cancelled."""
         await self._resources.wait_for_first_answers()
         from muster_plugin.watch import watcher  # noqa: PLC0415  # see `lean`
 

@@ -129,12 +129,12 @@ class Collector(registry.Collector):
         )
         yield _counter(
             "muster_plugin_watched_restarts",
-            "Times that another process began to serve a watched socket.",
+            "How often another process began to serve a watched socket.",
             samples=[([], watcher.restarts)],
         )
         yield _counter(
             "muster_plugin_watch_probes",
-            "Probes of watched sockets, by what came of them.",
+            "Probes of watched sockets, by outcome.",
             ["answer"],
             (([answer], count) for answer, count in watcher.probes.items()),
         )

@@ -1,4 +1,4 @@
-"""Pure: the settings of the watch of plugins that muster does not run.
+"""Pure: the settings for watching plugins that muster does not run.
 
 They are read when the process starts.
 """
@@ -19,11 +19,11 @@ Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=_PATTERN_MAX)]
 
 
 class Watch(errors.Checked, frozen=True, kw_only=True):
-    """Whether and how the plugins on the node that muster does not run are watched.
+    """Whether and how to watch the node's plugins that muster does not run.
 
-    `expect` is how many devices of a resource there should be, instead of what is learned; with 0
-    a resource may be without devices. `ignore` are shell patterns of resources, drivers and
-    sockets.
+    `expect` is how many devices of a resource the kubelet should list, instead of what is learned;
+    0 means that the resource may have no devices. `ignore` has shell patterns of resources, drivers
+    and sockets.
     """
 
     enabled: bool = False
@@ -33,7 +33,7 @@ class Watch(errors.Checked, frozen=True, kw_only=True):
     ignore: Annotated[tuple[Pattern, ...], msgspec.Meta(max_length=64)] = ()
 
     def ignores(self, name: str) -> bool:
-        """Return whether the resource, driver or socket of this name is not watched."""
+        """Return whether a resource, driver or socket of this name is not watched."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignore)
 
     def problems(self) -> Iterator[str]:

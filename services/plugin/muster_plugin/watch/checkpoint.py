@@ -1,4 +1,4 @@
-"""Pure: the kubelet's checkpoint of its device manager.
+"""Pure: decodes the checkpoint file of the kubelet's device manager.
 
 The file is JSON (kubelet 1.37.2, pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go):
 
@@ -7,9 +7,9 @@ The file is JSON (kubelet 1.37.2, pkg/kubelet/cm/devicemanager/checkpoint/checkp
               "RegisteredDevices": {"<resource>": [healthy ids]}},
      "Checksum": number}
 
-Up to 1.19 `DeviceIDs` was a list. The checksum is FNV-1a of how Go prints the data, with the names
-of Go's types, so only that kubelet can verify it. The kubelet replaces the file as a whole, and a
-file that was cut off is no JSON.
+Up to 1.19 `DeviceIDs` was a list. The checksum is the FNV-1a hash of the data as Go prints it, with
+the names of Go's types, so only the same kubelet can verify it. The kubelet replaces the whole file
+at once, and a truncated file is not valid JSON.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 BYTES_MAX: Final = 4 * 1024 * 1024
-"""Decoded, it takes up to 20 times as much, and a process on the node can replace the file."""
+"""Decoded, it takes up to 20 times as much memory, and a process on the node can replace it."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """How many devices each resource last had, and what containers were given."""
+    """How many devices each resource last had, and the devices granted to containers."""
 
     registered: Mapping[str, int]
     grants: tuple[Grant, ...]

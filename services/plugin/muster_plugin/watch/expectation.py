@@ -1,13 +1,13 @@
 """Pure: how many devices of each resource the kubelet should list: configured, or learned.
 
-A count is learned when the kubelet has listed it for a while, or its checkpoint holds the same, and
-is never learned to be less: a plugin that offers fewer devices after a restart is what is looked
-for. What was learned is kept in a file, with the resource that each socket serves, so that it
-outlasts every restart: of the plugin, of the kubelet, of the node and of this agent.
+A count is learned when the kubelet has listed it for a while, or when the kubelet's checkpoint has
+the same count. A learned count never decreases: a plugin that offers fewer devices after a restart
+is the failure to detect. Learned counts, and the resource of each socket, are saved to a file, so
+that they survive restarts of the plugin, the kubelet, the node and this agent.
 
-What the kubelet never listed is expected as its checkpoint holds it. It may never be listed: the
-kubelet leaves out devices whose topology has no NUMA node (1.37.2, pkg/kubelet/cm/
-container_manager.go), such as those of Intel's plugin where it knows none.
+For a resource that the kubelet has never listed, the count in its checkpoint is expected. Such a
+resource may never be listed: the kubelet leaves out devices whose topology has no NUMA node
+(1.37.2, pkg/kubelet/cm/container_manager.go), such as those of Intel's plugin where it knows none.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept in the file."""
+    """The content of the file: expected counts, and the resources of sockets."""
 
     version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
     expected: Annotated[dict[_Resource, _Count], _Most] = {}
@@ -35,12 +35,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(memory: Memory) -> bytes:
-    """Return the content of the file."""
+    """Encode the memory for the file."""
     return msgspec.json.encode(memory, order="sorted")
 
 
 def decode(text: bytes) -> Memory:
-    """Return what the file holds. Raises ValueError."""
+    """Decode the content of the file. Raises ValueError."""
     try:
         return msgspec.json.decode(text, type=Memory)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -63,25 +63,25 @@ class Expectations:
         return self._registered.get(resource) if known is None else known
 
     def is_listable(self, resource: str) -> bool:
-        """Return whether it means something that the kubelet lists none."""
+        """Return whether a list without devices means anything, as the kubelet may omit them."""
         return resource in self.learned or resource not in self._registered
 
     def had(self, resource: str) -> int:
-        """Return how many devices were last listed, when any were, by this process; else 0."""
+        """Return the last count above 0 that this process saw listed; 0 if there was none."""
         return self._had.get(resource, 0)
 
     @property
     def resources(self) -> frozenset[str]:
-        """The resources of which any device is expected."""
+        """The resources of which at least one device is expected."""
         names = {*self._configured, *self.learned, *self._had, *self._registered}
         return frozenset(filter(self.expects, names))
 
     def expects(self, resource: str) -> bool:
-        """Return whether any device of a resource is expected."""
+        """Return whether at least one device of a resource is expected."""
         return bool(self.expected(resource) or self.had(resource))
 
     def record_listed(self, resource: str, count: int, now: float) -> bool:
-        """Record what the kubelet lists; return whether something was learned."""
+        """Record the count that the kubelet lists; return whether it was learned."""
         if not count:
             self._listed.pop(resource, None)
             return False
@@ -97,7 +97,7 @@ class Expectations:
         return is_certain and self._learn(resource, count)
 
     def record_registered(self, resource: str, count: int) -> bool:
-        """Record what the kubelet's checkpoint holds; return whether something was learned."""
+        """Record the count in the kubelet's checkpoint; return whether it was learned."""
         listed, _ = self._listed.get(resource, (0, 0.0))
         if count and count == listed:
             return self._learn(resource, count)

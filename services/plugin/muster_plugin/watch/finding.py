@@ -1,25 +1,25 @@
 """Pure: what is wrong with one watched plugin, as a state machine.
 
-A finding begins when its condition has held without a break, and ends as soon as all is well. The
-first row that applies counts:
+A finding begins when its condition has held continuously for a time, and ends as soon as nothing is
+wrong any more. The first row that applies counts:
 
-    server      | the kubelet lists       | finding        | held for
-    ------------|-------------------------|----------------|---------
-    REMOVED     | anything                | SOCKET_REMOVED |  2 s
-    ENDED       | anything                | NOT_SERVED     |  2 s
-    HALTED      | anything                | NO_ANSWER      |  3 s
-    SILENT      | anything                | NO_ANSWER      |  0 s
-    WRONG       | anything                | WRONG_ANSWER   | 20 s
-    ABSENT      | anything                | NOT_OFFERED    |  0 s
-    other       | none of those expected  | NOT_REGISTERED |  8 s
-    ANSWERS     | by two processes        | TWO_SERVERS    | 30 s
-    other       | some of those expected  | FEWER_DEVICES  | 30 s
-    other       | CDI files are missing   | FILES_MISSING  | 30 s
-    UNKNOWN     | all, or that is unknown | as before      |
-    ANSWERS     | all, or that is unknown | NONE           | at once
+    server      | what else is known                | finding        | begins after
+    ------------|-----------------------------------|----------------|-------------
+    REMOVED     | anything                          | SOCKET_REMOVED |  2 s
+    ENDED       | anything                          | NOT_SERVED     |  2 s
+    HALTED      | anything                          | NO_ANSWER      |  3 s
+    SILENT      | anything                          | NO_ANSWER      |  0 s
+    WRONG       | anything                          | WRONG_ANSWER   | 20 s
+    ABSENT      | anything                          | NOT_OFFERED    |  0 s
+    other       | devices are expected, none listed | NOT_REGISTERED |  8 s
+    ANSWERS     | another process serves it, too    | TWO_SERVERS    | 30 s
+    other       | fewer devices listed than expected| FEWER_DEVICES  | 30 s
+    other       | CDI files are missing             | FILES_MISSING  | 30 s
+    UNKNOWN     | nothing of the above              | as before      |
+    ANSWERS     | nothing of the above              | NONE           |  0 s
 
-While the facts are `held`, because the kubelet is away or has just restarted, no finding begins;
-one that has begun can end. One about a count lasts until the kubelet says another count.
+While the kubelet is away or has just restarted (`is_held`), no finding begins, but one that has
+begun can end. A finding about a count lasts at least until the kubelet lists a count again.
 """
 
 import enum
@@ -33,25 +33,26 @@ _Finding = vocabulary.WatchedFinding
 
 
 class Server(enum.StrEnum):
-    """What is known of the process behind a plugin's socket."""
+    """The state of the process behind a plugin's socket, as far as it is known."""
 
     UNKNOWN = "unknown"
     ANSWERS = "answers"
     REMOVED = "removed"
-    """The file of its socket is gone, and it goes on without."""
+    """Its socket file is gone, but the process still runs."""
     ENDED = "ended"
     HALTED = "halted"
     SILENT = "silent"
     WRONG = "wrong"
     ABSENT = "absent"
-    """There is hardware, and nothing that offers it."""
+    """The node has the hardware, but nothing offers it."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one plugin now; None means unknown.
 
-    `expected` is what the kubelet should list. `detail` describes the server, `rival` the other
-    process that serves the same.
+    `listed` and `expected` are how many devices the kubelet lists and should list. `detail` says
+    what is wrong with the server; `rival` describes two processes that serve the same resource.
+    While `is_held`, no finding begins.
     """
 
     server: Server
@@ -69,28 +70,28 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True):
     removed_s: float = 2.0
     ended_s: float = 2.0
     halted_s: float = 3.0
-    """Two looks at the process: a debugger or a snapshot may stop it for a moment."""
+    """Long enough to see it twice: a debugger or a snapshot may stop a process briefly."""
     wrong_s: float = 20.0
-    """Two probes: a plugin that ends may cut a single connection."""
+    """Long enough for two probes: a plugin that is stopping may break one connection."""
     unregistered_s: float = 8.0
     other_s: float = 30.0
 
 
 class Suspicion(msgspec.Struct, frozen=True):
-    """The finding that the facts lead to, in words, once they have held for `hold_s`."""
+    """The finding that begins once its condition has held for `hold_s`; `text` describes it."""
 
     finding: _Finding
     text: str
     hold_s: float
 
 
-_OF_COUNTS: Final = frozenset({_Finding.NOT_REGISTERED, _Finding.FEWER_DEVICES})
+_ABOUT_COUNTS: Final = frozenset({_Finding.NOT_REGISTERED, _Finding.FEWER_DEVICES})
 NOTHING: Final = Suspicion(_Finding.NONE, "", 0.0)
 _SHOWN_MAX: Final = 3
 
 
 def suspicion(facts: Facts, holds: Holds) -> Suspicion | None:
-    """Return the row of the table that applies; None if the finding stays as before."""
+    """Return the finding of the first row that applies; None if the finding stays as before."""
     match facts.server:
         case Server.REMOVED:
             finding, hold_s = _Finding.SOCKET_REMOVED, holds.removed_s
@@ -112,18 +113,18 @@ def suspicion(facts: Facts, holds: Holds) -> Suspicion | None:
 
 
 def _while_served(facts: Facts, holds: Holds) -> Suspicion | None:
-    lacks = facts.listed is not None and facts.expected is not None
-    if lacks and facts.listed == 0 and facts.expected:
+    is_counted = facts.listed is not None and facts.expected is not None
+    if is_counted and facts.listed == 0 and facts.expected:
         return Suspicion(_Finding.NOT_REGISTERED, _text(facts), holds.unregistered_s)
     if facts.rival and facts.server is Server.ANSWERS:
         return Suspicion(_Finding.TWO_SERVERS, f"{facts.rival}{_counts(facts)}", holds.other_s)
-    if lacks and (facts.listed or 0) < (facts.expected or 0):
+    if is_counted and (facts.listed or 0) < (facts.expected or 0):
         return Suspicion(_Finding.FEWER_DEVICES, _counts(facts).removeprefix("; "), holds.other_s)
     if facts.files_missing:
         names = ", ".join(facts.files_missing[:_SHOWN_MAX])
         more = len(facts.files_missing) - _SHOWN_MAX
-        others = f" and {more} more" if more > 0 else ""
-        text = f"no CDI spec describes {names}{others}; containers with them cannot start again"
+        rest = f" and {more} more" if more > 0 else ""
+        text = f"no CDI spec describes {names}{rest}; containers that use them cannot start again"
         return Suspicion(_Finding.FILES_MISSING, text, holds.other_s)
     return NOTHING if facts.server is Server.ANSWERS else None
 
@@ -152,12 +153,12 @@ class FindingMachine:
         self._is_held = False
 
     def observe(self, facts: Facts, now: float) -> None:
-        """Take in the facts as they are from now on."""
+        """Record the facts as of now, and evaluate them."""
         self._is_held = facts.is_held
         new = suspicion(facts, self._holds)
-        is_uncounted = facts.listed is None and self.finding in _OF_COUNTS
+        is_uncounted = facts.listed is None and self.finding in _ABOUT_COUNTS
         if new is None or (new == NOTHING and is_uncounted):
-            # what was suspected, and is not certain yet, may have passed unseen
+            # an unconfirmed suspicion may have passed unobserved
             self._suspicion = Suspicion(self.finding, self.text, 0.0)
             return
         if new.finding is not self._suspicion.finding:
@@ -166,10 +167,10 @@ class FindingMachine:
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Begin the finding that is due."""
+        """Change the finding if that is due."""
         new = self._suspicion
-        has_begun = new.finding in {self.finding, _Finding.NONE}
-        if has_begun or (not self._is_held and now >= self._since + new.hold_s):
+        needs_no_wait = new.finding in {self.finding, _Finding.NONE}
+        if needs_no_wait or (not self._is_held and now >= self._since + new.hold_s):
             self.finding, self.text = new.finding, new.text
 
     def next_deadline(self) -> float | None:

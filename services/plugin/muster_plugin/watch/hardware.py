@@ -1,8 +1,8 @@
-"""Pure: which hardware should be offered by a plugin, from what is on the PCI bus.
+"""Pure: decides which hardware on the PCI bus a plugin should offer.
 
-Only accelerators with the vendor's driver count: a GPU that is passed through to a virtual machine
-has another driver, and nearly every network card could do RDMA or SR-IOV without anybody wanting a
-resource of it. Vendors, classes: pci-ids.ucw.cz; drivers: their sources.
+Only accelerators with the vendor's driver count. A GPU that is passed through to a virtual machine
+has another driver, and nearly every network card supports RDMA or SR-IOV, but few are meant to be
+offered. Vendors, classes: pci-ids.ucw.cz; drivers: their sources.
 """
 
 import collections
@@ -15,7 +15,7 @@ _DISPLAY, _DISPLAY_3D, _DISPLAY_OTHER, _ACCELERATOR = 0x0300, 0x0302, 0x0380, 0x
 
 
 class PciDevice(msgspec.Struct, frozen=True):
-    """A device on the PCI bus; `kind` is its class without the interface."""
+    """A device on the PCI bus; `kind` is its class code without the programming interface."""
 
     vendor: int
     kind: int
@@ -36,7 +36,7 @@ _ACCELERATORS: Final = (
     _Accelerator(
         "nvidia.com/gpu", "NVIDIA GPU", 0x10DE, frozenset({_DISPLAY, _DISPLAY_3D}), "nvidia"
     ),
-    # a class of its own keeps the GPUs of desktop processors out
+    # without the class of VGA controllers, because integrated GPUs have it
     _Accelerator(
         "amd.com/gpu",
         "AMD GPU",
@@ -49,7 +49,7 @@ _ACCELERATORS: Final = (
 
 
 def offered_as(devices: Iterable[PciDevice]) -> dict[str, str]:
-    """Return the resource that should offer hardware of this node, with the hardware in words."""
+    """Return which resources should offer the node's hardware, each with a description of it."""
     counts: collections.Counter[_Accelerator] = collections.Counter()
     for device in devices:
         for known in _ACCELERATORS:
@@ -57,8 +57,8 @@ def offered_as(devices: Iterable[PciDevice]) -> dict[str, str]:
                 counts[known] += device.driver == known.driver
     return {
         known.resource: (
-            f"{count} {known.name}s on the PCI bus with the driver {known.driver}, "
-            "and nothing on the node has offered them"
+            f"{known.name}: {count} on the PCI bus with the driver {known.driver}, "
+            "but no plugin on the node has offered any"
         )
         for known, count in counts.items()
         if count

@@ -1,4 +1,4 @@
-"""Pure: what the kubelet lists of each resource, what it should list, and whether to trust it."""
+"""Pure: tracks what the kubelet lists, what it should list, and whether its list can be trusted."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,22 @@ from muster_plugin.watch import expectation, naming, observation
 
 RESOURCES_MAX: Final = 256
 FORGOTTEN_S: Final = 24 * 3600.0
-"""A plugin whose socket and devices are gone for so long was uninstalled."""
+"""A plugin whose socket and devices have been gone for this long counts as uninstalled."""
 AWAY_S: Final = 300.0
-"""A kubelet that is away for longer is not being restarted; what is wrong by then is wrong."""
+"""A kubelet that is away for longer is not just restarting, and no longer excuses anything."""
 TOGETHER_S: Final = 5.0
-"""What appears or vanishes within this time belongs together."""
+"""What appears or disappears within this time belongs together."""
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """How many devices are listed, and when the kubelet last began or ceased to list any."""
+    """How many devices are listed, and when the kubelet last started or stopped listing any."""
 
     count: int | None = None
     changed_at: float = 0.0
 
 
 class Listings:
-    """The kubelet's list of every resource that it ever listed, with what is expected."""
+    """What the kubelet lists, or has listed, of each resource, and what it should list."""
 
     def __init__(
         self, expect: Mapping[str, int], learned: Mapping[str, int], *, settles_s: float, now: float
@@ -34,21 +34,21 @@ class Listings:
         self.listed = observation.Listed()
         """The latest answer."""
         self.steady_at = now
-        """Until then a kubelet has just started."""
+        """Until then, the kubelet counts as just started."""
         self.has_changed = False
         self.has_learned = False
-        """Both are to be reset by the reader."""
+        """The caller resets both."""
         self._listings: dict[str, Listing] = {}
         self._settles_s = settles_s
         self._was_answering = False
         self._is_kubelet_there = True
-        self._kubelet = ""
+        self._kubelet_identity = ""
         self._away_at: float | None = None
-        """When the kubelet's socket vanished, or it ceased to answer; None while it is there."""
+        """When the kubelet's socket disappeared or it stopped answering; None while it answers."""
 
     @property
     def resources(self) -> frozenset[str]:
-        """Every resource that is or was listed, or is expected."""
+        """All resources that are or were listed, or are expected."""
         return self.expectations.resources | self._listings.keys()
 
     def __getitem__(self, resource: str) -> Listing:
@@ -65,7 +65,10 @@ class Listings:
         return 0 if self.expectations.expects(resource) else None
 
     def expected(self, resource: str) -> int | None:
-        """Return how many devices should be listed; at 0 at least as many as there were."""
+        """Return how many devices should be listed; None if that is unknown.
+
+        If no count is known and none is listed, it is the last count above 0.
+        """
         expected = self.expectations.expected(resource)
         if expected is None and self[resource].count == 0:
             return self.expectations.had(resource) or None
@@ -73,7 +76,7 @@ class Listings:
 
     @property
     def held_until(self) -> float:
-        """When nothing is held any more because the kubelet is away, or has just started."""
+        """Until when no finding begins because the kubelet is away or has just started."""
         away_until = -math.inf if self._away_at is None else self._away_at + AWAY_S
         return max(self.steady_at, away_until)
 
@@ -85,9 +88,9 @@ class Listings:
             self._away_at = now
 
     def zero_until(self, resources: Sequence[str]) -> float:
-        """Return until when the kubelet may be the cause that it lists none of these resources.
+        """Return until when the kubelet itself may be why all these resources are at 0.
 
-        It is in the past if the kubelet lists any, or if they did not vanish together.
+        That is in the past if the kubelet lists any device, or if they did not disappear together.
         """
         listable = filter(self.expectations.is_listable, resources)
         listings = [self[name] for name in listable if self.expected(name)]
@@ -97,20 +100,21 @@ class Listings:
             return -math.inf
         return max(times) + self._settles_s
 
-    def record_kubelet(self, age_s: float | None, kubelet: str, now: float) -> None:
-        """Take in how old the kubelet's socket is, and which it is; None if it has none.
+    def record_kubelet(self, age_s: float | None, identity: str, now: float) -> None:
+        """Record the age and the identity of the kubelet's socket; no age if it does not exist.
 
-        Only the age of a new one counts: while its clock is set back, a socket does not get older.
+        Only the age of a new socket counts: after the clock was set back, an old socket looks new.
         """
         is_there = age_s is not None
-        self.has_changed |= is_there != self._is_kubelet_there or kubelet != self._kubelet
-        if age_s is not None and kubelet != self._kubelet:
+        is_new = identity != self._kubelet_identity
+        self.has_changed |= is_there != self._is_kubelet_there or is_new
+        if age_s is not None and is_new:
             self.steady_at = now + self._settles_s - age_s
-        self._is_kubelet_there, self._kubelet = is_there, kubelet
+        self._is_kubelet_there, self._kubelet_identity = is_there, identity
         self._record_away(now)
 
     def record(self, listed: observation.Listed, ours: frozenset[str], now: float) -> list[str]:
-        """Take in the kubelet's list; return the resources that it has ceased to list."""
+        """Record the kubelet's list; return the resources that it no longer lists."""
         self.has_changed |= listed != self.listed
         self.listed = listed
         self._was_answering |= listed.is_answering
@@ -119,10 +123,10 @@ class Listings:
         for name in {*self._listings, *(listed.counts or {})} if listed.counts is not None else ():
             count = listed.counts.get(name, 0) if listed.counts else 0
             before = self[name]
-            if not self._may_list(name):
+            if not self._can_track(name):
                 continue
-            has_flipped = bool(before.count) != bool(count)
-            self._listings[name] = Listing(count, now if has_flipped else before.changed_at)
+            has_changed = bool(before.count) != bool(count)
+            self._listings[name] = Listing(count, now if has_changed else before.changed_at)
             if name not in ours and self.expectations.record_listed(name, count, now):
                 self.has_learned = self.has_changed = True
             if before.count and not count:
@@ -130,19 +134,19 @@ class Listings:
         return dropped
 
     def record_registered(self, counts: Mapping[str, int], now: float) -> None:
-        """Take in what the kubelet's checkpoint holds."""
+        """Record the counts in the kubelet's checkpoint."""
         for name, count in counts.items():
-            if self._may_list(name):
+            if self._can_track(name):
                 self._listings.setdefault(name, Listing(None, now))
                 self.has_learned |= self.expectations.record_registered(name, count)
                 self.has_changed = True
 
     def forget_if_old(self, resource: str, now: float) -> None:
-        """Forget a resource if the kubelet has not listed any device of it for `FORGOTTEN_S`."""
+        """Forget a resource of which the kubelet has listed no device for `FORGOTTEN_S`."""
         listing = self[resource]
         if listing.count == 0 and now - listing.changed_at >= FORGOTTEN_S:
             self.has_learned |= self.expectations.forget(resource)
 
-    def _may_list(self, name: str) -> bool:
+    def _can_track(self, name: str) -> bool:
         has_room = name in self._listings or len(self._listings) < RESOURCES_MAX
         return has_room and naming.RESOURCE.fullmatch(name) is not None

@@ -1,8 +1,8 @@
-"""Pure: which resource a socket in the kubelet's directory serves, by its file's name.
+"""Pure: determines from a socket's file name which resource it serves.
 
-Nothing on the node says it: the kubelet tells nobody, and only the plugin knows. Well-known plugins
-name their sockets after their resources (their sources are named below); for others the watcher
-learns it when a resource and a socket appear or vanish together.
+Only the plugin and the kubelet know the resource, and neither publishes it. Well-known plugins name
+their sockets after their resources (each pattern below cites its source). For other plugins, the
+watcher learns the resource when a resource and a socket appear or disappear together.
 """
 
 import base64
@@ -20,7 +20,7 @@ RESOURCE: Final = re.compile(rf"[a-z0-9][-a-z0-9.]{{0,243}}/{_NAME}")
 
 
 class _Pattern(NamedTuple):
-    """A pattern for socket names without `.sock`; `resource` names the resource of a match."""
+    """A pattern for socket names without `.sock`; `resource` returns the resource of a match."""
 
     pattern: re.Pattern[str]
     resource: Callable[[re.Match[str]], str | None]
@@ -64,25 +64,25 @@ def resource(socket: str) -> str | None:
 
 
 def by_last_part(resources: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return the resources by the last part of their names, for `resource_among`."""
+    """Group resources by the last part of their names, for `resource_among`."""
     by_part: dict[str, list[str]] = {}
     for name in resources:
         by_part.setdefault(name.rpartition("/")[2], []).append(name)
     return by_part
 
 
-def resource_among(socket: str, resources: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the only one of these resources after whose last part a socket is named, or None."""
-    matching = resources.get(socket.removesuffix(".sock"), ())
+def resource_among(socket: str, grouped: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the resource whose last part is the socket's name; None unless exactly one matches."""
+    matching = grouped.get(socket.removesuffix(".sock"), ())
     return matching[0] if len(matching) == 1 else None
 
 
 def is_on_demand(name: str) -> bool:
-    """Return whether the resource comes and goes: its plugin removes its socket by itself."""
+    """Return whether the plugin registers this resource on demand and removes its own socket."""
     return name.startswith(_ON_DEMAND)
 
 
 @functools.lru_cache(_CACHED_MAX)
 def stem(socket: str) -> str:
-    """Return a socket's name without the numbers that differ for every start of its plugin."""
+    """Return a socket's name with `*` for the numbers that change whenever its plugin starts."""
     return _SERIAL.sub("*", socket)

@@ -1,13 +1,15 @@
-"""Pure: all watched plugins of a node: which socket serves which resource, and what is wrong.
+"""Pure: determines which socket serves which resource of a node, and what is wrong with each.
 
-Observations come in; probes, and changes of what is known of a plugin, go out. A plugin is watched
-under the name of its resource or driver, or of its socket while that is unknown. It is no failure:
+It receives observations, and returns probes to make and changes to report. A plugin is watched
+under the name of its resource or driver, or of its socket while neither is known. These are not
+failures:
 
-- a socket that was left behind: refused since it was first seen, while its resource is served by
-  another socket or was never offered;
-- a socket that a plugin on demand has removed, or that a process without a resource took with it;
-- anything while the kubelet is away, for up to 5 min, or for 30 s after its start: it removes all
-  sockets;
+- a leftover socket: connections to it have been refused since it was first seen, and its resource
+  is served by another socket or was never offered;
+- a socket that an on-demand plugin removed, or that disappeared with a process whose resource is
+  unknown;
+- anything while the kubelet is away, for up to 5 minutes, or within 30 s of its start, because a
+  starting kubelet removes all sockets;
 - all resources at 0 at the same time, unless that lasts.
 """
 
@@ -37,16 +39,16 @@ _PODS_MAX: Final = 5
 _OUR_DRIVERS: Final = ".muster.dev"
 _EVALUATED_S: Final = 3600.0
 _EVALUATED_AGAIN_S: Final = 0.05
-"""Many observations at once are evaluated together."""
+"""Observations that follow each other faster are evaluated together."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things must last, in seconds."""
+    """How long the model waits, in seconds."""
 
     kubelet_settles_s: float = 30.0
-    """A kubelet that starts removes the sockets; its plugins then need time to come back."""
+    """A starting kubelet removes the sockets; its plugins then need time to register again."""
     hardware_s: float = 300.0
-    """How long after the start of this process a plugin may take to offer the hardware."""
+    """How long after the start of this process plugins may take to offer the hardware."""
     report_s: float = 1.0
     holds: finding.Holds = finding.Holds()
 
@@ -83,14 +85,14 @@ class NodeModel:
         self._evaluated_again_at = now
         self._evaluated_at = -math.inf
         self._foreign: Sequence[str] = ()
-        """The resources that the kubelet lists or that are expected, without muster's."""
+        """The resources of plugins that muster does not run: listed, or expected."""
         self._by_last_part: Mapping[str, Sequence[str]] = {}
 
     # What is known
 
     @property
     def memory(self) -> expectation.Memory:
-        """What should be kept in a file."""
+        """What should be saved to a file."""
         return expectation.Memory(
             expected=self._listings.expectations.learned, resources=self._resource_names
         )
@@ -102,12 +104,12 @@ class NodeModel:
 
     @property
     def restarts(self) -> int:
-        """How often a socket was served by another process than before."""
+        """How often another process began to serve a watched socket."""
         return sum(max(0, socket.servers - 1) for socket in self._sockets)
 
     @property
     def left_out(self) -> int:
-        """How many sockets and plugins are too many to be watched."""
+        """How many sockets and plugins are not watched because there are too many."""
         return self._sockets.left_out + self._reports.left_out
 
     # What happens
@@ -115,7 +117,7 @@ class NodeModel:
     def receive(
         self, observed: observation.Observation, now: float
     ) -> Sequence[observation.Action]:
-        """Take in an observation; return what follows from it."""
+        """Record an observation; return the actions that are due."""
         match observed:
             case observation.Scanned():
                 self._record_scan(observed, now)
@@ -126,7 +128,7 @@ class NodeModel:
             case observation.ProcessesSeen(halted=halted):
                 self._sockets.record_halted(halted)
             case observation.Listed():
-                self._hurry(self._listings.record(observed, self.ours, now), now)
+                self._probe_soon(self._listings.record(observed, self.ours, now), now)
             case observation.Registered(counts=counts):
                 self._listings.record_registered(counts, now)
             case observation.HardwareSeen(hardware=hardware):
@@ -140,7 +142,7 @@ class NodeModel:
         return self.tick(now)
 
     def tick(self, now: float) -> Sequence[observation.Action]:
-        """Perform what is due."""
+        """Return the actions that are due."""
         actions: list[observation.Action] = [*self._sockets.due(now)]
         if self._has_changed or self._sockets.has_changed or self._listings.has_changed:
             self._has_changed = self._sockets.has_changed = self._listings.has_changed = False
@@ -163,10 +165,10 @@ class NodeModel:
     def _evaluate(self, now: float) -> list[observation.Action]:
         """Decide what is wrong with every plugin; return the changes."""
         self._list_foreign()
-        resources = self._resources_of_sockets(now)
-        self._forget_removed(resources, now)
+        groups = self._sockets_by_name(now)
+        self._forget_removed(groups, now)
         zero_until = self._listings.zero_until(self._foreign)
-        facts = self._facts(resources, now, is_zero=now < zero_until)
+        facts = self._facts(groups, now, is_zero=now < zero_until)
         actions, deadlines = self._reports.update(facts, now)
         later = self._listings.held_until, self._hardware_due_at, zero_until
         deadlines += [now + _EVALUATED_S, *(at for at in later if at > now)]
@@ -176,23 +178,23 @@ class NodeModel:
     # Observations
 
     def _record_scan(self, scanned: observation.Scanned, now: float) -> None:
-        self._listings.record_kubelet(scanned.kubelet_age_s, scanned.kubelet, now)
+        self._listings.record_kubelet(scanned.kubelet_age_s, scanned.kubelet_identity, now)
         self._has_changed |= not self._has_scanned or scanned.ours != self._our_slugs
         self._has_scanned, self._our_slugs = True, scanned.ours
         files = tuple(file for file in scanned.sockets if not self._watch.ignores(file.name))
         self._sockets.record_scan(files, now)
 
-    def _hurry(self, resources: Sequence[str], now: float) -> None:
-        """Probe the sockets soon that may be of resources which the kubelet dropped."""
-        maybe = {*resources, None}
-        for socket in self._sockets if resources else ():
-            if self._resource_of(socket) in maybe:
+    def _probe_soon(self, dropped: Sequence[str], now: float) -> None:
+        """Probe the sockets soon that may serve resources which the kubelet dropped."""
+        dropped_or_unknown = {*dropped, None}
+        for socket in self._sockets if dropped else ():
+            if self._resource_of(socket) in dropped_or_unknown:
                 socket.hurry(now)
 
     # Which socket serves which resource
 
-    def _resources_of_sockets(self, now: float) -> dict[str, list[sockets.Socket]]:
-        """Return the sockets of each resource or driver; of each socket without any, alone."""
+    def _sockets_by_name(self, now: float) -> dict[str, list[sockets.Socket]]:
+        """Return the sockets of each resource or driver; those of neither by their own names."""
         self._learn_names(now)
         by_name: dict[str, list[sockets.Socket]] = {}
         for socket in self._sockets:
@@ -209,12 +211,12 @@ class NodeModel:
         return known or naming.resource_among(name, self._by_last_part)
 
     def _list_foreign(self) -> None:
-        """List the resources once for every evaluation: each socket is compared with them."""
+        """List the resources of other plugins, once per evaluation, for comparison with sockets."""
         foreign = sorted(name for name in self._listings.resources if not self._is_ours(name))
         self._foreign, self._by_last_part = foreign, naming.by_last_part(foreign)
 
     def _learn_names(self, now: float) -> None:
-        """Pair the only socket and the only resource that appeared or vanished together."""
+        """Learn that a socket serves a resource if only these two appeared or vanished together."""
         nameless = [each for each in self._sockets if each.has_answered]
         nameless = [each for each in nameless if self._resource_of(each) is None]
         if not nameless:
@@ -241,11 +243,9 @@ class NodeModel:
                 self._has_learned = True
                 return
 
-    def _forget_removed(
-        self, resources: Mapping[str, Sequence[sockets.Socket]], now: float
-    ) -> None:
-        """Forget the removed sockets of plugins that have another, and whole plugins in the end."""
-        for name, group in resources.items():
+    def _forget_removed(self, groups: Mapping[str, Sequence[sockets.Socket]], now: float) -> None:
+        """Forget removed sockets that have a successor, and plugins that are gone for long."""
+        for name, group in groups.items():
             has_other = any(not socket.is_removed for socket in group)
             newest = max((each.file.created_at for each in group if each.is_usable), default=0)
             for socket in group:
@@ -258,45 +258,45 @@ class NodeModel:
                 if socket.is_removed and (has_other or not is_missed):
                     self._sockets.forget(socket.file.path)
                 elif socket.is_dead and socket.file.created_at < newest:
-                    self._sockets.leave(socket.file.path, now)
+                    self._sockets.stop_watching(socket.file.path, now)
         for name in self._foreign:
-            if all(socket.is_removed for socket in resources.get(name, ())):
+            if all(socket.is_removed for socket in groups.get(name, ())):
                 self._listings.forget_if_old(name, now)
 
     # What is wrong
 
     def _facts(
         self,
-        resources: Mapping[str, Sequence[sockets.Socket]],
+        groups: Mapping[str, Sequence[sockets.Socket]],
         now: float,
         *,
         is_zero: bool,
     ) -> reports.FactsByName:
-        """Return the facts about every plugin, and what is known of it, by its name."""
+        """Return the facts about every plugin, and its description, by name."""
         is_held = now < self._listings.held_until
         answered = (socket for socket in self._sockets if socket.has_answered)
         is_nameless = any(self._resource_of(socket) is None for socket in answered)
         facts = {}
-        for name in sorted(resources.keys() | set(self._foreign)):
+        for name in sorted(groups.keys() | set(self._foreign)):
             if self._is_ours(name) or self._watch.ignores(name):
                 continue
-            socket = sockets.best(resources.get(name, ()))
-            listing = self._listings.count(name)
+            socket = sockets.best(groups.get(name, ()))
+            listed = self._listings.count(name)
             expected = self._listings.expected(name)
-            if not self._is_watched(name, socket, listing, expected):
+            if not self._is_watched(name, socket, listed, expected):
                 continue
-            server, detail = self._server(name, socket, listing, is_nameless=is_nameless)
+            server, detail = self._server(name, socket, listed, is_nameless=is_nameless)
             can_wait = is_zero and server in {_Server.ANSWERS, _Server.UNKNOWN}
             known = finding.Facts(
                 server=server,
                 detail=detail,
-                listed=listing,
+                listed=listed,
                 expected=expected,
-                rival=sockets.rival(resources.get(name, ())),
+                rival=sockets.rival(groups.get(name, ())),
                 files_missing=self._files_missing.get(name, ()),
                 is_held=is_held or can_wait,
             )
-            facts[name] = known, self._described(name, socket, listing, expected)
+            facts[name] = known, self._description(name, socket, listed, expected)
         return {**facts, **self._not_offered(facts.keys(), now)}
 
     def _is_watched(
@@ -306,7 +306,7 @@ class NodeModel:
             return socket is not None or not naming.is_on_demand(name)
         if socket is None or socket.answer is None:
             return False
-        # other software may have made a socket that never answers, unless its name is a plugin's
+        # a socket that never answers may be other software's, unless it is named like a plugin's
         is_hanging = socket.answer is observation.Answer.SILENT and "/" in name
         return socket.has_answered or is_hanging
 
@@ -316,10 +316,10 @@ class NodeModel:
         if socket is not None:
             return socket.server(listed)
         if not self._has_scanned or is_nameless or listed != 0:
-            return _Server.UNKNOWN, f"nothing is known of the socket of {name}"
-        return _Server.ENDED, "no socket in the kubelet's directory can be its"
+            return _Server.UNKNOWN, f"it is unknown which socket serves {name}"
+        return _Server.ENDED, "no socket in the kubelet's directory can belong to it"
 
-    def _described(
+    def _description(
         self,
         name: str,
         socket: sockets.Socket | None,
@@ -328,7 +328,7 @@ class NodeModel:
     ) -> vocabulary.Watched:
         process = socket.process if socket is not None else None
         allocated = self._listings.listed.allocated
-        is_numbered = process is not None and process.number is not None
+        has_pid = process is not None and process.pid is not None
         return vocabulary.Watched(
             name=name,
             kind=socket.driver.kind if socket and socket.driver else _Kind.DEVICE_PLUGIN,
@@ -336,13 +336,13 @@ class NodeModel:
             expected=expected,
             listed=listed,
             allocated=None if allocated is None else allocated.get(name, 0),
-            process=f"{process.number} ({process.name})" if process and is_numbered else "",
+            process=f"{process.pid} ({process.name})" if process and has_pid else "",
             pod=process.pod if process else "",
             pods=self._listings.listed.pods.get(name, ())[:_PODS_MAX],
         )
 
     def _not_offered(self, watched: Iterable[str], now: float) -> reports.FactsByName:
-        """Return the hardware that nothing on the node has ever offered."""
+        """Return the facts about hardware that nothing on the node has ever offered."""
         if now < self._hardware_due_at:
             return {}
         offered = {*watched, *self.ours, *self._listings.resources, *self._resource_names.values()}

@@ -1,4 +1,4 @@
-"""Pure: what is observed of the plugins of a node, and what the model of the node asks for."""
+"""Pure: the observations that the node's model receives, and the actions that it returns."""
 
 import enum
 from collections.abc import Mapping
@@ -9,25 +9,25 @@ from muster import vocabulary
 
 
 class Answer(enum.StrEnum):
-    """What came of one connection to a socket."""
+    """The outcome of one probe of a socket."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
     SILENT = "silent"
     WRONG = "wrong"
     INCONCLUSIVE = "inconclusive"
-    """This process was too slow itself, or may not connect."""
+    """The probe proves nothing: this process was too slow, or may not connect to the socket."""
 
 
 class Directory(enum.StrEnum):
-    """A directory of the kubelet in which plugins serve sockets."""
+    """A directory of the kubelet in which plugins create their sockets."""
 
     PLUGINS = "device-plugins"
     REGISTRY = "plugins_registry"
 
 
 class SocketFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A socket's file; `identity` changes when it is made again, `created_at` orders them."""
+    """A socket file; `identity` changes when it is recreated, `created_at` is for comparison."""
 
     directory: Directory = Directory.PLUGINS
     name: str
@@ -41,35 +41,38 @@ class SocketFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scanned(msgspec.Struct, frozen=True, kw_only=True):
-    """The sockets in the kubelet's directories, without the kubelet's own and without muster's.
+    """The sockets in the kubelet's directories, except the kubelet's own and muster's.
 
-    `kubelet_age_s` is the age of the kubelet's socket; None without one. `kubelet` changes when it
-    is made again: the clock by which it has an age may be set meanwhile. `ours` are the resources
-    (slugs) that muster plugins serve.
+    `kubelet_age_s` is the age of the kubelet's socket; None if it does not exist. Its
+    `kubelet_identity` changes when the socket is recreated; the age alone does not show that if the
+    clock is set. `ours` are the resources (slugs) that muster's plugins serve.
     """
 
     sockets: tuple[SocketFile, ...]
     kubelet_age_s: float | None
-    kubelet: str = ""
+    kubelet_identity: str = ""
     ours: frozenset[str] = frozenset()
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that serves a socket; `identity` is unique, and empty if it cannot be told.
+    """The process that serves a socket; `identity` is unique, and empty if it is unknown.
 
-    Only with the node's process numbers (`hostPID`) are `number`, `name` and `pod` (its uid) known.
-    `is_watched` means that its end will be reported.
+    `pid`, `name` and `pod` (the pod's uid) are known only with `hostPID`. `is_watched` means that
+    the kernel will report the end of the process.
     """
 
     identity: str = ""
-    number: int | None = None
+    pid: int | None = None
     name: str = ""
     pod: str = ""
     is_watched: bool = False
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
-    """What a socket in the registry says it is; `endpoint` is the socket that serves it."""
+    """What a registration socket says about itself.
+
+    `endpoint` is the socket on which the driver serves; empty if it is the same socket.
+    """
 
     kind: vocabulary.WatchedKind
     name: str
@@ -77,9 +80,10 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one probe of the socket at `path`; `detail` says what was wrong with it.
+    """The result of one probe of the socket at `path`; `detail` says what was wrong.
 
-    `driver` is what a socket in the registry says it is; the answer is then that of its endpoint.
+    `driver` is what a registration socket says about itself; `answer` is then REFUSED if nothing
+    serves the driver's endpoint.
     """
 
     path: str
@@ -98,13 +102,17 @@ class ProcessEnded(msgspec.Struct, frozen=True):
 
 
 class ProcessesSeen(msgspec.Struct, frozen=True):
-    """The processes, by socket, that cannot run; in words: `stopped`, `a zombie`."""
+    """Why processes cannot run (`stopped`, `a zombie`), by the path of the socket they serve."""
 
     halted: Mapping[str, str]
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kubelet lists for pods, by resource; None if it does not answer, or not to that."""
+    """What the kubelet's podresources API lists, by resource.
+
+    `counts` (allocatable devices) and `allocated` are None if the kubelet does not answer, or
+    cannot answer that call.
+    """
 
     counts: Mapping[str, int] | None = None
     allocated: Mapping[str, int] | None = None
@@ -113,19 +121,19 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """The last lists by the kubelet's checkpoint: how many devices each resource had."""
+    """How many devices each resource has in the kubelet's checkpoint."""
 
     counts: Mapping[str, int]
 
 
 class HardwareSeen(msgspec.Struct, frozen=True):
-    """The hardware of the node by the resource that offers it, in words."""
+    """The node's hardware, described in words, by the resource that should offer it."""
 
     hardware: Mapping[str, str]
 
 
 class FilesMissing(msgspec.Struct, frozen=True):
-    """The CDI devices without a spec file, by the driver or resource whose pods need them."""
+    """The CDI devices that no spec describes, by the driver or resource whose pods use them."""
 
     devices: Mapping[str, tuple[str, ...]]
 
@@ -143,20 +151,20 @@ Observation = (
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Ask for a probe of this socket."""
+    """Probe this socket."""
 
     file: SocketFile
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What is observed of a plugin changed; `gone` means that it is no longer watched."""
+    """Report that the observed state of a plugin changed; `gone`: it is no longer watched."""
 
     watched: vocabulary.Watched
     gone: bool = False
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """What was learned changed and should be kept."""
+    """Save what was learned, because it changed."""
 
 
 Action = Probe | Change | Learned

@@ -1,7 +1,8 @@
-"""Adapter: probes sockets: one connection each, one call, and what came of it.
+"""Adapter: probes sockets with one connection and one call each.
 
-A plugin is asked for its options, as the kubelet does when it registers; a socket in the registry
-is asked what it is. The connection is closed in order, and nothing is read beyond a limit.
+A plugin is asked for its options, as the kubelet does when the plugin registers; a registration
+socket is asked for its info. The connection is closed properly, and no answer is read beyond a
+limit.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ _Message = TypeVar("_Message", bound=message.Message)
 
 
 class _Result(Exception):
-    """What came of a probe; raised where it ends early."""
+    """The result of a probe; raised where it ends early."""
 
     def __init__(
         self, answer: _Answer, detail: str = "", *, driver: observation.Driver | None = None
@@ -57,7 +58,7 @@ class _Result(Exception):
 class Prober:
     """Probes sockets below `root`, a few at a time; `on_result` gets each result.
 
-    `on_problem` gets why a socket may not be connected to.
+    `on_problem` gets the reason if this process cannot probe a socket.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Prober:
         self._on_result = on_result
         self._on_problem = on_problem
         self._calls: dict[Path, blocking.Serial] = {}
-        """The connections to endpoints, of which some may hang."""
+        """The last connections to drivers' endpoints; some may hang."""
         self._free = asyncio.Semaphore(sockets.AT_ONCE_MAX)
 
     async def probe(self, file: observation.SocketFile) -> None:
@@ -89,15 +90,15 @@ class Prober:
     async def _probed(self, file: observation.SocketFile) -> observation.Probed:
         process: observation.Process | None = None
         try:
-            with self._connected(self._root / file.path, file.identity) as connection:
+            with self._connect(self._root / file.path, file.identity) as connection:
                 process = self._watch.peer(connection, file.path)
-                result = await self._asked(connection, file)
+                result = await self._ask(connection, file)
         except _Result as failed:
             result = failed
             if failed.answer is _Answer.SILENT and self._watch.is_waiting(file.path):
                 result = _Result(_Answer.SILENT, f"{failed.detail}; {_WAITS}")
         except OSError as error:
-            self._on_problem(f"{file.path}: cannot be probed: {error}")
+            self._on_problem(f"{file.path}: cannot probe: {error}")
             result = _Result(_Answer.INCONCLUSIVE)
         return observation.Probed(
             path=file.path,
@@ -108,45 +109,46 @@ class Prober:
             driver=result.driver,
         )
 
-    async def _asked(self, connection: socket.socket, file: observation.SocketFile) -> _Result:
-        """Return the answer of a socket that is served. Raises _Result for another one."""
+    async def _ask(self, connection: socket.socket, file: observation.SocketFile) -> _Result:
+        """Make the call, and return the answer if all is well. Raises _Result otherwise."""
         if file.directory is observation.Directory.REGISTRY:
-            driver = _driver(await _called(connection, _INFO, self._timeout_s), file)
-            await self._connect_to(driver)
+            driver = _driver(await _call(connection, _INFO, self._timeout_s), file)
+            await self._check_endpoint(driver)
             return _Result(_Answer.ANSWERED, driver=driver)
-        answer = await _called(connection, _OPTIONS, self._timeout_s)
-        _decoded(dp.DevicePluginOptions, answer)
+        answer = await _call(connection, _OPTIONS, self._timeout_s)
+        _decode(dp.DevicePluginOptions, answer)
         return _Result(_Answer.ANSWERED)
 
-    def _connected(self, path: Path, identity: str) -> socket.socket:
-        """Return a connection to the socket that has this identity. Raises _Result."""
+    def _connect(self, path: Path, identity: str) -> socket.socket:
+        """Return a connection to the socket with this identity. Raises _Result."""
         try:
             connection = _connection(path, identity)
         except OSError as error:
-            raise self._refusal(path, error) from None
+            raise self._failure(path, error) from None
         if connection is None:
             raise _Result(_Answer.INCONCLUSIVE)
         return connection
 
-    def _refusal(self, path: Path, error: OSError) -> _Result:
+    def _failure(self, path: Path, error: OSError) -> _Result:
+        """Return what it means that connecting failed."""
         if error.errno == errno.ECONNREFUSED:
             return _Result(_Answer.REFUSED)
         if error.errno == errno.EAGAIN:
-            return _Result(_Answer.SILENT, "nobody accepts them any more: its queue is full")
+            return _Result(_Answer.SILENT, "its queue of waiting connections is full")
         if error.errno == errno.EPROTOTYPE:
-            return _Result(_Answer.WRONG, "it is no stream socket")
+            return _Result(_Answer.WRONG, "it is not a stream socket")
         if error.errno != errno.ENOENT:
-            self._on_problem(f"{path}: cannot be connected to: {error.strerror}")
+            self._on_problem(f"{path}: cannot connect: {error.strerror}")
         return _Result(_Answer.INCONCLUSIVE)
 
     def _endpoint(self, endpoint: str) -> Path | None:
         path = Path(os.path.normpath(endpoint))
         return path if path.is_relative_to(self._root / _ENDPOINTS) else None
 
-    async def _connect_to(self, driver: observation.Driver) -> None:
-        """Connect to the endpoint of a driver, and no more. Raises _Result.
+    async def _check_endpoint(self, driver: observation.Driver) -> None:
+        """Check that a driver's endpoint accepts connections. Raises _Result if it refuses them.
 
-        Only endpoints in the kubelet's directory for them are looked at: elsewhere this process
+        Only endpoints in the kubelet's directory for drivers are checked: elsewhere this process
         sees its own files, not the node's. As file systems are mounted there, the call may hang.
         """
         path = self._endpoint(driver.endpoint)
@@ -170,9 +172,9 @@ class Prober:
 
 
 def _connection(path: Path, identity: str = "") -> socket.socket | None:
-    """Return a connection to the socket at `path`, or None if that is another file.
+    """Return a connection to the socket at `path`, or None if it is not the expected file.
 
-    The file is held meanwhile, so that no other can take its place. Raises OSError.
+    The file is opened first, so that no other can take its place meanwhile. Raises OSError.
     """
     held = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -185,7 +187,7 @@ def _connection(path: Path, identity: str = "") -> socket.socket | None:
 
 
 def _is_refused(path: Path) -> bool:
-    """Return whether nobody can be reached at `path`, in a directory that can be seen."""
+    """Return whether nothing serves the socket at `path`; False if its directory is not visible."""
     if not path.parent.is_dir():
         return False
     try:
@@ -200,40 +202,40 @@ def _is_refused(path: Path) -> bool:
 
 
 def identity_of(status: os.stat_result) -> str:
-    """Return what identifies a socket's file; the inode's number alone may be used again."""
+    """Return what identifies a socket's file; an inode number alone may be reused."""
     return f"{status.st_ino}.{status.st_ctime_ns}"
 
 
-async def _called(connection: socket.socket, method: str, timeout_s: float) -> bytes:
+async def _call(connection: socket.socket, method: str, timeout_s: float) -> bytes:
     """Call a method without arguments; return its answer. Raises _Result."""
     try:
         outcome = await unary_client.call(connection, method, timeout_s=timeout_s)
     except unary_client.Late:
         raise _Result(_Answer.INCONCLUSIVE) from None
     except OSError as error:
-        raise _Result(_Answer.WRONG, f"it cuts the connection: {error.strerror}") from None
+        raise _Result(_Answer.WRONG, f"it breaks the connection: {error.strerror}") from None
     if outcome is None:
         name = method.rpartition("/")[2]
-        raise _Result(_Answer.SILENT, f"{name} was not answered within {timeout_s:g} s")
+        raise _Result(_Answer.SILENT, f"no answer to {name} within {timeout_s:g} s")
     if outcome.problem:
         raise _Result(_Answer.WRONG, outcome.problem)
     return outcome.message
 
 
 def _driver(answer: bytes, file: observation.SocketFile) -> observation.Driver:
-    """Return what a socket in the registry is. Raises _Result."""
-    info = _decoded(pr.PluginInfo, answer)
+    """Decode what a registration socket says about itself. Raises _Result."""
+    info = _decode(pr.PluginInfo, answer)
     kind = _KINDS.get(info.type)
     is_resource = kind is vocabulary.WatchedKind.DEVICE_PLUGIN
     names = naming.RESOURCE if is_resource else _DRIVER
     if kind is None or len(info.name) > _NAME_MAX or not names.fullmatch(info.name):
-        raise _Result(_Answer.WRONG, f"it says that it is {info.type!r} {info.name!r}")
+        raise _Result(_Answer.WRONG, f"its type is {info.type!r} and its name {info.name!r}")
     is_own = info.endpoint in {"", file.path} or info.endpoint.endswith(f"/{file.path}")
     return observation.Driver(kind=kind, name=info.name, endpoint="" if is_own else info.endpoint)
 
 
-def _decoded(kind: type[_Message], answer: bytes) -> _Message:
+def _decode(kind: type[_Message], answer: bytes) -> _Message:
     try:
         return kind.FromString(answer)
     except message.DecodeError:
-        raise _Result(_Answer.WRONG, "its answer is no message of the protocol") from None
+        raise _Result(_Answer.WRONG, "its answer cannot be decoded") from None

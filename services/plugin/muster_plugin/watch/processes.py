@@ -1,9 +1,9 @@
-"""Adapter: the processes that serve sockets: who they are, whether they can run, and their end.
+"""Adapter: identifies the processes that serve sockets, and reports if they are stopped or end.
 
-The kernel names the peer of a connection (SO_PEERCRED) by its number in this process's namespace: 0
-unless the pod has `hostPID`. Since Linux 6.5 it gives a descriptor of the peer as well
-(SO_PEERPIDFD), which tells the end of any process, whatever its namespace; since 6.9 the
-descriptor's inode identifies the process.
+The kernel gives the PID of a connection's peer (SO_PEERCRED) in this process's PID namespace: 0
+unless the pod has `hostPID`. Since Linux 6.5 it also gives a pidfd of the peer (SO_PEERPIDFD),
+which becomes readable when the process ends, in whichever namespace; since 6.9 the pidfd's inode
+identifies the process.
 """
 
 import asyncio
@@ -36,32 +36,32 @@ class ProcessWatch:
     ) -> None:
         self._on_end = on_end
         self._proc = proc
-        self._descriptors: dict[tuple[str, str], int] = {}
-        self._numbers: dict[str, int] = {}
+        self._pidfds: dict[tuple[str, str], int] = {}
+        self._pids: dict[str, int] = {}
         self._has_unique_inodes = _has_unique_inodes()
 
     def peer(self, connection: socket.socket, path: str) -> observation.Process:
         """Return the process that serves the socket at `path`, and watch it from now on."""
         size = struct.calcsize("3i")
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        number, _, _ = struct.unpack("3i", credentials)
-        descriptor = _peer_descriptor(connection, number)
-        identity = f"process {number}" if number > 0 else ""
-        if descriptor is not None and self._has_unique_inodes:
-            identity = str(os.fstat(descriptor).st_ino)
-        is_watched = descriptor is not None and self._watch(path, identity, descriptor)
-        is_visible = number > 0 and (self._proc / str(number)).exists()
-        self._numbers.pop(path, None)
+        pid, _, _ = struct.unpack("3i", credentials)
+        pidfd = _peer_pidfd(connection, pid)
+        identity = f"process {pid}" if pid > 0 else ""
+        if pidfd is not None and self._has_unique_inodes:
+            identity = str(os.fstat(pidfd).st_ino)
+        is_watched = pidfd is not None and self._watch(path, identity, pidfd)
+        is_visible = pid > 0 and (self._proc / str(pid)).exists()
+        self._pids.pop(path, None)
         if not is_visible:
             return observation.Process(identity=identity, is_watched=is_watched)
-        if len(self._numbers) >= _WATCHED_MAX:
-            del self._numbers[next(iter(self._numbers))]
-        self._numbers[path] = number
-        name = self._read(number, "comm").strip()
-        pod = _POD.search(self._read(number, "cgroup"))
+        if len(self._pids) >= _WATCHED_MAX:
+            del self._pids[next(iter(self._pids))]
+        self._pids[path] = pid
+        name = self._read(pid, "comm").strip()
+        pod = _POD.search(self._read(pid, "cgroup"))
         return observation.Process(
             identity=identity,
-            number=number,
+            pid=pid,
             name="".join(char for char in name if char.isprintable()),
             pod=pod[1].replace("_", "-") if pod else "",
             is_watched=is_watched,
@@ -70,80 +70,80 @@ class ProcessWatch:
     def halted(self) -> dict[str, str]:
         """Return the sockets whose processes cannot run, and why."""
         halted = {}
-        for path, number in self._numbers.items():
-            state = self._state(number, "stat")
-            # other threads of a process go on when the first has ended
-            if state in _HALTED and not (state == _ZOMBIE and len(self._threads(number)) > 1):
+        for path, pid in self._pids.items():
+            state = self._state(pid, "stat")
+            # a process runs on in its other threads after its main thread has ended
+            if state in _HALTED and not (state == _ZOMBIE and len(self._threads(pid)) > 1):
                 halted[path] = _HALTED[state]
         return halted
 
     def is_waiting(self, path: str) -> bool:
         """Return whether a thread of the process behind a socket is in an uninterruptible wait.
 
-        Every process is for a moment, when it reads from a disk: this alone is no failure.
+        Any process that reads from a disk is briefly in this state: it alone is no failure.
         """
-        number = self._numbers.get(path)
-        if number is None:
+        pid = self._pids.get(path)
+        if pid is None:
             return False
-        threads = self._threads(number)
-        return any(self._state(number, f"task/{thread}/stat") == _WAITS for thread in threads)
+        threads = self._threads(pid)
+        return any(self._state(pid, f"task/{thread}/stat") == _WAITS for thread in threads)
 
     def close(self) -> None:
-        """Watch nothing any more."""
-        for key in [*self._descriptors]:
+        """Stop watching all processes."""
+        for key in [*self._pidfds]:
             self._forget(key)
 
-    def _watch(self, path: str, identity: str, descriptor: int) -> bool:
+    def _watch(self, path: str, identity: str, pidfd: int) -> bool:
         key = path, identity
-        if key in self._descriptors:
-            os.close(descriptor)
+        if key in self._pidfds:
+            os.close(pidfd)
             return True
-        if len(self._descriptors) >= _WATCHED_MAX:
-            self._forget(next(iter(self._descriptors)))
+        if len(self._pidfds) >= _WATCHED_MAX:
+            self._forget(next(iter(self._pidfds)))
         try:
-            asyncio.get_running_loop().add_reader(descriptor, self._ended, key)
+            asyncio.get_running_loop().add_reader(pidfd, self._report_end, key)
         except OSError:
-            os.close(descriptor)
+            os.close(pidfd)
             return False
-        self._descriptors[key] = descriptor
+        self._pidfds[key] = pidfd
         return True
 
-    def _ended(self, key: tuple[str, str]) -> None:
+    def _report_end(self, key: tuple[str, str]) -> None:
         self._forget(key)
-        self._numbers.pop(key[0], None)
+        self._pids.pop(key[0], None)
         self._on_end(observation.ProcessEnded(*key))
 
     def _forget(self, key: tuple[str, str]) -> None:
-        descriptor = self._descriptors.pop(key)
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
+        pidfd = self._pidfds.pop(key)
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
 
-    def _threads(self, number: int) -> list[str]:
-        with contextlib.suppress(OSError), os.scandir(self._proc / str(number) / "task") as threads:
+    def _threads(self, pid: int) -> list[str]:
+        with contextlib.suppress(OSError), os.scandir(self._proc / str(pid) / "task") as threads:
             return [each.name for each in itertools.islice(threads, _THREADS_MAX)]
         return []
 
-    def _state(self, number: int, file: str) -> str:
+    def _state(self, pid: int, file: str) -> str:
         # the name in brackets may contain anything
-        return self._read(number, file).rpartition(") ")[2][:1]
+        return self._read(pid, file).rpartition(") ")[2][:1]
 
-    def _read(self, number: int, file: str) -> str:
-        with contextlib.suppress(OSError), (self._proc / str(number) / file).open("rb") as opened:
+    def _read(self, pid: int, file: str) -> str:
+        with contextlib.suppress(OSError), (self._proc / str(pid) / file).open("rb") as opened:
             return opened.read(_BYTES_MAX).decode(errors="replace")
         return ""
 
 
-def _peer_descriptor(connection: socket.socket, number: int) -> int | None:
+def _peer_pidfd(connection: socket.socket, pid: int) -> int | None:
     with contextlib.suppress(OSError):
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    if number > 0:
+    if pid > 0:
         with contextlib.suppress(OSError):
-            return os.pidfd_open(number)
+            return os.pidfd_open(pid)
     return None
 
 
 def _has_unique_inodes() -> bool:
-    """Return whether descriptors of processes have inodes of their own."""
+    """Return whether each process's pidfd has an inode of its own."""
     with contextlib.suppress(OSError):
         process, other = os.pidfd_open(os.getpid()), os.eventfd(0)
         try:

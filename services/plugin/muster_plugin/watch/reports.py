@@ -1,8 +1,8 @@
-"""Pure: the finding about every watched plugin, and the changes that are reported of them.
+"""Pure: keeps the finding about every watched plugin, and decides which changes to publish.
 
-A process on the node can make up plugins: sockets that come and go. So there are limits on how many
-are watched, and on how often changes are reported: a node that publishes too much is cut off from
-the bus. What the kubelet lists or what is expected comes first.
+A process on the node can make up plugins by creating and removing sockets. So the number of watched
+plugins and the rate of changes are limited: a node that publishes too much is cut off from the bus.
+Plugins in `watch.expect` come first, then those whose devices are listed or expected.
 """
 
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ class _Plugin:
 
 
 class Reports:
-    """All watched plugins; each has at most one change in `period_s`."""
+    """All watched plugins; at most one change of each is published in `period_s`."""
 
     def __init__(
         self, expect: Mapping[str, int], holds: finding.Holds, *, period_s: float, now: float
     ) -> None:
         self.left_out = 0
-        """How many plugins are too many to be watched."""
+        """How many plugins are not watched because there are too many."""
         self._expect = expect
         self._holds = holds
         self._period_s = period_s
@@ -54,7 +54,7 @@ class Reports:
     def update(
         self, facts: FactsByName, now: float
     ) -> tuple[list[observation.Action], list[float]]:
-        """Take in the facts about all plugins; return the changes, and when to call this again."""
+        """Evaluate the facts about all plugins; return the changes, and when to call this again."""
         ranked = sorted(facts, key=lambda name: self._rank(name, facts[name][1]))
         watched = ranked[: vocabulary.WATCHED_MAX]
         self.left_out = len(ranked) - len(watched)
@@ -73,12 +73,12 @@ class Reports:
         return actions, deadlines
 
     def _rank(self, name: str, watched: vocabulary.Watched) -> tuple[bool, bool, bool, str]:
-        """Return a key that is less for a plugin that matters more."""
+        """Return a sort key that puts the plugins that matter most first."""
         is_offered = bool(watched.listed or watched.expected)
         return name not in self._expect, not is_offered, name not in self._plugins, name
 
     def _forget_all_but(self, kept: frozenset[str], now: float) -> list[observation.Action]:
-        """Forget all plugins but these; return that they are gone, as far as that may be now."""
+        """Forget all other plugins; return the changes that say so, within the rate limit."""
         actions: list[observation.Action] = []
         for name in sorted(self._plugins.keys() - kept):
             gone = self._plugins[name].published
@@ -93,7 +93,7 @@ class Reports:
     def _observe(
         self, plugin: _Plugin, facts: finding.Facts, watched: vocabulary.Watched, now: float
     ) -> list[float]:
-        """Update a plugin's finding; return when to do that again."""
+        """Update a plugin's finding; return when that is due again."""
         machine = plugin.machine
         machine.observe(facts, now)
         plugin.watched = msgspec.structs.replace(

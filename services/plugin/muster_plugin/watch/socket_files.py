@@ -1,6 +1,6 @@
 """Adapter: the files in the kubelet's directories: sockets, the checkpoint, and what was learned.
 
-Nothing but sockets is looked at: no link is followed, and no pipe is opened.
+No link is followed, and nothing is read but regular files: a plugin may put anything there.
 """
 
 import contextlib
@@ -23,21 +23,21 @@ _MEMORY: Final = "watched.json"
 _NEW_MEMORY: Final = "watched.new"
 _MEMORY_BYTES_MAX: Final = 1024 * 1024
 _OURS: Final = "muster-"
-"""Sockets of the device plugin and of the FUSE broker."""
+"""The prefix of sockets of muster's device plugin and FUSE broker."""
 
 
 def scan(root: Path) -> observation.Scanned:
     """Return the sockets of other plugins below the kubelet's directory. Raises OSError."""
     files: list[observation.SocketFile] = []
     ours = set()
-    kubelet_age_s, kubelet = None, ""
+    kubelet_age_s, kubelet_identity = None, ""
     for directory in observation.Directory:
         for entry in _sockets(root / directory):
             name = entry.name
             status = entry.stat(follow_symlinks=False)
             if name == socket_directory.KUBELET_SOCKET:
                 kubelet_age_s = max(0.0, time.time() - status.st_ctime)
-                kubelet = prober.identity_of(status)
+                kubelet_identity = prober.identity_of(status)
             elif slug := settings.slug_of(name):
                 ours.add(slug)
             elif not name.startswith(_OURS):
@@ -51,7 +51,10 @@ def scan(root: Path) -> observation.Scanned:
                 )
     files.sort(key=lambda file: -file.created_at)
     return observation.Scanned(
-        sockets=tuple(files), kubelet_age_s=kubelet_age_s, kubelet=kubelet, ours=frozenset(ours)
+        sockets=tuple(files),
+        kubelet_age_s=kubelet_age_s,
+        kubelet_identity=kubelet_identity,
+        ours=frozenset(ours),
     )
 
 
@@ -61,11 +64,12 @@ def _sockets(directory: Path) -> Iterator[os.DirEntry[str]]:
     with os.scandir(directory) as entries:
         for entry in itertools.islice(entries, ENTRIES_MAX):
             with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) and _is_plain(entry):
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISSOCK(mode) and _has_usable_name(entry):
                     yield entry
 
 
-def _is_plain(entry: os.DirEntry[str]) -> bool:
+def _has_usable_name(entry: os.DirEntry[str]) -> bool:
     return entry.name.isprintable() and len(os.fsencode(entry.name)) <= _NAME_BYTES_MAX
 
 
@@ -89,12 +93,12 @@ def read_memory(root: Path) -> expectation.Memory:
 
 
 def write_memory(root: Path, text: bytes) -> None:
-    """Keep what was learned. Raises OSError."""
+    """Save what was learned. Raises OSError."""
     (root / _MEMORY_FOLDER).mkdir(exist_ok=True)
     with _folder(root) as folder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_NEW_MEMORY, dir_fd=folder)
-        # a plugin may make links here, and this process may write where no plugin may
+        # a plugin can create links here, and this process can write where plugins cannot
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(_NEW_MEMORY, flags, 0o644, dir_fd=folder), "wb") as opened:
             opened.write(text)
@@ -103,7 +107,7 @@ def write_memory(root: Path, text: bytes) -> None:
 
 @contextlib.contextmanager
 def _folder(root: Path) -> Iterator[int]:
-    """Open the folder of what was learned. Raises OSError, as for a link in its place."""
+    """Open the folder of the file with what was learned. Raises OSError, also if it is a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(root / _MEMORY_FOLDER, flags)
     try:

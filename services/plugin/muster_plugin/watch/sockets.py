@@ -1,9 +1,9 @@
-"""Pure: the sockets of watched plugins: who serves them, and when each is probed next.
+"""Pure: tracks which process serves each socket, and when to probe it next.
 
-A probe costs the plugin a connection, so a process gets at most four in any minute. A refused
-connection reaches nobody and does not count. The end of the process is reported, where the
-kernel can do so (`Process.is_watched`); otherwise one connection a minute is saved for the moment
-when the kubelet drops the plugin.
+Each probe costs the plugin a connection, so a process gets at most four within a minute. A refused
+connection reaches no process and does not count. Where the kernel can report the end of a process,
+it does (`Process.is_watched`); otherwise one connection a minute is reserved for a probe when the
+kubelet drops the plugin.
 """
 
 import collections
@@ -17,40 +17,40 @@ from muster_plugin.watch import finding, observation
 SOCKETS_MAX: Final = 256
 AT_ONCE_MAX: Final = 32
 PERIOD_S: Final = 15.2
-"""With the deadline of a probe, a plugin that stops is noticed within 20 s."""
+"""With the timeout of a probe, a plugin that stops answering is noticed within 20 s."""
 _UNWATCHED_PERIOD_S: Final = 20.0
 _WINDOW_S: Final = 60.0
 CONNECTIONS_MAX: Final = 4
 _BOUND_S: Final = 0.1
-"""A socket exists before its server listens."""
+"""Delay of the first probe: a socket exists before its server listens."""
 _REFUSED_S: Final = (0.5, 0.5, 1.0, 1.0, 5.0)
-"""How long after each refusal in a row the next probe is due."""
+"""Delay of the next probe after the first, second, ... refusal in a row."""
 _LOST_S: Final = 30.0
-"""A probe without a result by then is repeated."""
+"""A probe without a result after this time is repeated."""
 
 _Answer = observation.Answer
 _Server = finding.Server
 
 
 class Socket:
-    """One path: its file, and what is known of its server."""
+    """The socket at one path: its file, and what is known of its server."""
 
     def __init__(self, file: observation.SocketFile, now: float) -> None:
         self.file = file
         self.answer: _Answer | None = None
-        """The last conclusive answer of this file; None before the first."""
+        """The last conclusive answer on this file; None before the first."""
         self.detail = ""
         self.driver: observation.Driver | None = None
         self.has_answered = False
-        """Whether this path ever answered, also before its file was replaced."""
+        """Whether this path has ever answered, even before its file was replaced."""
         self.is_removed = False
         self.changed_at = now
-        """When the file appeared or vanished, or its server came or ended."""
+        """When the file appeared or disappeared, or its server started or ended."""
         self.process: observation.Process | None = None
         self.has_ended = False
         self.halted = ""
         self.rival: observation.Process | None = None
-        """The process that served the path before, and goes on."""
+        """The process that served the path before and still runs."""
         self.servers = 0
         """How many processes have served it."""
         self._refusals = 0
@@ -59,15 +59,16 @@ class Socket:
         self._connected: collections.deque[float] = collections.deque(maxlen=CONNECTIONS_MAX)
 
     def server(self, listed: int | None) -> tuple[_Server, str]:
-        """Return what is known of the server, in words too.
+        """Return the state of the server, and what is wrong in words.
 
-        `listed` devices tell whether the process goes on if nothing else does.
+        An unknown process behind a removed socket counts as ended if no device is `listed`.
         """
         name = self.file.name
         if self.is_removed:
             if self.has_ended or (self.process is None and listed == 0):
                 return _Server.ENDED, f"its process has ended, and its socket {name} is gone"
-            return _Server.REMOVED, f"its socket {name} was removed; no kubelet can reach it again"
+            text = f"its socket {name} was removed, so the kubelet cannot connect to it again"
+            return _Server.REMOVED, text
         if self.halted:
             return _Server.HALTED, f"its process is {self.halted}"
         return self._server_by_answer(name)
@@ -80,11 +81,11 @@ class Socket:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the server answered last."""
+        """Whether the server answered the last probe."""
         return not self.is_removed and self.answer is _Answer.ANSWERED
 
     def replace_file(self, file: observation.SocketFile, now: float) -> None:
-        """Take in the present file; a new one has a new server."""
+        """Record the current file; a new file has a new server."""
         if file.identity == self.file.identity and not self.is_removed:
             return
         if self.process is not None and self.process.is_watched and not self.has_ended:
@@ -95,12 +96,12 @@ class Socket:
         self._refusals, self._asked_at, self._due_at = 0, None, now + _BOUND_S
 
     def remove_file(self, now: float) -> None:
-        """Take in that the file is gone."""
+        """Record that the file is gone."""
         if not self.is_removed:
             self.is_removed, self.changed_at = True, now
 
     def record(self, probed: observation.Probed, now: float) -> None:
-        """Take in the result of a probe."""
+        """Record the result of a probe."""
         if probed.identity != self.file.identity:
             return
         asked_at, self._asked_at = self._asked_at, None
@@ -122,27 +123,27 @@ class Socket:
         self._record_process(probed.process)
 
     def record_end(self, identity: str, now: float) -> None:
-        """Take in that a process has ended; whether another serves the socket is to be asked."""
+        """Record that a process has ended; a probe is due, as another may serve the socket."""
         if self.rival is not None and self.rival.identity == identity:
             self.rival = None
         if self.process is not None and self.process.identity == identity:
             self.has_ended, self.halted, self.changed_at = True, "", now
             self._due_at = now
-            # the next connection is refused, or reaches a process that has had none yet
+            # the next connection is refused, or is the first to a new process
             self._connected.clear()
 
     @property
     def is_leftover(self) -> bool:
-        """Whether it was refused again and again, and has never answered."""
+        """Whether it is dead and has never answered."""
         return self.is_dead and not self.has_answered
 
     @property
     def is_dead(self) -> bool:
-        """Whether it was refused again and again: no server can come back to it."""
+        """Whether connections were refused repeatedly: no server can return to this file."""
         return self.answer is _Answer.REFUSED and self._refusals > 1
 
     @property
-    def is_asked(self) -> bool:
+    def is_being_probed(self) -> bool:
         """Whether a probe has no result yet."""
         return self._asked_at is not None and not self.is_removed
 
@@ -155,12 +156,12 @@ class Socket:
         return None if self.is_removed else self._next_at()
 
     def start_probe(self, now: float) -> observation.Probe:
-        """Return a probe; the next is due after its result."""
+        """Return a probe to make; the next one is due after its result."""
         self._asked_at = now
         return observation.Probe(self.file)
 
     def hurry(self, now: float) -> None:
-        """Probe as soon as the plugin may be connected to, unless its end would be reported."""
+        """Probe as soon as a connection is allowed, unless the process's end would be reported."""
         if self.process is None or not self.process.is_watched:
             self._due_at = min(self._due_at, now)
 
@@ -169,9 +170,9 @@ class Socket:
             case _Answer.REFUSED:
                 return _Server.ENDED, self.detail or f"connections to {name} are refused"
             case _Answer.SILENT:
-                return _Server.SILENT, f"{name} accepts connections, but {self.detail}"
+                return _Server.SILENT, f"{name} does not answer: {self.detail}"
             case _Answer.WRONG:
-                return _Server.WRONG, f"{name} answers wrongly: {self.detail}"
+                return _Server.WRONG, f"{name} does not answer as a plugin does: {self.detail}"
             case _Answer.ANSWERED:
                 return _Server.ANSWERS, ""
             case _:
@@ -201,7 +202,7 @@ class Socket:
 
 
 def best(group: Sequence[Socket]) -> Socket | None:
-    """Return the socket that counts: one that is served, before those left behind; the newest."""
+    """Return the socket that counts: served ones before leftover ones, and newer before older."""
 
     def rank(socket: Socket) -> tuple[int, int]:
         answer = socket.answer
@@ -219,19 +220,19 @@ def best(group: Sequence[Socket]) -> Socket | None:
 
 
 def rival(group: Sequence[Socket]) -> str:
-    """Describe two processes that serve the same resource; empty if there is at most one."""
+    """Describe two processes that serve the same resource; empty if only one does."""
     for socket in group:
         if socket.is_usable and socket.rival is not None:
-            number = socket.rival.number
-            who = "the process before" if number is None else f"process {number}"
-            return f"{socket.file.name} was taken over, and {who} goes on"
+            pid = socket.rival.pid
+            former = "the former process" if pid is None else f"process {pid}"
+            return f"another process took over {socket.file.name}, but {former} still runs"
     served = sorted(
         (socket.process.identity, socket.file.name)
         for socket in group
         if socket.is_usable and socket.process is not None and socket.process.identity
     )
     if len({identity for identity, _ in served}) > 1:
-        return f"two processes serve it: at {served[0][1]} and at {served[-1][1]}"
+        return f"two processes serve it, on {served[0][1]} and on {served[-1][1]}"
     return ""
 
 
@@ -241,17 +242,17 @@ class Sockets:
     def __init__(self) -> None:
         self._by_path: dict[str, Socket] = {}
         self._waiting: dict[str, observation.SocketFile] = {}
-        """The files that are too many to be watched."""
+        """The files that wait until fewer sockets are watched than SOCKETS_MAX."""
         self._dead: set[tuple[str, str]] = set()
-        """The files of those that are dead, and have a successor or have made room."""
+        """The path and identity of dead files that are no longer watched."""
         self.has_changed = False
-        """Whether the state of any socket has changed; to be reset by the reader."""
+        """Whether the state of any socket has changed; the caller resets it."""
 
     def __iter__(self) -> Iterator[Socket]:
         return iter(self._by_path.values())
 
     def record_scan(self, files: tuple[observation.SocketFile, ...], now: float) -> None:
-        """Take in which files there are now."""
+        """Record which socket files exist now."""
         present = {file.path: file for file in files}
         for path, socket in [*self._by_path.items()]:
             if path in present or socket.is_removed:
@@ -279,12 +280,12 @@ class Sockets:
         return len(self._waiting)
 
     def record_probe(self, probed: observation.Probed, now: float) -> None:
-        """Take in the result of a probe."""
+        """Record the result of a probe."""
         if probed.path in self._by_path:
             with self._observed(probed.path) as socket:
                 socket.record(probed, now)
             if self._waiting and socket.is_leftover:
-                self.leave(probed.path, now)
+                self.stop_watching(probed.path, now)
 
     def record_end(self, ended: observation.ProcessEnded, now: float) -> None:
         """Record that a process has ended."""
@@ -302,15 +303,15 @@ class Sockets:
         """Forget a socket that was removed."""
         self._by_path.pop(path, None)
 
-    def leave(self, path: str, now: float) -> None:
-        """Look at a dead socket no more, and watch one that waits instead."""
+    def stop_watching(self, path: str, now: float) -> None:
+        """Stop watching a dead socket, which makes room for one that waits."""
         self._dead.add((path, self._by_path.pop(path).file.identity))
         self._admit(now)
 
     def due(self, now: float) -> list[observation.Probe]:
         """Return the probes to start now, a few at a time."""
-        free = AT_ONCE_MAX - sum(socket.is_asked for socket in self)
-        # those that wait longest come first, so that sockets which never answer delay no other much
+        free = AT_ONCE_MAX - sum(socket.is_being_probed for socket in self)
+        # the most overdue come first, so that sockets which never answer hardly delay the others
         due = sorted(
             (socket for socket in self if socket.is_due(now)),
             key=lambda socket: socket.next_deadline() or now,
@@ -319,14 +320,14 @@ class Sockets:
 
     def next_deadline(self) -> float | None:
         """Return when the next probe is due."""
-        asked = [socket for socket in self if socket.is_asked]
-        if len(asked) >= AT_ONCE_MAX:
-            return min(socket.next_deadline() or math.inf for socket in asked)
+        probed = [socket for socket in self if socket.is_being_probed]
+        if len(probed) >= AT_ONCE_MAX:
+            return min(socket.next_deadline() or math.inf for socket in probed)
         deadlines = (socket.next_deadline() for socket in self)
         return min((at for at in deadlines if at is not None), default=None)
 
     def _admit(self, now: float) -> None:
-        """Watch those that wait, as far as there is room."""
+        """Start watching the files that wait, up to SOCKETS_MAX."""
         while self._waiting and len(self._by_path) < SOCKETS_MAX:
             path = next(iter(self._waiting))
             self._by_path[path] = Socket(self._waiting.pop(path), now)
@@ -334,7 +335,7 @@ class Sockets:
 
     @contextlib.contextmanager
     def _observed(self, path: str) -> Iterator[Socket]:
-        """Yield a socket that may change."""
+        """Yield a socket, then note whether its state has changed."""
         socket = self._by_path[path]
         before = socket.state
         yield socket

@@ -1,4 +1,4 @@
-"""Adapter: watches the plugins that muster does not run: feeds the model, and acts for it."""
+"""Adapter: observes the node for the model of watched plugins, and performs its actions."""
 
 import asyncio
 import collections
@@ -87,12 +87,12 @@ class Watcher:
 
     @property
     def probes(self) -> dict[observation.Answer, int]:
-        """How often sockets were probed, by what came of it."""
+        """How often sockets were probed, by outcome."""
         return self._prober.counts
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        self._model = self._new_model(await self._remembered())
+        self._model = self._new_model(await self._read_memory())
         try:
             async with asyncio.TaskGroup() as tasks:
                 for task in self._tasks():
@@ -103,14 +103,14 @@ class Watcher:
             self._processes.close()
 
     def on_listing(self, listing: podresources.Listing | None) -> None:
-        """Take in what the kubelet lists; None if it does not answer."""
+        """Record what the kubelet lists; None if it does not answer."""
         self._model.ours = frozenset(self._ours())
         if listing is None:
             self._note("the kubelet's podresources socket does not answer")
             self._runner.send(observation.Listed(is_answering=False))
             return
         if listing.allocatable is None:
-            self._note("the kubelet does not say how many devices it lists")
+            self._note("the kubelet's podresources API does not list allocatable devices")
         self._cdi_devices = listing.cdi_devices
         allocated = collections.Counter(resource for resource, _ in listing.holders)
         pods: dict[str, set[str]] = {}
@@ -136,7 +136,7 @@ class Watcher:
             self._runner.drive(self._model, self._act),
             self._scan_sockets(),
             self._scan_node(),
-            self._keep_memory(),
+            self._save_memory(),
         )
 
     async def _scan_sockets(self) -> None:
@@ -156,7 +156,7 @@ class Watcher:
                         lambda: socket_files.scan(self._root), timeout_s=_FILES_TIMEOUT_S
                     )
                 except OSError as error:
-                    self._note(f"the kubelet's directory cannot be read: {error}")
+                    self._note(f"cannot read the kubelet's directory: {error}")
                     continue
                 if scanned is not None and not self._scanned.is_hanging:
                     self._runner.send(scanned)
@@ -164,10 +164,10 @@ class Watcher:
                         self._note("there are too many sockets to watch all of them")
 
     async def _scan_node(self) -> None:
-        """Look for hardware, and for the CDI files of running pods."""
+        """Look for hardware and for the CDI files of running pods, periodically."""
         folders = (Path(self._chosen.cdi.directory), node_files.STATIC_SPECS)
         while True:
-            with self._noting("the node's files are not read"):
+            with self._noting("cannot read the node's files"):
                 devices = await self._node_files.run(
                     node_files.pci_devices, timeout_s=_FILES_TIMEOUT_S
                 )
@@ -183,8 +183,8 @@ class Watcher:
             await asyncio.sleep(_NODE_PERIOD_S)
 
     async def _read_checkpoint(self) -> None:
-        """Learn from the kubelet's checkpoint what plugins offered that are down now."""
-        with self._noting("the kubelet's checkpoint is not used"):
+        """Read what plugins that are down now have offered, from the kubelet's checkpoint."""
+        with self._noting("cannot read the kubelet's checkpoint"):
             read = await self._files.run(
                 lambda: socket_files.read_checkpoint(self._root), timeout_s=_FILES_TIMEOUT_S
             )
@@ -221,19 +221,19 @@ class Watcher:
 
     # What was learned
 
-    async def _remembered(self) -> expectation.Memory:
-        with self._noting("what was learned before cannot be read"):
+    async def _read_memory(self) -> expectation.Memory:
+        with self._noting("cannot read what was learned before"):
             return await self._files.run(
                 lambda: socket_files.read_memory(self._root), timeout_s=_FILES_TIMEOUT_S
             )
         return expectation.Memory()
 
-    async def _keep_memory(self) -> None:
+    async def _save_memory(self) -> None:
         while True:
             await self._has_learned.wait()
             self._has_learned.clear()
             text = expectation.encode(self._model.memory)
-            with self._noting("what is learned is lost when this process ends"):
+            with self._noting("cannot save what was learned"):
                 await self._files.run(
                     functools.partial(socket_files.write_memory, self._root, text),
                     timeout_s=_FILES_TIMEOUT_S,
@@ -251,7 +251,7 @@ class Watcher:
             self._note(f"{text}: {error}")
 
     def _note(self, problem: str) -> None:
-        """Log what limits the watch, once."""
+        """Log once what cannot be observed."""
         if problem not in self._noted and len(self._noted) < _NOTED_MAX:
             self._noted.add(problem)
             logs.logger().warning("watch_limited", problem=problem)
