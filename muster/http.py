@@ -32,6 +32,8 @@ BODY_BYTES_MAX: Final = 64 * 1024
 _HEAD_BYTES_MAX: Final = 64 * 1024
 _REFUSAL_S: Final = 1.0
 """The longest wait for the body of a refusal."""
+_BRIEF_S: Final = 0.3
+"""The longest wait for a body that may say that a success is none."""
 _SUCCESS: Final = 2
 
 Check = Callable[[Sequence[str]], str | None]
@@ -57,9 +59,13 @@ class Unanswered(OSError):
 
 
 class Read(enum.Enum):
-    """How much of a body is read: all of it, only a refusal's, or nothing if it may never end."""
+    """How much of a body is read: all of it, only a refusal's, or nothing if it may never end.
+
+    BRIEF reads the body of a success as well, if it comes soon.
+    """
 
     BODY = enum.auto()
+    BRIEF = enum.auto()
     REFUSAL = enum.auto()
     NOTHING = enum.auto()
 
@@ -269,9 +275,10 @@ def _tls() -> ssl.SSLContext:
 async def _body(answer: aiohttp.ClientResponse, read: Read) -> bytes:
     if read is Read.BODY:
         return await _beginning(answer.content)
-    if read is Read.REFUSAL and answer.status // 100 != _SUCCESS:
+    is_success = answer.status // 100 == _SUCCESS
+    if read is Read.BRIEF or (read is Read.REFUSAL and not is_success):
         with contextlib.suppress(OSError, aiohttp.ClientError):
-            async with asyncio.timeout(_REFUSAL_S):
+            async with asyncio.timeout(_BRIEF_S if is_success else _REFUSAL_S):
                 return await _beginning(answer.content)
     return b""
 

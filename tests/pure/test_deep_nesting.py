@@ -13,7 +13,7 @@ from muster.nats import lock
 from muster_health.bus import nats_connections
 from muster_health.model import snapshot
 from muster_labeler.kubernetes import projection
-from muster_notifier.receivers import chat
+from muster_notifier.receivers import answers
 from muster_notifier.routing import notifications
 
 DEEP = b'{"no such field":' + b"[" * 15_000
@@ -40,5 +40,5 @@ def test_deeply_nested_json_is_refused(
 
 
 def test_deeply_nested_json_is_no_answer_and_names_no_holder() -> None:
-    assert chat.read_slack_reply(DEEP).error
+    assert answers.read_slack_reply(DEEP).error
     assert lock.decode_holder(DEEP) is None

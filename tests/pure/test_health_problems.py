@@ -156,18 +156,18 @@ def test_an_alert_names_the_resources_that_it_is_about() -> None:
     world.live(30)
     world.said = (WELL, msgspec.structs.replace(OTHER, streams=0))
     world.live(30)
-    apart = "p on a is not registered with the kubelet: "
-    assert published(world) == [(FIRING, f"{apart}x/y")]
+    apart = "on a is not registered with the kubelet"
+    assert published(world) == [(FIRING, f"x/y {apart}")]
     verdict = [e for e in world.published.values() if isinstance(e, vocabulary.VerdictChanged)][-1]
     assert (verdict.verdict, verdict.resources) == (Verdict.DEREGISTERED, ("x/y",))
     world.crash(5.0)
     world.live(30)
-    assert published(world) == [(FIRING, f"{apart}x/y")]
+    assert published(world) == [(FIRING, f"x/y {apart}")]
     world.said = (changed(streams=0), msgspec.structs.replace(OTHER, streams=0))
     world.live(30)
     world.said = (changed(streams=0), OTHER)
     world.live(30)
-    assert published(world) == [(FIRING, f"{apart}x/y"), (FIRING, f"{apart}{GPU}, x/y")]
+    assert published(world) == [(FIRING, f"x/y {apart}"), (FIRING, f"{GPU}, x/y {apart}")]
 
 
 @pytest.mark.parametrize(("away_s", "kinds"), [(20, []), (60, [AlertKind.DEREGISTERED])])
@@ -209,4 +209,4 @@ def test_a_plugin_that_drains_and_does_not_end_is_believed_for_a_while_only() ->
     world.live(290)
     assert published(world) == []
     world.live(30)
-    assert published(world) == [(FIRING, f"p on a is not registered with the kubelet: {GPU}")]
+    assert published(world) == [(FIRING, f"{GPU} on a is not registered with the kubelet")]

@@ -246,7 +246,7 @@ def test_a_plugin_that_is_not_back_after_maintenance_has_an_alert_that_says_so()
     (alert,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
     assert (alert.kind, alert.summary, alert.runbook) == (
         AlertKind.MAINTENANCE_OVERDUE,
-        f"watched plugin {AMD} on a stopped as planned and is not back in time",
+        f"watched plugin {AMD} on a is overdue: it stopped as planned",
         "watched_plugin.md#maintenance_overdue",
     )
     assert alert.evidence[0].observed == "not back 300 s after its pod was deleted"

@@ -2,13 +2,14 @@ import datetime as dt
 import json
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertState
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import message, webhook
+from muster_notifier.receivers import headline, message, webhook
 from muster_notifier.routing import notifications, routes
 from muster_notifier.routing.notifications import Notification
 
@@ -73,30 +74,88 @@ def test_pods_that_an_alert_counts_and_does_not_name_are_counted_in_the_message(
     again = notifications.decode(notifications.encode(sent))
     for each in (sent, again):
         lines = message.compose(each).text.splitlines()
-        assert "  pods that use it: ml/a, ml/b and 38 more" in lines
+        assert "pods that use it: ml/a, ml/b and 38 more" in lines
         assert json.loads(body(each))["data"]["truncatedPods"] == 38
 
 
 def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() -> None:
+    fires = alert(pods=("ml/train-0", "ml/train-1"))
+    words = message.compose(notification(firing=(fires,)))
+    assert words.title == "node-a: device-plugin is frozen; 2 pods hold devices, new ones fail"
+    assert words.text.splitlines() == [
+        "critical since 2026-01-01 12:00:00 UTC: node-a device-plugin nvidia.com/gpu GPU-1",
+        "pods that use it: ml/train-0, ml/train-1",
+        "health: silent for 2.6 s",
+        "look closer: muster why node-a",
+        "silence: muster silence add kind=stuck node=node-a --duration 2h --comment WHY",
+        "runbook: https://runbooks.example/stuck",
+    ]
+
+
+def test_of_several_alerts_the_title_counts_and_the_text_names_each() -> None:
     sent = notification(
-        firing=(alert(pods=("ml/train-0", "ml/train-1")),),
+        firing=(alert(pods=("ml/train-0", "ml/train-1")), alert("00000000000000cc")),
         resolved=(alert("00000000000000bb", state=AlertState.RESOLVED, summary="fell silent"),),
     )
-    assert message.compose(sent).text.splitlines() == [
-        "[FIRING] stuck on node-a: device-plugin is frozen (1 firing, 1 resolved)",
-        "- firing critical: device-plugin is frozen",
-        "  where: node-a device-plugin nvidia.com/gpu GPU-1, since 2026-01-01 12:00:00 UTC",
-        "  confirmed by: health",
-        "  health: silent for 2.6 s",
+    words = message.compose(sent)
+    assert words.title == (
+        "stuck on node-a (2 alerts); 2 pods hold devices, new ones fail (1 resolved)"
+    )
+    where = "node-a device-plugin nvidia.com/gpu GPU-1"
+    assert words.text.splitlines() == [
+        "- node-a: device-plugin is frozen",
+        f"  critical since 2026-01-01 12:00:00 UTC: {where}",
         "  pods that use it: ml/train-0, ml/train-1",
-        "- resolved critical: fell silent",
-        (
-            "  where: node-a device-plugin nvidia.com/gpu GPU-1, "
-            "from 2026-01-01 12:00:00 UTC to 2026-01-01 12:02:00 UTC"
-        ),
-        "  what to do: https://runbooks.example/stuck",
-        "  look closer: muster why node-a",
+        "  health: silent for 2.6 s",
+        "- node-a: device-plugin is frozen",
+        f"  critical since 2026-01-01 12:00:00 UTC: {where}",
+        "  health: silent for 2.6 s",
+        "- resolved after 2 min: node-a: fell silent",
+        f"  critical from 2026-01-01 12:00:00 UTC to 2026-01-01 12:02:00 UTC: {where}",
+        "look closer: muster why node-a",
+        "silence: muster silence add kind=stuck node=node-a --duration 2h --comment WHY",
+        "runbook: https://runbooks.example/stuck",
     ]
+
+
+def test_evidence_comes_by_its_weight_and_a_reason_is_said_once() -> None:
+    observed = (
+        ("health", "no answer from the Kubernetes API"),
+        ("plugin", "register at kubelet.sock: UNAVAILABLE"),
+        ("heartbeat", "none for 3 s"),
+        ("kubernetes", "node Ready"),
+    )
+    about = msgspec.structs.replace(
+        alert(summary="p on node-a is stuck: none for 3 s; it fails again and again"),
+        evidence=tuple(vocabulary.Evidence(source=s, observed=o) for s, o in observed),
+    )
+    lines = message.alert_lines(notification(firing=(about,)), about)[1:]
+    assert lines == [
+        "reason: none for 3 s; it fails again and again",
+        "kubernetes: node Ready",
+        "heartbeat: none for 3 s",
+        "plugin: register at kubelet.sock: UNAVAILABLE",
+        "health: no answer from the Kubernetes API",
+    ]
+    again = msgspec.structs.replace(about, summary="p on node-a is stuck: none for 3 s")
+    assert message.alert_lines(notification(firing=(again,)), again)[1:] == lines[1:]
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (dt.timedelta(seconds=-1), "0 s"),
+        (dt.timedelta(seconds=59), "59 s"),
+        (dt.timedelta(minutes=12, seconds=20), "12 min"),
+        (dt.timedelta(hours=3), "3 h"),
+        (dt.timedelta(hours=3, minutes=5), "3 h 5 min"),
+        (dt.timedelta(days=2, hours=4, minutes=5), "2 d 4 h"),
+    ],
+)
+def test_how_long_a_problem_lasted_is_said_in_two_units_at_most(
+    time: dt.timedelta, text: str
+) -> None:
+    assert headline.span(time) == text
 
 
 def test_an_alert_about_a_watched_plugin_names_its_resource_and_can_be_routed_by_it() -> None:
@@ -110,9 +169,9 @@ def test_an_alert_about_a_watched_plugin_names_its_resource_and_can_be_routed_by
     (where,) = (
         line
         for line in message.alert_lines(notification(firing=(watched,)), watched)
-        if "where" in line
+        if "since" in line
     )
-    assert where.startswith("  where: node-a amd.com/gpu (watched), since ")
+    assert where == "critical since 2026-01-01 12:00:00 UTC: node-a amd.com/gpu (watched)"
     assert routes.labels_of(watched)["watched"] == "amd.com/gpu"
     assert "watched" not in routes.labels_of(alert())
 
@@ -134,7 +193,7 @@ def test_the_body_is_a_cloudevent_with_the_alerts_as_on_the_bus() -> None:
             "receiver": "ops",
             "groupKey": '{}:{kind="stuck",node="node-a"}',
             "groupLabels": {"kind": "stuck", "node": "node-a"},
-            "title": "[FIRING] stuck on node-a: device-plugin is frozen (1 firing, 1 resolved)",
+            "title": "node-a: device-plugin is frozen; new pods fail (1 resolved)",
             "text": message.compose(sent).text,
             "alerts": msgspec.json.decode(msgspec.json.encode([fires, over])),
             "truncatedAlerts": 0,
@@ -153,14 +212,15 @@ def test_a_storm_fits_into_a_body_and_what_was_left_out_is_counted() -> None:
     assert len(notifications.encode(notification(firing=storm))) <= notifications.ENCODED_BYTES_MAX
     assert data["truncatedAlerts"] == 300 - len(data["alerts"])
     assert data["truncatedPods"] == 3_000_000 - 50 * len(data["alerts"])
-    assert "  and 280 more alerts" in message.compose(sent).text.splitlines()
+    assert "and 280 more alerts" in message.compose(sent).text.splitlines()
 
 
 @given(summary=st.text(max_size=500), observed=st.text(max_size=500), pod=st.text(max_size=100))
 def test_whatever_alerts_carry_a_line_stays_a_line(summary: str, observed: str, pod: str) -> None:
     sent = notification(firing=(alert(summary=summary, observed=observed, pods=(pod,)),))
     lines = message.compose(sent).text.split("\n")
-    assert len(lines) == 8
+    # the reason is left out if the evidence says it
+    assert len(lines) in {6, 7}
     assert all(line.isprintable() and len(line) <= 400 for line in lines)
 
 
@@ -221,13 +281,13 @@ def test_a_template_that_cannot_be_used_is_ignored_and_the_message_says_so() -> 
     sent = notification(firing=(alert(),))
     broken = receiver_settings.Templates(title="$nonsense", alert="100 $")
     composed = message.compose(sent, broken)
-    assert composed.title == message.title(sent)
+    assert composed.title == headline.title(sent)
     problems = [
         "title: there is no $nonsense",
         "alert: Invalid placeholder in string: line 1, col 5",
     ]
-    assert composed.text.splitlines()[-1] == (
-        f"  (a template could not be used: {'; '.join(problems)})"
+    assert composed.body.splitlines()[-1] == (
+        f"(a template could not be used: {'; '.join(problems)})"
     )
     assert message.problems_of(broken) == problems
 

@@ -151,14 +151,13 @@ def secret(directory: pathlib.Path, text: str) -> receiver_settings.Secret:
 
 
 NO_PREVIEWS = {"unfurl_links": False, "unfurl_media": False}
+TITLE = "node-a: device-plugin <is> stuck; 1 pod holds devices, new ones fail"
 CODE = (
-    "- firing critical: device-plugin &lt;is&gt; stuck\n"
-    "  where: node-a device-plugin, since 2026-01-01 12:00:00 UTC\n"
-    "  confirmed by: probe\n"
-    "  probe: no answer\n"
-    "  pods that use it: ml/train-0\n"
-    "  what to do: https://runbooks.example/stuck.md\n"
-    "  look closer: muster why node-a"
+    "critical since 2026-01-01 12:00:00 UTC: node-a device-plugin\n"
+    "pods that use it: ml/train-0\n"
+    "probe: no answer\n"
+    "look closer: muster why node-a\n"
+    "silence: muster silence add kind=stuck node=node-a --duration 2h --comment WHY"
 )
 
 
@@ -194,20 +193,21 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
         ]
         assert {h["authorization"] for _, h, _ in server.got} == {"bearer xoxb-1"}
         post, update, reply = server.bodies()
-        title = "[FIRING] stuck on node-a: device-plugin <is> stuck"
+        shown = TITLE.replace("<", "&lt;").replace(">", "&gt;")
+        link = "<https://runbooks.example/stuck.md|runbook of stuck>"
         assert post == {
             "channel": "#gpu",
-            "text": "[FIRING] stuck on node-a: device-plugin &lt;is&gt; stuck",
+            "text": shown,
             **NO_PREVIEWS,
             "attachments": [
                 {
                     "color": "#d00000",
                     "blocks": [
-                        {"type": "header", "text": {"type": "plain_text", "text": title}},
                         {
                             "type": "section",
                             "text": {"type": "mrkdwn", "text": f"```{CODE}```"},
                         },
+                        {"type": "context", "elements": [{"type": "mrkdwn", "text": link}]},
                     ],
                 }
             ],
@@ -217,7 +217,7 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
         assert reply == {
             "channel": "C1",
             "thread_ts": "17.1",
-            "text": "all resolved: [RESOLVED] stuck on node-a: device-plugin &lt;is&gt; stuck",
+            "text": "Resolved after 5 min: node-a: device-plugin &lt;is&gt; stuck",
             **NO_PREVIEWS,
         }
 
@@ -307,14 +307,14 @@ def test_pagerduty_has_one_incident_a_group(tmp_path: pathlib.Path) -> None:
             "event_action": "trigger",
             "dedup_key": GROUP,
             "payload": {
-                "summary": "[FIRING] stuck on node-a: device-plugin <is> stuck",
+                "summary": TITLE,
                 "source": "node-a",
                 "severity": "critical",
                 "timestamp": "2026-01-01T12:00:00+00:00",
                 "component": "device-plugin",
                 "class": "stuck",
             },
-            "links": [{"href": "https://runbooks.example/stuck.md", "text": "what to do"}],
+            "links": [{"href": "https://runbooks.example/stuck.md", "text": "runbook"}],
             "client": "muster",
         }
         assert details["truncated_alerts"] == 0
@@ -377,8 +377,8 @@ def test_teams_gets_a_card_that_is_small_enough() -> None:
         (attachment,) = server.bodies()[0]["attachments"]
         assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
         texts = [block["text"] for block in attachment["content"]["body"]]
-        assert texts[0] == "[FIRING] stuck on node-a: device-plugin < is> stuck"
-        assert texts[-1] == "  look closer: muster why node-a"
+        assert texts[0] == TITLE.replace("<", "< ")
+        assert texts[-2] == "look closer: muster why node-a"
         assert len(server.got[1][2]) <= 28_000
 
     play(story)
@@ -453,6 +453,35 @@ def test_what_is_no_file_is_not_written_and_waits_for_nobody(tmp_path: pathlib.P
     os.mkfifo(tmp_path / "pipe")
     answer = send(sender(file=receiver_settings.File(path=str(tmp_path / "pipe"))), FIRES)
     assert answer.outcome is Outcome.NOT_WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (b"ok", Outcome.TAKEN),
+        (b"", Outcome.TAKEN),
+        (b'{"success":true}', Outcome.TAKEN),
+        (b"invalid_payload", Outcome.REJECTED),
+        (b"no_service\n", Outcome.NOT_FOUND),
+        (b'{"ok":false,"error":"invalid_auth"}', Outcome.UNAUTHORIZED),
+        (b'{"error":{"message":"x"}}', Outcome.REJECTED),
+        (b"<html>please sign in</html>", Outcome.NONSENSE),
+        (b"endpoint returned HTTP error 429 with ContextId x", Outcome.RATE_LIMITED),
+    ],
+)
+def test_a_200_with_an_error_in_its_body_is_a_failure(
+    answer: bytes, outcome: Outcome, tmp_path: pathlib.Path
+) -> None:
+    async def story(server: Fake) -> None:
+        server.responses.append((200, {}, answer))
+        where = secret(tmp_path, server.url)
+        for way in (
+            {"slack": receiver_settings.Slack(webhook_from=where, reach=LOOPBACK)},
+            {"teams": receiver_settings.Teams(url_from=where, reach=LOOPBACK)},
+        ):
+            assert (await sender(**way).send(FIRES, {})).outcome is outcome
+
+    play(story)
 
 
 def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
@@ -639,8 +668,8 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
     first, last = [
         email.message_from_bytes(text, policy=email.policy.default) for _, _, text in mailbox.mails
     ]
-    assert first["Subject"] == "[FIRING] stuck on node-a: ünï .code . QUIT"
-    assert last["Subject"] == "[RESOLVED] stuck on node-a: device-plugin <is> stuck"
+    assert first["Subject"] == "node-a: ünï .code . QUIT; 1 pod holds devices, new ones fail"
+    assert last["Subject"] == "Resolved after 5 min: node-a: device-plugin <is> stuck"
     assert first["References"] == last["References"]
     assert (first["Message-ID"], last["Message-ID"]) == (
         f"<{make_notification([alert(summary='')]).id}@example.com>",
@@ -879,7 +908,7 @@ def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_w
         assert [path for path, _, _ in server.got] == ["POST /hook/", "POST /hook/"]
         first, last = server.bodies()
         assert (first["type"], last["type"]) == ("failure", "success")
-        assert first["title"] == "[FIRING] stuck on node-a: device-plugin < is> stuck"
+        assert first["title"] == TITLE.replace("<", "< ")
         assert first["message"].rstrip("\n") == message.compose(message.inert(FIRES)).text
 
     play(story)
@@ -892,7 +921,7 @@ def test_apprise_sends_a_text_as_a_text_to_a_service_that_shows_html(
         server.answer(200)
         address = server.url.replace("http://", "json://") + "/hook/?format=html"
         receiver = sender(apprise=receiver_settings.Apprise(url_from=secret(tmp_path, address)))
-        link = make_notification([alert(summary="a<a href='https://evil.example'>b</a>")])
+        link = make_notification([alert(advice="a<a href='https://evil.example'>b</a>")])
         assert (await receiver.send(link, {})).kind is Kind.TAKEN
         (body,) = server.bodies()
         assert "&lt;&nbsp;a&nbsp;href=" in body["message"]

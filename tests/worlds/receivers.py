@@ -24,7 +24,7 @@ REPEATING: Final = ("slack", "email")
 """Those that show whatever they are sent."""
 
 _OF_NATS: Final = "NATS can"
-_TEXT: Final = re.compile(r"on (node-\d+) is stuck[^()]*\(episode (\d+)\)")
+_TEXT: Final = re.compile(r"on (node-\d+) is stuck \(episode (\d+)\)")
 
 Json = dict[str, Any]
 
@@ -154,9 +154,7 @@ class Services:
         if path.endswith("chat.update"):
             return {"ok": True, "ts": payload["ts"], "channel": payload["channel"]}
         node, episode = _about(payload["text"])
-        await self.take(
-            Heard("slack", node, episode, "[FIRING]" in payload["text"], is_effect=True)
-        )
+        await self.take(Heard("slack", node, episode, _fires(payload["text"]), is_effect=True))
         self._messages += 1
         return {"ok": True, "ts": f"{self._messages}.0", "channel": "C1"}
 
@@ -164,7 +162,7 @@ class Services:
         """Take a mail."""
         subject = str(message_from_bytes(envelope.content, policy=policy.default)["Subject"])
         node, episode = _about(subject)
-        await self.take(Heard("email", node, episode, "[FIRING]" in subject, is_effect=True))
+        await self.take(Heard("email", node, episode, _fires(subject), is_effect=True))
         return "250 OK"
 
     def receivers(self, secret: Path) -> list[Json]:
@@ -204,6 +202,10 @@ async def services() -> AsyncIterator[Services]:
     finally:
         smtp.close()
         await asyncio.sleep(0)
+
+
+def _fires(title: str) -> bool:
+    return "Resolved after" not in title
 
 
 def _about(text: str) -> tuple[str, int]:

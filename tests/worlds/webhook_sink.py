@@ -149,7 +149,7 @@ class World:
                 severity=vocabulary.Severity.CRITICAL,
                 state=vocabulary.AlertState(state),
                 fingerprint=f"{number:016x}",
-                summary=f"device-plugin on {node} is stuck: it does not answer (episode {episode})",
+                summary=f"device-plugin on {node} is stuck (episode {episode}): it does not answer",
                 starts_at=starts_at,
                 ends_at=None if firing else starts_at + dt.timedelta(seconds=1),
                 evidence=(

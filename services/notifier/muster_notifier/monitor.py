@@ -38,7 +38,10 @@ from muster_notifier.receivers import endpoint, results
 
 PLUGIN = "notifier"
 _COUNT_S: Final = 10.0
-_DEAD_LETTERS: Final = "notifications could not be delivered: muster dlq list"
+_DEAD_LETTERS: Final = "notifications could not be delivered"
+_ADVICE: Final = {
+    vocabulary.AlertKind.DEAD_LETTERS: "muster dlq list; once the receiver works: muster dlq replay"
+}
 _SILENT: Final = "the health service is silent: plugins are not monitored"
 _DEAD = prometheus_client.Gauge(
     "muster_notifier_dead_letters", "Notifications that could not be delivered."
@@ -226,6 +229,7 @@ class OwnAlerts:
             starts_at=since,
             ends_at=None if fires else at,
             evidence=(vocabulary.Evidence(source=PLUGIN, observed=observed),),
+            advice=_ADVICE.get(kind, ""),
             runbook=f"{self._runbook_url}{kind}.md",
         )
         return codec.CloudEvent(

@@ -63,7 +63,7 @@ def texts(kind: AlertKind, rule: Rule | None, subject: Subject, *, node: str) ->
     if kind is AlertKind.MAINTENANCE_OVERDUE:
         since = steps.PLANNED.get(rule, "it stopped") if rule is not None else "it stopped"
         advice = f"find out why it is not back since {since}"
-        return f"{what} stopped as planned and is not back in time", f"{not_ours}: {advice}"
+        return f"{what} is overdue: it stopped as planned", f"{not_ours}: {advice}"
     wrong = _SUMMARY.get(rule)
     if wrong is None:
         summary = alerts.summary_of(kind, node=node, plugin=subject.name, resources=())

@@ -254,8 +254,9 @@ def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str,
     """Return what is wrong with a plugin, in one line."""
     those = ", ".join(resources[:4]) + (", ..." if len(resources) > 4 else "")  # noqa: PLR2004  # one line
     template = _SUMMARY.get(kind, "{plugin} on {node}: {kind}")
-    summary = template.format(plugin=plugin, node=node, kind=kind.replace("_", " "))
-    return f"{summary}: {those}" if kind in _NAMES_RESOURCES and those else summary
+    kind_words = kind.replace("_", " ")
+    summary = template.format(plugin=plugin, node=node, kind=kind_words, what=those or plugin)
+    return f"{summary}: {those}" if kind is AlertKind.MISMATCH and those else summary
 
 
 def often(summary: str, kind: AlertKind, verdict: Verdict) -> str:
@@ -271,16 +272,16 @@ def advice_of(kind: AlertKind) -> str:
 
 
 _WATCHED: Final = "watched_plugin"
-_NAMES_RESOURCES: Final = frozenset({AlertKind.DEREGISTERED, AlertKind.MISMATCH})
 _SUMMARY: Final = {
     AlertKind.PLUGIN_DOWN: "{plugin} on {node} is down",
     AlertKind.STUCK: "{plugin} on {node} is stuck: it is running but does not work",
-    AlertKind.DEREGISTERED: "{plugin} on {node} is not registered with the kubelet",
-    AlertKind.MAINTENANCE_OVERDUE: "{plugin} on {node} stopped as planned and is not back in time",
+    AlertKind.DEREGISTERED: "{what} on {node} is not registered with the kubelet",
+    AlertKind.MAINTENANCE_OVERDUE: "{plugin} on {node} is overdue: it stopped as planned",
     AlertKind.NODE_DOWN: "node {node} is down, and {plugin} with it",
     AlertKind.UNREACHABLE: "{plugin} on {node} works, but cannot be reached over NATS",
-    AlertKind.MISMATCH: "{node}'s allocatable does not match what {plugin} reports",
-    AlertKind.MISSING: "{plugin} on {node} is expected but has never sent a heartbeat",
+    AlertKind.MISMATCH: "{node}'s allocatable is not what {plugin} reports",
+    AlertKind.MISSING: "{plugin} on {node} is missing: it is expected, and sent no heartbeat yet",
+    AlertKind.DEGRADED: "{plugin} on {node} is degraded: it still works",
     AlertKind.FLAPPING: "{plugin} on {node} is flapping: it fails again and again",
     AlertKind.SPLIT_BRAIN: "{plugin} on {node} is running twice at the same time",
 }
@@ -288,7 +289,7 @@ _ADVICE: Final = {
     AlertKind.PLUGIN_DOWN: "check the plugin's pod: its last log lines, its exit code, its node",
     AlertKind.STUCK: "take a stack dump of the plugin, then delete its pod",
     AlertKind.NODE_DOWN: "repair the node; its plugins then recover by themselves",
-    AlertKind.UNREACHABLE: "check the network between the node and NATS; pods still get devices",
+    AlertKind.UNREACHABLE: "check the network between the node and NATS",
     AlertKind.DEREGISTERED: "read the kubelet's and plugin's logs, then delete the plugin's pod",
     AlertKind.MISMATCH: "compare the node's allocatable with the plugin's devices",
     AlertKind.MISSING: "find out why the DaemonSet has no running pod on this node",

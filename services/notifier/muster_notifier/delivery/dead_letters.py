@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_notifier.receivers import message, results
+from muster_notifier.receivers import headline, results
 from muster_notifier.routing import notifications
 
 SUBJECTS: Final = "muster.dlq.notification.>"
@@ -112,5 +112,5 @@ def subject(notification: notifications.Notification) -> str:
 
 def _plain(text: str) -> str:
     """Return the text with only the characters that are allowed in a header."""
-    shown = message.line(text, _SHOWN_MAX)
+    shown = headline.line(text, _SHOWN_MAX)
     return shown.encode("ascii", "backslashreplace").decode()

@@ -1,8 +1,8 @@
 """Adapter: chat: Slack, Microsoft Teams, and many other services through Apprise.
 
 In Slack, a group is one root message, edited in place, with a thread of changes; with an incoming
-webhook instead of a bot token, every change is a separate message. Slack's limits are 150
-characters for a header and 3,000 for a section (docs.slack.dev, Block Kit). Teams gets an adaptive
+webhook instead of a bot token, every change is a separate message. Slack's limit is 3,000
+characters for a section (docs.slack.dev, Block Kit). Teams gets an adaptive
 card of up to 28 KB (learn.microsoft.com, format of connector cards and cards).
 
 Teams and many services of Apprise read Markdown, so texts from other systems are made `inert`.
@@ -20,13 +20,12 @@ from typing import Any, Final
 
 import msgspec
 
-from muster import blocking, codec, commands, vocabulary
+from muster import blocking, commands, vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, results, webhook
+from muster_notifier.receivers import answers, endpoint, headline, message, results, webhook
 from muster_notifier.routing import notifications
 
 TEAMS_BYTES_MAX: Final = 27_000
-_HEADER_MAX: Final = 150
 _SECTION_MAX: Final = 3000
 _COLOURS: Final = {
     vocabulary.Severity.CRITICAL: "#d00000",
@@ -34,60 +33,44 @@ _COLOURS: Final = {
     vocabulary.Severity.INFO: "#439fe0",
 }
 _RESOLVED: Final = "#2eb67d"
-_NO_RESPONSE: Final = "not a response from its API"
-_ERRORS: Final = {
-    _NO_RESPONSE: results.Outcome.NONSENSE,
-    "ratelimited": results.Outcome.RATE_LIMITED,
-    "internal_error": results.Outcome.UNWELL,
-    "fatal_error": results.Outcome.UNWELL,
-    "service_unavailable": results.Outcome.UNWELL,
-    "request_timeout": results.Outcome.UNWELL,
-    "invalid_auth": results.Outcome.UNAUTHORIZED,
-    "not_authed": results.Outcome.UNAUTHORIZED,
-    "token_revoked": results.Outcome.UNAUTHORIZED,
-    "channel_not_found": results.Outcome.NOT_FOUND,
-    "msg_too_long": results.Outcome.TOO_LARGE,
-}
-"""What Slack's errors mean; errors that are not listed are refusals too."""
-
-_GONE: Final = frozenset(
-    {"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"}
-)
-
 Json = dict[str, object]
 _OK: Final = 200
 _NO_PREVIEWS: Final[Json] = {"unfurl_links": False, "unfurl_media": False}
 """Slack would otherwise fetch any address in a text and show the picture that is there."""
 
 
-class SlackReply(msgspec.Struct, frozen=True):
-    """A response from Slack's API."""
-
-    ok: bool = False
-    error: str = ""
-    ts: str = ""
-    channel: str = ""
-
-
 def slack_content(notification: notifications.Notification, words: message.Message) -> Json:
-    """Return the message content, for the API and for incoming webhooks."""
-    _, _, rest = words.text.partition("\n")
-    blocks: list[Json] = [
-        {
-            "type": "header",
-            "text": {"type": "plain_text", "text": message.cut(words.title, _HEADER_MAX)},
-        }
-    ]
-    if rest:
+    """Return the message content, for the API and for incoming webhooks.
+
+    The title is the message's text, which a lock screen shows as well; the attachment has the rest.
+    """
+    blocks: list[Json] = []
+    if words.body:
         # three backquotes in an alert's text would end the code block
-        shown = _escaped(rest).replace("```", "'''")
-        text = "```" + message.cut(shown, _SECTION_MAX - 6) + "```"
-        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
-    return {
-        "text": _escaped(words.title),
-        **_NO_PREVIEWS,
-        "attachments": [{"color": colour(notification), "blocks": blocks}],
-    }
+        shown = _escaped(words.body).replace("```", "'''")
+        text = "```" + headline.cut(shown, _SECTION_MAX - 6) + "```"
+        blocks.append({"type": "section", "text": _markdown(text)})
+    if words.links:
+        links = [_slack_link(link) for link in words.links]
+        blocks.append({"type": "context", "elements": [_markdown(link) for link in links]})
+    attachments: list[Json] = [{"color": colour(notification), "blocks": blocks}] if blocks else []
+    return {"text": _escaped(words.title), **_NO_PREVIEWS, "attachments": attachments}
+
+
+def _markdown(text: str) -> Json:
+    return {"type": "mrkdwn", "text": text}
+
+
+def _slack_link(link: str) -> str:
+    """Return a link in Slack's form; what is no link, such as a path, stays as it is."""
+    shown = _escaped(link)
+    return f"<{shown}|{_link_name(link)}>" if message.is_link(link) else f"runbook: `{shown}`"
+
+
+def _link_name(link: str) -> str:
+    """Return what a link to a runbook is called: `runbook of stuck`."""
+    name = link.rpartition("/")[2].partition(".")[0].partition("#")[0]
+    return f"runbook of {name}" if name.replace("_", "").isalnum() else "runbook"
 
 
 def colour(notification: notifications.Notification) -> str:
@@ -98,37 +81,13 @@ def colour(notification: notifications.Notification) -> str:
 
 
 def change_line(notification: notifications.Notification, text: message.Message) -> str:
-    """Return the line about a change, for the thread."""
-    reasons = {
-        vocabulary.NotificationReason.FIRST: "firing",
-        vocabulary.NotificationReason.NEW_ALERTS: "more alerts firing",
-        vocabulary.NotificationReason.NEW_RESOLVED: "some resolved",
-        vocabulary.NotificationReason.ALL_RESOLVED: "all resolved",
-        vocabulary.NotificationReason.REPEAT: "still firing",
-        vocabulary.NotificationReason.ACKNOWLEDGED: "silenced",
+    """Return the line about a change, for the thread; the title says what has ended."""
+    changes = {
+        vocabulary.NotificationReason.NEW_ALERTS: "more alerts: ",
+        vocabulary.NotificationReason.NEW_RESOLVED: "some resolved: ",
+        vocabulary.NotificationReason.REPEAT: "still: ",
     }
-    return f"{reasons[notification.reason]}: {_escaped(text.title)}"
-
-
-def read_slack_reply(body: bytes) -> SlackReply:
-    """Return the API's response; an error response if the body is unreadable."""
-    try:
-        return msgspec.json.decode(body, type=SlackReply)
-    except codec.UNREADABLE:
-        return SlackReply(error=_NO_RESPONSE)
-
-
-def is_gone(reply: SlackReply) -> bool:
-    """Return whether the message to edit no longer exists."""
-    return reply.error in _GONE
-
-
-def slack_result(reply: SlackReply) -> results.Result:
-    """Return the result for a response."""
-    if reply.ok:
-        return results.Result(results.Outcome.TAKEN, "ok")
-    outcome = _ERRORS.get(reply.error, results.Outcome.REJECTED)
-    return results.Result(outcome, f"Slack: {message.line(reply.error, 200)}")
+    return f"{changes.get(notification.reason, '')}{_escaped(text.title)}"
 
 
 def _escaped(text: str) -> str:
@@ -174,11 +133,11 @@ class SlackChannel:
         reply = await self._call("chat.update", {**where, **content})
         if isinstance(reply, results.Result):
             return reply
-        if is_gone(reply):
+        if answers.is_gone(reply):
             await asyncio.sleep(self._pace_s)
             return replace(await self._begin(content), requests=2)
         if not reply.ok:
-            return slack_result(reply)
+            return answers.slack_result(reply)
         await asyncio.sleep(self._pace_s)
         thread_reply = await self._call(
             "chat.postMessage",
@@ -190,7 +149,9 @@ class SlackChannel:
             },
         )
         answer = (
-            thread_reply if isinstance(thread_reply, results.Result) else slack_result(thread_reply)
+            thread_reply
+            if isinstance(thread_reply, results.Result)
+            else answers.slack_result(thread_reply)
         )
         return replace(answer, data=where, requests=2)
 
@@ -199,9 +160,9 @@ class SlackChannel:
         if isinstance(reply, results.Result):
             return reply
         data = {"channel": reply.channel or self._channel, "ts": reply.ts} if reply.ts else {}
-        return replace(slack_result(reply), data=data)
+        return replace(answers.slack_result(reply), data=data)
 
-    async def _call(self, method: str, body: Json) -> SlackReply | results.Result:
+    async def _call(self, method: str, body: Json) -> answers.SlackReply | results.Result:
         answer = await self._endpoint.request(
             "POST", below=f"/{method}", headers=self._headers, body=msgspec.json.encode(body)
         )
@@ -209,28 +170,29 @@ class SlackChannel:
             return answer
         if answer.status != _OK:
             return results.of_status(answer.status, answer.headers)
-        return read_slack_reply(answer.body)
+        return answers.read_slack_reply(answer.body)
 
 
 def teams_card(notification: notifications.Notification, message_text: message.Message) -> bytes:
     """Return the body, with as much of the text as fits."""
-    _, _, text = message_text.text.partition("\n")
-    lines = text.split("\n") if text else []
+    lines = message_text.body.split("\n") if message_text.body else []
 
     def encode(count: int) -> bytes:
         shown = lines[:count]
         if count < len(lines):
             shown = [*shown, f"… {len(lines) - count} more lines"]
-        return msgspec.json.encode(_teams_message(notification, message_text.title, shown))
+        return msgspec.json.encode(_teams_message(notification, message_text, shown))
 
     return webhook.encode_fitting(encode, len(lines), TEAMS_BYTES_MAX)
 
 
-def _teams_message(notification: notifications.Notification, title: str, lines: list[str]) -> Json:
+def _teams_message(
+    notification: notifications.Notification, words: message.Message, lines: list[str]
+) -> Json:
     colour = "Attention" if notification.firing_ids else "Good"
     head: Json = {
         "type": "TextBlock",
-        "text": title,
+        "text": words.title,
         "weight": "Bolder",
         "size": "Medium",
         "color": colour,
@@ -244,7 +206,15 @@ def _teams_message(notification: notifications.Notification, title: str, lines: 
             "wrap": True,
             "spacing": "None",
         }
-        for line in lines
+        for line in (
+            *lines,
+            *(f"runbook: {link}" for link in words.links if not message.is_link(link)),
+        )
+    ]
+    actions: list[Json] = [
+        {"type": "Action.OpenUrl", "title": _link_name(link), "url": link}
+        for link in words.links
+        if message.is_link(link)
     ]
     content: Json = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
@@ -252,6 +222,7 @@ def _teams_message(notification: notifications.Notification, title: str, lines: 
         "version": "1.4",
         "msteams": {"width": "Full"},
         "body": [head, *rest],
+        **({"actions": actions} if actions else {}),
     }
     attachment: Json = {
         "contentType": "application/vnd.microsoft.card.adaptive",

@@ -22,7 +22,7 @@ import prometheus_client
 from muster import blocking
 from muster.service import logs
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, results
+from muster_notifier.receivers import endpoint, headline, message, results
 from muster_notifier.routing import notifications
 
 _SUBJECT_MAX: Final = 200
@@ -137,7 +137,7 @@ class Email:
         return results.Result(results.Outcome.TAKEN, detail)
 
     def _result(self, outcome: results.Outcome, text: str) -> results.Result:
-        return results.Result(outcome, f"{self._where}: {message.line(text)}")
+        return results.Result(outcome, f"{self._where}: {headline.line(text)}")
 
 
 class _Attempt:
@@ -232,7 +232,7 @@ def encode_mail(
     mail["From"] = sender
     mail["To"] = ", ".join(to)
     # an encoded word in the text would be decoded, and could add a line feed and a header
-    mail["Subject"] = message.line(text.title, _SUBJECT_MAX).replace("=?", "= ?")
+    mail["Subject"] = headline.line(text.title, _SUBJECT_MAX).replace("=?", "= ?")
     mail["Date"] = notification.at
     mail["Message-ID"] = f"<{notification.id}@{domain}>"
     mail["In-Reply-To"] = thread

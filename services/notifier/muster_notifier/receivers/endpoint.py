@@ -14,7 +14,7 @@ from typing import Final
 import muster
 from muster import http
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import addresses, message, results
+from muster_notifier.receivers import addresses, answers, message, results
 from muster_notifier.routing import notifications
 
 _REFUSAL_CHARS_MAX: Final = 300
@@ -76,21 +76,29 @@ class Endpoint:
             )
 
     async def post_json(
-        self, body: bytes, *, below: str = "", headers: Mapping[str, str] | None = None
+        self,
+        body: bytes,
+        *,
+        below: str = "",
+        headers: Mapping[str, str] | None = None,
+        reads_success: bool = False,
     ) -> results.Result:
-        """Post JSON and return the result, including the text of a refusal."""
+        """Post JSON and return the result, including the text of a refusal.
+
+        With `reads_success`, the body of a 2xx answer may say that the message was not accepted.
+        """
         response = await self.request(
             "POST",
             below=below,
             headers={"Content-Type": "application/json", **(headers or {})},
             body=body,
-            read=http.Read.REFUSAL,
+            read=http.Read.BRIEF if reads_success else http.Read.REFUSAL,
         )
         if isinstance(response, results.Result):
             return response
         result = results.of_status(response.status, response.headers)
         if result.kind is results.Kind.TAKEN:
-            return result
+            return (answers.refusal(response.body) if reads_success else None) or result
         text = " ".join(response.body[:_REFUSAL_CHARS_MAX].decode("utf-8", "replace").split())
         return dataclasses.replace(result, detail=f"{result.detail} {text}".strip())
 
@@ -121,7 +129,8 @@ class JsonReceiver:
         if self._prepare is not None:
             notification = self._prepare(notification)
         text = message.compose(notification, self._templates)
-        return await self._endpoint.post_json(self._encode(notification, text))
+        body = self._encode(notification, text)
+        return await self._endpoint.post_json(body, reads_success=True)
 
 
 def record(request: str) -> None:

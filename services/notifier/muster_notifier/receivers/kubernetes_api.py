@@ -28,7 +28,7 @@ import prometheus_client
 from muster import codec, http, pacing, vocabulary
 from muster.service import logs
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, results
+from muster_notifier.receivers import endpoint, headline, message, results
 from muster_notifier.routing import alert_index, notifications
 
 CONTROLLER: Final = "muster.dev/notifier"
@@ -130,10 +130,10 @@ def _note(head: str, alert: vocabulary.AlertChanged) -> str:
     parts = [head]
     parts += [f"{evidence.source}: {evidence.observed}" for evidence in alert.evidence]
     parts += [alert.advice or alert.runbook]
-    text = message.line("; ".join(part for part in parts if part), _NOTE_MAX)
+    text = headline.line("; ".join(part for part in parts if part), _NOTE_MAX)
     # the limit is in bytes
     while len(text.encode()) > _NOTE_MAX:
-        text = message.cut(text, len(text) * 9 // 10)
+        text = headline.cut(text, len(text) * 9 // 10)
     return text
 
 

@@ -76,5 +76,5 @@ class Console:
     ) -> results.Result:
         """Log the message."""
         text = message.compose(notification, self._templates)
-        logs.logger().info("notification", id=notification.id, text=text.text)
+        logs.logger().info("notification", id=notification.id, text=f"{text.title}\n{text.text}")
         return results.Result(results.Outcome.TAKEN, "logged")

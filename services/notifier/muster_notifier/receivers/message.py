@@ -1,25 +1,26 @@
 """Pure: the text of a notification: short lines that say what to do.
 
-Every message says in one line what is wrong, and then where, since when, which sources confirm it,
-which pods use the devices, what to do, and one command for details. Line breaks in alerts are
-removed, and left-out parts are counted. The operator's templates replace these texts; an unusable
-template is ignored, and the message says so.
+The title (`headline`) says what is wrong, where, and what that means for pods. The body does not
+repeat it: it says since when, why, which pods use the devices, what was observed (the most
+trustworthy first), what to do, and which commands show or silence it. Links are separate, because
+each receiver has its own form for them. Line breaks in alerts are removed, and left-out parts are
+counted. The operator's templates replace these texts; an unusable template is ignored, and the
+message says so.
 """
 
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import headline
 from muster_notifier.routing import notifications
 
-LINE_MAX: Final = 400
 TEXT_MAX: Final = 20_000
 TEST: Final = "TEST, nothing is wrong: "
 
@@ -29,7 +30,15 @@ _MARKUP: Final = re.compile(
 )
 _LINE_ALERTS_MAX: Final = 20
 _LINE_PODS_MAX: Final = 10
+_LINKS_MAX: Final = 5
+_BODY_MAX: Final = TEXT_MAX - _LINKS_MAX * (headline.LINE_MAX + 20)
+_ALL: Final = 10_000
 _NOTHING: Final = receiver_settings.Templates()
+_LINK: Final = re.compile(r"https?://[^\s<>|\"']+")
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
+_WEIGHTS: Final = {"kubernetes": 0, "probe": 1, "agent": 2, "heartbeat": 3, "health": 9}
+_WEIGHT: Final = 5
+"""The weight of other sources: first what was observed from outside, last what is undecided."""
 
 ALERT_NAMES: Final = (
     *("state", "severity", "kind", "node", "plugin", "resource", "devices", "summary", "since"),
@@ -45,10 +54,16 @@ NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The text for people."""
+    """The text for people; `links` lead to runbooks, and are not in the body."""
 
     title: str
-    text: str
+    body: str
+    links: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The body, with the links at its end."""
+        return "\n".join(part for part in (self.body, *map(_link_line, self.links)) if part)
 
 
 def compose(
@@ -56,17 +71,19 @@ def compose(
 ) -> Message:
     """Return the message."""
     problems: list[str] = []
-    built_in = title(notification)
+    built_in = headline.title(notification)
     facts = {**_facts(notification), "title": built_in, "alerts": ""}
-    head = line(_filled("title", templates.title, facts, problems) or built_in)
-    head = head if not notification.is_test else line(TEST + head)
+    head = headline.line(_filled("title", templates.title, facts, problems) or built_in)
+    head = head if not notification.is_test else headline.line(TEST + head)
     facts |= {"title": head, "alerts": "\n".join(_alerts(notification, templates, problems))}
     body = _filled("text", templates.text, facts, problems)
+    links: tuple[str, ...] = ()
     if body is None:
-        body = "\n".join((head, *_lines(notification, facts["alerts"])))
+        body = "\n".join(_lines(notification, facts["alerts"]))
+        links = tuple(headline.line(link) for link in runbooks(notification)[:_LINKS_MAX])
     if problems:
-        body += f"\n  (a template could not be used: {line('; '.join(problems))})"
-    return Message(title=head, text=cut(body, TEXT_MAX))
+        body += f"\n(a template could not be used: {headline.line('; '.join(problems))})"
+    return Message(title=head, body=headline.cut(body, _BODY_MAX), links=links)
 
 
 def inert(notification: notifications.Notification) -> notifications.Notification:
@@ -82,33 +99,6 @@ def inert(notification: notifications.Notification) -> notifications.Notificatio
         firing=tuple(map(_inert_alert, notification.firing)),
         resolved=tuple(map(_inert_alert, notification.resolved)),
     )
-
-
-def title(notification: notifications.Notification) -> str:
-    """Return one line that says what is wrong or resolved."""
-    count, ended = len(notification.firing_ids), notification.notified_total
-    ended -= count
-    counts = [f"{count} firing"] if count else []
-    counts += [f"{ended} resolved"] if ended else []
-    shown = (*notification.firing, *notification.resolved)
-    state = notification.state.upper()
-    if not shown:
-        return line(f"[{state}] {notification.group}: {', '.join(counts) or 'nothing fires'}")
-    nodes = {alert.node for alert in shown}
-    place = node_name(shown[0].node) if len(nodes) == 1 else f"{len(nodes)} nodes"
-    head = f"[{state}] {shown[0].kind} on {place}: {shown[0].summary}"
-    if count + ended > 1:
-        head += f" ({', '.join(counts)})"
-    return line(head)
-
-
-def line(text: str, longest: int = LINE_MAX) -> str:
-    """Return the text on one line; alerts contain texts from drivers and kubelets."""
-    indent = text[: len(text) - len(text.lstrip(" "))]
-    shown = indent + " ".join(
-        "".join(character if character.isprintable() else " " for character in text).split()
-    )
-    return cut(shown, longest)
 
 
 def _inert_alert(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
@@ -128,22 +118,7 @@ def _inert_alert(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
 
 
 def _inert(text: str) -> str:
-    return _MARKUP.sub(" ", line(text, len(text)))
-
-
-def cut(text: str, longest: int) -> str:
-    """Return the text, cut if it is too long."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
-
-
-def node_name(name: str) -> str:
-    """Return a node's name as shown to people."""
-    return "the fleet" if name == vocabulary.FLEET else name
-
-
-def format_time(at: datetime) -> str:
-    """Return a time as shown to people."""
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return _MARKUP.sub(" ", headline.line(text, len(text)))
 
 
 def runbooks(notification: notifications.Notification) -> list[str]:
@@ -171,6 +146,22 @@ def problems_of(templates: receiver_settings.Templates) -> list[str]:
     return all_problems
 
 
+def silence(notification: notifications.Notification) -> str:
+    """Return the command that silences the group; empty if there is none, or it needs quotes."""
+    labels = notification.labels
+    if not (notification.firing and labels) or labels.get("node") == vocabulary.FLEET:
+        return ""
+    if not all(map(_LABEL_VALUE.fullmatch, labels.values())):
+        return ""
+    matchers = " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+    return f"muster silence add {matchers} --duration 2h --comment WHY"
+
+
+def is_link(text: str) -> bool:
+    """Return whether a runbook is a link that can be opened, and not a path in the source tree."""
+    return _LINK.fullmatch(text) is not None
+
+
 def _alerts(
     notification: notifications.Notification,
     templates: receiver_settings.Templates,
@@ -181,57 +172,53 @@ def _alerts(
     for alert in alerts[:_LINE_ALERTS_MAX]:
         own = _filled("alert", templates.alert, _alert_facts(notification, alert), problems)
         lines += (
-            [line(text) for text in own.split("\n")]
+            [headline.line(text) for text in own.split("\n")]
             if own is not None
             else alert_lines(notification, alert)
         )
     more = notification.notified_total - min(len(alerts), _LINE_ALERTS_MAX)
-    return [*lines, f"  and {more} more alerts"] if more > 0 else lines
+    return [*lines, f"and {more} more alerts"] if more > 0 else lines
 
 
 def _lines(notification: notifications.Notification, alerts: str) -> list[str]:
     lines = [alerts] if alerts else []
-    lines += [f"  what to do: {line(runbook)}" for runbook in runbooks(notification)]
-    closer = look_closer(notification)
-    if closer:
-        lines.append(f"  look closer: {closer}")
+    commands = (("look closer", look_closer(notification)), ("silence", silence(notification)))
+    lines += [f"{name}: {command}" for name, command in commands if command]
     if notification.why:
-        lines.append(line(f"  why you: {notification.why}"))
+        lines.append(headline.line(f"why you: {notification.why}"))
     return lines
+
+
+def _link_line(link: str) -> str:
+    return f"runbook: {link}"
 
 
 def alert_lines(
     notification: notifications.Notification, alert: vocabulary.AlertChanged
 ) -> list[str]:
-    """Return the lines that describe one alert."""
+    """Return the lines that describe one alert; if it is the only one, the title has said what."""
     plugin = f"{alert.watched} (watched)" if alert.watched else alert.plugin
-    where = " ".join((node_name(alert.node), plugin, alert.resource, devices(alert))).split()
+    where = " ".join((headline.node_name(alert.node), plugin, alert.resource, devices(alert)))
     fires = alert.state is vocabulary.AlertState.FIRING
-    span = f"since {format_time(alert.starts_at)}"
+    span = f"since {headline.format_time(alert.starts_at)}"
     if not fires and alert.ends_at is not None:
-        span = f"from {format_time(alert.starts_at)} to {format_time(alert.ends_at)}"
-    lines = [
-        line(f"- {alert.state} {alert.severity}: {alert.summary}"),
-        line(f"  where: {' '.join(where)}, {span}"),
-    ]
-    if fires and alert.evidence:
-        if not notification.is_test:
-            lines.append(line(f"  confirmed by: {sources(alert.evidence)}"))
-        lines += [line(f"  {evidence.source}: {evidence.observed}") for evidence in alert.evidence]
+        ends = headline.format_time(alert.ends_at)
+        span = f"from {headline.format_time(alert.starts_at)} to {ends}"
+    what, reason = headline.what_and_reason(alert)
+    ordered = sorted(alert.evidence, key=lambda item: _WEIGHTS.get(item.source, _WEIGHT))
+    lines = [f"{alert.severity} {span}: {' '.join(where.split())}"]
+    if reason and not any(reason in headline.line(item.observed, _ALL) for item in ordered):
+        lines.append(f"reason: {reason}")
     if alert.pods:
-        lines.append(line(f"  pods that use it: {pods(notification, alert)}"))
+        lines.append(f"pods that use it: {pods(notification, alert)}")
+    if fires or not notification.firing_ids:
+        lines += [f"{item.source}: {item.observed}" for item in ordered]
     if fires and alert.advice:
-        lines.append(line(f"  advice: {alert.advice}"))
-    return lines
-
-
-def sources(evidence: Sequence[vocabulary.Evidence]) -> str:
-    """Return the independent sources that confirm an alert, without health itself."""
-    names = sorted({item.source for item in evidence})
-    names = [source for source in names if source != "health"] or names
-    if len(names) == 1:
-        return names[0]
-    return f"{len(names)} sources: {', '.join(names)}"
+        lines.append(f"what to do: {alert.advice}")
+    if notification.notified_total == 1:
+        return [headline.line(text) for text in lines]
+    head = what if fires else f"resolved after {headline.lasted_alert(alert)}: {what}"
+    return [headline.line(f"- {head}"), *(headline.line(f"  {text}") for text in lines)]
 
 
 def devices(alert: vocabulary.AlertChanged) -> str:
@@ -257,13 +244,13 @@ def _facts(notification: notifications.Notification) -> dict[str, str]:
         "reason": str(notification.reason),
         "receiver": notification.receiver,
         "group": notification.group,
-        "node": node_name(notification.node),
+        "node": headline.node_name(notification.node),
         "kind": str(first.kind) if first else "",
         "severity": str(first.severity) if first else "",
-        "summary": line(first.summary) if first else "",
+        "summary": headline.line(first.summary) if first else "",
         "firing": str(len(notification.firing_ids)),
         "resolved": str(notification.notified_total - len(notification.firing_ids)),
-        "runbooks": " ".join(line(link) for link in runbooks(notification)),
+        "runbooks": " ".join(headline.line(link) for link in runbooks(notification)),
         "look_closer": look_closer(notification),
     }
 
@@ -275,13 +262,13 @@ def _alert_facts(
         "state": alert.state,
         "severity": alert.severity,
         "kind": alert.kind,
-        "node": node_name(alert.node),
+        "node": headline.node_name(alert.node),
         "plugin": alert.plugin,
         "resource": alert.resource,
         "devices": devices(alert),
         "summary": alert.summary,
-        "since": format_time(alert.starts_at),
-        "until": format_time(alert.ends_at) if alert.ends_at else "",
+        "since": headline.format_time(alert.starts_at),
+        "until": headline.format_time(alert.ends_at) if alert.ends_at else "",
         "evidence": "; ".join(
             f"{evidence.source}: {evidence.observed}" for evidence in alert.evidence
         ),
@@ -289,7 +276,7 @@ def _alert_facts(
         "runbook": alert.runbook,
         "advice": alert.advice,
     }
-    return {name: line(str(value)) for name, value in facts.items()}
+    return {name: headline.line(str(value)) for name, value in facts.items()}
 
 
 def _filled(

@@ -27,7 +27,7 @@ import msgspec
 
 from muster import http, vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, message, results
+from muster_notifier.receivers import endpoint, headline, message, results
 from muster_notifier.routing import notifications, routes
 
 BODY_BYTES_MAX: Final = 200 * 1024
@@ -139,7 +139,7 @@ def alert_of(
     return AlertmanagerAlert(
         status=str(alert.state),
         labels=_shown(routes.labels_of(alert)),
-        annotations={name: message.line(text, 2048) for name, text in annotations.items() if text},
+        annotations={name: headline.line(text, 2048) for name, text in annotations.items() if text},
         starts_at=_time(alert.starts_at),
         ends_at=_time(alert.ends_at) if alert.ends_at else _NEVER,
         fingerprint=alert.fingerprint,
@@ -147,7 +147,7 @@ def alert_of(
 
 
 def _shown(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: message.line(value, 2048) for name, value in labels.items()}
+    return {name: headline.line(value, 2048) for name, value in labels.items()}
 
 
 def _cloud_event(
@@ -334,7 +334,7 @@ def encode_pagerduty(
     def encode(count: int) -> bytes:
         shown = alerts[:count]
         details: Json = {
-            "text": message.cut(text.text, 10_000),
+            "text": headline.cut(text.text, 10_000),
             "group": _shown(notification.labels),
             "alerts": [msgspec.to_builtins(alert_of(notification, alert)) for alert in shown],
             "truncated_alerts": notification.notified_total - len(shown),
@@ -366,10 +366,10 @@ def _pagerduty_event(
     }
     if action != "trigger":
         return body
-    links = [{"href": link, "text": "what to do"} for link in message.runbooks(notification)]
+    links = [{"href": link, "text": "runbook"} for link in message.runbooks(notification)]
     return body | {
         "payload": {
-            "summary": message.cut(text.title, _SUMMARY_MAX),
+            "summary": headline.cut(text.title, _SUMMARY_MAX),
             **_first(notification),
             "custom_details": details,
         },
@@ -385,14 +385,14 @@ def _first(notification: notifications.Notification) -> Json:
     """
     if not notification.firing:
         return {
-            "source": message.node_name(notification.node),
+            "source": headline.node_name(notification.node),
             "severity": str(vocabulary.Severity.CRITICAL),
             "timestamp": notification.at.isoformat(),
         }
     order = tuple(vocabulary.Severity)
     first = notification.firing[0]
     return {
-        "source": message.node_name(first.node),
+        "source": headline.node_name(first.node),
         "severity": str(min((a.severity for a in notification.firing), key=order.index)),
         "timestamp": first.starts_at.isoformat(),
         "component": first.plugin,
