@@ -24,6 +24,7 @@ from muster import vocabulary
 from muster.vocabulary import AlertKind, NotificationReason
 from muster_health.alerting import device_alerts, mount_alerts, watched_alerts
 from muster_health.model import alerts, steps
+from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import chat, message, webhook
 from muster_notifier.receivers import email as mails
 from muster_notifier.routing import notifications
@@ -306,9 +307,7 @@ def _pagerduty(notification: notifications.Notification, words: message.Message)
 
 
 def _webhook(notification: notifications.Notification, words: message.Message) -> Any:
-    body = webhook.encode_body(
-        notification, words, format_=webhook.receiver_settings.Format.CLOUDEVENTS
-    )
+    body = webhook.encode_body(notification, words, format_=receiver_settings.Format.CLOUDEVENTS)
     data = json.loads(body)["data"]
     return {name: data[name] for name in ("status", "reason", "groupKey", "title", "text")}
 
