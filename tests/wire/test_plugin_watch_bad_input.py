@@ -10,9 +10,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from muster.pb import deviceplugin_pb2 as dp
+from muster_fuse.kernel import syscalls
 from muster_plugin.watch import (
     checkpoint,
     expectation,
@@ -65,19 +67,24 @@ async def serving(path: Path, serve: Serve) -> AsyncIterator[list[int]]:
         await asyncio.gather(*connections)
 
 
-async def probed(root: Path, timeout_s: float = TIMEOUT_S) -> observation.Probed:
-    """Scan, and probe the only socket."""
+async def probed(
+    root: Path, timeout_s: float = TIMEOUT_S, problems: list[str] | None = None
+) -> observation.Probed:
+    """Scan, and probe the only socket; without `problems` to fill there must be none."""
     results: list[observation.Probed] = []
-    problems: list[str] = []
+    noted: list[str] = []
     watch = processes.ProcessWatch(lambda _: None)
     probing = prober.Prober(
-        root, watch, on_result=results.append, on_problem=problems.append, timeout_s=timeout_s
+        root, watch, on_result=results.append, on_problem=noted.append, timeout_s=timeout_s
     )
     (file,) = socket_files.scan(root).sockets
     async with asyncio.timeout(30):
         await probing.probe(file)
     watch.close()
-    assert problems == []
+    if problems is None:
+        assert noted == []
+    else:
+        problems += noted
     return results[0]
 
 
@@ -146,16 +153,56 @@ def test_what_a_socket_answers_is_bounded(
     assert time.monotonic() - began < 10
 
 
-def test_a_plugin_that_refuses_the_question_answers_wrongly(root: Path) -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+    ],
+)
+def test_an_error_is_an_answer_of_a_server_that_works(root: Path, code: grpc.StatusCode) -> None:
     async def story() -> observation.Probed:
         path = root / "device-plugins/x.sock"
         plugin = device_plugin.DevicePlugin(path, "a.com/x", "1")
-        plugin.options_refusal = "no"
+        plugin.options_refusal, plugin.options_code = "no", code
         async with plugin:
             return await probed(root, timeout_s=10)
 
     result = asyncio.run(story())
-    assert (result.answer, result.detail) == (Answer.WRONG, "it answers with an error")
+    assert (result.answer, result.detail) == (Answer.ANSWERED, "")
+
+
+def test_a_method_that_hangs_is_silence_though_its_server_has_a_deadline_too(root: Path) -> None:
+    async def story() -> observation.Probed:
+        path = root / "device-plugins/x.sock"
+        async with device_plugin.DevicePlugin(path, "a.com/x", "1") as plugin:
+            plugin.options_held.clear()
+            return await probed(root)
+
+    assert asyncio.run(story()).answer is Answer.SILENT
+
+
+def test_a_socket_that_may_not_be_connected_to_says_nothing(root: Path) -> None:
+    async def story() -> tuple[observation.Probed, list[str]]:
+        path = root / "device-plugins/x.sock"
+        problems: list[str] = []
+        async with serving(path, silent) as connections:
+            path.chmod(0)
+            # as the agent, which is root without capabilities
+            syscalls.drop_capabilities()
+            try:
+                result = await probed(root, problems=problems)
+            finally:
+                syscalls.restore_capabilities()
+            assert connections == []
+        return result, problems
+
+    result, problems = asyncio.run(story())
+    path = root / "device-plugins/x.sock"
+    assert result.answer is Answer.INCONCLUSIVE
+    assert problems == [f"{path}: cannot connect: Permission denied"]
 
 
 def test_a_plugin_is_asked_once_and_its_process_is_known(root: Path) -> None:

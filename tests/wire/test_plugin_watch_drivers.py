@@ -100,6 +100,12 @@ def test_a_driver_is_asked_what_it_is_and_its_endpoint_is_connected_to(root: Pat
             async with device_plugin.DevicePlugin(endpoint, DRIVER) as own:
                 assert await registry.watched() == [(DRIVER, "dra_driver", Finding.NONE, "")]
                 assert (served.calls, own.calls) == (["info"], [])
+            text = f"its endpoint {endpoint} does not exist"
+            assert await registry.watched(after_s=60) == [
+                (DRIVER, "dra_driver", Finding.SOCKET_REMOVED, text)
+            ]
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(endpoint))
             text = f"connections to its endpoint {endpoint} are refused"
             assert await registry.watched(after_s=60) == [
                 (DRIVER, "dra_driver", Finding.NOT_SERVED, text)
@@ -112,6 +118,26 @@ def test_a_driver_is_asked_what_it_is_and_its_endpoint_is_connected_to(root: Pat
             ]
 
     asyncio.run(story())
+
+
+def test_without_the_directories_of_drivers_nothing_there_is_missing(root: Path) -> None:
+    async def story() -> None:
+        (root / "plugins").rmdir()
+        endpoint = root / "plugins" / DRIVER / "dra.sock"
+        async with driver(root, str(endpoint)):
+            registry = Registry(root)
+            for _ in range(2):
+                assert await registry.watched(after_s=60) == [
+                    (DRIVER, "dra_driver", Finding.NONE, "")
+                ]
+
+    asyncio.run(story())
+    for folder in ("run", "static"):
+        missing = {"run", "static"} - {folder}
+        (root / folder).mkdir()
+        folders = (root / folder, root / missing.pop())
+        assert node_files.undescribed({"nvidia.com/gpu=0"}, folders) == ()
+        (root / folder).rmdir()
 
 
 def test_a_registration_of_no_known_kind_is_no_driver(root: Path) -> None:

@@ -60,6 +60,7 @@ class DevicePlugin:
         self.prefers: list[str] = []
         self.allocate_refusal = ""
         self.options_refusal = ""
+        self.options_code = grpc.StatusCode.INTERNAL
         self.preference_refusal = ""
         self.start_refusal = ""
         self.held, self.options_held = asyncio.Event(), asyncio.Event()
@@ -104,7 +105,7 @@ class DevicePlugin:
         self.calls.append("options")
         await self.options_held.wait()
         if self.options_refusal:
-            await context.abort(grpc.StatusCode.INTERNAL, self.options_refusal)
+            await context.abort(self.options_code, self.options_refusal)
         return self.options
 
     async def list_and_watch(

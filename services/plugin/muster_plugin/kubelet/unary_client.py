@@ -13,6 +13,8 @@ from muster_plugin.kubelet import unary_call
 
 _STEP_S: Final = 0.5
 _LAG_MAX_S: Final = 1.0
+_SERVER_MORE_S: Final = 1.0
+"""A server may take this much longer, lest its own deadline answer in the place of a method."""
 _READ_BYTES: Final = 65_536
 
 
@@ -45,7 +47,8 @@ async def call(
     loop = asyncio.get_running_loop()
     reader = unary_call.UnaryAnswer(bytes_max)
     ends_at = loop.time() + timeout_s
-    _send(connection, unary_call.request(method, timeout_s=timeout_s, bytes_max=bytes_max))
+    server_timeout_s = timeout_s + _SERVER_MORE_S
+    _send(connection, unary_call.request(method, timeout_s=server_timeout_s, bytes_max=bytes_max))
     while reader.outcome is None:
         now = loop.time()
         if now >= ends_at:

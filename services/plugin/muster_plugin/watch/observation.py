@@ -15,6 +15,8 @@ class Answer(enum.StrEnum):
     REFUSED = "refused"
     SILENT = "silent"
     WRONG = "wrong"
+    MISSING = "missing"
+    """It answers, but the socket to which it leads the kubelet does not exist."""
     INCONCLUSIVE = "inconclusive"
     """The probe proves nothing: this process was too slow, or may not connect to the socket."""
 

@@ -21,7 +21,7 @@ from google.protobuf import message
 from muster import blocking, vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
-from muster_plugin.kubelet import unary_client
+from muster_plugin.kubelet import unary_call, unary_client
 from muster_plugin.watch import naming, observation, processes, sockets
 
 TIMEOUT_S: Final = 4.0
@@ -112,11 +112,16 @@ class Prober:
     async def _ask(self, connection: socket.socket, file: observation.SocketFile) -> _Result:
         """Make the call, and return the answer if all is well. Raises _Result otherwise."""
         if file.directory is observation.Directory.REGISTRY:
-            driver = _driver(await _call(connection, _INFO, self._timeout_s), file)
+            answer = await _call(connection, _INFO, self._timeout_s)
+            if answer.status is not None:
+                raise _Result(_Answer.WRONG, f"{answer.problem} (code {answer.status} of gRPC)")
+            driver = _driver(answer.message, file)
             await self._check_endpoint(driver)
             return _Result(_Answer.ANSWERED, driver=driver)
         answer = await _call(connection, _OPTIONS, self._timeout_s)
-        _decode(dp.DevicePluginOptions, answer)
+        if answer.status is None:
+            _decode(dp.DevicePluginOptions, answer.message)
+        # an error of gRPC is an answer too: its server works, and may not like the question
         return _Result(_Answer.ANSWERED)
 
     def _connect(self, path: Path, identity: str) -> socket.socket:
@@ -160,15 +165,16 @@ class Prober:
         call = blocking.Serial()
         self._calls = {**hanging, path: call}
         try:
-            is_refused = await call.run(
-                functools.partial(_is_refused, path), timeout_s=_ENDPOINT_TIMEOUT_S
+            answer = await call.run(
+                functools.partial(_endpoint_answer, path), timeout_s=_ENDPOINT_TIMEOUT_S
             )
         except TimeoutError:
             self._on_problem(f"{path}: the file system does not answer")
             return
-        if is_refused:
-            text = f"connections to its endpoint {path} are refused"
-            raise _Result(_Answer.REFUSED, text, driver=driver)
+        if answer is _Answer.REFUSED:
+            raise _Result(answer, f"connections to its endpoint {path} are refused", driver=driver)
+        if answer is _Answer.MISSING:
+            raise _Result(answer, f"its endpoint {path} does not exist", driver=driver)
 
 
 def _connection(path: Path, identity: str = "") -> socket.socket | None:
@@ -186,19 +192,22 @@ def _connection(path: Path, identity: str = "") -> socket.socket | None:
         os.close(held)
 
 
-def _is_refused(path: Path) -> bool:
-    """Return whether nothing serves the socket at `path`; False if its directory is not visible."""
+def _endpoint_answer(path: Path) -> observation.Answer:
+    """Return whether nothing serves the socket at `path`, if its directory is visible."""
     if not path.parent.is_dir():
-        return False
+        return _Answer.INCONCLUSIVE
     try:
         connection = _connection(path)
-    except (ConnectionRefusedError, FileNotFoundError):
-        return True
+    except ConnectionRefusedError:
+        return _Answer.REFUSED
+    except FileNotFoundError:
+        return _Answer.MISSING
     except (OSError, ValueError):
-        return False
-    if connection is not None:
-        connection.close()
-    return False
+        return _Answer.INCONCLUSIVE
+    if connection is None:
+        return _Answer.INCONCLUSIVE
+    connection.close()
+    return _Answer.ANSWERED
 
 
 def identity_of(status: os.stat_result) -> str:
@@ -206,8 +215,8 @@ def identity_of(status: os.stat_result) -> str:
     return f"{status.st_ino}.{status.st_ctime_ns}"
 
 
-async def _call(connection: socket.socket, method: str, timeout_s: float) -> bytes:
-    """Call a method without arguments; return its answer. Raises _Result."""
+async def _call(connection: socket.socket, method: str, timeout_s: float) -> unary_call.Outcome:
+    """Call a method without arguments; return its answer or error. Raises _Result."""
     try:
         outcome = await unary_client.call(connection, method, timeout_s=timeout_s)
     except unary_client.Late:
@@ -217,9 +226,9 @@ async def _call(connection: socket.socket, method: str, timeout_s: float) -> byt
     if outcome is None:
         name = method.rpartition("/")[2]
         raise _Result(_Answer.SILENT, f"no answer to {name} within {timeout_s:g} s")
-    if outcome.problem:
+    if outcome.problem and outcome.status is None:
         raise _Result(_Answer.WRONG, outcome.problem)
-    return outcome.message
+    return outcome
 
 
 def _driver(answer: bytes, file: observation.SocketFile) -> observation.Driver:

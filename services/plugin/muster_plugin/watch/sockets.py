@@ -169,6 +169,8 @@ class Socket:
         match self.answer:
             case _Answer.REFUSED:
                 return _Server.ENDED, self.detail or f"connections to {name} are refused"
+            case _Answer.MISSING:
+                return _Server.REMOVED, self.detail
             case _Answer.SILENT:
                 return _Server.SILENT, f"{name} does not answer: {self.detail}"
             case _Answer.WRONG:
@@ -213,7 +215,7 @@ def best(group: Sequence[Socket]) -> Socket | None:
         elif answer in {_Answer.SILENT, _Answer.WRONG}:
             served = 3
         else:
-            served = 1 if answer is _Answer.REFUSED else 2
+            served = 1 if answer in {_Answer.REFUSED, _Answer.MISSING} else 2
         return served, socket.file.created_at
 
     return max(group, key=rank, default=None)
