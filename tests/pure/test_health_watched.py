@@ -161,10 +161,10 @@ def test_the_evidence_says_what_the_agent_and_kubernetes_see() -> None:
     ]
     (alert,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
     assert (alert.summary, alert.advice, alert.pods) == (
-        f"watched plugin {AMD} on a has ended and is not back",
+        f"watched plugin {AMD} on a has ended and has not come back",
         (
-            "muster does not run this plugin: look at its pod kube-system/amdgpu-x: is it there, "
-            "and why did its process end (logs --previous)"
+            "muster does not run this plugin: look at its pod kube-system/amdgpu-x: does it "
+            "exist, and why did its process end (kubectl logs --previous)"
         ),
         ("ml/train",),
     )

@@ -1,7 +1,7 @@
 """Pure: the texts of alerts about a plugin that muster watches but does not run.
 
-What people can do differs from our own plugins: muster cannot restart it, knows no log of it, and
-its own runbooks do not apply.
+The advice differs from that for our own plugins: muster does not know this plugin's log, and the
+other runbooks do not apply.
 """
 
 from collections.abc import Mapping
@@ -14,22 +14,23 @@ from muster_health.model.steps import Rule
 
 _PODS_SHOWN: Final = 3
 _SUMMARY: Final[Mapping[Rule | None, str]] = {
-    Rule.WATCHED_NOT_SERVED: "has ended and is not back",
-    Rule.WATCHED_SOCKET_REMOVED: "has lost its socket: no kubelet can register it again",
+    Rule.WATCHED_NOT_SERVED: "has ended and has not come back",
+    Rule.WATCHED_SOCKET_REMOVED: "has lost its socket: the kubelet cannot connect to it again",
     Rule.WATCHED_NO_ANSWER: "is stuck: its socket accepts connections, but nothing answers",
-    Rule.WATCHED_WRONG_ANSWER: "does not answer: what serves its socket is no device plugin",
+    Rule.WATCHED_WRONG_ANSWER: "does not answer: something else serves its socket",
     Rule.WATCHED_NOT_REGISTERED: "runs, but the kubelet lists none of its devices",
     Rule.WATCHED_FEWER_DEVICES: "offers fewer devices than expected",
     Rule.WATCHED_TWO_SERVERS: "is running twice at the same time",
-    Rule.WATCHED_NOT_OFFERED: "is missing: the node has the hardware, and no plugin offers it",
+    Rule.WATCHED_NOT_OFFERED: "is missing: the node has the hardware, but no plugin offers it",
     Rule.WATCHED_FILES_MISSING: "lacks CDI files that running pods need when they restart",
-    Rule.WATCHED_NODE_OFFERS_OTHERS: "is not offered as the kubelet lists it: allocatable differs",
+    Rule.WATCHED_NODE_OFFERS_OTHERS: "has a mismatch: the node's allocatable differs from the "
+    "kubelet's list",
 }
-_RESTART: Final = "read the log of {pod}, then delete it: its DaemonSet starts another"
+_RESTART: Final = "read the log of {pod}, then delete the pod: its DaemonSet starts a new one"
 _ADVICE: Final[Mapping[Rule | None, str]] = {
-    Rule.WATCHED_NOT_SERVED: "look at {pod}: is it there, and why did its process end (logs "
-    "--previous)",
-    Rule.WATCHED_SOCKET_REMOVED: "delete {pod}: a new process makes a new socket; find out what "
+    Rule.WATCHED_NOT_SERVED: "look at {pod}: does it exist, and why did its process end "
+    "(kubectl logs --previous)",
+    Rule.WATCHED_SOCKET_REMOVED: "delete {pod}: a new process creates a new socket; find out what "
     "removed the old one",
     Rule.WATCHED_NO_ANSWER: _RESTART,
     Rule.WATCHED_WRONG_ANSWER: "find out which process serves the socket, and stop it; then delete "
@@ -39,7 +40,8 @@ _ADVICE: Final[Mapping[Rule | None, str]] = {
     Rule.WATCHED_TWO_SERVERS: "find out which DaemonSets offer the same resource, and remove one",
     Rule.WATCHED_NOT_OFFERED: "find out why no plugin runs on this node: node labels, tolerations, "
     "driver",
-    Rule.WATCHED_FILES_MISSING: "delete {pod}: it writes them again; running pods are not affected",
+    Rule.WATCHED_FILES_MISSING: "delete {pod}: the new one writes them again; running pods are not "
+    "affected",
     Rule.WATCHED_NODE_OFFERS_OTHERS: "read the kubelet's log; restart the kubelet if this lasts",
 }
 
@@ -51,7 +53,7 @@ class Subject:
     name: str
     pods: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
-    """For a driver, whose pods Kubernetes cannot list by a resource."""
+    """The pods that use it; needed for a driver, whose pods request no resource."""
 
 
 def texts(kind: AlertKind, rule: Rule | None, subject: Subject, *, node: str) -> tuple[str, str]:

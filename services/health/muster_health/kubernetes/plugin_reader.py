@@ -1,7 +1,8 @@
-"""Adapter: the Kubernetes API: reads, while this replica leads, what shows how plugins work.
+"""Adapter: reads from the Kubernetes API whether plugins work, while this replica leads.
 
-A round reads nodes, pods, events and the objects of Dynamic Resource Allocation, page by page. What
-may not be read, or is not served, is left out; if anything else fails, the round says nothing.
+A round reads nodes, pods, events and the objects of Dynamic Resource Allocation, page by page.
+Kinds of objects that may not be read or are not served are left out; after any other failure the
+round is discarded.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from muster_health.model import signals
 
 _ROUND_S: Final = 50.0
 _OBJECTS_MAX: Final = 20_000
-"""The most objects of a kind that are kept; a round with more says nothing."""
+"""The most objects of a kind that are kept; a round with more is discarded."""
 _DRA: Final = "/apis/resource.k8s.io/v1"
 
 Shape = TypeVar("Shape", bound=objects.HasMetadata)
@@ -30,7 +31,7 @@ class _Unread(Exception):
 
 
 class PluginReader:
-    """Reads once in `period_s` while `is_leading`; `put` gets what was observed."""
+    """Reads once in `period_s` while `is_leading`; `put` gets each observation."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class PluginReader:
         more: tuple[known_plugins.KnownPlugin, ...] = (),
     ) -> None:
         self.problems: dict[str, str] = {}
-        """What may not be read, and why the last round said nothing."""
+        """What may not be read, and why the last round was discarded."""
         self._api = api
         self._put = put
         self._is_leading = is_leading
@@ -77,7 +78,7 @@ class PluginReader:
             logs.logger().info("plugins_read", problems=self.problems)
 
     async def _view(self) -> plugin_facts.View:
-        pods = await self._all("/api/v1/pods", plugin_objects.Pod, self._shown)
+        pods = await self._all("/api/v1/pods", plugin_objects.Pod, self._trimmed_if_relevant)
         query = {"fieldSelector": "reason=FailedPrepareDynamicResources"}
         events = await self._all("/api/v1/events", plugin_objects.Event, query=query)
         nodes = await self._all("/api/v1/nodes", objects.Node, plugin_facts.trimmed_node)
@@ -98,7 +99,7 @@ class PluginReader:
             more=self._more,
         )
 
-    def _shown(self, pod: plugin_objects.Pod) -> plugin_objects.Pod | None:
+    def _trimmed_if_relevant(self, pod: plugin_objects.Pod) -> plugin_objects.Pod | None:
         is_relevant = plugin_facts.is_relevant(pod, self._more)
         return plugin_facts.trimmed_pod(pod) if is_relevant else None
 

@@ -1,6 +1,6 @@
-"""Pure: what is wrong with a plugin that muster does not run, from findings and the Kubernetes API.
+"""Pure: assigns verdicts to the findings about plugins that muster does not run.
 
-The agent decides the finding, and has waited for as long as that needs. Here it gets a verdict:
+The agent decides on the finding, and has already waited for as long as it must. The verdict:
 
 | the agent finds, or the Kubernetes API shows         | verdict      | rule                       |
 |------------------------------------------------------|--------------|----------------------------|
@@ -13,9 +13,9 @@ The agent decides the finding, and has waited for as long as that needs. Here it
 | TWO_SERVERS: two processes serve the resource (4)    | SPLIT_BRAIN  | WATCHED_TWO_SERVERS        |
 | NOT_OFFERED: hardware that nobody offers             | MISSING      | WATCHED_NOT_OFFERED        |
 | FILES_MISSING: CDI files are gone                    | DEGRADED     | WATCHED_FILES_MISSING      |
-| nothing; the node's allocatable is another (2)       | MISMATCH     | WATCHED_NODE_OFFERS_OTHERS |
+| nothing, but the node's allocatable differs (2)      | MISMATCH     | WATCHED_NODE_OFFERS_OTHERS |
 
-(1) Unless that is planned. The first row that applies decides; without an answer none does:
+(1) Unless the stop is planned: the first row that applies decides; without an answer, none does:
 
 | the Kubernetes API shows                             | verdict      | rule                       |
 |------------------------------------------------------|--------------|----------------------------|
@@ -27,11 +27,11 @@ The agent decides the finding, and has waited for as long as that needs. Here it
 (2) For more than `mismatch_s`, because kubelets report changes only every 10 s.
 (3) Not if the agent sees that its process does not run in a pod.
 (4) Not while one of its pods is being deleted or is less than 5 min old.
-(5) If the node's allocatable is not 0 after `mismatch_s` either, WATCHED_NODE_OFFERS_OTHERS: one of
-    the kubelet's two numbers is wrong, and nothing says that the plugin is not registered.
+(5) If the node's allocatable is still not 0 after `mismatch_s`, WATCHED_NODE_OFFERS_OTHERS: one of
+    the kubelet's two numbers is wrong, and nothing shows that the plugin is not registered.
 
-What cannot be distinguished from outside: a process that hangs, one that was stopped, and one
-without CPU time all do not answer; that is STUCK, unless the agent's text says more.
+A process that hangs, one that was stopped and one that gets no CPU time look the same from outside:
+none of them answers. The verdict is STUCK; the agent's text may say more.
 """
 
 from collections.abc import Mapping
@@ -61,9 +61,9 @@ VERDICTS: Final[Mapping[WatchedFinding, tuple[Verdict, Rule]]] = {
 AWAY: Final = frozenset(
     {Rule.WATCHED_NOT_SERVED, Rule.WATCHED_SOCKET_REMOVED, Rule.WATCHED_NO_ANSWER}
 )
-"""The rules that a planned stop may explain: nobody answers."""
+"""The rules that a planned stop may explain: nothing answers."""
 _NEW_POD_S: Final = 60.0
-"""A pod that is not older than this was created after its plugin's process had ended."""
+"""A pod younger than this counts as created after the plugin's process ended."""
 _REPLACED_S: Final = 300.0
 """How long two pods may serve after the newer one was created."""
 _TEXT_MAX: Final = 500
@@ -80,10 +80,10 @@ _WORDS: Final = {
     WatchedFinding.NOT_REGISTERED: "it answers, but the kubelet lists none of its devices",
     WatchedFinding.FEWER_DEVICES: "the kubelet lists fewer devices than expected",
     WatchedFinding.TWO_SERVERS: "two processes serve it",
-    WatchedFinding.NOT_OFFERED: "the node has the hardware, and no plugin offers it",
+    WatchedFinding.NOT_OFFERED: "the node has the hardware, but no plugin offers it",
     WatchedFinding.FILES_MISSING: "CDI files that its pods need do not exist",
 }
-"""For an agent that says nothing more."""
+"""For observations without a text."""
 
 
 def bounded(watched: vocabulary.Watched) -> vocabulary.Watched:
@@ -107,17 +107,18 @@ def resources_of(watched: vocabulary.Watched) -> tuple[str, ...]:
 def combined(
     by_agent: vocabulary.Watched | None, by_cluster: vocabulary.Watched
 ) -> tuple[vocabulary.Watched, str]:
-    """Return the observation that counts, and whose it is.
+    """Return the observation that counts, and its source.
 
     An agent on the node sees more, and sooner. But only the Kubernetes API shows what a driver
-    offers: its slices and claims. And an agent that has just come may not know what to expect.
+    offers (slices and claims), and an agent that has just started may not know what to expect.
     """
     if by_agent is None:
         return by_cluster, "kubernetes"
     is_about_driver = by_cluster.kind is vocabulary.WatchedKind.DRA_DRIVER
     is_unsure = by_agent.expected is None and not by_agent.listed
-    is_more = by_cluster.finding is not WatchedFinding.NONE and (is_about_driver or is_unsure)
-    if by_agent.finding is WatchedFinding.NONE and is_more:
+    is_failing = by_cluster.finding is not WatchedFinding.NONE
+    is_fine = by_agent.finding is WatchedFinding.NONE
+    if is_fine and is_failing and (is_about_driver or is_unsure):
         return by_cluster, "kubernetes"
     return by_agent, "agent"
 
@@ -169,7 +170,7 @@ def offered_otherwise(
 
 
 def planned(problem: Problem, watched: vocabulary.Watched, answer: signals.Facts) -> Rule | None:
-    """Return the rule if Kubernetes shows that nobody answers because a stop was planned."""
+    """Return the rule by which the stop was planned; None if Kubernetes shows no plan."""
     if problem.rule not in AWAY:
         return None
     pods = None if watched.process and not watched.pod else answer.pods
@@ -179,11 +180,11 @@ def planned(problem: Problem, watched: vocabulary.Watched, answer: signals.Facts
         (pods is not None and all(pod.deleting for pod in pods), Rule.WATCHED_POD_DELETED),
         (pods is not None and all(_is_new(pod) for pod in pods), Rule.WATCHED_POD_REPLACED),
     )
-    return next((rule for holds, rule in rows if holds), None)
+    return next((rule for applies, rule in rows if applies), None)
 
 
 def is_replacing(problem: Problem, answer: signals.Facts) -> bool:
-    """Return whether two processes serve it because one pod is taking the place of another.
+    """Return whether two processes serve it because one pod is replacing another.
 
     With `maxSurge` the old pod ends only when the new one is ready.
     """
@@ -204,7 +205,7 @@ def contradicts(watched: vocabulary.Watched, offers: Mapping[str, signals.Offer]
 
 
 def shown(answer: signals.Facts | None, watched: vocabulary.Watched) -> list[vocabulary.Evidence]:
-    """Return as evidence what Kubernetes answered."""
+    """Return what Kubernetes answered, as evidence."""
     seen = evidence.cluster(answer, resources_of(watched))
     if answer is not None and contradicts(watched, answer.offers):
         seen.append(evidence.undecided(_LATE))

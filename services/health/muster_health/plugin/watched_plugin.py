@@ -1,8 +1,8 @@
-"""Pure: a plugin that muster does not run but watches: its state machine, and what is shown of it.
+"""Pure: tracks a plugin that muster watches but does not run: its state machine and shown state.
 
-It has the parts of a tracked plugin, but hears nothing from the plugin itself: an agent on the node
-observes it (`steps.Observed`), and Kubernetes answers. While the agent is silent, its verdict stays
-as it is; the agent's own alert reports that.
+It has the parts of a tracked plugin, but receives nothing from the plugin itself: an agent on the
+node observes the plugin (`steps.Observed`), and Kubernetes answers queries. While the agent is
+silent, the verdict stays as it is; the agent's own alert reports the silence.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from muster_health.plugin import tracked_plugin, verdict, watched_findings, watc
 _UNLISTED_S: Final = 600.0
 """An agent that has just started may not have observed every plugin yet."""
 _SOON_S: Final = 0.05
-"""Delay before an observation is judged again, so that the detector's `tick` terminates."""
+"""Delay before an observation is evaluated again, so that the detector's `tick` terminates."""
 _WEEK_S: Final = 7 * 86_400.0
 _NOT_OBSERVED: Final = "it has not been observed for a week"
 _NOT_LISTED: Final = "the agent on the node no longer watches it"
@@ -32,7 +32,7 @@ _CERTAIN: Final = frozenset({Verdict.PLUGIN_DOWN, Verdict.STUCK, Verdict.DEREGIS
 
 @dataclass(slots=True, eq=False)
 class _Forgetting:
-    """When a plugin is no longer tracked, because no agent lists or observes it."""
+    """When and why to stop tracking a plugin that no agent lists or observes."""
 
     due: float
     why: str = _NOT_OBSERVED
@@ -64,18 +64,18 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         self.name, self.machine.name = name, name
         self.subject = self.alerting.watched = watched_alerts.Subject(name)
         self.agent = ""
-        """The plugin that observes it."""
+        """The plugin of muster that observes it."""
         self._evaluate_due: float | None = None
         self._repair_due: float | None = None
         self._forgetting = _Forgetting(now + _WEEK_S)
         self._by_agent: vocabulary.Watched | None = None
         self._by_cluster = vocabulary.Watched(name=name)
-        """What the Kubernetes API shows of it."""
+        """What the Kubernetes API shows about it."""
         self._saved = vocabulary.Watched(name=name)
-        """What was observed before this process began."""
+        """What a former process observed last."""
 
     def receive(self, event: steps.Event | steps.Observed, now: float) -> list[steps.Effect]:
-        """Handle one event; what only a plugin that sends heartbeats receives is ignored."""
+        """Handle one event; ignore those that concern only plugins that send heartbeats."""
         match event:
             case steps.Observed():
                 return self._observe(event, now)
@@ -142,18 +142,19 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
     def needs_restart(self, now: float) -> bool:
         """Return whether the published verdict is certain and needs a decision about a restart.
 
-        After a minute a hanging process has been probed at least three more times. What only the
-        Kubernetes API shows is not certain enough: some of it are events, which can be forged.
+        A hanging process has been probed at least three more times by then. What only the
+        Kubernetes API shows is not certain enough: it includes events, which can be forged.
         """
-        stands = self.standing()
+        standing = self.standing()
         is_observed = self.machine.watched is not None and self.machine.source == "agent"
-        if not is_observed or stands.state is not State.ILL or stands.verdict not in _CERTAIN:
+        if not is_observed or standing.state is not State.ILL or standing.verdict not in _CERTAIN:
             return False
         is_decided = self.restart_decided_for == self.alerting.since
         own = self.alerting.alert
         if is_decided or own is None or now < own.repair_due:
             return False
-        return stands.rule is not Rule.WATCHED_WRONG_ANSWER and own.is_published_as(stands.verdict)
+        is_plugin = standing.rule is not Rule.WATCHED_WRONG_ANSWER
+        return is_plugin and own.is_published_as(standing.verdict)
 
     def shown(self, now: float) -> dict[str, Any]:
         """Return the state that `/state` shows; ages are in seconds by our clock."""
@@ -202,7 +203,7 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         else:
             self._by_cluster = watched
         if self._by_agent is None and self.agent:
-            # a former process knew its agent, whose observation counts for more
+            # the agent that a former process knew reports soon, and its observation counts for more
             return [steps.CHANGED]
         watched, source = watched_findings.combined(self._by_agent, self._by_cluster)
         self.machine.watched, self.machine.source = watched, source

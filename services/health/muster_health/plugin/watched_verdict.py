@@ -10,7 +10,7 @@ It is the same machine as for our own plugins, with these differences:
 | all but (1) | Kubernetes: it is not; or no answer, twice  | ILL         | see `watched_findings` |
 | ILL         | the same, with another rule or text         | ILL         | as before, confirmed   |
 | (3)         | another problem for 15 s                    | unchanged   | asks                   |
-| ILL (4)     | the node goes on offering its devices       | unchanged   | asks; MISMATCH         |
+| ILL (4)     | the node keeps offering its devices         | unchanged   | asks; MISMATCH         |
 | ILL         | nothing is wrong any more                   | RECOVERING  | as before              |
 | RECOVERING  | nothing is wrong for 15 s; `FlapDamping`    | HEALTHY     | HEALTHY                |
 | MAINTENANCE | nobody answers, again                       | MAINTENANCE | as before              |
@@ -18,8 +18,8 @@ It is the same machine as for our own plugins, with these differences:
 | MAINTENANCE | it is not back in time                      | MAINTENANCE | as before: overdue     |
 
 It is never SUSPECT or LOST: the agent has confirmed what it reports. (1) MAINTENANCE. (2) The short
-wait lets failures on many nodes show as one mass failure. Kubernetes is asked at most once in 10 s.
-(3) Any with a verdict other than HEALTHY. (4) By WATCHED_NOT_REGISTERED.
+wait lets failures on many nodes become one mass failure. Kubernetes is asked at most once in 10 s.
+(3) Any with a verdict other than HEALTHY. (4) Under WATCHED_NOT_REGISTERED.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ from muster_health.plugin import (
 
 GRACE_S: Final = 0.5
 CHANGE_S: Final = 15.0
-"""How long a problem must last if there is a verdict already: a hostile node may alternate."""
+"""How long a problem must last to change a verdict, because a hostile node may alternate."""
 _ASK_PACE_S: Final = 10.0
 _AGAIN_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 2
@@ -94,12 +94,12 @@ class WatchedMachine(verdict.VerdictMachine):
         self._attempts = 0
         self._ask_not_before = 0.0
         self._seen: tuple[vocabulary.Evidence, ...] | None = None
-        """The agent's evidence for the verdict; None if a former process had it."""
+        """The observed evidence for the verdict; None if a former process reached the verdict."""
         self._answer: tuple[vocabulary.Evidence, ...] = ()
         """What Kubernetes answered before the verdict."""
 
     def evaluate(self, now: float) -> list[steps.Step]:
-        """Judge the last observation."""
+        """Evaluate the last observation."""
         if self.watched is None:
             return []
         is_first = self.standing.verdict in {None, Verdict.HEALTHY}
@@ -108,7 +108,7 @@ class WatchedMachine(verdict.VerdictMachine):
         return self.sign_of_life(problem, now, counts=False)
 
     def removed(self, why: vocabulary.Evidence) -> list[steps.Step]:
-        """Handle that it is no longer watched: nothing is wrong that is known."""
+        """Handle that it is no longer watched, so nothing is known to be wrong."""
         self.reported.clear()
         if self.standing.verdict in {None, Verdict.HEALTHY}:
             return []
@@ -118,7 +118,7 @@ class WatchedMachine(verdict.VerdictMachine):
     def sign_of_life(
         self, problem: problems.Problem | None, now: float, *, counts: bool
     ) -> list[steps.Step]:
-        """Handle an observation; while a stop is planned, it is no news that nobody answers."""
+        """Handle an observation; during a planned stop, ignore that nothing answers."""
         is_away = problem is not None and problem.rule in watched_findings.AWAY
         if self.state is State.MAINTENANCE and is_away:
             return []
@@ -164,7 +164,7 @@ class WatchedMachine(verdict.VerdictMachine):
         offers: Mapping[str, signals.Offer] | None,
         grace_s: float,
     ) -> problems.Problem | None:
-        """Return what is wrong; if the node contradicts the verdict, that it does so."""
+        """Return what is wrong: the contradiction itself if the node contradicts the verdict."""
         mismatch_s = self.context.settings.mismatch_s
         if self._is_contradicted(watched, offers):
             return watched_findings.offered_otherwise(watched, offers, mismatch_s)
@@ -180,7 +180,7 @@ class WatchedMachine(verdict.VerdictMachine):
         return is_about_list and is_verdict and watched_findings.contradicts(watched, offers)
 
     def _is_late_offer(self, problem: problems.Problem) -> bool:
-        """Return whether what was wrong is over, and only the node's status still shows it."""
+        """Return whether the failure is over, and only the node's status still shows it."""
         is_offer = problem.rule is Rule.WATCHED_NODE_OFFERS_OTHERS
         return is_offer and self.state is State.ILL and self.standing.rule is not problem.rule
 
@@ -208,7 +208,7 @@ class WatchedMachine(verdict.VerdictMachine):
     def _compared(
         self, problem: problems.Problem, answer: signals.Facts | None, now: float
     ) -> list[steps.Step]:
-        """Handle what the node offers, read once more: a watch may lag."""
+        """Compare with what the node offers, read again because a watch may lag."""
         if answer is None or answer.offers is None:
             self._ask_not_before = self.reported.due = now + _ASK_PACE_S
             return []
@@ -224,7 +224,7 @@ class WatchedMachine(verdict.VerdictMachine):
         return self._believe(current, now)
 
     def _is_written(self, answer: signals.Facts) -> bool:
-        """Return whether the kubelet still writes what the API shows of the node."""
+        """Return whether the kubelet still writes the node's status."""
         lease_age_s = answer.lease_age_s
         is_renewed = lease_age_s is None or lease_age_s <= self.context.settings.lease_stale_s
         return is_renewed and answer.ready is not False
@@ -249,7 +249,7 @@ class WatchedMachine(verdict.VerdictMachine):
 
     @property
     def _lost_at(self) -> float:
-        """Return when an answer is given up that our own code should have given long ago."""
+        """Return when to stop waiting for an answer that our own code owes."""
         lost_s = self.context.settings.probe_timeout_s + _ANSWER_LOST_S
         return self._ask_not_before - _ASK_PACE_S + lost_s
 
