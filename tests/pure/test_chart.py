@@ -1,6 +1,7 @@
 """What Helm itself says of the chart, and of values that it must not take."""
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,15 +110,8 @@ def test_who_watches_and_serves_is_told_how() -> None:
 
 def test_what_is_expected_and_ignored_reaches_the_agent() -> None:
     watch = {"enabled": True, "expect": {"nvidia.com/gpu": 8}, "ignore": ["devices.kubevirt.io/*"]}
-    with contextlib.closing(helm.Chart.load(str(CHART))) as chart:
-        files = chart.render({"watch": watch}, name="muster", namespace="muster")
-    (text,) = [
-        each["data"]["plugin.yaml"]
-        for file in files.values()
-        for each in yaml.safe_load_all(file)
-        if each and "plugin.yaml" in each.get("data", {})
-    ]
-    assert yaml.safe_load(text) == {"apiVersion": "muster.dev/v1", "watch": watch}
+    tree = settings_of({"watch": watch}, "plugin")
+    assert tree == {"apiVersion": "muster.dev/v1", "watch": watch}
 
 
 def test_settings_that_are_given_are_the_settings_that_are_deployed() -> None:
@@ -437,3 +431,44 @@ def test_devices_are_what_the_plugin_serves() -> None:
         "apiVersion": "muster.dev/v1",
         "resources": [resource],
     }
+
+
+SERVES: Final = "Pods can ask for: smarter-devices/fuse"
+NOBODY: Final = (
+    "NOBODY IS NOTIFIED YET: alerts only go to the notifier's log. For Slack, for example:"
+)
+
+
+def notes(values: dict[str, Any], *, namespace: str = "muster") -> str:
+    with contextlib.closing(helm.Chart.load(str(CHART))) as chart:
+        files = chart.render(values, name="muster", namespace=namespace)
+    return str(files["muster/templates/NOTES.txt"])
+
+
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        ({}, [SERVES, NOBODY]),
+        ({"receivers": [{"name": "log", "console": {}}]}, [SERVES, NOBODY]),
+        ({"receivers": [SLACK]}, [SERVES, "Notified: ops"]),
+        ({"gpu": {"enabled": True}}, [f"{SERVES}, nvidia.com/gpu", NOBODY]),
+        (
+            {"watch": {"enabled": True}},
+            ["It offers no devices itself: it watches the device plugins that the nodes have."],
+        ),
+    ],
+    ids=str,
+)
+def test_the_notes_say_what_pods_get_and_who_is_notified(
+    values: dict[str, Any], lines: list[str]
+) -> None:
+    printed = notes(values).splitlines()
+    assert printed[1] == "muster 0.1.0 is in the namespace muster."
+    assert [line for line in lines if line not in printed] == []
+
+
+def test_the_notes_receiver_is_one_that_the_chart_takes() -> None:
+    (text,) = re.findall(r"--set-json 'receivers=(.*)'", notes({}))
+    receivers = yaml.safe_load(text)
+    assert "Notified: ops" in notes({"receivers": receivers})
+    assert "kubectl -n gpus create secret generic slack" in notes({}, namespace="gpus")

@@ -5,6 +5,7 @@
 {{- $problems := include "muster.unknown" (dict "values" $v "known" $known "path" list) -}}
 {{- if not $problems -}}
 {{- $problems = include "muster.problems" . -}}
+{{- if $v.checkCluster }}{{ $problems = print $problems (include "muster.lacks" .) }}{{ end -}}
 {{- end -}}
 {{- with $problems | trim }}{{ fail (printf "\n%s" .) }}{{ end -}}
 {{- end -}}
@@ -28,6 +29,45 @@ watch.enabled serves no device: leave gpu.enabled out
 {{- if and $v.gpu.enabled $v.watch.drivers }}
 watch.drivers and gpu.enabled both mount /var/run/cdi: choose one of them
 {{- end }}
+{{- end -}}
+
+{{- define "muster.lacks" -}}
+{{- /* prints what the cluster lacks without which nothing would start; nothing where no cluster is asked, as by `helm template` */ -}}
+{{- $v := .Values -}}
+{{- $namespace := include "muster.namespace" . -}}
+{{- $fullname := include "muster.fullname" . -}}
+{{- if not (or $v.nats.external.url $v.nats.storage.className) -}}
+{{- $classes := lookup "storage.k8s.io/v1" "StorageClass" "" "" -}}
+{{- $names := list -}}
+{{- $default := not (hasKey $classes "items") -}}
+{{- range $classes.items -}}
+{{- $names = append $names .metadata.name -}}
+{{- if eq "true" (dig "metadata" "annotations" "storageclass.kubernetes.io/is-default-class" "" .) }}{{ $default = true }}{{ end -}}
+{{- end -}}
+{{- if not (or $default (lookup "v1" "PersistentVolumeClaim" $namespace (printf "data-%s-nats-0" $fullname))) }}
+the cluster has no default StorageClass, and NATS needs a volume: set nats.storage.className{{ with $names }} (there are: {{ sortAlpha . | join ", " }}){{ else }} (there is none at all: install a storage provider first){{ end }}, or make one the default
+{{- end }}
+{{- end -}}
+{{- $enforced := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" (lookup "v1" "Namespace" "" $namespace) -}}
+{{- if has $enforced (list "baseline" "restricted") }}
+the namespace {{ $namespace }} enforces the Pod Security level {{ $enforced }}, and the plugin mounts the kubelet's directory: kubectl label namespace {{ $namespace }} --overwrite pod-security.kubernetes.io/enforce=privileged
+{{- end -}}
+{{- $secrets := lookup "v1" "Secret" $namespace "" -}}
+{{- if hasKey $secrets "items" -}}
+{{- range (include "muster.settings" . | fromJson).secrets -}}
+{{- $wanted := . -}}
+{{- $problem := printf "there is no Secret %s: kubectl -n %s create secret generic %s --from-literal=%s=..." .name $namespace .name .key -}}
+{{- range $secrets.items -}}
+{{- if eq .metadata.name $wanted.name -}}
+{{- $value := index (.data | default dict) $wanted.key | default "" | b64dec | trim -}}
+{{- $problem = ternary "" (printf "the key %s of the Secret %s is missing or empty" $wanted.key $wanted.name) (ne $value "") -}}
+{{- end -}}
+{{- end -}}
+{{- with $problem }}
+receivers: {{ . }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "muster.unknown" -}}
