@@ -1,6 +1,6 @@
 """Pure: finds DRA drivers that do not work, from slices, claims, pods and events.
 
-The D numbers are those in docs/check.md, which also lists what the API does not show. Sources:
+The D numbers are those of docs/check.md, which also lists what the API does not show. Sources:
 kubelet cm/dra, scheduler structured/internal pools, dynamic-resource-allocation (1.36).
 """
 
@@ -16,9 +16,9 @@ from muster.kubernetes.plugin_facts import (
     Kind,
     Level,
     NodeFacts,
+    NodeState,
     PluginFinding,
     PluginPod,
-    Standing,
 )
 from muster.kubernetes.plugin_objects import Pod, ResourceSlice
 
@@ -30,7 +30,7 @@ _FAILED: Final = "FailedPrepareDynamicResources"
 _UNREGISTERED: Final = re.compile(r"DRA driver (\S+) is not registered")
 _CEL_DRIVER: Final = re.compile(r"""device\.driver\s*==\s*["']([^"']{1,63})["']""")
 _CDI: Final = "unresolvable CDI devices"
-_DEAF_KUBELET: Final = "v1.34.0"
+_FORGETFUL: Final = "v1.34.0"
 
 Place = tuple[str, str]
 """A node or an instance type, and a driver or plugin; or a driver and a pool."""
@@ -39,12 +39,12 @@ Slices = Mapping[str, list[ResourceSlice]]
 
 
 class Cause(enum.StrEnum):
-    """Why a driver could not prepare a claim, as the kubelet's text says."""
+    """Why a driver could not prepare a claim, according to the kubelet's message."""
 
     UNREGISTERED = "it is not registered with the kubelet"
     SLOW = "it does not answer within 45 s"
     UNSERVED = "nothing serves its socket"
-    REFUSES = "it refuses them"
+    REFUSES = "it rejects them"
 
 
 def evaluate(facts: Facts) -> Iterable[PluginFinding]:
@@ -63,11 +63,11 @@ def evaluate(facts: Facts) -> Iterable[PluginFinding]:
         if node.is_settled:
             yield from _no_slice(facts, node, slices, publishing)
             yield from _offered_twice(facts, node, slices.get(node.name, []))
-            yield from _deaf_kubelet(node)
+            yield from _forgetful_kubelet(node)
 
 
 def cause(message: str) -> Cause:
-    """Return what the message about a failed prepare says about the driver."""
+    """Return the cause of a failed prepare, from the kubelet's message."""
     lowered = message.lower()
     if _UNREGISTERED.search(message):
         return Cause.UNREGISTERED
@@ -79,7 +79,7 @@ def cause(message: str) -> Cause:
 
 
 def _prepares(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield which drivers failed to prepare claims of pods that still wait (D2, D7, D8, D17)."""
+    """Yield the drivers that failed to prepare claims of pods that still wait (D2, D7, D8, D17)."""
     waiting = {pod.full_name: pod for pod in facts.pods if pod.phase == "Pending"}
     failed: dict[Place, dict[str, str]] = {}
     for event in facts.view.events:
@@ -94,7 +94,7 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
         if match and drivers and match[1] not in drivers:
             # whoever may create events can forge them
             continue
-        driver = match[1] if match else plugin_facts.listed(drivers)
+        driver = match[1] if match else plugin_facts.name_list(drivers)
         failed.setdefault((pod.node_name, driver), {})[pod.full_name] = event.message
     for (node, driver), pods in failed.items():
         message = next(iter(pods.values()))
@@ -106,12 +106,12 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
             pod=_driver_pod(facts, node, driver) or next(iter(pods)),
             text=f"{driver or 'a driver'} cannot prepare the claims of {len(pods)} pods: "
             f"{cause(message)}",
-            evidence=(message, plugin_facts.listed(pods)),
+            evidence=(message, plugin_facts.name_list(pods)),
         )
 
 
 def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield on which nodes pods use claims of a driver that has no live pod there (D2).
+    """Yield the nodes on which pods use claims of a driver that has no live pod there (D2).
 
     A driver whose pods are unknown, or that is being updated, cannot be judged.
     """
@@ -141,9 +141,9 @@ def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
             name=driver,
             node=name,
             pod=here[0].pod.full_name if here else "",
-            text=f"{len(pods)} pods use claims of {driver}, which has no Ready pod here: they "
-            "can neither restart nor end",
-            evidence=(plugin_facts.listed(pods),),
+            text=f"{len(pods)} pods use claims of {driver}, which has no Ready pod here: these "
+            "pods can neither restart nor terminate",
+            evidence=(plugin_facts.name_list(pods),),
         )
 
 
@@ -163,7 +163,7 @@ def _publishing(facts: Facts, slices: Slices) -> Counter[Place]:
 def _no_slice(
     facts: Facts, node: NodeFacts, slices: Slices, publishing: Counter[Place]
 ) -> Iterable[PluginFinding]:
-    """Yield which drivers run but have published nothing for their node (D3)."""
+    """Yield the drivers that run but have published nothing for their node (D3)."""
     if facts.view.slices is None:
         return
     for each in node.plugins:
@@ -182,21 +182,21 @@ def _no_slice(
         yield PluginFinding(
             kind=Kind.NO_SLICE,
             level=Level.ERROR if is_expected else Level.WARN,
-            name=plugin_facts.listed(each.plugin.drivers),
+            name=plugin_facts.name_list(each.plugin.drivers),
             node=node.name,
             pod=each.pod.full_name,
-            text=f"{each.plugin.name} runs and is Ready, but offers nothing here: no "
-            "ResourceSlice" + ("" if is_expected else ", or it has no device here"),
+            text=f"{each.plugin.name} runs and is Ready, but has published no ResourceSlice for "
+            "this node" + ("" if is_expected else "; it may have no devices here"),
             evidence=(
                 f"{each.pod.full_name}: Ready for {int((each.ready_s or 0) // 60)} minutes",
-                *([f"{agree} of {peers} other {node.type} nodes have"] if peers else []),
-                *([f"pods here use its claims: {plugin_facts.listed(users)}"] if users else []),
+                *([f"{agree} of {peers} other {node.type} nodes have one"] if peers else []),
+                *([f"pods here use its claims: {plugin_facts.name_list(users)}"] if users else []),
             ),
         )
 
 
 def _pools(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield which pools the scheduler skips, because they are incomplete or invalid (D5)."""
+    """Yield the pools that the scheduler skips because they are incomplete or invalid (D5)."""
     for (driver, pool), newest in _newest(facts).items():
         ages = [facts.age_s(entry.metadata.changed_at) for entry in newest]
         nodes = {entry.spec.node_name for entry in newest}
@@ -222,25 +222,25 @@ def _pools(facts: Facts) -> Iterable[PluginFinding]:
             text=f"the scheduler skips all devices of pool {pool} of {driver}: {problem}",
             evidence=(
                 f"generation {newest[0].spec.pool.generation}: "
-                + plugin_facts.listed(entry.metadata.name for entry in newest),
+                + plugin_facts.name_list(entry.metadata.name for entry in newest),
             ),
         )
 
 
 def _terminating(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield which pods with claims have no running container but do not end (D10)."""
+    """Yield the pods with claims that do not end although no container runs (D10)."""
     for pod in facts.pods:
         late_s = facts.age_s(pod.metadata.deleted_at)
         node = facts.nodes.get(pod.node_name)
         if late_s is None or late_s <= _TERMINATES_S or pod.metadata.finalizers or node is None:
             continue
         is_running = any(each.state and each.state.running for each in pod.containers)
-        is_certain = node.standing in {Standing.SETTLED, Standing.LEAVING}
+        is_certain = node.state in {NodeState.SETTLED, NodeState.LEAVING}
         if is_running or not pod.has_claims or not is_certain:
             continue
         drivers = _drivers(facts, pod)
         served = all(node.serving(driver, _SETTLES_S) for driver in drivers)
-        names = plugin_facts.listed(drivers) or "its driver"
+        names = plugin_facts.name_list(drivers) or "its driver"
         yield PluginFinding(
             kind=Kind.TERMINATING,
             level=Level.WARN if served else Level.ERROR,
@@ -256,7 +256,7 @@ def _terminating(facts: Facts) -> Iterable[PluginFinding]:
 def _offered_twice(
     facts: Facts, node: NodeFacts, slices: list[ResourceSlice]
 ) -> Iterable[PluginFinding]:
-    """Yield which devices a node offers both by device plugin and by DRA (D12)."""
+    """Yield the devices that a node offers both through a device plugin and through DRA (D12)."""
     drivers = {entry.spec.driver for entry in slices if entry.spec.devices}
     if not drivers:
         return
@@ -276,18 +276,18 @@ def _offered_twice(
             level=Level.ERROR if named or same else Level.WARN,
             name=resource,
             node=node.name,
-            text=f"offers {resource} by a device plugin and the devices of {driver} by DRA: the "
-            "scheduler does not connect the two, and may give one device to two pods",
+            text=f"offers {resource} through a device plugin and the devices of {driver} through "
+            "DRA: the scheduler treats them as different devices, and may give one to two pods",
             evidence=(
                 f"{resource}: {offer.allocatable} allocatable",
                 *(f"{uuid} is in both" for uuid in same[:5]),
-                *([f"a DeviceClass of {driver} stands for {resource}"] if named else []),
+                *([f"a DeviceClass of {driver} also offers {resource}"] if named else []),
             ),
         )
 
 
 def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield which devices have the same identity on several nodes (D13)."""
+    """Yield the pools whose devices have the same identity on several nodes (D13)."""
     for (driver, pool), newest in _newest(facts).items():
         nodes: dict[str, set[str]] = {}
         for entry in newest:
@@ -300,14 +300,14 @@ def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
                 kind=Kind.SAME_DEVICE,
                 level=Level.ERROR,
                 name=driver,
-                text=f"pool {pool} of {driver} is on {len(where)} nodes: device {name} counts as "
-                "one device, so a second pod never gets it",
-                evidence=(plugin_facts.listed(where), f"{len(shared)} devices in all"),
+                text=f"pool {pool} of {driver} is on {len(where)} nodes: their devices {name} "
+                "count as one, so a second pod never gets it",
+                evidence=(plugin_facts.name_list(where), f"{len(shared)} devices in all"),
             )
 
 
 def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield which pods' containers need CDI files that are gone, as after a reboot (D1)."""
+    """Yield the pods whose containers need CDI files that are gone, as after a reboot (D1)."""
     for pod in facts.pods:
         states = [each.state for each in pod.containers if each.state]
         texts = [state.waiting.message for state in states if state.waiting]
@@ -316,7 +316,7 @@ def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
             yield PluginFinding(
                 kind=Kind.CDI,
                 level=Level.ERROR,
-                name=plugin_facts.listed(_drivers(facts, pod)),
+                name=plugin_facts.name_list(_drivers(facts, pod)),
                 node=pod.node_name,
                 pod=pod.full_name,
                 text="cannot start: the CDI files of its devices are missing on the node, as "
@@ -325,18 +325,19 @@ def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
             )
 
 
-def _deaf_kubelet(node: NodeFacts) -> Iterable[PluginFinding]:
-    """Yield a kubelet that forgets drivers if it does not call them for 30 minutes (D11)."""
+def _forgetful_kubelet(node: NodeFacts) -> Iterable[PluginFinding]:
+    """Yield a kubelet that loses drivers which it has not called for 30 minutes (D11)."""
     info = node.node.status.node_info if node.node.status else None
     drivers = [each for each in node.plugins if each.plugin.drivers]
-    if drivers and info is not None and info.kubelet_version.partition("+")[0] == _DEAF_KUBELET:
+    version = "" if info is None else info.kubelet_version.partition("+")[0]
+    if drivers and info is not None and version == _FORGETFUL:
         yield PluginFinding(
             kind=Kind.KUBELET,
             level=Level.WARN,
-            name=plugin_facts.listed(each.plugin.name for each in drivers),
+            name=plugin_facts.name_list(each.plugin.name for each in drivers),
             node=node.name,
-            text="kubelet 1.34.0 cannot reach a DRA driver again that it has not called for 30 "
-            "minutes: update it (kubernetes/kubernetes#133920)",
+            text="kubelet 1.34.0 loses a DRA driver that it has not called for 30 minutes: upgrade "
+            "the kubelet (kubernetes/kubernetes#133920)",
             evidence=(info.kubelet_version,),
         )
 
@@ -371,7 +372,7 @@ def _can_be_judged(facts: Facts, *nodes: str) -> bool:
 
 
 def _class_drivers(facts: Facts, resource: str) -> frozenset[str]:
-    """Return the drivers of the classes that stand for an extended resource."""
+    """Return the drivers of the DeviceClasses that offer an extended resource."""
     return frozenset(
         driver
         for entry in facts.view.classes

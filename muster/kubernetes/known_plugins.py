@@ -1,7 +1,7 @@
 """Pure: well-known device plugins and DRA drivers, and how their pods are recognised.
 
-Each entry names the file of its project that says so. Where two programs share an image, as
-NVIDIA's device plugin and its feature discovery do, `not_programs` names the others.
+Each entry cites the file of its project that shows this. Where programs share an image, as NVIDIA's
+device plugin and its feature discovery do, `not_programs` lists the others.
 """
 
 import fnmatch
@@ -46,7 +46,7 @@ class KnownPlugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def plugin_of(pod: objects.Pod, more: Sequence[KnownPlugin] = ()) -> KnownPlugin | None:
-    """Return the plugin that a pod runs, with the domain it was given; None if it runs none.
+    """Return the plugin that a pod runs, with its configured domain; None if it runs none.
 
     Entries of the configuration (`more`) come first.
     """
@@ -95,7 +95,7 @@ def _is_other_program(plugin: KnownPlugin, container: objects.Container) -> bool
 
 
 def _with_domain(plugin: KnownPlugin, container: objects.Container) -> KnownPlugin:
-    """Return the plugin with its resources in the domain that the container's arguments give."""
+    """Return the plugin with its resources in the domain from the container's arguments."""
     domain = _argument(plugin.domain_flag, [*(container.command or ()), *(container.args or ())])
     if not domain:
         return plugin

@@ -1,7 +1,7 @@
 """Pure: what the Kubernetes API shows about known plugins, by node, and which nodes are settled.
 
-Findings are made only about settled nodes: Ready, not new and not about to be removed.
-`PluginFinding` is what both the check from outside and the health service report.
+Only settled nodes are judged: Ready, not new and not about to be removed. Both `muster check` and
+the health service report each `PluginFinding`.
 """
 
 import enum
@@ -19,12 +19,13 @@ from muster.kubernetes.plugin_objects import Pod
 NEW_NODE_S: Final = 300.0
 """How long a node's plugins may take to serve after it became Ready."""
 SERVES_S: Final = 120.0
-"""How long a plugin's pod must be Ready before its devices count as missing: it must start and
-register, and kubelets report every 10 s."""
+"""How long a plugin's pod must be Ready before its devices count as missing.
+
+It must start and register, and kubelets report every 10 s."""
 NOT_READY_S: Final = 300.0
-"""How long a plugin's pod may not be Ready, for example after an update that pulls an image."""
+"""How long a plugin's pod may be unready, for example after an update that pulls an image."""
 OTHER_TYPES: Final = frozenset({"", "k3s", "rke2"})
-"""Instance types that say nothing about the machine: distributions give them to all nodes."""
+"""Instance types that say nothing about the machine: distributions use them for all nodes."""
 GPU_LABELS: Final = (
     "nvidia.com/gpu.present",
     "cloud.google.com/gke-accelerator",
@@ -43,7 +44,7 @@ class Kind(enum.StrEnum):
     NONE = "none"
     """The kubelet knows the resource, but no devices."""
     NEVER = "never"
-    """The plugin offers nothing on this node, but does on similar nodes."""
+    """The plugin offers nothing on this node, but something on similar nodes."""
     FEWER = "fewer"
     POD = "pod"
     ADMISSION = "admission"
@@ -83,7 +84,10 @@ class PluginFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What was read from a cluster; None for what could not be read. `now` is the API server's."""
+    """What was read from a cluster; None for what could not be read.
+
+    `now` is the API server's time.
+    """
 
     now: datetime
     nodes: Sequence[objects.Node] = ()
@@ -97,8 +101,8 @@ class View:
     """Plugins from the configuration."""
 
 
-class Standing(enum.StrEnum):
-    """Whether a node's plugins can be judged."""
+class NodeState(enum.StrEnum):
+    """Whether a node's plugins can be judged, and if not, why."""
 
     SETTLED = "settled"
     NOT_READY = "not_ready"
@@ -134,7 +138,7 @@ class NodeFacts:
     """A node, its extended resources, and the known plugins on it."""
 
     node: objects.Node
-    standing: Standing
+    state: NodeState
     offers: dict[str, Offer]
     plugins: tuple[PluginPod, ...]
 
@@ -152,10 +156,10 @@ class NodeFacts:
     @property
     def is_settled(self) -> bool:
         """Return whether its plugins can be judged."""
-        return self.standing is Standing.SETTLED
+        return self.state is NodeState.SETTLED
 
     def serving(self, name: str, least_s: float = SERVES_S) -> PluginPod | None:
-        """Return the pod that should serve a resource, or that of a driver, on this node."""
+        """Return the pod that should serve a resource or driver on this node."""
         pods = (each for each in self.plugins if each.is_serving(least_s))
         return next((each for each in pods if each.plugin.serves(name)), None)
 
@@ -166,7 +170,7 @@ class Group:
 
     nodes: set[str] = field(default_factory=set)
     capacities: dict[str, Counter[int]] = field(default_factory=dict)
-    """How many nodes have which capacity, by resource."""
+    """For each resource, how many nodes have which capacity."""
 
     def add(self, node: NodeFacts) -> None:
         """Add a node."""
@@ -248,7 +252,7 @@ def gather(view: View) -> Facts:
     nodes = {
         node.metadata.name: NodeFacts(
             node=node,
-            standing=_standing(node, view.now),
+            state=_state(node, view.now),
             offers=_offers(node),
             plugins=tuple(by_node.get(node.metadata.name, ())),
         )
@@ -283,7 +287,7 @@ def _groups(nodes: Iterable[NodeFacts]) -> dict[tuple[str, str], Group]:
 
 
 def trimmed_node(node: objects.Node) -> objects.Node:
-    """Return a node with only what is read here: there may be ten thousand."""
+    """Return a node with only the fields that are used here: there may be ten thousand nodes."""
     replace = msgspec.structs.replace
     kept = {_TYPE, *GPU_LABELS}
     labels = {key: value for key, value in node.labels.items() if key in kept}
@@ -309,7 +313,7 @@ def trimmed_pod(pod: Pod) -> Pod:
 
 
 def is_relevant(pod: Pod, more: Sequence[known_plugins.KnownPlugin] = ()) -> bool:
-    """Return whether a pod is a known plugin's, has devices or claims, or was refused them."""
+    """Return whether a pod is a known plugin's, or has devices or claims, or was refused them."""
     return (
         pod.has_claims
         or bool(pod.requested())
@@ -323,8 +327,8 @@ def is_active(pod: Pod) -> bool:
     return pod.phase not in _ENDED and not pod.metadata.is_being_deleted
 
 
-def listed(names: Iterable[str], most: int = 5) -> str:
-    """Return the first names in words, and how many more there are."""
+def name_list(names: Iterable[str], most: int = 5) -> str:
+    """Return the first names as text, and how many more there are."""
     ordered = sorted(set(names))
     rest = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return ", ".join(ordered[:most]) + rest
@@ -361,18 +365,18 @@ def _is_rolling(pod: Pod, daemon_sets: Iterable[plugin_objects.DaemonSet]) -> bo
     )
 
 
-def _standing(node: objects.Node, now: datetime) -> Standing:
+def _state(node: objects.Node, now: datetime) -> NodeState:
     ready = objects.condition(node.conditions, "Ready")
     if ready is None or ready.status != "True":
-        return Standing.NOT_READY
+        return NodeState.NOT_READY
     is_cordoned = node.spec is not None and node.spec.unschedulable
     is_removed = any(taint.key in scheduling.REMOVAL_TAINTS for taint in node.taints)
     if is_cordoned or is_removed or node.metadata.is_being_deleted:
-        return Standing.LEAVING
+        return NodeState.LEAVING
     since = objects.parse_time(ready.last_transition_time) or node.metadata.created_at
     if since is not None and (now - since).total_seconds() < NEW_NODE_S:
-        return Standing.NEW
-    return Standing.SETTLED
+        return NodeState.NEW
+    return NodeState.SETTLED
 
 
 def _offers(node: objects.Node) -> dict[str, Offer]:

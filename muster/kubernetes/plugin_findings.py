@@ -1,8 +1,9 @@
 """Pure: finds device plugins that run but do not work, from what the API shows.
 
-What the numbers mean (kubelet devicemanager, 1.36): a plugin whose stream ended keeps the node's
-capacity and takes allocatable to 0; 5 minutes later, or at once after a restart of the kubelet,
-both are 0 and the key stays. A plugin that reports all its devices Unhealthy looks like the first.
+What the numbers mean (kubelet devicemanager, 1.36): when a plugin's stream ends, the kubelet keeps
+the node's capacity and sets allocatable to 0. After 5 minutes, or at once after a restart of the
+kubelet, both are 0 and the key stays. A plugin that reports all its devices Unhealthy also has
+capacity and no allocatable.
 """
 
 from collections.abc import Iterable
@@ -15,11 +16,11 @@ from muster.kubernetes.plugin_facts import (
     Kind,
     Level,
     NodeFacts,
+    NodeState,
     Offer,
     Peers,
     PluginFinding,
     PluginPod,
-    Standing,
 )
 from muster.kubernetes.plugin_objects import Pod
 
@@ -27,15 +28,15 @@ _PEERS_MIN: Final = 2
 """How many nodes must agree before a node that offers fewer devices is reported."""
 _RECENT_S: Final = 600.0
 _REJECTED_S: Final = 3600.0
-"""A pod that was refused longer ago says nothing about the present."""
+"""A pod that was refused longer ago proves nothing about the present."""
 _RESTARTS_MIN: Final = 5
 
 
 def evaluate(facts: Facts) -> Iterable[PluginFinding]:
     """Yield what is wrong with the device plugins of all nodes."""
     for node in facts.nodes.values():
-        if node.standing is Standing.NOT_READY and node.plugins:
-            names = plugin_facts.listed(each.plugin.name for each in node.plugins)
+        if node.state is NodeState.NOT_READY and node.plugins:
+            names = plugin_facts.name_list(each.plugin.name for each in node.plugins)
             yield PluginFinding(
                 kind=Kind.NODE,
                 level=Level.INFO,
@@ -87,7 +88,7 @@ def _lost(
     if any(each.plugin.registers_on_demand for each in pods) or (pods and plugin is None):
         return
     counts = f"{resource}: 0 of {offer.capacity} allocatable"
-    sick = _said_unhealthy(facts, node, resource)
+    unhealthy = _reported_unhealthy(facts, node, resource)
     if facts.view.pods is None:
         why = "pods cannot be read, so the state of its plugin is unknown"
     elif plugin is None:
@@ -95,7 +96,7 @@ def _lost(
             "no pod of a known plugin serves it here: its plugin is restarting, ended within the "
             "last 5 minutes, or reports all devices Unhealthy"
         )
-    elif sick:
+    elif unhealthy:
         why = f"{plugin.plugin.name} runs, but reports its devices Unhealthy"
     else:
         why = (
@@ -109,14 +110,14 @@ def _lost(
         node=node.name,
         pod=plugin.pod.full_name if plugin else "",
         text=f"offers no {resource}: {why}",
-        evidence=(counts, *_pod_evidence(plugin), *sick),
+        evidence=(counts, *_pod_evidence(plugin), *unhealthy),
     )
 
 
 def _none(
     facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod
 ) -> Iterable[PluginFinding]:
-    """Yield a resource that the kubelet knows no devices of, unless it is only left over."""
+    """Yield a resource of which the kubelet knows no device, unless it is only left over."""
     if plugin.plugin.registers_on_demand:
         return
     expected = _expected(facts, node, resource, plugin)
@@ -133,8 +134,8 @@ def _none(
         name=resource,
         node=node.name,
         pod=plugin.pod.full_name,
-        text=f"offers no {resource}: {plugin.plugin.name} runs and is Ready, but has not "
-        "registered since the kubelet restarted, was away for 5 minutes, or has no device",
+        text=f"offers no {resource}: {plugin.plugin.name} runs and is Ready, but it did not "
+        "register after the kubelet restarted, was disconnected for 5 minutes, or has no devices",
         evidence=(f"{resource}: 0 of 0 allocatable", *_pod_evidence(plugin), *expected),
     )
 
@@ -180,13 +181,13 @@ def _fewer(
         node=node.name,
         pod=plugin.pod.full_name,
         text=f"offers {offer.capacity} {resource}, but all {peers.count} other {node.type} nodes "
-        f"offer {usual}; it may be configured so",
+        f"offer {usual}; this may be intended",
         evidence=(f"{resource}: {offer.allocatable} of {offer.capacity} allocatable",),
     )
 
 
 def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield a plugin's pod that keeps crashing, or has not been Ready for long."""
+    """Yield a plugin's pod that keeps crashing, or has been unready for a long time."""
     node = facts.nodes.get(plugin.pod.node_name)
     if node is not None and not node.is_settled:
         return
@@ -198,7 +199,7 @@ def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
     if is_crashing:
         text = f"keeps crashing: {restarts} restarts"
     elif unready_s >= plugin_facts.NOT_READY_S:
-        text = f"has not been Ready for {int(unready_s // 60)} minutes"
+        text = f"has been unready for {int(unready_s // 60)} minutes"
     elif restarts >= _RESTARTS_MIN and any(
         (facts.age_s(_started(state)) or _RECENT_S) < _RECENT_S for state in states
     ):
@@ -217,14 +218,15 @@ def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
 
 
 def _rejections(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield on which nodes the kubelet refused pods their devices within the last hour."""
+    """Yield the nodes on which the kubelet refused devices to pods within the last hour."""
     refused: dict[tuple[str, str], list[tuple[float, Pod]]] = {}
     for pod in facts.pods:
         age_s = facts.age_s(_since(pod))
         if pod.rejection and age_s is not None and age_s <= _REJECTED_S:
             requested = sorted(pod.requested())
-            named = [name for name in requested if name in pod.rejection] or requested
-            refused.setdefault((pod.node_name, (named or ["devices"])[0]), []).append((age_s, pod))
+            refused_names = [name for name in requested if name in pod.rejection] or requested
+            key = pod.node_name, (refused_names or ["devices"])[0]
+            refused.setdefault(key, []).append((age_s, pod))
     for (name, resource), pods in refused.items():
         node = facts.nodes.get(name)
         newest_s, newest = min(pods, key=lambda each: each[0])
@@ -236,55 +238,55 @@ def _rejections(facts: Facts) -> Iterable[PluginFinding]:
             name=resource,
             node=name,
             pod=plugin.pod.full_name if plugin else newest.full_name,
-            text=f"refused {len(pods)} pods {resource} within the last hour, the last "
+            text=f"refused {resource} to {len(pods)} pods within the last hour, most recently "
             f"{int(newest_s // 60)} minutes ago",
             evidence=(
                 f"UnexpectedAdmissionError: {newest.rejection}",
-                plugin_facts.listed(pod.full_name for _, pod in pods),
+                plugin_facts.name_list(pod.full_name for _, pod in pods),
             ),
         )
 
 
 def _unhealthy_devices(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield which running pods hold a device that its plugin or driver reports Unhealthy."""
+    """Yield the active pods that hold a device which its plugin or driver reports Unhealthy."""
     for pod in facts.pods:
         if not plugin_facts.is_active(pod):
             continue
-        sick = [
+        unhealthy = [
             (resource.name, device)
             for container in pod.containers
             for resource in container.allocated_resources_status or ()
             for device in resource.resources or ()
             if device.health == plugin_objects.UNHEALTHY
         ]
-        if sick:
-            names = plugin_facts.listed(name for name, _ in sick)
+        if unhealthy:
+            names = plugin_facts.name_list(name for name, _ in unhealthy)
             yield PluginFinding(
                 kind=Kind.UNHEALTHY,
                 level=Level.WARN,
-                name=sick[0][0],
+                name=unhealthy[0][0],
                 node=pod.node_name,
                 pod=pod.full_name,
-                text=f"{pod.full_name} runs with {len(sick)} Unhealthy of {names}",
+                text=f"{pod.full_name} holds {len(unhealthy)} Unhealthy devices of {names}",
                 evidence=tuple(
                     f"{device.resource_id}: {device.message or device.health}"
-                    for _, device in sick[:5]
+                    for _, device in unhealthy[:5]
                 ),
             )
 
 
 def _expected(facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod) -> tuple[str, ...]:
-    """Return what shows that a node should offer a resource; empty if nothing does."""
+    """Return the evidence that a node should offer a resource; empty if there is none."""
     reasons = []
-    holders = [pod for pod in _asking(facts, node.name, resource) if pod.phase == "Running"]
+    holders = [pod for pod in _requesting(facts, node.name, resource) if pod.phase == "Running"]
     if holders:
-        reasons.append(f"held by {plugin_facts.listed(pod.full_name for pod in holders)}")
+        reasons.append(f"held by {plugin_facts.name_list(pod.full_name for pod in holders)}")
     peers = facts.peers(node, plugin.plugin)
     if peers.offering(resource):
         reasons.append(_peer_evidence(peers, resource))
-    waiting = [] if resource in facts.offered else _asking(facts, "", resource)
+    waiting = [] if resource in facts.offered else _requesting(facts, "", resource)
     if waiting:
-        names = plugin_facts.listed(pod.full_name for pod in waiting)
+        names = plugin_facts.name_list(pod.full_name for pod in waiting)
         reasons.append(f"no node offers it, and {names} wait for it")
     if resource.startswith("nvidia.com/"):
         labels = node.node.labels
@@ -296,8 +298,8 @@ def _expected(facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod) -
     return tuple(reasons)
 
 
-def _said_unhealthy(facts: Facts, node: NodeFacts, resource: str) -> tuple[str, ...]:
-    """Return the pods whose devices of a resource the plugin itself reported Unhealthy."""
+def _reported_unhealthy(facts: Facts, node: NodeFacts, resource: str) -> tuple[str, ...]:
+    """Return the pods on a node whose devices of a resource are reported Unhealthy."""
     return tuple(
         f"{pod.full_name}: {device.resource_id} is Unhealthy"
         for pod in facts.pods_on.get(node.name, ())
@@ -316,8 +318,8 @@ def _pod_evidence(plugin: PluginPod | None) -> tuple[str, ...]:
     return (f"{plugin.pod.full_name}: Ready for {int(plugin.ready_s // 60)} minutes",)
 
 
-def _asking(facts: Facts, node: str, resource: str) -> list[Pod]:
-    """Return a node's pods that request a resource; for no node, those that wait for a node."""
+def _requesting(facts: Facts, node: str, resource: str) -> list[Pod]:
+    """Return a node's pods that request a resource; with an empty name, those without a node."""
     pods = facts.pods_on.get(node, ())
     return [pod for pod in pods if plugin_facts.is_active(pod) and resource in pod.requested()]
 

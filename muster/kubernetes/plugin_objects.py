@@ -1,4 +1,4 @@
-"""Pure: objects that show how device plugins and DRA drivers work: pods, events, slices, claims.
+"""Pure: objects that show whether plugins and DRA drivers work: pods, events, slices, claims.
 
 They have more fields than those in `objects`, which services keep for every pod. Sources:
 kubernetes/api core/v1 and resource/v1 (1.36).
@@ -176,7 +176,7 @@ class SlicePool(objects.Object, frozen=True):
 
 
 class SliceSpec(scheduling.ResourceSliceSpec, frozen=True):
-    """The devices of a ResourceSlice, with their pool; for several nodes if none is named."""
+    """The devices of a ResourceSlice, with their pool; for several nodes if it names no node."""
 
     pool: SlicePool = SlicePool()
 
@@ -261,7 +261,7 @@ class DeviceSelector(objects.Object, frozen=True):
 
 
 class DeviceClassSpec(objects.Object, frozen=True):
-    """Which devices belong to a class, and the extended resource that stands for it."""
+    """Which devices belong to a class, and the extended resource that may request them."""
 
     selectors: tuple[DeviceSelector, ...] | None = None
     extended_resource_name: str = ""

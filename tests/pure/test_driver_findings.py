@@ -60,7 +60,7 @@ def test_a_driver_that_works_is_no_finding() -> None:
             "it does not answer within 45 s",
         ),
         ('code = Unavailable desc = "connection refused"', "nothing serves its socket"),
-        ("NodePrepareResources failed for ResourceClaim c: sick", "it refuses them"),
+        ("NodePrepareResources failed for ResourceClaim c: sick", "it rejects them"),
     ],
 )
 def test_claims_that_cannot_be_prepared_are_told_apart_by_cause(message: str, cause: str) -> None:
@@ -113,8 +113,8 @@ def test_claims_on_a_node_without_a_live_driver_are_an_error() -> None:
             level=Level.ERROR,
             name=DRIVER,
             node="a",
-            text=f"1 pods use claims of {DRIVER}, which has no Ready pod here: they can "
-            "neither restart nor end",
+            text=f"1 pods use claims of {DRIVER}, which has no Ready pod here: these pods "
+            "can neither restart nor terminate",
             evidence=("default/p",),
         )
     ]
@@ -142,8 +142,8 @@ def test_a_driver_that_may_be_back_soon_is_no_finding(pods: Any, sets: Any) -> N
 @pytest.mark.parametrize(
     ("others", "level", "end", "evidence"),
     [
-        ([], Level.WARN, ", or it has no device here", ()),
-        (["b", "c"], Level.ERROR, "", ("2 of 2 other g5.xlarge nodes have",)),
+        ([], Level.WARN, "; it may have no devices here", ()),
+        (["b", "c"], Level.ERROR, "", ("2 of 2 other g5.xlarge nodes have one",)),
     ],
 )
 def test_a_driver_that_runs_without_a_slice_is_named(
@@ -159,8 +159,8 @@ def test_a_driver_that_runs_without_a_slice_is_named(
             name="*.example.com",
             node="a",
             pod=POD,
-            text=f"dra-example-driver runs and is Ready, but offers nothing here: no "
-            f"ResourceSlice{end}",
+            text="dra-example-driver runs and is Ready, but has published no ResourceSlice for "
+            f"this node{end}",
             evidence=(f"{POD}: Ready for 60 minutes", *evidence),
         )
     ]
@@ -280,8 +280,8 @@ def device_class(resource: str, of: str) -> shapes.DeviceClass:
 
 
 TWICE = (
-    f"offers {GPU} by a device plugin and the devices of gpu.nvidia.com by DRA: the scheduler "
-    "does not connect the two, and may give one device to two pods"
+    f"offers {GPU} through a device plugin and the devices of gpu.nvidia.com through DRA: the "
+    "scheduler treats them as different devices, and may give one to two pods"
 )
 
 
@@ -293,7 +293,7 @@ TWICE = (
             {"classes": [device_class(GPU, "gpu.nvidia.com")]},
             user(asks=GPU),
             Level.ERROR,
-            (f"a DeviceClass of gpu.nvidia.com stands for {GPU}",),
+            (f"a DeviceClass of gpu.nvidia.com also offers {GPU}",),
         ),
         (
             {},
@@ -346,7 +346,7 @@ def test_a_pool_name_that_two_nodes_use_makes_two_devices_one() -> None:
             kind=Kind.SAME_DEVICE,
             level=Level.ERROR,
             name=DRIVER,
-            text=f"pool gpus of {DRIVER} is on 2 nodes: device gpu-0 counts as one device, so a "
+            text=f"pool gpus of {DRIVER} is on 2 nodes: their devices gpu-0 count as one, so a "
             "second pod never gets it",
             evidence=("a, b", "1 devices in all"),
         )

@@ -52,7 +52,7 @@ def test_devices_that_the_plugin_itself_reported_unhealthy_are_told_from_a_lost_
     assert (held.kind, held.level, held.text, held.evidence) == (
         Kind.UNHEALTHY,
         Level.WARN,
-        f"default/p runs with 1 Unhealthy of {GPU}",
+        f"default/p holds 1 Unhealthy devices of {GPU}",
         ("GPU-1: Unhealthy",),
     )
 
@@ -80,8 +80,9 @@ def test_what_the_kubelet_has_forgotten_is_a_warning_without_a_sign_that_it_shou
             name=GPU,
             node="a",
             pod="kube-system/plugin-a",
-            text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, but has not "
-            "registered since the kubelet restarted, was away for 5 minutes, or has no device",
+            text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, but it did not "
+            "register after the kubelet restarted, was disconnected for 5 minutes, or has no "
+            "devices",
             evidence=(f"{GPU}: 0 of 0 allocatable", READY),
         )
     ]
@@ -157,8 +158,7 @@ def test_a_node_that_offers_fewer_than_all_others_like_it_is_named() -> None:
             name=GPU,
             node="a",
             pod="kube-system/plugin-a",
-            text=f"offers 7 {GPU}, but all 2 other g5.xlarge nodes offer 8; it may be configured "
-            "so",
+            text=f"offers 7 {GPU}, but all 2 other g5.xlarge nodes offer 8; this may be intended",
             evidence=(f"{GPU}: 7 of 7 allocatable",),
         )
     ]
@@ -195,7 +195,7 @@ CRASH = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
         (
             plugin("a", ready="False", ready_s=600),
             Level.ERROR,
-            "NVIDIA k8s-device-plugin has not been Ready for 10 minutes",
+            "NVIDIA k8s-device-plugin has been unready for 10 minutes",
             (),
         ),
         (
@@ -250,7 +250,8 @@ def test_pods_that_the_kubelet_refused_their_devices_are_counted(
         name=GPU,
         node="a",
         pod="kube-system/plugin-a",
-        text=f"refused 1 pods {GPU} within the last hour, the last {int(age_s // 60)} minutes ago",
+        text=f"refused {GPU} to 1 pods within the last hour, most recently {int(age_s // 60)} "
+        "minutes ago",
         evidence=(
             f"UnexpectedAdmissionError: {REFUSED}",
             "default/p",
