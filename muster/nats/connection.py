@@ -308,7 +308,7 @@ class Connection:
         _CONNECTED.set(state)
         if state:
             self._outage_logged = False
-            self._log.info("bus_connected", url=self._shown_url, connections=self.epoch)
+            self._log.info("bus_connected", url=self._shown_url, connections_total=self.epoch)
         else:
             self._log_outage("connection lost")
 

@@ -139,7 +139,7 @@ def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.Arg
             "--config-format",
             choices=["muster", *formats],
             default="muster",
-            help="format of the file; for another plugin's, set all else in the environment",
+            help="format of that file; set in the environment what another program's file lacks",
         )
     parser.add_argument(
         "--check",

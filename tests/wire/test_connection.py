@@ -72,7 +72,8 @@ def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(tmp_path:
                 await server.start()
                 await link.client()
         assert logged_events(lines) == ["bus_connected", "bus_disconnected", "bus_connected"]
-        assert [line["connections"] for line in lines if "connections" in line] == [1, 2]
+        connected = [line for line in lines if line["event"] == "bus_connected"]
+        assert [line["connections_total"] for line in connected] == [1, 2]
 
     nats_links.play(tmp_path, story)
 

@@ -286,7 +286,10 @@ class _Notifier:
             for event in alerts:
                 self._owners.look_up(event)
         logs.logger().info(
-            "state_restored", entries=len(entries), pending=len(pending), alerts=len(alerts)
+            "state_restored",
+            ledger_entries=len(entries),
+            pending_notifications=len(pending),
+            alerts=len(alerts),
         )
 
     async def _enqueue(self, event: grouping.Input) -> None:

@@ -26,10 +26,10 @@ from muster_notifier.routing import muting, notifications, routes
 _BUS_S: Final = 5.0
 _NAME: Final = "notify"
 
-_Config = Annotated[Path, Parameter(name="--config", help="The notifier's settings.")]
+_Config = Annotated[Path, Parameter(name="--config", help="The notifier's settings file.")]
 _Format = Annotated[
     Literal["muster", "alertmanager"],
-    Parameter(name="--config-format", help="The format of the settings file."),
+    Parameter(name="--config-format", help="Whose format that file has: muster or Alertmanager."),
 ]
 
 app = cyclopts.App(
@@ -55,9 +55,9 @@ def run_test(
     receiver
         The receiver's name in the settings.
     config
-        The notifier's settings.
+        The notifier's settings file.
     config_format
-        The format of the settings file.
+        Whose format that file has: muster or Alertmanager.
     json
         Print one JSON object.
 
@@ -87,9 +87,9 @@ def run_explain(
     labels
         The alert's labels, such as kind=stuck,node=node-a.
     config
-        The notifier's settings.
+        The notifier's settings file.
     config_format
-        The format of the settings file.
+        Whose format that file has: muster or Alertmanager.
     offline
         Do not ask NATS for silences and alerts.
     json

@@ -355,4 +355,5 @@ class StateStore:
             await self._write(key, *entry)
             if self._unsaved[key] is entry:
                 del self._unsaved[key]
-        logs.logger().info("state_saved", seconds=round(self._clock() - self._unsaved_since, 1))
+        unsaved_s = round(self._clock() - self._unsaved_since, 1)
+        logs.logger().info("state_saved", unsaved_s=unsaved_s)
