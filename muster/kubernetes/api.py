@@ -276,6 +276,20 @@ class Api:
         finally:
             response.close()
 
+    async def connect(
+        self, path: str, query: Mapping[str, str], *, protocol: str, timeout_s: float
+    ) -> aiohttp.ClientWebSocketResponse:
+        """Open a WebSocket. Raises Refused, without the API's words, and the errors in `LOST`."""
+        from muster.kubernetes import client  # noqa: PLC0415  # see above
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await client.websocket(self._api, path, query, protocol)
+        except aiohttp.WSServerHandshakeError as error:
+            text = error.message.encode()
+            answer = Answer(what=f"connect {path}", status=error.status, body=text)
+            raise Refused(answer) from None
+
     async def _send(
         self,
         verb: str,

@@ -5,10 +5,11 @@ import contextlib
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import aiohttp
 import yaml
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
@@ -28,6 +29,9 @@ _INVALID: Final = (
 )
 _LIBRARY: Final = "kubernetes.aio.config.kube_config"
 _BYTES_MAX: Final = 16 * 1024 * 1024
+_MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+_CLOSE_S: Final = 1.0
+"""How long a WebSocket's end may take; a kubelet need not answer it."""
 
 
 class NoCluster(Exception):
@@ -81,6 +85,34 @@ async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float
         # the library would continue without credentials
         raise NoCluster(f"kubernetes: {named}: {' '.join(errors[0].split())}")
     return Where(configuration, context)
+
+
+async def websocket(
+    api: ApiClient, path: str, query: Mapping[str, str], protocol: str
+) -> aiohttp.ClientWebSocketResponse:
+    """Open a WebSocket as `api` sends requests, also through its proxy. Raises aiohttp's errors."""
+    _, url, headers, *_ = await api.param_serialize(
+        method="GET",
+        resource_path=path,
+        query_params=list(query.items()),
+        auth_settings=["BearerToken"],
+    )
+    rest = api.rest_client
+    if rest.pool_manager is None:
+        # as kubernetes.aio.stream does, which ignores the proxy and the server's name
+        rest.pool_manager = rest._create_pool_manager()  # noqa: SLF001
+    server_name = rest.configuration.tls_server_name
+    socket: aiohttp.ClientWebSocketResponse = await rest.pool_manager.ws_connect(
+        url,
+        headers=headers,
+        protocols=(protocol,),
+        proxy=rest.proxy,
+        proxy_headers=rest.proxy_headers,
+        max_msg_size=_MESSAGE_BYTES_MAX,
+        timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+        **({"server_hostname": server_name} if server_name else {}),
+    )
+    return socket
 
 
 @contextlib.contextmanager

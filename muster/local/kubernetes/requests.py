@@ -23,6 +23,8 @@ YAML_BYTES_MAX = 256 * 1024
 _MANAGER_LENGTH_MAX = 128
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+SELF = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+ADMINISTRATOR = "kubernetes-admin"
 
 WRITES: Mapping[str, str] = {
     "POST": "create",
@@ -57,7 +59,7 @@ class Users:
 
     def refuse_forbidden(self, token: str, verb: str, place: resources.Place) -> None:
         """Raise 403 for a denied right."""
-        if self._may(token, verb, place.resource.plural):
+        if self._may(token, verb, place.right):
             return
         scope = "at the cluster scope"
         where = f'in the namespace "{place.namespace}"' if place.namespace else scope
@@ -65,7 +67,7 @@ class Users:
         raise refusals.RequestError(
             refusals.Reason.FORBIDDEN,
             f'{place.resource.qualified}{named} is forbidden: User "{token}" cannot {verb} '
-            f'resource "{place.resource.plural}" in API group "{place.resource.group}" {where}',
+            f'resource "{place.right}" in API group "{place.resource.group}" {where}',
             kind=place.resource.plural,
             name=place.name,
         )
@@ -75,7 +77,9 @@ class Users:
         review = body if isinstance(body, dict) else {}
         verb = trees.string_at(review, "spec", "resourceAttributes", "verb")
         plural = trees.string_at(review, "spec", "resourceAttributes", "resource")
-        return {**review, "status": {"allowed": self._may(token, verb, plural)}}
+        part = trees.string_at(review, "spec", "resourceAttributes", "subresource")
+        right = f"{plural}/{part}" if part else plural
+        return {**review, "status": {"allowed": self._may(token, verb, right)}}
 
     def _may(self, token: str, verb: str, plural: str) -> bool:
         denied = self._denied.get(token, set())

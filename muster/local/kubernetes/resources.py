@@ -32,6 +32,8 @@ class Resource:
     """Fields that can be selected, besides name and namespace, and the value of an absent one."""
     renames: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """This version's names of top-level fields that are stored under other names."""
+    reads: tuple[str, ...] = ()
+    """Subresources that are only read, each with a right of its own."""
 
     @property
     def api_version(self) -> str:
@@ -130,6 +132,7 @@ PODS = Resource(
         "status.podIP": "",
         "status.nominatedNodeName": "",
     },
+    reads=("log", "portforward"),
 )
 EVENTS = Resource(
     plural="events",
@@ -240,6 +243,12 @@ class Place:
     name: str = ""
     subresource: str = ""
 
+    @property
+    def right(self) -> str:
+        """Return the resource that a rule for this target names."""
+        plural = self.resource.plural
+        return f"{plural}/{self.subresource}" if self.subresource in self.resource.reads else plural
+
     def refusal(self, reason: refusals.Reason, why: str) -> refusals.RequestError:
         """Return a refusal that names the object."""
         return refusals.RequestError(
@@ -272,7 +281,8 @@ def place(segments: Sequence[str]) -> Place:
         or "" in segments
         or (namespace and not resource.namespaced)
         or (name and resource.namespaced and not namespace)
-        or (subresource and not (subresource == "status" and resource.has_status))
+        or (subresource == "status" and not resource.has_status)
+        or (subresource not in {"", "status", *resource.reads})
     ):
         raise refusals.no_such_path()
     return Place(resource=resource, namespace=namespace, name=name, subresource=subresource)

@@ -25,7 +25,15 @@ import orjson
 from aiohttp import typedefs, web
 
 from muster.local import httpd
-from muster.local.kubernetes import objects, refusals, requests, resources, trees, writes
+from muster.local.kubernetes import (
+    objects,
+    port_forward,
+    refusals,
+    requests,
+    resources,
+    trees,
+    writes,
+)
 
 DEFAULT_TIMEOUT_S = 1800
 """The shortest timeout that the API server chooses if the client gives none."""
@@ -204,6 +212,10 @@ class KubernetesApi:
         self._audit_log = audit_log
         self._refused: dict[str, refusals.Reason] = {}
         self.users = requests.Users()
+        self.ports: dict[tuple[str, int], httpd.Address] = {}
+        """Where the ports of pods are on this machine, by the pod's name and the port."""
+        self.logs: dict[str, str] = {}
+        """What pods have logged, by the pod's name."""
         self._closing = asyncio.Event()
         self._watches = Watches(
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
@@ -267,16 +279,26 @@ class KubernetesApi:
         if path == requests.REVIEWS and request.method == "POST":
             review = requests.decode_object(await request.read(), request.content_type)
             return httpd.json_response(self.users.review(token, review), status=201)
+        if path == requests.SELF and request.method == "POST":
+            name = token or requests.ADMINISTRATOR
+            return httpd.json_response({"status": {"userInfo": {"username": name}}}, status=201)
         raw = request.rel_url.raw_path.strip("/").split("/")
         place = resources.place([urllib.parse.unquote(segment) for segment in raw])
         verb = requests.verb(request.method, place, is_watch=requests.flag(request, "watch"))
         self.users.refuse_forbidden(token, verb, place)
+        if place.subresource == "portforward":
+            # asked twice since Kubernetes 1.35 (AuthorizePodWebsocketUpgradeCreatePermission)
+            self.users.refuse_forbidden(token, "create", place)
         return await self._do(request, place)
 
     async def _do(self, request: web.Request, place: resources.Place) -> web.StreamResponse:
         match request.method:
             case "GET" if not place.name:
                 return await self._many(request, place)
+            case "GET" if place.subresource == "portforward":
+                return await port_forward.serve(request, place.name, self.ports)
+            case "GET" if place.subresource == "log":
+                return web.Response(text=self.logs.get(place.name, ""))
             case "GET":
                 return httpd.json_response(self._store.get(place))
             case "POST" | "PUT" | "PATCH":
