@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Annotated
 
 import cyclopts
+from cyclopts import Parameter
 
 import muster
-from muster.cli import output, registry
+from muster.cli import output, reach, registry
 
 app = cyclopts.App(
     name="muster",
@@ -20,6 +23,29 @@ app.register_install_completion_command()
 registry.add(app, sys.argv[1:])
 
 
+@app.meta.default
+def run(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    context: str | None = None,
+    namespace: str = reach.NAMESPACE,
+) -> int:
+    """Run a command, in a cluster if `context` names it.
+
+    Parameters
+    ----------
+    context
+        The kubeconfig's context of a cluster with muster: the command opens what it needs there
+        with your rights, and closes it.
+    namespace
+        The namespace of muster in that cluster.
+
+    """
+    command = registry.command_of(tokens) or ""
+    if context is None or command not in reach.NEEDS:
+        return int(app(tokens) or 0)
+    return reach.run(command, tokens, context=context, namespace=namespace, call=app)
+
+
 def main() -> int:
     """Run the command; return the exit code."""
     if os.environ.get("COLUMNS") == "0":
@@ -27,13 +53,22 @@ def main() -> int:
         del os.environ["COLUMNS"]
     try:
         with output.guarded():
-            return int(app(sys.argv[1:]) or 0)
+            return call(sys.argv[1:])
     except cyclopts.CycloptsError as error:
         return output.fail(" ".join(error.command_chain or ()), str(error))
     except output.Unwritable as error:
         if error.is_closed:
             return 0
         return output.fail("", f"standard output: {error}", code=1)
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Call a command; those that use a cluster by themselves get `--context` as their own."""
+    command = registry.command_of(arguments)
+    if command is None or command in reach.NEEDS:
+        return int(app.meta(arguments) or 0)
+    first = list(arguments).index(command)
+    return int(app([command, *arguments[first + 1 :], *arguments[:first]]) or 0)
 
 
 if __name__ == "__main__":

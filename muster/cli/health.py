@@ -28,7 +28,7 @@ _Health = Annotated[
     Parameter(
         env_var="MUSTER_HEALTH_URL",
         help="Address of the health service, `http://host:port`; by default, that of `muster up` "
-        "on this machine.",
+        "on this machine. Of several, separated by commas, the one that leads is asked.",
     ),
 ]
 
@@ -36,9 +36,8 @@ _TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
 """Several times the size of the state of a fleet of 100,000 nodes."""
 _NO_HEALTH: Final = (
-    "no health service runs on this machine as part of `muster up`; give the address of one with "
-    "--health or MUSTER_HEALTH_URL (in a cluster: kubectl -n muster port-forward "
-    "deploy/muster-health 8080)"
+    "no health service runs on this machine as part of `muster up`; name a cluster with "
+    "--context CONTEXT, or the address of a health service with --health or MUSTER_HEALTH_URL"
 )
 
 
@@ -135,16 +134,23 @@ def fetch(address: str | None) -> tuple[str, str | None, status.State]:
 
     Raises ConnectionError if nothing answers, and ValueError for an invalid address.
     """
-    places = [(_checked(address), None)] if address else _running_here()
+    named = [(_checked(part), None) for part in address.split(",")] if address else []
     problem = _NO_HEALTH
-    for url, nats_url in places:
+    other: tuple[str, str | None, status.State] | None = None
+    for url, nats_url in named or _running_here():
         try:
-            return url, nats_url, status.decode(_read(f"{url}/state"))
+            state = status.decode(_read(f"{url}/state"))
         except ConnectionError as error:
             problem = f"health does not answer: {error}"
         except ValueError as error:
             problem = f"{url}/state cannot be read by this version: {error}"
-    raise ConnectionError(problem)
+        else:
+            if state.service.revision is not None or not named:
+                return url, nats_url, state
+            other = other or (url, nats_url, state)
+    if other is None:
+        raise ConnectionError(problem)
+    return other
 
 
 def _past_events(node: str, *, since: str, url: str | None) -> list[codec.CloudEvent]:

@@ -15,6 +15,8 @@ from cyclopts import Parameter
 from muster import commands
 from muster.cli import output
 
+OPTIONS: Final = ("--context", "--namespace")
+"""The options of `muster` itself, which may stand before a command; each has a value."""
 _GROUP: Final = "muster.commands"
 
 
@@ -84,7 +86,7 @@ COMMANDS: Final = {
 
 def add(app: cyclopts.App, arguments: Sequence[str] = ()) -> None:
     """Add every command to `app`, which is about to be called with `arguments`."""
-    called = next((text for text in arguments if not text.startswith("-")), None)
+    called = command_of(arguments)
     for name, target in sorted(targets().items()):
         command = COMMANDS.get(name, Command(""))
         if name != called:
@@ -94,6 +96,17 @@ def add(app: cyclopts.App, arguments: Sequence[str] = ()) -> None:
         else:
             # the command prints its own help
             app.command(target, name=name)
+
+
+def command_of(arguments: Sequence[str]) -> str | None:
+    """Return the command that is called, which may follow options of `muster` itself."""
+    words = iter(arguments)
+    for word in words:
+        if word in OPTIONS:
+            next(words, None)  # its value
+        elif not word.startswith("-"):
+            return word
+    return None
 
 
 def call(name: str, *arguments: str) -> int:

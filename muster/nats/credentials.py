@@ -2,8 +2,10 @@
 
 A user and password are part of the address. `NATS_CREDS` is a .creds file, `NATS_TOKEN_FILE` a file
 with a token: both are read again for each connection, so that renewed credentials are used.
-`NATS_CA` has the trusted certificates. Replies arrive in inboxes of this process, named after the
-user in the address, the .creds file or the token, or below `NATS_INBOX_PREFIX`.
+`NATS_CA` has the trusted certificates, `NATS_SERVER_NAME` the name in the server's certificate if
+that is not the address. `NATS_CREDS` and `NATS_CA` may also be the content of such a file. Replies
+arrive in inboxes of this process, named after the user in the address, the .creds file or the
+token, or below `NATS_INBOX_PREFIX`.
 """
 
 import base64
@@ -12,7 +14,7 @@ import re
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import msgspec
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     import ssl
 
     from muster.nats.auth import nkeys
+
+
+_CONTENT: Final = "-----BEGIN "
+"""How the content of a file begins that a variable holds instead of the file's name."""
 
 
 class Unusable(OSError):
@@ -37,6 +43,7 @@ class Options(TypedDict, total=False):
     signature_cb: Callable[[str], bytes]
     token: Callable[[], str]
     tls: "ssl.SSLContext"
+    tls_hostname: str
 
 
 def options(url: str) -> Options:
@@ -55,12 +62,20 @@ def options(url: str) -> Options:
         # OpenSSL costs memory: only a process that uses TLS loads it
         import ssl  # noqa: PLC0415
 
-        chosen["tls"] = ssl.create_default_context(cafile=authority)
+        is_content = authority.startswith(_CONTENT)
+        chosen["tls"] = ssl.create_default_context(
+            cafile=None if is_content else authority, cadata=authority if is_content else None
+        )
+        if server := os.environ.get("NATS_SERVER_NAME"):
+            chosen["tls_hostname"] = server
     chosen["inbox_prefix"] = os.environ.get("NATS_INBOX_PREFIX") or permissions.inbox(user)
     return chosen
 
 
-def _credentials(file: str) -> "nkeys.Credentials":
+def _credentials(named: str) -> "nkeys.Credentials":
+    """Read a .creds file, or its content; an error never contains any of the content."""
+    is_content = named.startswith(_CONTENT)
+    file = "NATS_CREDS" if is_content else named
     # as above; also, the extra `auth` may not be installed
     try:
         from muster.nats.auth import nkeys  # noqa: PLC0415
@@ -69,7 +84,7 @@ def _credentials(file: str) -> "nkeys.Credentials":
 
         raise Unusable(f"{file}: {commands.how_to_install('auth')} ({error})") from None
     try:
-        return nkeys.read_creds(Path(file).read_text("utf-8"))
+        return nkeys.read_creds(named if is_content else Path(file).read_text("utf-8"))
     except ValueError as error:
         raise Unusable(f"{file}: {error}") from None
 

@@ -1,6 +1,7 @@
 """Credentials from the environment: read again for each connection, reported without secrets."""
 
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,25 @@ def test_an_address_with_a_user_is_the_user(monkeypatch: pytest.MonkeyPatch) -> 
     assert credentials.options("nats://h:1") == {"inbox_prefix": "_INBOX"}
     monkeypatch.setenv("NATS_INBOX_PREFIX", "_mine")
     assert credentials.options("nats://a:b@h:1")["inbox_prefix"] == "_mine"
+
+
+def test_credentials_and_authority_may_be_content_which_no_error_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyfiles.make(tmp_path, at=1)
+    at, lasts = datetime.now(UTC), timedelta(days=1)
+    keyfiles.make_certificates(tmp_path, ["muster-nats"], at=at, lasts=lasts)
+    text = keyfiles.user(tmp_path, accounts.Role.READER, name="reader_x", at=1.0)
+    monkeypatch.setenv("NATS_CREDS", text)
+    monkeypatch.setenv("NATS_CA", (tmp_path / "ca.crt").read_text("utf-8"))
+    monkeypatch.setenv("NATS_SERVER_NAME", "muster-nats")
+    options = credentials.options(URL)
+    assert (options["inbox_prefix"], options["tls_hostname"]) == ("_INBOX.reader_x", "muster-nats")
+    assert options["user_jwt_cb"]().decode() in text
+    assert len(options["tls"].get_ca_certs()) == 1
+    half = text[: len(text) // 4]
+    monkeypatch.setenv("NATS_CREDS", half)
+    with pytest.raises(credentials.Unusable) as refused:
+        credentials.options(URL)
+    assert str(refused.value).startswith("NATS_CREDS: ")
+    assert half[-20:] not in str(refused.value)

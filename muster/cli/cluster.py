@@ -1,0 +1,218 @@
+"""Adapter: a cluster: muster's pods in it, with the rights of the kubeconfig's user.
+
+A port-forward through the API server leads to each pod, and the credentials for NATS are read from
+the Secret that the user may read. A missing right is named: verb, resource and namespace.
+"""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from muster.kubernetes import api as kubernetes_api
+from muster.kubernetes import installation, port_forward
+from muster.kubernetes.installation import Login, Pod, Role, Unreachable
+
+_REQUEST_S: Final = 10.0
+_ATTEMPTS: Final = 3
+_ABSENT: Final = 404
+_OWN: Final = {
+    Role.READER: "muster auth reader --name NAME --out FILE",
+    Role.ADMIN: "admin.creds, which muster auth init made",
+}
+"""Where a file of credentials comes from."""
+_ME: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+_RIGHTS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+Shape = TypeVar("Shape")
+
+
+class _UserInfo(msgspec.Struct, frozen=True):
+    username: str = ""
+
+
+class _SelfStatus(msgspec.Struct, frozen=True):
+    user: _UserInfo = msgspec.field(name="userInfo", default=_UserInfo())
+
+
+class _SelfReview(msgspec.Struct, frozen=True):
+    status: _SelfStatus = _SelfStatus()
+
+
+class _AccessStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class _AccessReview(msgspec.Struct, frozen=True):
+    status: _AccessStatus = _AccessStatus()
+
+
+@contextlib.asynccontextmanager
+async def opened(*, context: str, namespace: str) -> AsyncIterator["Cluster"]:
+    """Open a cluster of the kubeconfig that kubectl would use. Raises Unreachable."""
+    kubeconfig = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
+    try:
+        api = await kubernetes_api.find(
+            kubeconfig=kubeconfig, context=context, attempts=_ATTEMPTS, timeout_s=_REQUEST_S
+        )
+    except kubernetes_api.NoCluster as error:
+        raise Unreachable(str(error)) from None
+    async with api:
+        yield Cluster(api, namespace=namespace)
+
+
+class Cluster:
+    """muster in one namespace of a cluster, with the rights of the kubeconfig's user."""
+
+    def __init__(self, api: kubernetes_api.Api, *, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+        self.server = api.server
+        self._pods: list[Pod] | None = None
+
+    async def user(self) -> str:
+        """Return the name that the API knows the user by."""
+        kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        answer = await self.api.request("POST", _ME, body=kind, timeout_s=_REQUEST_S)
+        with contextlib.suppress(*kubernetes_api.UNREADABLE):
+            if answer.is_ok:
+                return msgspec.json.decode(answer.body, type=_SelfReview).status.user.username
+        return "a user whose name the API does not say"
+
+    async def pods(self) -> list[Pod]:
+        """Return all of muster's pods. Raises Unreachable."""
+        if self._pods is None:
+            path = f"/api/v1/namespaces/{self.namespace}/pods"
+            query = {"labelSelector": installation.PART_OF}
+            try:
+                self._pods = [
+                    _decoded(bytes(item), Pod, path)
+                    async for page in self.api.pages(path, query=query, timeout_s=_REQUEST_S)
+                    for item in page.items
+                ]
+            except kubernetes_api.Refused as error:
+                raise _unreachable(
+                    error.answer, f"list pods in the namespace {self.namespace}"
+                ) from None
+        return self._pods
+
+    async def ready(self, part: str) -> list[Pod]:
+        """Return the pods of a part that take requests, at least one. Raises Unreachable."""
+        pods = await self.pods()
+        chosen = installation.ready(pods, part)
+        if not chosen:
+            raise Unreachable(installation.absent(pods, part, self.namespace))
+        return chosen
+
+    @contextlib.asynccontextmanager
+    async def forwarded(self, pod: Pod, port: int) -> AsyncIterator[str]:
+        """Forward a local port to a pod's; yield `host:port`. Raises Unreachable."""
+        forward = port_forward.Forward(self.api, namespace=self.namespace, pod=pod.name, port=port)
+        try:
+            await forward.check()
+        except kubernetes_api.Refused as error:
+            if error.answer.is_forbidden:
+                raise Unreachable(await self._missing_right()) from None
+            raise _unreachable(error.answer, "") from None
+        except kubernetes_api.LOST as error:
+            text = str(error) or "no answer in time"
+            raise Unreachable(f"port-forward to {pod.name}: {text}") from None
+        async with forward.opened() as place:
+            yield place
+
+    async def credentials(
+        self, login: Login, place: str, *, own: str | None = None
+    ) -> dict[str, str]:
+        """Return the variables with which a client logs on. Raises Unreachable.
+
+        `own` is a file of credentials of the user's own, which wins over the cluster's.
+        """
+        variables: dict[str, str] = {}
+        secret = ""
+        if login.is_password or own is None:
+            secret = await self._secret(login)
+        try:
+            variables["NATS_URL"] = login.address(place, secret)
+        except ValueError as error:
+            raise Unreachable(str(error)) from None
+        if not login.is_password:
+            variables["NATS_CREDS"] = own or secret
+        if login.authority:
+            variables["NATS_CA"] = await self._authority(login.authority)
+            variables["NATS_SERVER_NAME"] = login.server
+        return variables
+
+    async def _secret(self, login: Login) -> str:
+        name = login.secret.name
+        path = f"/api/v1/namespaces/{self.namespace}/secrets/{name}"
+        answer = await self.api.request("GET", path, timeout_s=_REQUEST_S)
+        if answer.status == _ABSENT and not login.is_password:
+            raise Unreachable(
+                f"NATS needs credentials, and the namespace {self.namespace} has no Secret {name}: "
+                f"set NATS_CREDS to a file of your own ({_OWN[login.role]})"
+            )
+        if not answer.is_ok:
+            raise _unreachable(answer, f"get the Secret {name} in the namespace {self.namespace}")
+        content = (_decoded(answer.body, installation.Secret, path).data or {}).get(
+            login.secret.key
+        )
+        if not content:
+            raise Unreachable(f"the Secret {name} has no {login.secret.key}")
+        return content.decode("utf-8", "replace")
+
+    async def _authority(self, name: str) -> str:
+        path = f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
+        answer = await self.api.request("GET", path, timeout_s=_REQUEST_S)
+        if not answer.is_ok:
+            raise _unreachable(
+                answer, f"get the ConfigMap {name} in the namespace {self.namespace}"
+            )
+        certificate = (_decoded(answer.body, installation.ConfigMap, path).data or {}).get("ca.crt")
+        if not certificate:
+            raise Unreachable(f"the ConfigMap {name} has no ca.crt")
+        return certificate.strip()
+
+    async def _missing_right(self) -> str:
+        """Return which rights the user lacks to forward a port."""
+        missing = [verb for verb in ("get", "create") if not await self._may(verb)]
+        verbs = " and ".join(missing or ("get", "create"))
+        return (
+            f"missing right: {verbs} pods/portforward in the namespace {self.namespace} "
+            "(docs/security.md has a Role)"
+        )
+
+    async def _may(self, verb: str) -> bool:
+        """Return whether the user may forward a port; True if the API does not say."""
+        attributes = {
+            "verb": verb,
+            "resource": "pods",
+            "subresource": "portforward",
+            "namespace": self.namespace,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = await self.api.request("POST", _RIGHTS, body=review, timeout_s=_REQUEST_S)
+        with contextlib.suppress(*kubernetes_api.UNREADABLE):
+            if answer.is_ok:
+                return msgspec.json.decode(answer.body, type=_AccessReview).status.allowed
+        return True
+
+
+def _decoded(body: bytes, shape: type[Shape], path: str) -> Shape:
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except kubernetes_api.UNREADABLE as error:
+        raise Unreachable(f"get {path}: unreadable: {error}") from None
+
+
+def _unreachable(answer: kubernetes_api.Answer, what: str) -> Unreachable:
+    """Return why a request failed, with the right that is missing."""
+    if answer.is_forbidden and what:
+        return Unreachable(f"missing right: {what} ({answer.problem}); docs/security.md has a Role")
+    return Unreachable(answer.problem)

@@ -1,0 +1,188 @@
+"""Adapter: threads and the environment: lets a command reach a cluster that `--context` names.
+
+A port-forward to each pod that the command needs is open while the command runs. The command itself
+needs no changes: it gets addresses and credentials as environment variables of this process.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import enum
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster import commands
+from muster.cli import output
+from muster.kubernetes import installation
+
+NAMESPACE: Final = "muster"
+
+_OPEN_S: Final = 30.0
+_CLOSE_S: Final = 5.0
+_HEALTH_MAX: Final = 3
+"""How many pods of health are asked: only one of them leads."""
+_VARIABLES: Final = (
+    "MUSTER_HEALTH_URL",
+    "NATS_URL",
+    "NATS_CREDS",
+    "NATS_CA",
+    "NATS_SERVER_NAME",
+    "NATS_TOKEN_FILE",
+    "NATS_INBOX_PREFIX",
+)
+
+
+class Need(enum.Flag):
+    """What a command needs in a cluster."""
+
+    HEALTH = enum.auto()
+    EVENTS = enum.auto()
+    WHOLE_BUS = enum.auto()
+
+
+NEEDS: Final[Mapping[str, Need]] = {
+    "dlq": Need.WHOLE_BUS,
+    "events": Need.EVENTS,
+    "silence": Need.WHOLE_BUS,
+    "status": Need.HEALTH,
+    "why": Need.HEALTH | Need.EVENTS,
+}
+"""What each command needs that takes `--context`."""
+_BUS: Final = Need.EVENTS | Need.WHOLE_BUS
+_REPLACED: Final = {"--health": Need.HEALTH, "--url": _BUS}
+"""What is not opened if an option has its address."""
+
+
+def run(
+    command: str,
+    tokens: Sequence[str],
+    *,
+    context: str,
+    namespace: str,
+    call: Callable[[Sequence[str]], int],
+) -> int:
+    """Call a command that reaches a cluster; return its exit code."""
+    problem = commands.missing("labeler")
+    if problem:
+        return output.fail(command, problem, code=1)
+    needs = NEEDS[command]
+    for option, replaced in _REPLACED.items():
+        if any(token.split("=")[0] == option for token in tokens):
+            needs &= ~replaced
+    if not needs:
+        return output.fail(command, "--context: not with the addresses of everything it would open")
+    try:
+        with reached(command, needs, context=context, namespace=namespace):
+            return call(tokens)
+    except installation.Unreachable as error:
+        return output.fail(command, str(error), code=1)
+
+
+@contextlib.contextmanager
+def reached(command: str, needs: Need, *, context: str, namespace: str) -> Iterator[None]:
+    """Set the environment so that a command reaches a cluster, until the block ends.
+
+    Connections are forwarded by a thread, because commands have event loops of their own. Raises
+    Unreachable.
+    """
+    kept = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
+    thread = _Thread(_Opening(command, needs, context, namespace, kept.get("NATS_CREDS")))
+    try:
+        os.environ.update(thread.start())
+        yield
+    finally:
+        thread.end()
+        for name in _VARIABLES:
+            os.environ.pop(name, None)
+        os.environ.update(kept)
+
+
+class _Thread:
+    """Forwards connections in an event loop of its own."""
+
+    def __init__(self, opening: "_Opening") -> None:
+        self._opening = opening
+        self._variables: concurrent.futures.Future[Mapping[str, str]] = concurrent.futures.Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="port-forward", daemon=True)
+
+    def start(self) -> Mapping[str, str]:
+        """Open everything; return the variables. Raises Unreachable."""
+        self._thread.start()
+        return self._variables.result()
+
+    def end(self) -> None:
+        """Close everything."""
+        if self._loop is not None and self._task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(_OPEN_S):
+                    variables = await self._opening.open(stack)
+                self._variables.set_result(variables)
+                await asyncio.Event().wait()
+        except TimeoutError:
+            self._fail(installation.Unreachable(f"the cluster has not answered for {_OPEN_S:g} s"))
+        except Exception as error:  # noqa: BLE001  # raised again by `start`, in the caller's thread
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._variables.done():
+            self._variables.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What to open for a command; `creds` is the user's own file of credentials."""
+
+    command: str
+    needs: Need
+    context: str
+    namespace: str
+    creds: str | None
+
+    async def open(self, stack: contextlib.AsyncExitStack) -> Mapping[str, str]:
+        """Open everything until the stack ends; return the variables, and say whose rights."""
+        from muster.cli import cluster as clusters  # noqa: PLC0415  # the client, only where it is used
+
+        cluster = await stack.enter_async_context(
+            clusters.opened(context=self.context, namespace=self.namespace)
+        )
+        rights = [
+            f"context {self.context} ({cluster.server}), namespace {self.namespace}",
+            f"as {await cluster.user()}",
+        ]
+        variables: dict[str, str] = {}
+        if Need.HEALTH in self.needs:
+            places = [
+                await stack.enter_async_context(cluster.forwarded(pod, installation.HTTP_PORT))
+                for pod in (await cluster.ready(installation.HEALTH))[:_HEALTH_MAX]
+            ]
+            variables["MUSTER_HEALTH_URL"] = ",".join(f"http://{place}" for place in places)
+        if self.needs & _BUS:
+            is_whole = Need.WHOLE_BUS in self.needs
+            role = installation.Role.ADMIN if is_whole else installation.Role.READER
+            server = (await cluster.ready(installation.NATS))[0]
+            login = installation.login(server, role)
+            place = await stack.enter_async_context(
+                cluster.forwarded(server, installation.NATS_PORT)
+            )
+            variables |= await cluster.credentials(login, place, own=self.creds)
+            is_own = self.creds is not None and variables.get("NATS_CREDS") == self.creds
+            source = f"$NATS_CREDS ({self.creds})" if is_own else f"Secret {login.secret.name}"
+            rights.append(f"NATS as {role} with {source}")
+        output.warn(self.command, "; ".join(rights))
+        return variables

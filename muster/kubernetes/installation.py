@@ -1,0 +1,192 @@
+"""Pure: muster's own pods in a cluster: which of them to ask, and how to log on to its NATS."""
+
+import enum
+import re
+import urllib.parse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from muster.kubernetes import objects
+
+PART_OF: Final = "app.kubernetes.io/part-of=muster"
+HEALTH: Final = "muster-health"
+NATS: Final = "muster-nats"
+NATS_PORT: Final = 4222
+HTTP_PORT: Final = 8080
+_NAME: Final = "app.kubernetes.io/name"
+_PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
+_AUTHORITY: Final = "muster-nats-ca"
+
+
+class Unreachable(Exception):
+    """The cluster, or muster in it, cannot be used; the text says what was tried and is missing."""
+
+
+class Role(enum.StrEnum):
+    """Whom a command logs on to NATS as: a reader receives events, an administrator may all."""
+
+    READER = "reader"
+    ADMIN = "admin"
+
+
+class SecretKey(objects.Object, frozen=True):
+    """A key of a Secret."""
+
+    name: str = ""
+    key: str = ""
+
+
+class _Source(objects.Object, frozen=True):
+    secret_key_ref: SecretKey | None = None
+
+
+class _Variable(objects.Object, frozen=True):
+    name: str = ""
+    value_from: _Source | None = None
+
+
+class _Container(objects.Object, frozen=True):
+    name: str = ""
+    image: str = ""
+    env: tuple[_Variable, ...] | None = None
+
+
+class _SecretVolume(objects.Object, frozen=True):
+    secret_name: str = ""
+
+
+class _Volume(objects.Object, frozen=True):
+    name: str = ""
+    secret: _SecretVolume | None = None
+
+
+class _Spec(objects.Object, frozen=True):
+    node_name: str = ""
+    subdomain: str = ""
+    containers: tuple[_Container, ...] | None = None
+    volumes: tuple[_Volume, ...] | None = None
+
+
+class Pod(objects.HasMetadata, frozen=True):
+    """One of muster's pods."""
+
+    spec: _Spec = _Spec()
+    status: objects.PodStatus = objects.PodStatus()
+
+    @property
+    def name(self) -> str:
+        """Return the pod's name."""
+        return self.metadata.name
+
+    @property
+    def part(self) -> str:
+        """Return which part of muster this is, such as `muster-health`."""
+        return self.labels.get(_NAME, "")
+
+    @property
+    def image(self) -> str:
+        """Return the image of the first container."""
+        containers = self.spec.containers or ()
+        return containers[0].image if containers else ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the pod takes requests."""
+        conditions = self.status.conditions or ()
+        return objects.is_true(conditions, "Ready") and not self.metadata.is_being_deleted
+
+    @property
+    def restarts(self) -> int:
+        """Return how often its containers were restarted."""
+        return sum(status.restart_count for status in self.status.container_statuses or ())
+
+
+class Secret(objects.HasMetadata, frozen=True):
+    """A Secret; its values are base64, which msgspec decodes."""
+
+    data: dict[str, bytes] | None = None
+
+
+class ConfigMap(objects.HasMetadata, frozen=True):
+    """A ConfigMap."""
+
+    data: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """What a client needs to log on: a password or credentials, and an authority with TLS."""
+
+    role: Role
+    secret: SecretKey
+    is_password: bool
+    authority: str = ""
+    """The ConfigMap with the trusted certificate; empty without TLS."""
+    server: str = ""
+    """The name in the server's certificate."""
+
+    def address(self, where: str, password: str) -> str:
+        """Return NATS's address at `host:port`. Raises ValueError for an unusable password."""
+        if not self.is_password:
+            return f"{'tls' if self.authority else 'nats'}://{where}"
+        if not _PASSWORD.fullmatch(password):
+            raise ValueError(
+                f"Secret {self.secret.name}: {self.secret.key} is empty, or has a character that "
+                "cannot be part of an address, such as a line feed"
+            )
+        scheme = "tls" if self.authority else "nats"
+        return f"{scheme}://{urllib.parse.quote(self.role)}:{password}@{where}"
+
+
+def decode_pod(body: bytes) -> Pod:
+    """Decode a pod. Raises msgspec.MsgspecError."""
+    return msgspec.json.decode(body, type=Pod)
+
+
+def ready(pods: Iterable[Pod], part: str) -> list[Pod]:
+    """Return the pods of a part that take requests, by name."""
+    return sorted(
+        (pod for pod in pods if pod.part == part and pod.is_ready), key=lambda pod: pod.name
+    )
+
+
+def absent(pods: Sequence[Pod], part: str, namespace: str) -> str:
+    """Return why no pod of a part can be asked."""
+    if not pods:
+        return f"no pod of muster is in the namespace {namespace}; name another with --namespace"
+    there = [pod for pod in pods if pod.part == part]
+    if not there:
+        return f"no pod of {part} is in the namespace {namespace}"
+    states = ", ".join(f"{pod.name} ({pod.status.phase or 'unknown'})" for pod in there)
+    return f"no pod of {part} is ready in the namespace {namespace}: {states}"
+
+
+def login(nats: Pod, role: Role) -> Login:
+    """Return how a role logs on, from the pod of a NATS server.
+
+    `minimal` gives the server each role's password in a variable; `production` knows credentials
+    only, which a cluster has in a Secret of this name if somebody put them there.
+    """
+    secrets = [volume.secret.secret_name for volume in nats.spec.volumes or () if volume.secret]
+    authority = _AUTHORITY if any(name.endswith("-tls") for name in secrets) else ""
+    for container in nats.spec.containers or ():
+        for variable in container.env or ():
+            source = variable.value_from and variable.value_from.secret_key_ref
+            if source and variable.name == f"NATS_PASSWORD_{role.upper()}":
+                return Login(
+                    role=role,
+                    secret=source,
+                    is_password=True,
+                    authority=authority,
+                    server=nats.spec.subdomain,
+                )
+    return Login(
+        role=role,
+        secret=SecretKey(name=f"muster-{role}-creds", key="nats.creds"),
+        is_password=False,
+        authority=authority,
+        server=nats.spec.subdomain,
+    )

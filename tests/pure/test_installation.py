@@ -1,0 +1,62 @@
+"""How a client logs on to the NATS of an installation, from the pods that the manifests make."""
+
+import json
+
+import pytest
+
+from muster.kubernetes import installation
+from muster.kubernetes.installation import Role
+from tests.worlds import manifests
+
+
+def nats(overlay: str) -> installation.Pod:
+    spec = {**manifests.pods(overlay)["muster-nats"], "subdomain": "muster-nats"}
+    return installation.decode_pod(json.dumps({"spec": spec}).encode())
+
+
+@pytest.mark.parametrize("overlay", sorted(set(manifests.OVERLAYS) - {"production"}))
+@pytest.mark.parametrize("role", Role)
+def test_with_passwords_each_role_has_its_secret_and_no_tls(overlay: str, role: Role) -> None:
+    login = installation.login(nats(overlay), role)
+    secret = installation.SecretKey(name=f"muster-nats-{role}", key="password")
+    assert (login.secret, login.is_password, login.authority) == (secret, True, "")
+    assert login.address("127.0.0.1:1", "pass") == f"nats://{role}:pass@127.0.0.1:1"
+
+
+@pytest.mark.parametrize("password", ["", "x\n", "a@b", "a/b", "a,b", "a:b", "%41", "ä"])
+def test_a_password_that_an_address_cannot_have_is_refused_without_its_value(password: str) -> None:
+    login = installation.login(nats("minimal"), Role.READER)
+    with pytest.raises(ValueError, match="Secret muster-nats-reader: password is empty, or has"):
+        login.address("127.0.0.1:1", password)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_production_has_credentials_and_tls(role: Role) -> None:
+    login = installation.login(nats("production"), role)
+    secret = installation.SecretKey(name=f"muster-{role}-creds", key="nats.creds")
+    assert (login.secret, login.is_password) == (secret, False)
+    assert (login.authority, login.server) == ("muster-nats-ca", "muster-nats")
+    assert login.address("127.0.0.1:1", "") == "tls://127.0.0.1:1"
+
+
+def test_only_ready_pods_of_a_part_that_stay_are_asked() -> None:
+    def pod(name: str, part: str, *, is_ready: bool = True, **metadata: str) -> installation.Pod:
+        labels = {"app.kubernetes.io/name": part}
+        condition = {"type": "Ready", "status": str(is_ready)}
+        tree = {
+            "metadata": {"name": name, "labels": labels, **metadata},
+            "status": {"phase": "Running", "conditions": [condition]},
+        }
+        return installation.decode_pod(json.dumps(tree).encode())
+
+    pods = [
+        pod("b", "muster-health"),
+        pod("a", "muster-health"),
+        pod("c", "muster-health", is_ready=False),
+        pod("d", "muster-health", deletionTimestamp="2026-11-23T00:00:00Z"),
+        pod("e", "muster-nats"),
+    ]
+    assert [each.name for each in installation.ready(pods, "muster-health")] == ["a", "b"]
+    assert installation.absent(pods[2:3], "muster-health", "muster") == (
+        "no pod of muster-health is ready in the namespace muster: c (Running)"
+    )

@@ -1,0 +1,149 @@
+"""muster in a cluster, as a kubeconfig reaches it: an API stand-in before real servers."""
+
+import base64
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import prometheus_client
+
+from muster.cli import keyfiles
+from muster.kubernetes import api as kubernetes_api
+from muster.local import httpd, kubernetes, nats
+from muster.nats import bus
+from muster.nats.auth import accounts
+from muster.service import probes
+from tests.worlds import manifests, nats_with_passwords
+
+NAMESPACE: Final = "muster"
+USER: Final = "alice"
+PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_ANY: Final = "muster.example"
+"""A name in a certificate that is no address of this machine."""
+
+
+@dataclass
+class World:
+    """The API stand-in, a kubeconfig of a user with all rights, and muster behind it."""
+
+    stand_in: kubernetes.KubernetesApi
+    api: kubernetes_api.Api
+    kubeconfig: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def deny(self, verb: str, resource: str) -> None:
+        """Take a right from the user."""
+        self.stand_in.users.deny(USER, verb, resource)
+
+    async def create(self, kind: str, tree: Mapping[str, Any]) -> None:
+        """Create an object of muster's namespace."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/{kind}"
+        answer = await self.api.request("POST", path, body=tree, timeout_s=10)
+        assert answer.is_ok, answer.problem
+
+    async def secret(self, name: str, key: str, value: str) -> None:
+        """Create a Secret."""
+        data = {key: base64.b64encode(value.encode()).decode()}
+        await self.create(
+            "secrets",
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data},
+        )
+
+    async def pod(
+        self, part: str, number: int, port: int, url: str, *, overlay: str = "minimal"
+    ) -> None:
+        """Create a ready pod of a part of muster, whose port leads to a server of this machine."""
+        name = f"{part}-{number}"
+        spec = manifests.pods(overlay)[part]
+        labels = {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": "muster"}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {**spec, "subdomain": _ANY},
+        }
+        await self.create("pods", pod)
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        await self.status(name, status)
+        host, _, local = url.rpartition("//")[2].rpartition(":")
+        self.stand_in.ports[name, port] = httpd.Address(host, int(local))
+
+    async def status(self, pod: str, status: Mapping[str, Any]) -> None:
+        """Change the status of a pod."""
+        answer = await self.api.request(
+            "PATCH", f"{PODS}/{pod}/status", body={"status": status},
+            content=kubernetes_api.MERGE, timeout_s=10,
+        )  # fmt: skip
+        assert answer.is_ok, answer.problem
+
+
+@contextlib.asynccontextmanager
+async def empty(where: Path) -> AsyncIterator[World]:
+    """Run a cluster without muster."""
+    where.mkdir(exist_ok=True)
+    config, admin = where / "kubeconfig", where / "admin"
+    async with kubernetes.KubernetesApi(namespaces=(NAMESPACE,)) as stand_in:
+        stand_in.write_kubeconfig(config, token=USER)
+        stand_in.write_kubeconfig(admin)
+        async with await kubernetes_api.find(kubeconfig=str(admin), context=None) as api:
+            yield World(stand_in, api, config)
+
+
+@contextlib.asynccontextmanager
+async def health(world: World, number: int, *, leader: str = "") -> AsyncIterator[None]:
+    """Run a pod of health that answers with a state; it leads if nobody else is named."""
+    service = {"leads": None, "leader": leader} if leader else {"leads": 7}
+    plugin = {"node": "node-a", "plugin": "device-plugin", "verdict": "HEALTHY"}
+    state = {"plugins": [plugin], "fleet": {}, "service": service}
+    body = orjson.dumps(state)
+    async with probes.serve(
+        "127.0.0.1", 0,
+        ready=probes.always,
+        registry=prometheus_client.CollectorRegistry(),
+        more={"/state": lambda: (200, "application/json", body)},
+    ) as url:  # fmt: skip
+        await world.pod("muster-health", number, 8080, url)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def passwords(world: World, where: Path) -> AsyncIterator[str]:
+    """Run NATS as `minimal` has it, with the Secrets of reader and admin; give admin's address."""
+    config = nats_with_passwords.configuration(where)
+    async with nats.NatsServer(where / "server", config=config) as server:
+        await world.pod("muster-nats", 0, 4222, server.url)
+        for user in ("reader", "admin"):
+            await world.secret(f"muster-nats-{user}", "password", nats_with_passwords.PASSWORD)
+        yield server.url.replace("//", f"//admin:{nats_with_passwords.PASSWORD}@")
+
+
+@contextlib.asynccontextmanager
+async def credentials(world: World, where: Path) -> AsyncIterator[dict[str, str]]:
+    """Run NATS as `production` has it, with TLS and credentials; give each role's."""
+    keyfiles.make(where, at=time.time())
+    at, lasts = datetime.now(UTC), timedelta(days=1)
+    keyfiles.make_certificates(where, [_ANY], at=at, lasts=lasts)
+    text = (where / "accounts.conf").read_text("utf-8")
+    tls = f'tls {{ cert_file: "{where}/tls.crt", key_file: "{where}/tls.key" }}\n'
+    config = where / "nats.conf"
+    config.write_text(tls + text)
+    async with nats.NatsServer(where / "server", config=config) as server:
+        await world.pod("muster-nats", 0, 4222, server.url, overlay="production")
+        authority = {"ca.crt": (where / "ca.crt").read_text("utf-8")}
+        tree = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "muster-nats-ca"}}
+        await world.create("configmaps", {**tree, "data": authority})
+        reader = keyfiles.user(where, accounts.Role.READER, name="reader_x", at=time.time())
+        yield {"reader": reader, "admin": (where / "admin.creds").read_text("utf-8")}
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[bus.Bus]:
+    """Connect, and make the streams as health does."""
+    async with bus.Bus(url, producer="test", name="test", owner=True) as link:
+        await link.link.client()
+        yield link
