@@ -2,7 +2,6 @@
 
 import enum
 import re
-import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -138,7 +137,7 @@ class Login:
                 "cannot be part of an address, such as a line feed"
             )
         scheme = "tls" if self.authority else "nats"
-        return f"{scheme}://{urllib.parse.quote(self.role)}:{password}@{where}"
+        return f"{scheme}://{self.role}:{password}@{where}"
 
 
 def decode_pod(body: bytes) -> Pod:
