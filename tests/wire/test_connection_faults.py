@@ -73,16 +73,16 @@ async def ignore(_: connection.Message) -> None:
 
 
 async def served(peer: Peer, link: connection.Connection, count: int) -> None:
-    """Wait until so many connections met no fault, and the last is in use."""
+    """Wait until so many connections met no fault, or more on a slow machine; one is in use."""
     await bus_subjects.until(
-        lambda: peer.served == count and link.is_connected and not peer.faults, limit_s=BOUND_S
+        lambda: peer.served >= count and link.is_connected and not peer.faults, limit_s=BOUND_S
     )
 
 
 async def after_faults(peer: Peer, link: connection.Connection, faults: Faults) -> None:
     await served(peer, link, 1)
     peer.kick(*faults)
-    await served(peer, link, 2)
+    await served(peer, link, peer.served + 1)
     await bus_subjects.until(lambda: peer.connections == 1, limit_s=BOUND_S)
 
 
