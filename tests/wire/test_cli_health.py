@@ -256,23 +256,25 @@ def test_a_command_that_cannot_write_its_output_ends_without_a_traceback(tmp_pat
             reading, closed_pipe = os.pipe()
             os.close(reading)
             full_disk = os.open("/dev/full", os.O_WRONLY)
-            full = "muster: standard output: No space left on device\n"
+            full = (1, "muster: standard output: No space left on device\n")
+            keys = str(tmp_path / "keys")
             try:
-                for command in (
-                    ("status", "--json"),
-                    ("why", "node.b"),
-                    ("silence", "add", "node=a", "--comment", "x", "--url", url),
-                    ("dlq", "list", "--url", url),
-                    ("auth", "init", str(tmp_path / "keys")),
+                for file, outcome, arguments in (
+                    (full_disk, full, ("status", "--json")),
+                    (full_disk, full, ("why", "node.b")),
+                    (full_disk, full, ("silence", "add", "a=b", "--comment", "x", "--url", url)),
+                    (full_disk, full, ("dlq", "list", "--url", url)),
+                    (full_disk, full, ("auth", "init", keys)),
+                    (closed_pipe, (0, ""), ("status",)),
+                    (
+                        closed_pipe,
+                        (0, ""),
+                        ("events", "--no-follow", "--since", "1h", "--url", url),
+                    ),
+                    (closed_pipe, (0, ""), ("silence", "list", "--url", url)),
+                    (closed_pipe, (0, ""), ("auth", "reader", "--name", "x", "--keys", keys)),
                 ):
-                    assert await asyncio.to_thread(run, full_disk, *command) == (1, full)
-                for command in (
-                    ("status",),
-                    ("events", "--no-follow", "--since", "1h", "--url", url),
-                    ("silence", "list", "--url", url),
-                    ("auth", "reader", "--name", "x", "--keys", str(tmp_path / "keys")),
-                ):
-                    assert await asyncio.to_thread(run, closed_pipe, *command) == (0, "")
+                    assert await asyncio.to_thread(run, file, *arguments) == outcome
             finally:
                 os.close(closed_pipe)
                 os.close(full_disk)
