@@ -11,12 +11,20 @@ import sys
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import yaml
 
 from muster import vocabulary
 from muster.local import stack
 from muster.nats.auth import permissions, server_conf
+from muster_fuse import config as fuse_config
+from muster_health.model import config as health_config
+from muster_labeler import config as labeler_config
 from muster_labeler.naming import label_forms
+from muster_notifier.config import receiver_settings
+from muster_notifier.config import schema as notifier_schema
+from muster_plugin.config import resources
+from muster_plugin.config import settings as plugin_settings
 from scripts import dashboard
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -78,7 +86,7 @@ def _admission() -> str:
 def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
     """Return the part of the Helm chart that says what the base, overlays and components say."""
     k8s, chart = ROOT / "k8s", Path("k8s/chart/muster")
-    schema = yaml.safe_load((k8s / "chart/values.schema.yaml").read_text("utf-8"))["values"]
+    schema = _schema(yaml.safe_load((k8s / "chart/values.schema.yaml").read_text("utf-8")))
     parts = {Path(folder).name: _part(k8s / folder, admission) for folder in _PARTS}
     return {
         chart / "files/nats.conf": (k8s / "base/nats/nats.conf").read_bytes(),
@@ -86,8 +94,9 @@ def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
         chart / "files/accounts.conf": accounts,
         chart / "files/muster.json": dashboard.text().encode(),
         chart / "files/manifests.yaml": _made("k8s/base, overlays and components", parts),
-        chart / "files/known.yaml": _made("k8s/chart/values.schema.yaml", _names(schema)),
-        chart / "values.schema.json": f"{json.dumps(schema, indent=1)}\n".encode(),
+        chart / "files/known.yaml": _made("k8s/chart/values.schema.yaml", _known(schema)),
+        # Go's expressions end by $, not by \Z
+        chart / "values.schema.json": json.dumps(schema, indent=1).replace(r"\\Z", "$").encode(),
     }
 
 
@@ -107,13 +116,52 @@ def _part(folder: Path, admission: str) -> _Object:
     return {"objects": objects, "patches": patches}
 
 
-def _names(schema: _Object) -> _Object | None:
-    """Return the names that a schema knows, in a tree; None where any name may be."""
+def _schema(written: _Object) -> _Object:
+    """Return the schema of the chart's values, with those of the settings of all services."""
+    shapes = {
+        "plugin": plugin_settings.Settings,
+        "health": health_config.Settings,
+        "labeler": labeler_config.Settings,
+        "notifier": notifier_schema.Settings,
+        "fuse": fuse_config.Settings,
+    }
+    others = (resources.Resource, receiver_settings.Receiver)
+    references, definitions = msgspec.json.schema_components(
+        [*shapes.values(), *others], ref_template="#/definitions/{name}"
+    )
+    *services, device, receiver = references
+    # the chart mounts the Secret and gives the service the file
+    definitions["Secret"]["properties"]["secretRef"] = written["secretRef"]
+    schema: _Object = written["values"]
+    values = schema["properties"]
+    values["settings"]["properties"] = dict(zip(shapes, services, strict=True))
+    values["devices"]["items"], values["receivers"]["items"] = device, receiver
+    return {**schema, "definitions": definitions}
+
+
+def _known(schema: _Object) -> _Object:
+    """Return the names that a schema knows, for the template that says the nearest one."""
+    definitions = schema["definitions"]
+    return {
+        "values": _names(schema),
+        "definitions": {name: _names(inner) for name, inner in definitions.items()},
+    }
+
+
+def _names(schema: _Object) -> object:
+    """Return names in a tree, a list of a tree, the name of a definition, or None: any name."""
+    for inner in schema.get("anyOf", []):
+        if names := _names(inner):
+            return names
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2]
+    if isinstance(schema.get("items"), dict):
+        return [_names(schema["items"])]
     properties = schema.get("properties")
     return properties and {name: _names(inner) for name, inner in properties.items()}
 
 
-def _made(source: str, tree: _Object | None) -> bytes:
+def _made(source: str, tree: _Object) -> bytes:
     # written again, not referred to, where it is there twice: schemas share parts
     apart = json.loads(json.dumps(tree))
     text = yaml.safe_dump(apart, sort_keys=False, width=1000)

@@ -44,6 +44,14 @@ def test_helm_finds_nothing_wrong_with_the_chart() -> None:
         ({"kubelet": {"directory": "var/lib"}}, "/kubelet/directory"),
         ({"plugin": {"tolerations": {}}}, "/plugin/tolerations"),
         ({"devices": [{"groups": []}]}, "/devices/0"),
+        ({"devices": [{"name": "a.example/b", "groups": [{"count": "3"}]}]}, "/count"),
+        ({"receivers": [{"slack": {}}]}, "/receivers/0"),
+        ({"receivers": [{"name": "a", "slack": {"webhook_from": "b"}}]}, "/webhook_from"),
+        (
+            {"receivers": [{"name": "a", "slack": {"webhook_from": {"secretRef": {"name": "b"}}}}]},
+            "key",
+        ),
+        ({"settings": {"health": {"log": {"level": "DEBUG"}}}}, "/settings/health/log/level"),
     ],
     ids=str,
 )
@@ -55,6 +63,11 @@ def test_values_of_another_shape_are_refused_by_their_place(
         pytest.raises(helm.HelmValuesError, match=where),
     ):
         chart.render(values, name="muster", namespace="muster")
+
+
+AT: Final = "settings.notifier.routes.0.routes.0"
+DEVICE: Final = "devices.0.groups.0.devices.0"
+SLACK_AT: Final = "receivers.0.slack"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +85,18 @@ def test_values_of_another_shape_are_refused_by_their_place(
         (
             {"settings": {"kubelet": {}}},
             ["unknown value settings.kubelet; there are: fuse, health, labeler, notifier, plugin"],
+        ),
+        (
+            {"devices": [{"name": "a/b", "groups": [{"devices": [{"pth": "/dev/a"}]}]}]},
+            [f"unknown value {DEVICE}.pth: did you mean {DEVICE}.path?"],
+        ),
+        (
+            {"settings": {"notifier": {"routes": [{"routes": [{"matcher": []}]}]}}},
+            [f"unknown value {AT}.matcher: did you mean {AT}.matchers?"],
+        ),
+        (
+            {"receivers": [{"name": "ops", "slack": {"webhook": {"secretRef": {}}}}]},
+            [f"unknown value {SLACK_AT}.webhook: did you mean {SLACK_AT}.webhook_from?"],
         ),
         ({"global": {"anything": 1}, "settings": {"labeler": {"mode": "apply"}}}, []),
         (

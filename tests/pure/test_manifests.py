@@ -534,10 +534,10 @@ def test_whoever_reads_settings_at_its_start_is_restarted_by_new_ones(overlay: s
 
     before = pods_with()
     for name in CENTRAL:
-        after = pods_with(**{name: {"log": {"level": "DEBUG"}}})
+        after = pods_with(**{name: {"log": {"level": "debug"}}})
         assert {n for n in before if before[n] != after[n]} == {f"muster-{name}"}
     # it reads its file again by itself, and a restart would take devices away for a moment
-    assert pods_with(plugin={"log": {"level": "DEBUG"}}) == before
+    assert pods_with(plugin={"log": {"level": "debug"}}) == before
     annotations = before["muster-nats"]["template"]["metadata"]["annotations"]
     assert re.fullmatch("[0-9a-f]{64}", annotations["checksum/settings"])
 

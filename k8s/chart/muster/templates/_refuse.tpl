@@ -2,7 +2,7 @@
 {{- /* refuses values that cannot be meant: one line for each */ -}}
 {{- $v := .Values -}}
 {{- $known := .Files.Get "files/known.yaml" | fromYaml -}}
-{{- $problems := include "muster.unknown" (dict "values" $v "known" $known "path" list) -}}
+{{- $problems := include "muster.unknown" (dict "values" $v "known" $known.values "definitions" $known.definitions "path" list) -}}
 {{- if not $problems -}}
 {{- $problems = include "muster.problems" . -}}
 {{- if $v.checkCluster }}{{ $problems = print $problems (include "muster.lacks" .) }}{{ end -}}
@@ -72,16 +72,22 @@ receivers: {{ . }}
 
 {{- define "muster.unknown" -}}
 {{- /* prints a line for each name in .values that .known has not, with the nearest that it has */ -}}
-{{- $path := .path -}}
+{{- $call := . -}}
 {{- $known := .known -}}
+{{- if kindIs "string" $known }}{{ $known = index .definitions $known }}{{ end -}}
+{{- if and (kindIs "slice" $known) (kindIs "slice" .values) -}}
+{{- range $at, $value := .values -}}
+{{- include "muster.unknown" (dict "values" $value "known" (first $known) "path" (append $call.path $at) "definitions" $call.definitions) -}}
+{{- end -}}
+{{- else if and (kindIs "map" $known) (kindIs "map" .values) -}}
+{{- $names := keys $known | sortAlpha -}}
 {{- range $name, $value := .values -}}
-{{- $where := append $path $name -}}
-{{- if not (hasKey $known $name) -}}
-{{- $names := keys $known | sortAlpha }}
-unknown value {{ join "." $where }}
-{{- with include "muster.nearest" (dict "name" $name "names" $names) }}: did you mean {{ append $path . | join "." }}?{{ else }}; there are: {{ join ", " $names }}{{ end }}
-{{- else if and (kindIs "map" $value) (index $known $name) -}}
-{{- include "muster.unknown" (dict "values" $value "known" (index $known $name) "path" $where) -}}
+{{- if hasKey $known $name -}}
+{{- include "muster.unknown" (dict "values" $value "known" (index $known $name) "path" (append $call.path $name) "definitions" $call.definitions) -}}
+{{- else }}
+unknown value {{ append $call.path $name | join "." }}
+{{- with include "muster.nearest" (dict "name" $name "names" $names) }}: did you mean {{ append $call.path . | join "." }}?{{ else }}; there are: {{ join ", " $names }}{{ end }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -92,6 +98,7 @@ unknown value {{ join "." $where }}
 {{- $nearest := "" -}}
 {{- range .names -}}
 {{- $distance := include "muster.distance" (dict "from" (lower $.name) "to" (lower .)) | int -}}
+{{- if and (gt (len $.name) 2) (hasPrefix $.name .) }}{{ $distance = 1 }}{{ end -}}
 {{- if lt $distance $best }}{{ $best = $distance }}{{ $nearest = . }}{{ end -}}
 {{- end -}}
 {{- $nearest -}}
