@@ -125,6 +125,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     is_disconnected: bool = msgspec.field(default=False, name="blind")
     advisories: str = ""
     publishing_problem: str = msgspec.field(default="", name="telling")
+    notified: str = ""
+    """Why nobody may be notified of alerts."""
     cluster: str | dict[str, str] = ""
 
 
@@ -167,6 +169,7 @@ def caveats(state: State) -> list[str]:
     if state.fleet.mass_failures:
         notes.append("mass failure: many plugins went silent together; verdicts are suspended")
     notes += [service.publishing_problem] if service.publishing_problem else []
+    notes += [service.notified] if service.notified else []
     if service.advisories not in _ADVISORIES_FINE:
         notes.append(f"connections: {service.advisories}")
     if isinstance(service.cluster, str):

@@ -26,6 +26,7 @@ from muster.vocabulary.conclusions import (
     NotificationDelivered as NotificationDelivered,
     NotificationEvent as NotificationEvent,
     NotificationFailed as NotificationFailed,
+    ReceiversConfigured as ReceiversConfigured,
     NotificationReason as NotificationReason,
     RemediationDecided as RemediationDecided,
     Remedy as Remedy,
@@ -131,6 +132,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     NodeLimited,
     NotificationDelivered,
     NotificationFailed,
+    ReceiversConfigured,
 )
 
 

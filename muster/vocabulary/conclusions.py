@@ -234,6 +234,15 @@ class NodeLimited(facts.Event, frozen=True, kw_only=True):
     reason: facts.Text
 
 
+class ReceiversConfigured(facts.Event, frozen=True, kw_only=True):
+    """The leading notifier notifies these receivers: name and kind. It says so again and again."""
+
+    TYPE = "receivers.configured"
+    SUBJECT = "muster.notification.{node}.receivers.configured"
+    receivers: Mapping[str, str]
+    interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
 class NotificationEvent(facts.Event, frozen=True, kw_only=True):
     """The outcome of one notification about one group of alerts."""
 

@@ -57,9 +57,10 @@ def newer(value: object) -> object:
     """Return it as a later version might write it: with an additional field everywhere."""
     match value:
         case dict():
-            # labels are data: an additional one would be a label, not a field
+            # these are data: an additional one would be a label or a receiver, not a field
             fields = {
-                key: field if key == "labels" else newer(field) for key, field in value.items()
+                key: field if key in {"labels", "receivers"} else newer(field)
+                for key, field in value.items()
             }
             return {**fields, "newer": {"a": [1]}}
         case list():

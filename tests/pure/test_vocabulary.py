@@ -37,6 +37,7 @@ REQUIRED: Final[Mapping[str, object]] = {
     "fingerprint": "0123456789abcdef",
     "summary": "fuse is down",
     "starts_at": "2026-01-02T03:04:05Z",
+    "receivers": {"ops": "slack"},
     "receiver": "Ops_chat",
     "group": "node-a",
     "error": "503",

@@ -176,16 +176,22 @@ def test_what_an_alert_would_meet_is_explained(tmp_path: pathlib.Path) -> None:
             file = tmp_path / "notifier.json"
             route = {"matchers": ['severity="critical"'], "receivers": ["pager"]}
             receivers: list[dict[str, object]] = [
-                {"name": name, "console": {}} for name in ("ops", "pager")
+                {"name": "ops", "console": {}},
+                {"name": "pager", "file": {"path": "/tmp/notified"}},
             ]
-            settings = {"bus": {"url": url}, "receivers": receivers, "routes": [route]}
+            settings = {
+                "bus": {"url": url},
+                "receivers": receivers,
+                "routes": [route],
+                "default_receivers": ["ops"],
+            }
             file.write_bytes(orjson.dumps(settings))
             await muster(url, "silence", "add", "node=node-a", "--comment", "x")
             labels = ("--labels", "kind=stuck,node=node-a,severity=critical")
             explain = ("notify", "explain", "--config", str(file), *labels)
             code, out, _ = await muster(url, *explain)
-            *lines, last = out.splitlines()
-            assert code == 0
+            *lines, muted, last = out.splitlines()
+            assert code == 1
             assert lines == [
                 'alert      {alertname="stuck",kind="stuck",node="node-a",severity="critical"}',
                 'route      {}/{severity="critical"}',
@@ -193,13 +199,21 @@ def test_what_an_alert_would_meet_is_explained(tmp_path: pathlib.Path) -> None:
                 "  times    first after 30 s, changes every 300 s, reminders every 14400 s",
                 "  notifies pager",
             ]
-            assert last.startswith("muted      silenced: ")
+            assert muted.startswith("muted      silenced: ")
+            assert last == "notified   nobody: it is muted now"
             code, out, _ = await muster(url, *explain, "--json")
             explanation = orjson.loads(out)
-            assert (code, explanation["routes"][0]["receivers"]) == (0, ["pager"])
+            assert (code, explanation["routes"][0]["receivers"]) == (1, ["pager"])
             assert explanation["muted"]["cause"] == "silenced"
             code, out, _ = await muster(url, *explain, "--offline")
-            assert out.splitlines()[-1] == "muted      no: its receivers are notified"
+            assert (code, out.splitlines()[-1]) == (0, "notified   pager")
+            info = ("notify", "explain", "--config", str(file), "--labels", "severity=info")
+            code, out, _ = await muster(url, *info, "--offline")
+            log_alone = "notified   nobody: its receivers are only the notifier's log"
+            assert (code, out.splitlines()[-1]) == (1, log_alone)
+            file.write_bytes(orjson.dumps(settings | {"default_receivers": []}))
+            code, out, _ = await muster(url, *info, "--offline")
+            assert (code, out.splitlines()[-1]) == (1, "notified   nobody: no route has a receiver")
 
     asyncio.run(story())
 

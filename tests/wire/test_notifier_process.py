@@ -19,6 +19,7 @@ import pytest
 from muster import matching, vocabulary
 from muster.local import nats, processes, webhook
 from muster.nats import bus, consumers, storage, streams
+from muster.nats.auth import permissions
 from muster.vocabulary import AlertState
 from muster_notifier.delivery.dead_letters import REPLAY
 from muster_notifier.routing import notifications
@@ -90,7 +91,7 @@ class World:
         events = consumers.follow(
             self.bus.link,
             streams.NOTIFICATIONS,
-            filters=["muster.notification.>"],
+            filters=["muster.notification.*.*.notification.*"],
             since=T0 - dt.timedelta(days=9999),
         )
         async for event in events:
@@ -168,6 +169,27 @@ def test_receivers_are_notified_once_of_an_alert_and_once_of_its_end(
         texts = [str(line["text"]).splitlines()[0] for line in made.log("notification")]
         assert texts[0] == "node-a: alert a; new pods fail"
         assert re.fullmatch(r"Resolved after \d+ [a-z ]+\d*.*: node-a: alert a", texts[1])
+
+    play(story, tmp_path)
+
+
+def test_while_nobody_is_notified_the_log_the_metric_and_the_bus_say_so(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.start(receivers=[{"name": "console", "console": {}}])
+        assert made.bus is not None
+        announced = consumers.follow(
+            made.bus.link, streams.NOTIFICATIONS, filters=[permissions.RECEIVERS], since=T0
+        )
+        async for event in announced:
+            assert isinstance(event.data, vocabulary.ReceiversConfigured)
+            assert event.data.receivers == {"console": "console"}
+            break
+        assert len(made.log("nobody_is_notified_yet")) == 1
+        metrics = (await made.get("/metrics"))[1].decode().splitlines()
+        assert 'muster_notifier_receivers{kind="console"} 1.0' in metrics
+        assert 'muster_notifier_receivers{kind="slack"} 0.0' in metrics
 
     play(story, tmp_path)
 

@@ -41,6 +41,8 @@ for an imported stream, nats-server does not count what it delivers, and would i
 after which a subscription ends (server/client.go, addShadowSub; 2.15)."""
 LIMITED: Final = "muster.sys.*.node.limited"
 """Where the gate says, in muster's account, which node it refuses."""
+RECEIVERS: Final = "muster.notification.*.receivers.configured"
+"""Where the notifier says whom it notifies."""
 DURABLES: Final = ("notifier",)
 OWN_INBOX: Final = "_INBOX.{{name()}}.>"
 ANSWER_S: Final = 10
@@ -157,7 +159,7 @@ def health() -> Grant:
             *_keeps_streams(),
         ),
         publish_denied=(*_of_others(streams.EVENTS, ""), *_of_others(streams.INVENTORY, "")),
-        subscribe=("muster.heartbeat.>", "muster.nats.>", "muster.sys.*.node.limited"),
+        subscribe=("muster.heartbeat.>", "muster.nats.>", "muster.sys.*.node.limited", RECEIVERS),
     )
 
 

@@ -20,7 +20,7 @@ from muster.kubernetes import api
 from muster.nats import bus, heartbeats, lock, streams
 from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
-from muster_health.bus import inputs, nats_connections, outputs, self_monitoring
+from muster_health.bus import inputs, nats_connections, notified, outputs, self_monitoring
 from muster_health.bus import inputs as bus_probes
 from muster_health.fleet import detector
 from muster_health.kubernetes import plugin_reader, watches
@@ -49,6 +49,8 @@ async def serve(settings: config.Settings) -> None:
         )
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
         incoming = inputs.Inputs(connected.link, stream, election, inbox, watched.nodes)
+        receivers = notified.Notified(began_at=asyncio.get_running_loop().time())
+        await connected.link.subscribe(notified.SUBJECT, receivers.receive)
         link = nats_connections.Link(
             connected.subscribe, connected.link.probe_connect, connected.link.changes
         )
@@ -80,7 +82,9 @@ async def serve(settings: config.Settings) -> None:
         driven: machine.Machine[signals.Input, signals.Output] = watched
         if settings.recording.file:
             driven = _recorded(watched, settings, stack, has_cluster=kubernetes is not None)
-        state = functools.partial(_state, watched, election, monitor, outgoing, cluster, reader)
+        state = functools.partial(
+            _state, watched, election, monitor, outgoing, cluster, reader, receivers
+        )
 
         def problem() -> str | None:
             return connected.link.problem() or outgoing.problem() or election.problem()
@@ -191,6 +195,7 @@ def _state(
     outgoing: outputs.Outputs,
     cluster: watches.ClusterWatcher | None,
     reader: plugin_reader.PluginReader | None,
+    receivers: notified.Notified,
 ) -> probes.Answer:
     """Return the state of the service, as `/state` shows it."""
     now = asyncio.get_running_loop().time()
@@ -204,6 +209,7 @@ def _state(
             "position": watched.position,
             "advisories": monitor.problem or "received",
             "telling": outgoing.problem() or "",
+            "notified": receivers.problem(now),
             "cluster": cluster.problems | (reader.problems if reader else {})
             if cluster
             else "no Kubernetes API is configured",

@@ -67,6 +67,7 @@ def _checked(settings: schema.Settings) -> schema.Settings:
 
 async def _serve(settings: schema.Settings) -> None:
     logs.configure("notifier", level=settings.log.level)
+    monitor.count_receivers(_kinds(settings))
     async with bus.Bus(
         settings.bus.url,
         producer="services/notifier",
@@ -260,6 +261,7 @@ class _Notifier:
             tasks.create_task(self._listen())
             tasks.create_task(self._follow_silences(follower))
             tasks.create_task(self._read_clock())
+            tasks.create_task(monitor.announce(self._bus.publish, _kinds(self._settings)))
             tasks.create_task(self._own_alerts.watch_dead_letters(self._dead_letters))
             if self._owners is not None:
                 tasks.create_task(self._owners.run())
@@ -355,6 +357,10 @@ class _Notifier:
         async for is_connected in self._bus.link.changes():
             change = monitor.BusRestored() if is_connected else monitor.BusLost()
             await self._ticks.put(runtime.Delivery(change))
+
+
+def _kinds(settings: schema.Settings) -> dict[str, str]:
+    return {receiver.name: receiver.way for receiver in settings.receivers}
 
 
 def _ping(settings: schema.Settings) -> endpoint.Endpoint | None:

@@ -80,7 +80,9 @@ def run_explain(
     offline: output.Flag = False,
     json: output.Json = False,
 ) -> int:
-    """Print which routes, groups, inhibitions and silences an alert would match.
+    """Print which routes, groups and mutes an alert would match, and who is notified.
+
+    The exit code is 1 if that is nobody.
 
     Parameters
     ----------
@@ -108,7 +110,7 @@ def run_explain(
         output.print_json(explanation)
     else:
         output.show(*explanation.lines())
-    return 0
+    return 0 if explanation.notified else 1
 
 
 @app.command(name="import")
@@ -241,7 +243,10 @@ class _Matched(msgspec.Struct, frozen=True):
 
 
 class _Explanation(msgspec.Struct, frozen=True):
-    """What would happen to an alert. `owners` are the receivers that its pods' owners may name."""
+    """What would happen to an alert. `owners` are the receivers that its pods' owners may name.
+
+    `notified` are the receivers that get it now; the console is nobody.
+    """
 
     alert: str
     notes: list[str]
@@ -249,6 +254,8 @@ class _Explanation(msgspec.Struct, frozen=True):
     owners: tuple[str, ...]
     owners_group: str
     muted: muting.Muted | None
+    notified: tuple[str, ...]
+    why_nobody: str = ""
 
     def lines(self) -> list[str]:
         lines = [f"alert      {self.alert}", *(f"note       {note}" for note in self.notes)]
@@ -256,8 +263,10 @@ class _Explanation(msgspec.Struct, frozen=True):
         if self.owners:
             names = ", ".join(self.owners)
             lines.append(f"owners     of its pods may name {names}; group {self.owners_group}")
-        muted = _muted(self.muted) if self.muted else "no: its receivers are notified"
-        return [*lines, f"muted      {muted}"]
+        if self.muted:
+            lines.append(f"muted      {_muted(self.muted)}")
+        nobody = f"nobody: {self.why_nobody}"
+        return [*lines, f"notified   {', '.join(self.notified) or nobody}"]
 
 
 def _muted(muted: muting.Muted) -> str:
@@ -278,23 +287,36 @@ async def _explain(
     at = datetime.now(UTC)
     equal = matching.Operator.EQUAL
     conditions = [matching.Matcher(name, equal, labels[name]) for name in sorted(labels)]
+    matched = [
+        _Matched(
+            route=route.key,
+            group=routes.format_labels(routes.select_labels(labels, route.group_by)),
+            timing=route.timing,
+            receivers=route.receivers,
+            muted=mutes.route_muted_by(route, at),
+        )
+        for route in schema.route_tree(configured).find(labels)
+    ]
+    muted = mutes.muted_by(labels, at)
+    unmuted = dict.fromkeys(name for each in matched if not each.muted for name in each.receivers)
+    kinds = {receiver.name: receiver.way for receiver in configured.receivers}
+    people = tuple(name for name in unmuted if kinds[name] != "console")
     return _Explanation(
         alert=routes.format_labels(labels),
         notes=[doubt for doubt in map(matching.doubt, conditions) if doubt],
-        routes=[
-            _Matched(
-                route=route.key,
-                group=routes.format_labels(routes.select_labels(labels, route.group_by)),
-                timing=route.timing,
-                receivers=route.receivers,
-                muted=mutes.route_muted_by(route, at),
-            )
-            for route in schema.route_tree(configured).find(labels)
-        ],
+        routes=matched,
         owners=configured.owners.receivers,
         owners_group=routes.format_labels(routes.select_labels(labels, configured.owners.group_by)),
-        muted=mutes.muted_by(labels, at),
+        muted=muted,
+        notified=() if muted else people,
+        why_nobody=_why_nobody(matched, unmuted, is_muted=muted is not None),
     )
+
+
+def _why_nobody(matched: list[_Matched], unmuted: Mapping[str, None], *, is_muted: bool) -> str:
+    if is_muted or (not unmuted and any(route.muted and route.receivers for route in matched)):
+        return "it is muted now"
+    return "its receivers are only the notifier's log" if unmuted else "no route has a receiver"
 
 
 def _parse_labels(text: str) -> dict[str, str]:

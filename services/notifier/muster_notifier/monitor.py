@@ -1,7 +1,7 @@
-"""Adapter: the alerts that the notifier raises itself, and its ping to an external monitor.
+"""Adapter: the alerts that the notifier raises itself, and what it says of its receivers.
 
 Alerts are raised while health is silent and while there are dead letters. If a URL is configured,
-it is pinged as long as the notifier works.
+it is pinged as long as the notifier works, for an external monitor.
 
 The watchdog of health: if health's ticks stop, plugins are not monitored.
 
@@ -24,7 +24,7 @@ newest leader has been silent for a whole deadline (if the lock's bucket was los
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -33,11 +33,13 @@ import prometheus_client
 
 from muster import codec, http, vocabulary
 from muster.service import logs
+from muster_notifier.config import receiver_settings
 from muster_notifier.delivery import dead_letters
 from muster_notifier.receivers import endpoint, results
 
 PLUGIN = "notifier"
 _COUNT_S: Final = 10.0
+_ANNOUNCE_S: Final = 60.0
 _DEAD_LETTERS: Final = "notifications could not be delivered"
 _ADVICE: Final = {
     vocabulary.AlertKind.DEAD_LETTERS: "muster dlq list; once the receiver works: muster dlq replay"
@@ -45,6 +47,9 @@ _ADVICE: Final = {
 _SILENT: Final = "the health service is silent: plugins are not monitored"
 _DEAD = prometheus_client.Gauge(
     "muster_notifier_dead_letters", "Notifications that could not be delivered."
+)
+_RECEIVERS = prometheus_client.Gauge(
+    "muster_notifier_receivers", "Configured receivers, by kind.", ["kind"]
 )
 _PINGS = prometheus_client.Counter(
     "muster_notifier_pings_total", "Pings to the external monitor, by result.", ["result"]
@@ -242,6 +247,31 @@ class OwnAlerts:
             boot="",
             data=alert,
         )
+
+
+def count_receivers(kinds: Mapping[str, str]) -> None:
+    """Count the receivers by kind, and log if none of them reaches a person; `kinds` by name."""
+    for kind in receiver_settings.WAYS:
+        _RECEIVERS.labels(kind).set(sum(1 for each in kinds.values() if each == kind))
+    if set(kinds.values()) - {"console"}:
+        logs.logger().info("receivers_configured", **kinds)
+    else:
+        logs.logger().warning("nobody_is_notified_yet", advice="muster notify setup")
+
+
+async def announce(
+    publish: Callable[[vocabulary.Event], Awaitable[object]], kinds: Mapping[str, str]
+) -> None:
+    """Publish whom we notify, again and again, so that others can say if that is nobody."""
+    while True:
+        event = vocabulary.ReceiversConfigured(
+            node=vocabulary.FLEET,
+            at=datetime.now(UTC),
+            receivers=kinds,
+            interval_s=_ANNOUNCE_S,
+        )
+        await publish(event)
+        await asyncio.sleep(_ANNOUNCE_S)
 
 
 async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:

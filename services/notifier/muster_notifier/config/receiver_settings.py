@@ -245,6 +245,11 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     templates: Templates = Templates()
 
+    @property
+    def way(self) -> str:
+        """The kind of receiver."""
+        return next(way for way in WAYS if getattr(self, way) is not None)
+
     def __post_init__(self) -> None:
         """Refuse a receiver without a kind or with two kinds."""
         set_ways = [way for way in WAYS if getattr(self, way) is not None]

@@ -1,0 +1,52 @@
+"""Adapter: NATS: whom the notifier notifies, so that `muster status` says it if that is nobody.
+
+The leading notifier says this again and again; alerts do not depend on it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from muster import codec, vocabulary
+from muster.nats import connection
+
+SUBJECT: Final = vocabulary.ReceiversConfigured.SUBJECT.replace("{node}", "*")
+_CONSOLE: Final = "console"
+_PATIENCE_S: Final = 180.0
+_INTERVALS: Final = 3.0
+_NOBODY: Final = (
+    "nobody is notified yet: alerts go to the notifier's log alone; add a receiver: "
+    "muster notify setup"
+)
+
+
+class Notified:
+    """What the notifier said last."""
+
+    def __init__(self, *, began_at: float) -> None:
+        """`began_at` is when this process began, in monotonic seconds."""
+        self._receivers: Mapping[str, str] | None = None
+        self._due = began_at + _PATIENCE_S
+
+    async def receive(self, message: connection.Message) -> None:
+        """Take a message on `SUBJECT`."""
+        try:
+            event = codec.decode(message.subject, message.data).data
+        except codec.MalformedEvent as error:
+            connection.RECEIVED.labels(f"malformed_{error.reason}").inc()
+            return
+        assert isinstance(event, vocabulary.ReceiversConfigured), "the subject determines the type"
+        self.observe(event, asyncio.get_running_loop().time())
+
+    def observe(self, event: vocabulary.ReceiversConfigured, now: float) -> None:
+        """Take an event."""
+        self._receivers = event.receivers
+        self._due = now + max(_PATIENCE_S, _INTERVALS * event.interval_s)
+
+    def problem(self, now: float) -> str:
+        """Return why nobody may be notified; empty if somebody is, or it is too early to say."""
+        if now > self._due:
+            return "no notifier says whom it notifies: it does not run, or not with NATS"
+        if self._receivers is None or set(self._receivers.values()) - {_CONSOLE}:
+            return ""
+        return _NOBODY

@@ -1,0 +1,53 @@
+"""`muster status` says if nobody is notified of alerts."""
+
+import datetime as dt
+
+import pytest
+
+from muster import vocabulary
+from muster.cli import status
+from muster_health.bus import notified
+
+T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
+NOBODY = "nobody is notified yet: "
+NO_NOTIFIER = "no notifier says whom it notifies: it does not run, or not with NATS"
+
+
+def announced(**receivers: str) -> vocabulary.ReceiversConfigured:
+    return vocabulary.ReceiversConfigured(
+        node=vocabulary.FLEET, at=T0, receivers=receivers, interval_s=60.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("receivers", "problem"),
+    [
+        ({"console": "console"}, NOBODY),
+        ({"a": "console", "b": "console"}, NOBODY),
+        ({"console": "console", "ops": "slack"}, ""),
+        ({"ops": "email"}, ""),
+    ],
+)
+def test_nobody_is_notified_until_there_is_a_receiver_besides_the_console(
+    receivers: dict[str, str], problem: str
+) -> None:
+    known = notified.Notified(began_at=100.0)
+    known.observe(announced(**receivers), 110.0)
+    assert known.problem(120.0)[: len(NOBODY)] == problem
+
+
+def test_a_notifier_that_says_nothing_for_three_minutes_is_reported() -> None:
+    known = notified.Notified(began_at=100.0)
+    assert [known.problem(now) for now in (100.0, 280.0, 281.0)] == ["", "", NO_NOTIFIER]
+    known.observe(announced(ops="slack"), 300.0)
+    assert [known.problem(now) for now in (480.0, 481.0)] == ["", NO_NOTIFIER]
+
+
+def test_status_shows_it_as_a_note() -> None:
+    state = status.decode(
+        b'{"plugins":[],"fleet":{},"service":{"leads":1,"notified":"nobody is notified yet: x"}}'
+    )
+    assert status.caveats(state) == ["nobody is notified yet: x"]
+    assert "  note    nobody is notified yet: x" in status.lines(
+        state, source="here", everything=False
+    )
