@@ -262,7 +262,7 @@ def test_a_command_that_cannot_write_its_output_ends_without_a_traceback(tmp_pat
                 for file, outcome, arguments in (
                     (full_disk, full, ("status", "--json")),
                     (full_disk, full, ("why", "node.b")),
-                    (full_disk, full, ("silence", "add", "a=b", "--comment", "x", "--url", url)),
+                    (full_disk, full, ("silence", "add", "node=a", "--comment", "x", "--url", url)),
                     (full_disk, full, ("dlq", "list", "--url", url)),
                     (full_disk, full, ("auth", "init", keys)),
                     (closed_pipe, (0, ""), ("status",)),
