@@ -1,10 +1,10 @@
 """A device plugin of somebody else, as a process that shares no code with muster's plugin.
 
-    python -m tests.programs.foreign_plugin DIRECTORY SOCKET RESOURCE DEVICES
+    python -m tests.programs.foreign_plugin DIRECTORY SOCKET RESOURCE DEVICES [FRAGILE]
 
 It serves SOCKET and registers it, once, with the kubelet in DIRECTORY. It logs as JSON lines that
 it has registered, each connection to its socket and each method that is called: the socket leads to
-a second one, which gRPC serves.
+a second one, which gRPC serves. FRAGILE is text in a request at which it exits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Methods(grpc.GenericRpcHandler):
         await asyncio.Event().wait()
 
 
-async def serve(directory: Path, name: str, resource: str, count: int) -> None:
+async def serve(
+    directory: Path, name: str, resource: str, count: int, fragile: bytes = b""
+) -> None:
     with tempfile.TemporaryDirectory(prefix="mu-") as folder:
         inner = f"{folder}/grpc.sock"
         server = grpc.aio.server()
@@ -69,7 +71,7 @@ async def serve(directory: Path, name: str, resource: str, count: int) -> None:
             inside = await asyncio.open_unix_connection(inner)
             # the kubelet's connection is cancelled at the end
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(copy(reader, inside[1]), copy(inside[0], writer))
+                await asyncio.gather(copy(reader, inside[1], fragile), copy(inside[0], writer))
             say("disconnected")
 
         path = directory / "device-plugins" / name
@@ -83,9 +85,13 @@ async def serve(directory: Path, name: str, resource: str, count: int) -> None:
         path.unlink(missing_ok=True)
 
 
-async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fragile: bytes = b""
+) -> None:
     with contextlib.suppress(OSError, asyncio.CancelledError):
         while data := await reader.read(65_536):
+            if fragile and fragile in data:
+                os._exit(1)
             writer.write(data)
             await writer.drain()
     writer.close()
@@ -104,4 +110,5 @@ async def register(directory: Path, name: str, resource: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    root, name, resource, count, text = [*sys.argv[1:], ""][:5]
+    asyncio.run(serve(Path(root), name, resource, int(count), text.encode()))

@@ -202,6 +202,33 @@ def test_a_watched_plugin_sees_few_connections_and_only_the_kubelets_first_quest
     play(root, story)
 
 
+def test_a_plugin_that_exits_at_every_probe_is_probed_twice_and_then_left_alone(
+    root: Path,
+) -> None:
+    async def story(kubelet: stand_in.Kubelet) -> None:
+        async with watching(root, expect={GPU: 8}) as watch:
+            for _ in range(2):
+                assert await foreign_plugin.until_exit(root, SOCKET, GPU, 8) == 1
+            async with gpus(kubelet) as third:
+                await kubelet.drop_stream(GPU)
+                await watch.becomes(
+                    vocabulary.Watched(
+                        name=GPU,
+                        finding=Finding.NOT_REGISTERED,
+                        text="the kubelet lists 0 of 8 devices",
+                        socket=PATH,
+                        listed=0,
+                        expected=8,
+                        allocated=0,
+                    )
+                )
+                assert third.process.returncode is None
+            reached = {*observation.Answer} - {observation.Answer.REFUSED}
+            assert sum(watch.watcher.probes[answer] for answer in reached) == 2
+
+    play(root, story)
+
+
 def test_what_was_left_in_the_directory_is_no_plugin(root: Path) -> None:
     async def story(kubelet: stand_in.Kubelet) -> None:
         folder = kubelet.plugins_directory

@@ -5,9 +5,19 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.worlds import kubelets
+
+PROBE: Final = "muster-watch"
+"""The user agent of a probe."""
+
+
+async def until_exit(directory: Path, name: str, resource: str, count: int) -> int:
+    """Run a plugin that exits when it is probed; return its exit status."""
+    arguments = (str(directory), name, resource, str(count), PROBE)
+    async with kubelets.running("-m", "tests.programs.foreign_plugin", *arguments) as program:
+        return await program.process.wait()
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,48 @@
+"""Pure: spares a plugin whose process ends whenever something connects to it.
+
+A process that ends within a second of a connection may have ended because of it. After two such
+ends in a row the next process is given five minutes between connections, and twice as long after
+each further end, up to an hour. A process that ends without a recent connection shows that
+connections are not the cause, and the count begins anew.
+"""
+
+import math
+from typing import Final
+
+_CAUSE_S: Final = 1.0
+_ENDS_MIN: Final = 2
+_PAUSE_S: Final = 300.0
+_PAUSE_MAX_S: Final = 3600.0
+_DOUBLINGS_MAX: Final = 4
+
+
+class Sparing:
+    """Counts the ends of a plugin's processes that followed a connection."""
+
+    def __init__(self) -> None:
+        self._ends = 0
+        self._connected_at = -math.inf
+
+    @property
+    def pause_s(self) -> float:
+        """The least time from one connection to the next; 0 if there is no reason to wait."""
+        if self._ends < _ENDS_MIN:
+            return 0.0
+        doublings = min(self._ends - _ENDS_MIN, _DOUBLINGS_MAX)
+        return min(_PAUSE_MAX_S, _PAUSE_S * 2.0**doublings)
+
+    @property
+    def text(self) -> str:
+        """What follows a description of the failure; empty if connections are not suspected."""
+        if self._ends < _ENDS_MIN:
+            return ""
+        return f"; its process has ended {self._ends} times in a row just after a connection"
+
+    def connected(self, now: float) -> None:
+        """Record a connection that reached the process."""
+        self._connected_at = now
+
+    def ended(self, now: float) -> None:
+        """Record that the process has ended."""
+        self._ends = self._ends + 1 if now - self._connected_at <= _CAUSE_S else 0
+        self._connected_at = -math.inf
