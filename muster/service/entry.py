@@ -139,7 +139,7 @@ def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.Arg
             "--config-format",
             choices=["muster", *formats],
             default="muster",
-            help="format of that file; set in the environment what another program's file lacks",
+            help="format of FILE; if it is another program's, all else comes from the environment",
         )
     parser.add_argument(
         "--check",
