@@ -16,7 +16,7 @@ class Answer(enum.StrEnum):
     SILENT = "silent"
     WRONG = "wrong"
     MISSING = "missing"
-    """It answers, but the socket to which it leads the kubelet does not exist."""
+    """It answers, but the driver's endpoint that it gives the kubelet does not exist."""
     INCONCLUSIVE = "inconclusive"
     """The probe proves nothing: this process was too slow, or may not connect to the socket."""
 
@@ -84,8 +84,8 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one probe of the socket at `path`; `detail` says what was wrong.
 
-    `driver` is what a registration socket says about itself; `answer` is then REFUSED if nothing
-    serves the driver's endpoint.
+    `driver` is what a registration socket says about itself; `answer` is then REFUSED or MISSING if
+    nothing serves the driver's endpoint.
     """
 
     path: str

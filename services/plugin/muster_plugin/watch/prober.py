@@ -114,14 +114,14 @@ class Prober:
         if file.directory is observation.Directory.REGISTRY:
             answer = await _call(connection, _INFO, self._timeout_s)
             if answer.status is not None:
-                raise _Result(_Answer.WRONG, f"{answer.problem} (code {answer.status} of gRPC)")
+                raise _Result(_Answer.WRONG, f"{answer.problem} (gRPC status {answer.status})")
             driver = _driver(answer.message, file)
             await self._check_endpoint(driver)
             return _Result(_Answer.ANSWERED, driver=driver)
         answer = await _call(connection, _OPTIONS, self._timeout_s)
         if answer.status is None:
             _decode(dp.DevicePluginOptions, answer.message)
-        # an error of gRPC is an answer too: its server works, and may not like the question
+        # a gRPC error is an answer, too: the server works, but may not support the call
         return _Result(_Answer.ANSWERED)
 
     def _connect(self, path: Path, identity: str) -> socket.socket:
@@ -193,7 +193,7 @@ def _connection(path: Path, identity: str = "") -> socket.socket | None:
 
 
 def _endpoint_answer(path: Path) -> observation.Answer:
-    """Return whether nothing serves the socket at `path`, if its directory is visible."""
+    """Return the outcome of connecting to `path`; INCONCLUSIVE if its directory is not visible."""
     if not path.parent.is_dir():
         return _Answer.INCONCLUSIVE
     try:

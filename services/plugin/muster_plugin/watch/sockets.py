@@ -3,7 +3,7 @@
 Each probe costs the plugin a connection, so a process gets at most four within a minute. A refused
 connection reaches no process and does not count. Where the kernel can report the end of a process,
 it does (`Process.is_watched`); otherwise one connection a minute is reserved for a probe when the
-kubelet drops the plugin. A plugin that ends when it is connected to gets fewer (`sparing`).
+kubelet drops the plugin. A plugin that ends after connections gets fewer (`backoff`).
 """
 
 import collections
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from muster_plugin.watch import finding, observation, sparing
+from muster_plugin.watch import backoff, finding, observation
 
 SOCKETS_MAX: Final = 256
 AT_ONCE_MAX: Final = 32
@@ -24,9 +24,9 @@ CONNECTIONS_MAX: Final = 4
 _BOUND_S: Final = 0.1
 """Delay of the first probe: a socket exists before its server listens."""
 _BIND_S: Final = 1.0
-"""Within this time a plugin that starts may make its socket's file twice, and listen."""
+"""How long a starting plugin may take to listen; it may create its socket's file twice."""
 _DROPPED_S: Final = 5.0
-"""How long after the end of a process the kubelet's list may be read that shows it."""
+"""How much later than the end of a process the kubelet's list may show it."""
 _REFUSED_S: Final = (0.5, 0.5, 1.0, 1.0, 5.0)
 """Delay of the next probe after the first, second, ... refusal in a row."""
 _LOST_S: Final = 30.0
@@ -58,8 +58,8 @@ class Socket:
         self.servers = 0
         """How many processes have served it."""
         self._ended, self._ended_at = "", -math.inf
-        """The last process that ended, and when."""
-        self._sparing = sparing.Sparing()
+        """The identity of the last process that ended, and when it did."""
+        self._backoff = backoff.ProbeBackoff()
         self._refusals = 0
         self._asked_at: float | None = None
         self._due_at: float = now + _BOUND_S
@@ -78,8 +78,8 @@ class Socket:
             return _Server.REMOVED, text
         if self.halted:
             return _Server.HALTED, f"its process is {self.halted}"
-        if self.answer is None and self._sparing.pause_s and listed != 0:
-            # it is not connected to for now, but the kubelet is
+        if self.answer is None and self._backoff.pause_s and listed != 0:
+            # the agent makes no connections for now, but the kubelet still has its own
             return _Server.ANSWERS, ""
         return self._server_by_answer(name)
 
@@ -101,13 +101,13 @@ class Socket:
         if self.process is not None and self.process.is_watched and not self.has_ended:
             self.rival = self.process
         if self.process is None and now - self.changed_at >= _BIND_S:
-            # it was not connected to, and its process is gone all the same
-            self._sparing.ended(now)
+            # its process ended although nothing had connected
+            self._backoff.ended(now)
         self.file = file
         self.is_removed = self.has_ended = False
         self.answer, self.process, self.halted, self.changed_at = None, None, "", now
         self._ended, self._refusals, self._asked_at = "", 0, None
-        self._due_at = now + max(_BOUND_S, self._sparing.pause_s)
+        self._due_at = now + max(_BOUND_S, self._backoff.pause_s)
 
     def remove_file(self, now: float) -> None:
         """Record that the file is gone."""
@@ -123,14 +123,14 @@ class Socket:
             self._due_at = now + _REFUSED_S[min(self._refusals, len(_REFUSED_S) - 1)]
             self._refusals += 1
             if self.process is None and now - self.changed_at >= _BIND_S:
-                self._sparing.ended(now)
+                self._backoff.ended(now)
         else:
             self._refusals = 0
             is_over = self._is_over(probed.process, asked_at)
             if probed.process is not None:
                 self._connected.append(now)
             if probed.process is not None and not is_over:
-                self._sparing.connected(now)
+                self._backoff.connected(now)
             began_at = now if asked_at is None else asked_at
             self._due_at = now if is_over else began_at + self._period_s(probed)
         if probed.answer is _Answer.INCONCLUSIVE:
@@ -147,11 +147,11 @@ class Socket:
         if self.rival is not None and self.rival.identity == identity:
             self.rival = None
         is_served = self.process is not None and self.process.identity == identity
-        is_asked = self.process is None and self.is_being_probed
-        if self._ended != identity and (is_served or is_asked):
+        is_first_probed = self.process is None and self.is_being_probed
+        if self._ended != identity and (is_served or is_first_probed):
             if self.is_being_probed:
-                self._sparing.connected(now)
-            self._sparing.ended(now)
+                self._backoff.connected(now)
+            self._backoff.ended(now)
             self._ended, self._ended_at = identity, now
             self.has_ended, self.halted, self.changed_at = True, "", now
             self._due_at = now
@@ -188,8 +188,8 @@ class Socket:
 
     def hurry(self, now: float) -> None:
         """Probe as soon as a connection is allowed, unless the process's end would be reported."""
-        if self._sparing.pause_s and now - self.changed_at < _DROPPED_S:
-            # the kubelet may have dropped its predecessor
+        if self._backoff.pause_s and now - self.changed_at < _DROPPED_S:
+            # the kubelet may have dropped the former process
             return
         if self.process is None or not self.process.is_watched:
             self._due_at = min(self._due_at, now)
@@ -198,7 +198,7 @@ class Socket:
         match self.answer:
             case _Answer.REFUSED:
                 text = self.detail or f"connections to {name} are refused"
-                return _Server.ENDED, f"{text}{self._sparing.text}"
+                return _Server.ENDED, f"{text}{self._backoff.text}"
             case _Answer.MISSING:
                 return _Server.REMOVED, self.detail
             case _Answer.SILENT:
@@ -220,7 +220,7 @@ class Socket:
     def _period_s(self, probed: observation.Probed) -> float:
         process = probed.process or self.process
         is_watched = process is not None and process.is_watched
-        return max(self._sparing.pause_s, PERIOD_S if is_watched else _UNWATCHED_PERIOD_S)
+        return max(self._backoff.pause_s, PERIOD_S if is_watched else _UNWATCHED_PERIOD_S)
 
     def _is_over(self, process: observation.Process | None, asked_at: float | None) -> bool:
         """Return whether the end of a process was reported before the result of its probe."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies
 
 from muster import vocabulary
-from muster_plugin.watch import sparing
+from muster_plugin.watch import backoff
 from tests.worlds.watched_node import GPU, GPU_SOCKET, Node
 
 Finding = vocabulary.WatchedFinding
@@ -104,16 +104,16 @@ def test_a_plugin_that_crashes_by_itself_is_watched_as_before() -> None:
 def test_only_ends_just_after_connections_in_a_row_lead_to_a_pause(
     events: list[tuple[bool, float]],
 ) -> None:
-    spared = sparing.Sparing()
+    waits = backoff.ProbeBackoff()
     now, connected_at, ends = 0.0, -10.0, 0
     for is_end, wait_s in events:
         now += wait_s
         if is_end:
             ends = ends + 1 if now - connected_at <= 1.0 else 0
             connected_at = -10.0
-            spared.ended(now)
+            waits.ended(now)
         else:
             connected_at = now
-            spared.connected(now)
-        assert (spared.pause_s > 0) == (ends >= 2) == bool(spared.text)
-        assert spared.pause_s <= 3600.0
+            waits.connected(now)
+        assert (waits.pause_s > 0) == (ends >= 2) == bool(waits.text)
+        assert waits.pause_s <= 3600.0

@@ -1,9 +1,9 @@
-"""Pure: spares a plugin whose process ends whenever something connects to it.
+"""Pure: decides how rarely to probe a plugin whose process ends whenever something connects to it.
 
 A process that ends within a second of a connection may have ended because of it. After two such
-ends in a row the next process is given five minutes between connections, and twice as long after
-each further end, up to an hour. A process that ends without a recent connection shows that
-connections are not the cause, and the count begins anew.
+ends in a row, the next process is probed only every five minutes. Each further end doubles that
+time, up to an hour. A process that ends without a recent connection shows that connections are not
+the cause, so the count starts again.
 """
 
 import math
@@ -16,7 +16,7 @@ _PAUSE_MAX_S: Final = 3600.0
 _DOUBLINGS_MAX: Final = 4
 
 
-class Sparing:
+class ProbeBackoff:
     """Counts the ends of a plugin's processes that followed a connection."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Sparing:
 
     @property
     def pause_s(self) -> float:
-        """The least time from one connection to the next; 0 if there is no reason to wait."""
+        """The shortest time between two connections; 0 if there is no reason to wait."""
         if self._ends < _ENDS_MIN:
             return 0.0
         doublings = min(self._ends - _ENDS_MIN, _DOUBLINGS_MAX)
@@ -33,7 +33,7 @@ class Sparing:
 
     @property
     def text(self) -> str:
-        """What follows a description of the failure; empty if connections are not suspected."""
+        """What to add to the description of the failure; empty if connections are not suspected."""
         if self._ends < _ENDS_MIN:
             return ""
         return f"; its process has ended {self._ends} times in a row just after a connection"
