@@ -112,7 +112,7 @@ test-cluster: $(STAMP) ## install muster in that cluster as a user does, and tes
 	@scripts/test-cluster $(KUBERNETES)
 
 test-peers: $(STAMP) ## watch device plugins of others in that cluster, and do to them what fails in the field
-	@scripts/test-cluster $(KUBERNETES) peers
+	@scripts/test-cluster $(KUBERNETES) "cluster and peers"
 
 LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 lock: $(STAMP) ## renew the locked dependencies of the images
