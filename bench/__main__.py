@@ -46,7 +46,7 @@ _SUBJECTS: Final = {
     "plugin": "The plugin: start, cost, recovery",
     "gpu": "The plugin with eight GPUs (a stand-in for NVML)",
     "peers": "Other device plugins beside ours",
-    "watch": "An agent that only watches the plugins of others",
+    "watch": "An agent that only watches other plugins",
     "placement": "Preferred allocation of 16 GPUs",
     "detection": "From a fault to its verdict",
     "cluster": "Faults on a real cluster",

@@ -1,4 +1,4 @@
-"""Health reads what shows how plugins of others work, against the API stand-in."""
+"""Health reads whether plugins that muster does not run work, against the API stand-in."""
 
 import asyncio
 from pathlib import Path

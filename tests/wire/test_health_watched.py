@@ -1,4 +1,4 @@
-"""The health service as a process, and an agent that watches plugins of others, on a real NATS."""
+"""The health service as a process, and an agent that watches other plugins, on a real NATS."""
 
 import asyncio
 import contextlib

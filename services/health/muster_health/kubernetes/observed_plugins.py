@@ -1,6 +1,6 @@
-"""Pure: what the Kubernetes API shows about plugins of others, as observations for the detector.
+"""Pure: turns what the Kubernetes API shows about plugins into observations for the detector.
 
-Only what is certain to make pods fail becomes a finding; what may have another cause does not.
+Only what certainly makes pods fail becomes a finding; what may have another cause does not.
 """
 
 from collections.abc import Iterable
@@ -37,9 +37,9 @@ Place = tuple[str, str]
 
 
 class ObservedPlugins:
-    """Remembers what was observed last, so that passing states are not handed on.
+    """Remembers the last observations, so that temporary states are not handed on.
 
-    A finding counts once it was seen in two rounds; what is over is handed on once.
+    A finding counts once it was seen in two rounds; its end is handed on once.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class ObservedPlugins:
         self._has_observed = False
 
     def forget(self) -> None:
-        """Forget everything, as when another replica has led in between."""
+        """Forget everything, because another replica may lead in between."""
         self._open.clear()
         self._seen.clear()
         self._has_observed = False
 
     def observe(self, facts: Facts) -> list[signals.ClusterObserved]:
-        """Return all findings, and what is fine now: all plugins the first time."""
+        """Return all findings and what works now, which is every plugin in the first round."""
         current = dict(_observed(facts))
         lasting = {place: current[place] for place in current if place in self._seen | self._open}
         candidates = self._open if self._has_observed else set(_served(facts))
@@ -107,7 +107,7 @@ def _observed(facts: Facts) -> Iterable[tuple[Place, vocabulary.Watched]]:
 
 
 def _watched(each: PluginFinding, node: NodeFacts) -> Iterable[vocabulary.Watched]:
-    """Yield what a finding says about each resource or driver that it concerns."""
+    """Yield an observation for each resource or driver that a finding is about."""
     if each.kind is Kind.PREPARE:
         finding = _PREPARE.get(driver_findings.cause(each.evidence[0]))
     else:
