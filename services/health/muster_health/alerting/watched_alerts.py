@@ -17,7 +17,8 @@ _SUMMARY: Final[Mapping[Rule | None, str]] = {
     Rule.WATCHED_NOT_SERVED: "has ended and has not come back",
     Rule.WATCHED_SOCKET_REMOVED: "has lost its socket: the kubelet cannot connect to it again",
     Rule.WATCHED_NO_ANSWER: "is stuck: its socket accepts connections, but nothing answers",
-    Rule.WATCHED_WRONG_ANSWER: "does not answer: something else serves its socket",
+    Rule.WATCHED_WRONG_ANSWER: "does not answer as a plugin does: something else may serve "
+    "its socket",
     Rule.WATCHED_NOT_REGISTERED: "runs, but the kubelet lists none of its devices",
     Rule.WATCHED_FEWER_DEVICES: "offers fewer devices than expected",
     Rule.WATCHED_TWO_SERVERS: "is running twice at the same time",
@@ -64,7 +65,7 @@ def texts(kind: AlertKind, rule: Rule | None, subject: Subject, *, node: str) ->
     not_ours = "muster does not run this plugin"
     if kind is AlertKind.MAINTENANCE_OVERDUE:
         since = steps.PLANNED.get(rule, "it stopped") if rule is not None else "it stopped"
-        advice = f"find out why it is not back since {since}"
+        advice = f"find out why it has not come back since {since}"
         return f"{what} is overdue: it stopped as planned", f"{not_ours}: {advice}"
     wrong = _SUMMARY.get(rule)
     if wrong is None:

@@ -109,23 +109,23 @@ def watched_pods(
 ) -> tuple[signals.Pod, ...] | None:
     """Return the pods that serve a resource or driver; None if that is unknown.
 
-    `uid` is that of the pod which the agent saw serving, if it knows one: if that pod is gone, the
-    result has the others that may have replaced it. The agent is not believed about a pod that
-    cannot serve it, because the result may be restarted. `now` is the API server's time, and `more`
-    are plugins of the configuration. That there are none is known only of a plugin that runs as a
-    known pod, and if no other pod on the node may serve it. Raises msgspec's errors.
+    `uid` is the uid of the pod that the agent saw serving it, if any; if that pod is gone, the
+    result is the pods that may have replaced it. A pod that cannot serve it is ignored, whatever
+    the agent says, because the result may be restarted. `now` is the API server's time, and `more`
+    are the configured plugins. The result is empty only if the plugin is in the table and no other
+    pod on the node may serve it, or if its pod is gone. Raises msgspec's errors.
     """
     items = msgspec.json.decode(pod_list, type=_RawList).items or ()
     pods = [msgspec.json.decode(item, type=_PodWithVolumes) for item in items]
     plugins = [(pod, known_plugins.plugin_of(pod, more)) for pod in pods]
     serving = [pod for pod, plugin in plugins if plugin is not None and plugin.serves(name)]
-    named = [(pod, plugin) for pod, plugin in plugins if uid and uid in _uids(pod)]
+    with_uid = [(pod, plugin) for pod, plugin in plugins if uid and uid in _uids(pod)]
     serving = [
         pod
-        for pod, plugin in named
+        for pod, plugin in with_uid
         if (_may_serve(pod, name, _DEVICE_PLUGINS) if plugin is None else plugin.serves(name))
     ] or serving
-    if named and not serving:
+    if with_uid and not serving:
         return None
     if serving:
         return tuple(_with_age(pod, now) for pod in serving)
@@ -173,10 +173,10 @@ def _uids(shape: objects.Pod) -> tuple[str, str]:
 
 
 def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
-    """Return whether a pod, other than muster's, has a directory to make such a socket in.
+    """Return whether a pod that is not muster's mounts a directory where such a socket is created.
 
-    Drivers register elsewhere than device plugins, whose resources have a slash in their names.
-    `more` are directories beside these.
+    Drivers use other directories than device plugins, whose resources have a slash in their names.
+    `more` are further directories.
     """
     volumes = shape.spec.volumes if shape.spec is not None else None
     paths = (volume.host_path.path for volume in volumes or () if volume.host_path is not None)
