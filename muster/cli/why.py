@@ -197,7 +197,9 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
 def _observation(plugin: status.Plugin) -> Iterable[str]:
     """Return what is known about a plugin that muster does not run."""
     by = plugin.agent or "the Kubernetes API alone"
-    observed = f"by {by}" if plugin.is_observed else f"not now: {by} is silent; below is the last"
+    observed = (
+        f"by {by}" if plugin.is_observed else f"not now: {by} is silent; the last one follows"
+    )
     socket = f"; socket {plugin.socket}" if plugin.socket else ""
     yield f"  observed   {texts.plain(f'{observed}{socket}')}"
     if plugin.finding not in {"", "none"}:

@@ -135,7 +135,7 @@ class Prober:
         return connection
 
     def _failure(self, path: Path, error: OSError) -> _Result:
-        """Return what it means that connecting failed."""
+        """Translate an error of connecting to the result of the probe."""
         if error.errno == errno.ECONNREFUSED:
             return _Result(_Answer.REFUSED)
         if error.errno == errno.EAGAIN:
