@@ -135,6 +135,15 @@ def warn(command: str, text: str) -> None:
             sys.stderr.write(f"{name}: {texts.plain(line)}\n")
 
 
+def may_write(command: str, losses: Sequence[str], *, accepted: bool) -> bool:
+    """Print what an import loses to standard error; return whether its result may be written."""
+    if losses:
+        warn(command, "\n".join([f"Lost: {len(losses)}", *(f"  {loss}" for loss in losses)]))
+        if not accepted:
+            warn(command, "nothing is written; --accept-losses writes the rest")
+    return accepted or not losses
+
+
 def ask(question: str) -> None:
     """Print a question to standard error, without a line feed."""
     sys.stderr.write(f"{texts.plain(question)} ")

@@ -166,7 +166,7 @@ def _imported(text: bytes, form: plugin_settings.Format) -> None:
     imported = files.import_peer(text, source="F", peer=form)
     printed = msgspec.yaml.encode(imported.rules)
     files.read(printed, source="printed", written_for=plugin_settings.Format.MUSTER)
-    for difference in imported.differences:
+    for difference in (*imported.differences, *imported.losses):
         assert difference.isprintable(), difference
 
 

@@ -238,16 +238,6 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
     ("{plugin: null, gfd: null, migStrategy: null}", {}, []),
     ("{deviceDiscoveryStrategy: auto, plugin: {containerDriverRoot: /driver-root}}", {}, []),
     (
-        "{deviceDiscoveryStrategy: tegra}",
-        {},
-        [
-            (
-                "flags.deviceDiscoveryStrategy: 'tegra': muster finds GPUs through NVML only; "
-                "it finds neither Tegra nor VFIO devices"
-            )
-        ],
-    ),
-    (
         "{plugin: {sharedDevicesAllocationPolicy: packed}}",
         {"placement": "packed"},
         [
@@ -414,7 +404,9 @@ def test_what_has_no_equivalent_is_reported(setting: nvidia_settings.Setting) ->
     for name in (*setting.flags, *setting.variables):
         flag = [f"{name}={text}"] if name in setting.flags else []
         result = nvidia.read(None, arguments=flag, environment=[] if flag else [(name, text)])
-        assert differences(result) == [f"{name}: {text!r}: {setting.instead}"]
+        noted = (f"{name}: {text!r}: {setting.instead}",)
+        assert result.losses == (noted if setting.is_lost else ())
+        assert differences(result) == ([] if setting.is_lost else [*noted])
 
 
 def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
@@ -494,10 +486,11 @@ spec:
 def test_a_variable_whose_value_stands_elsewhere_is_not_taken_and_named() -> None:
     result = imported(ELSEWHERE)
     assert gpus(result) == {}
-    assert differences(result) == [
-        "MIG_STRATEGY: its value is not in the manifests (valueFrom); not imported",
-        "envFrom: its variables are not in the manifests; not imported",
-    ]
+    assert differences(result) == []
+    assert result.losses == (
+        "MIG_STRATEGY: its value is not in the manifests (valueFrom)",
+        "envFrom: its variables are not in the manifests",
+    )
 
 
 def test_a_daemonset_is_read_with_its_configmap() -> None:
@@ -507,11 +500,13 @@ def test_a_daemonset_is_read_with_its_configmap() -> None:
         "sharing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]},
         "given": {"deviceList": ["envvar", "cdi-cri"]},
     }
-    assert differences(result) == [
-        ("--config-file: '/config/config.yaml': import that file too; this one takes precedence")
-    ]
+    spec = f"--device-list-strategy: {nvidia_settings.CDI_SPEC}"
+    assert (differences(result), result.losses) == ([], (spec,))
     daemonset, configmap = MANIFESTS.split("---")
-    assert gpus(imported(daemonset)).keys() == {"migStrategy", "given"}
+    alone = imported(daemonset)
+    assert gpus(alone).keys() == {"migStrategy", "given"}
+    missing = f"--config-file: '/config/config.yaml': {nvidia_settings.CONFIG_FILE.instead}"
+    assert alone.losses == (spec, missing)
     assert gpus(imported(configmap)).keys() == {"migStrategy", "sharing"}
 
 

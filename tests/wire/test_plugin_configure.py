@@ -41,6 +41,24 @@ def test_a_file_is_imported_and_the_result_can_be_used(tmp_path: Path) -> None:
     assert run("validate", "-", stdin=printed) == (0, "-: can be used; 1 resource\n", "")
 
 
+def test_an_import_that_loses_something_writes_nothing_unless_that_is_accepted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    conf = tmp_path / "conf.yaml"
+    conf.write_text("- {devicematch: ^fuse$, nummaxdevices: 20}\n- {devicematch: nvidia-gpu}\n")
+    lost = [
+        "muster config: Lost: 1",
+        "muster config:   [1]: Jetson GPUs (/sys/devices/gpu.N): they have no device node",
+    ]
+    refused = "muster config: nothing is written; --accept-losses writes the rest"
+    command = ("import", "--from", "smarter", str(conf))
+    code, printed, errors = called(capfd, *command)
+    assert (code, printed, errors.splitlines()[-3:]) == (1, "", [*lost, refused])
+    code, printed, errors = called(capfd, *command, "--accept-losses")
+    assert (code, printed.splitlines()[0]) == (0, "apiVersion: muster.dev/v1")
+    assert errors.splitlines()[-2:] == lost
+
+
 def test_the_command_and_each_sub_command_have_help() -> None:
     assert run("import", "--help")[1].startswith("Usage: muster config import")
     assert run()[1].startswith("Usage: muster config COMMAND")

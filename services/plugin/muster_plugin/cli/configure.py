@@ -1,7 +1,8 @@
 """Adapter: the command line `muster config`: validate, show, schema, import.
 
-Exit codes: 0 if the file can be used, 2 if not (one line for each problem on stderr). The output on
-stdout can be saved as a file; hints for people go to stderr.
+Exit codes: 0 if the file can be used, 1 if an import would lose something, 2 if the file cannot be
+used (one line for each problem on stderr). The output on stdout can be saved as a file; hints for
+people go to stderr.
 """
 
 import asyncio
@@ -81,18 +82,17 @@ class Options:
 _DEFAULTS: Final = Options()
 
 
-def _reporting(command: Callable[_Arguments, None]) -> Callable[_Arguments, int]:
+def _reporting(command: Callable[_Arguments, int | None]) -> Callable[_Arguments, int]:
     """Make a command print its problems and return the exit code."""
 
     @functools.wraps(command)
     def run(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> int:
         try:
-            command(*arguments, **options)
+            return command(*arguments, **options) or 0
         except settings.BadSettings as error:
             for problem in error.problems:
                 output.warn("config", problem)
             return 2
-        return 0
 
     return run
 
@@ -168,15 +168,26 @@ def import_file(
         Parameter(name="--from", help="The plugin that the file is for."),
     ],
     domain: _Domain = None,
-) -> None:
-    """Print another plugin's configuration as muster's; differences go to stderr."""
+    accept_losses: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Print the configuration although it lost something.",
+        ),
+    ] = False,
+) -> int:
+    """Print another plugin's configuration as muster's; differences and losses go to stderr."""
     form = config_settings.Format(peer)
     imported = files.import_peer(
         _text(file), source=file, peer=form, domain=_checked_domain(domain, form)
     )
     for difference in imported.differences:
         output.warn("config", f"difference: {difference}")
+    if not output.may_write("config", imported.losses, accepted=accept_losses):
+        return 1
     _print_yaml(imported.rules)
+    return 0
 
 
 def schema() -> dict[str, Any]:

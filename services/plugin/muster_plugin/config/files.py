@@ -44,8 +44,8 @@ def import_peer(
 ) -> peer_file.ImportedConfiguration:
     """Return another plugin's configuration, converted to muster's. Raises settings.BadSettings.
 
-    `domain` replaces the domain in generic-device-plugin's file or flags. Each difference is logged
-    once.
+    `domain` replaces the domain in generic-device-plugin's file or flags. Each difference and
+    each loss is logged once.
     """
     try:
         imported = _imported(text, source=source, peer=peer, domain=domain)
@@ -53,12 +53,19 @@ def import_peer(
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
     for difference in imported.differences:
         _log(source, difference)
+    for loss in imported.losses:
+        _log_loss(source, loss)
     return imported
 
 
 @functools.lru_cache(_LOGGED_MAX)
 def _log(source: str, difference: str) -> None:
     logs.logger().info("import_difference", file=source, difference=difference)
+
+
+@functools.lru_cache(_LOGGED_MAX)
+def _log_loss(source: str, loss: str) -> None:
+    logs.logger().warning("import_loss", file=source, loss=loss)
 
 
 def _imported(

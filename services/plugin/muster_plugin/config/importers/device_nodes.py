@@ -294,9 +294,7 @@ def _smarter_resource(
     reader: peer_file.Reader, path: str, pattern: str, count: int
 ) -> config_resources.Resource | None:
     if pattern == _JETSON:
-        reader.note_difference(
-            path, "Jetson GPUs (/sys/devices/gpu.N) are not device nodes; left out"
-        )
+        reader.note_loss(path, "Jetson GPUs (/sys/devices/gpu.N): they have no device node")
         return None
     if not pattern:
         reader.reject(f"{path}.devicematch", "missing; smarter then matches everything in /dev")

@@ -91,7 +91,9 @@ def read(
     arguments = [*map(_dashed, arguments)]
     for setting in nvidia_settings.TABLE:
         source = _effective(reader, setting, file_settings, arguments, environment)
-        if source is not None:
+        if source is None:
+            continue
+        if setting is not nvidia_settings.CONFIG_FILE or configuration is None:
             _apply(reader, setting, source, ours)
     fork = _effective(reader, nvidia_settings.RESOURCE_CONFIG, {}, arguments, environment)
     if fork is not None:
@@ -110,11 +112,9 @@ def _note_unread(
             reader.note_difference(errors.quoted(flag), "not a setting of GPUs; left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
-            reader.note_difference(
-                variable, "its value is not in the manifests (valueFrom); not imported"
-            )
+            reader.note_loss(variable, "its value is not in the manifests (valueFrom)")
         elif variable == peer_file.ENV_FROM:
-            reader.note_difference(variable, "its variables are not in the manifests; not imported")
+            reader.note_loss(variable, "its variables are not in the manifests")
 
 
 def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfiguration:
@@ -128,7 +128,7 @@ def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfig
             [f"gpus: {error}".replace(" - at `$", " - at `gpus")]
         ) from None
     reader.differences.extend(_GENERAL)
-    return peer_file.ImportedConfiguration(rules=rules, differences=tuple(reader.differences))
+    return reader.result(rules)
 
 
 def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
@@ -202,7 +202,8 @@ def _apply(
     if len(reader.problems) > before or value in setting.defaults:
         return
     if not setting.ours:
-        reader.note_difference(source.path, f"{errors.quoted(source.value)}: {setting.instead}")
+        note = reader.note_loss if setting.is_lost else reader.note_difference
+        note(source.path, f"{errors.quoted(source.value)}: {setting.instead}")
         return
     if setting.values:
         words = value if isinstance(value, list) else [value]
@@ -218,6 +219,8 @@ def _apply(
             source.path,
             "unshared GPUs are packed too; with NVIDIA they remain aligned",
         )
+    if not {"cdi-annotations", "cdi-cri"}.isdisjoint(_plain(value).split(",")):
+        reader.note_loss(source.path, nvidia_settings.CDI_SPEC)
     if value not in ([], ""):
         peer_file.put(ours, setting.ours, value)
 

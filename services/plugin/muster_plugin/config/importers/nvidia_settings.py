@@ -24,6 +24,10 @@ from muster_plugin.model import advertised, errors, gpu
 
 _ANY_VALUE: Final[Mapping[str, str]] = {}
 _LABELER: Final = "the labeler sets the labels and does not need this setting"
+CDI_SPEC: Final = (
+    "NVIDIA's plugin writes the CDI spec of the GPUs, muster does not: run nvidia-ctk cdi generate "
+    "with --vendor k8s.device-plugin.nvidia.com --class gpu on each node"
+)
 _CDI: Final = "muster writes no CDI spec for GPUs; give the option to nvidia-ctk cdi generate"
 _SHARING: Final = ("timeSlicing", "mps")
 _SHARED: Final = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
@@ -60,7 +64,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One NVIDIA setting: its names, and muster's path below `gpus` or what muster does instead.
 
     `values` maps all values that NVIDIA accepts to muster's; `refusal` is NVIDIA's text for any
-    other. `defaults` are values that change nothing and are not reported.
+    other. `defaults` are values that change nothing and are not reported. `is_lost` if muster does
+    not do what the setting asks for.
     """
 
     key: str = ""
@@ -72,6 +77,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     values: Mapping[str, str] = _ANY_VALUE
     refusal: str = ""
     defaults: tuple[object, ...] = ()
+    is_lost: bool = False
 
 
 def _same(*values: str) -> dict[str, str]:
@@ -98,6 +104,11 @@ _numbers: Final = functools.partial(_setting, Kind.NUMBERS)
 _any: Final = functools.partial(_setting, Kind.ANY)
 
 
+CONFIG_FILE: Final = _text(
+    "--config-file CONFIG_FILE GFD_CONFIG_FILE",
+    instead="its settings are read if a ConfigMap in the same manifests has that file",
+    is_lost=True,
+)
 TABLE: Final = (
     _text(
         "flags.migStrategy --mig-strategy MIG_STRATEGY GFD_MIG_STRATEGY",
@@ -147,6 +158,7 @@ TABLE: Final = (
         "--container-driver-root DRIVER_ROOT_CTR_PATH CONTAINER_DRIVER_ROOT",
         instead="mount the driver root at /driver-root, or name the library in gpus.library",
         defaults=("/driver-root",),
+        is_lost=True,
     ),
     _text(
         "flags.plugin.sharedDevicesAllocationPolicy --shared-devices-allocation-policy "
@@ -159,6 +171,7 @@ TABLE: Final = (
         "flags.deviceDiscoveryStrategy --device-discovery-strategy DEVICE_DISCOVERY_STRATEGY",
         instead="muster finds GPUs through NVML only; it finds neither Tegra nor VFIO devices",
         defaults=("auto", "nvml"),
+        is_lost=True,
     ),
     _numbers("imex.channelIDs --imex-channel-ids IMEX_CHANNEL_IDS", "given.imex.channels"),
     _flag("imex.required --imex-required IMEX_REQUIRED", "given.imex.required"),
@@ -178,17 +191,17 @@ TABLE: Final = (
     _text(
         "--kubelet-socket KUBELET_SOCKET",
         instead="set the kubelet's directory as kubelet.directory in muster's deployment",
+        defaults=("/var/lib/kubelet/device-plugins/kubelet.sock",),
+        is_lost=True,
     ),
-    _text(
-        "--config-file CONFIG_FILE GFD_CONFIG_FILE",
-        instead="import that file too; this one takes precedence",
-    ),
-    _text("--cdi-feature-flags CDI_FEATURE_FLAGS", instead=_CDI),
-    _text("--cdi-disable-hooks CDI_DISABLE_HOOKS", instead=_CDI),
+    CONFIG_FILE,
+    _text("--cdi-feature-flags CDI_FEATURE_FLAGS", instead=_CDI, defaults=("",), is_lost=True),
+    _text("--cdi-disable-hooks CDI_DISABLE_HOOKS", instead=_CDI, defaults=("",), is_lost=True),
     _text(
         "NVIDIA_VISIBLE_DEVICES",
         instead="muster finds every GPU; exclude GPUs with gpus.exclude",
-        defaults=("all",),
+        defaults=("all", "void"),
+        is_lost=True,
     ),
 )
 RESOURCE_CONFIG: Final = _text(

@@ -1,9 +1,10 @@
 """Pure: reads another plugin's configuration as that plugin does, and reports ignored keys.
 
 A problem is a setting that the other plugin refuses too, or that would mean something else in
-muster. A difference is a setting that works, but not in exactly the same way. The configuration may
-be inside the Kubernetes manifests that deploy the plugin: a ConfigMap, or the arguments of a
-DaemonSet. Either is then parsed like a file.
+muster. A loss is something that the other plugin does and muster's configuration does not, such as
+devices without a resource. A difference is a setting that works, but not in exactly the same way.
+The configuration may be inside the Kubernetes manifests that deploy the plugin: a ConfigMap, or the
+arguments of a DaemonSet. Either is then parsed like a file.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,15 +37,17 @@ class ImportedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
     rules: settings.Document
     differences: tuple[str, ...]
+    losses: tuple[str, ...] = ()
 
 
 class Reader:
-    """Reads one file, and collects its problems and differences."""
+    """Reads one file, and collects its problems, losses and differences."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self.problems: list[str] = []
         self.differences: list[str] = []
+        self.losses: list[str] = []
         self._noted: set[str] = set()
 
     def reject(self, path: str, problem: str) -> None:
@@ -57,6 +60,12 @@ class Reader:
         if line not in self._noted:
             self._noted.add(line)
             self.differences.append(line)
+
+    def note_loss(self, path: str, loss: str) -> None:
+        """Note, once, that the other plugin does something that will not be done."""
+        line = _printable(f"{path}: {loss}")
+        if line not in self.losses:
+            self.losses.append(line)
 
     def mapping(self, value: object, path: str, keys: Sequence[str]) -> dict[str, object]:
         """Return the known keys of a mapping; report the others, which the peer ignores too."""
@@ -135,7 +144,13 @@ class Reader:
         except validation.Refused as error:
             line = [problem.removeprefix("resources: ") for problem in error.problems]
             raise ImportRejected(line) from None
-        return ImportedConfiguration(rules=rules, differences=tuple(self.differences))
+        return self.result(rules)
+
+    def result(self, rules: settings.Document) -> ImportedConfiguration:
+        """Return the configuration with everything that was noted."""
+        return ImportedConfiguration(
+            rules=rules, differences=tuple(self.differences), losses=tuple(self.losses)
+        )
 
 
 def _printable(line: str) -> str:
