@@ -22,7 +22,12 @@ import yaml
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, NotificationReason
-from muster_health.alerting import device_alerts, mount_alerts, watched_alerts
+from muster_health.alerting import (
+    device_alerts,
+    mount_alerts,
+    refused_configuration,
+    watched_alerts,
+)
 from muster_health.model import alerts, steps
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import chat, message, webhook
@@ -116,7 +121,7 @@ def samples() -> dict[str, vocabulary.AlertChanged]:
     """Return a firing alert of each kind, and one about a watched plugin, by name."""
     made = {str(kind): _of_plugin(kind) for kind in _EVIDENCE}
     made |= {str(kind): _of_fleet(kind) for kind in _FLEET}
-    for alert in (*_of_devices(), *_of_mounts()):
+    for alert in (*_of_devices(), *_of_mounts(), *_of_configuration()):
         made[str(alert.kind)] = alert
     made["watched_plugin"] = _watched()
     missing = set(map(str, AlertKind)) - set(made)
@@ -241,6 +246,22 @@ def _of_mounts() -> Iterator[vocabulary.AlertChanged]:
             )
         )
     for alert in mount_alerts.of(faults, node=NODE, at=_T0):
+        yield _event(alert)
+
+
+def _of_configuration() -> Iterator[vocabulary.AlertChanged]:
+    refused = refused_configuration.RefusedConfiguration(wait_s=0.0)
+    event = vocabulary.ConfigurationRefused(
+        node=NODE,
+        at=_T0,
+        plugin=_PLUGIN,
+        config_hash="3f9a0c1d2b4e",
+        problems=(
+            "/etc/muster/devices.yaml: resources[0].cuont: unknown key; did you mean count?",
+        ),
+    )
+    refused.apply(event, "a1b2", now=0.0, wall=0.0)
+    for alert in refused.alerts(node=NODE, plugin=_PLUGIN, now=0.0, at=_T0):
         yield _event(alert)
 
 

@@ -52,6 +52,8 @@ class AlertKind(enum.StrEnum):
     FUSE_MOUNT_HUNG = "fuse_mount_hung"
     FUSE_DAEMON_DIED = "fuse_daemon_died"
     FUSE_POD_TERMINATING = "fuse_pod_terminating"
+    CONFIGURATION_REFUSED = "configuration_refused"
+    """A plugin refused its changed configuration, and nobody has corrected it."""
     CLOCK_SKEW = "clock_skew"
     NOISY_NODE = "noisy_node"
     STORM = "storm"

@@ -26,7 +26,9 @@ RECORDING = "health.rec"
 SETTINGS = """
 bus: {{url: "{url}"}}
 recording: {{file: "{recording}"}}
-detection: {{probe_timeout_s: 1.0, reconnect_s: 1.0, interval_s: 0.2, recover_s: 5, patience_s: 0}}
+detection:
+  {{probe_timeout_s: 1.0, reconnect_s: 1.0, interval_s: 0.2, recover_s: 5, patience_s: 0,
+    configuration_s: 0}}
 """
 
 
@@ -328,6 +330,33 @@ def test_an_alert_about_a_mount_outlasts_health_and_ends_with_the_mount(tmp_path
             assert published.alerts() == [
                 ("a", AlertKind.FUSE_MOUNT_HUNG, AlertState.FIRING),
                 ("a", AlertKind.FUSE_MOUNT_HUNG, AlertState.RESOLVED),
+            ]
+
+    asyncio.run(story())
+
+
+def test_an_alert_about_a_refused_configuration_outlasts_health_and_ends_when_one_is_applied(
+    tmp_path: Path,
+) -> None:
+    where = {"node": "a", "plugin": PLUGIN, "at": datetime.now(UTC), "config_hash": ""}
+    refused = vocabulary.ConfigurationRefused(problems=("f: empty",), **where)  # type: ignore[arg-type]  # by name
+
+    async def story() -> None:
+        async with (
+            world(tmp_path) as (server, published),
+            FakePlugin(server.url, "a") as plugin,
+        ):
+            async with health(tmp_path, server.url) as service:
+                await published.until_verdict("a", Verdict.HEALTHY)
+                await plugin.bus.publish(refused)
+                await published.until(lambda: len(published.alerts()) == 1)
+                await service.end(signal.SIGKILL)
+            async with health(tmp_path, server.url):
+                await plugin.bus.publish(vocabulary.ConfigurationApplied(**where))  # type: ignore[arg-type]  # by name
+                await published.until(lambda: len(published.alerts()) == 2)
+            assert published.alerts() == [
+                ("a", AlertKind.CONFIGURATION_REFUSED, AlertState.FIRING),
+                ("a", AlertKind.CONFIGURATION_REFUSED, AlertState.RESOLVED),
             ]
 
     asyncio.run(story())

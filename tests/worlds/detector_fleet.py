@@ -414,6 +414,32 @@ class World:
             ),
         )
 
+    def refuse(self, node: str, *problems: str) -> None:
+        """Let a plugin refuse its changed configuration."""
+        plugin = self.plugins[node]
+        self._report(
+            plugin,
+            vocabulary.ConfigurationRefused(
+                node=node,
+                at=ZERO,
+                plugin="p",
+                config_hash=plugin.configuration,
+                problems=problems,
+            ),
+        )
+
+    def apply(self, node: str, configuration: str, *, is_heard: bool = True) -> None:
+        """Let a plugin apply a configuration; if not `is_heard`, the event is lost."""
+        plugin = self.plugins[node]
+        plugin.configuration = configuration
+        if is_heard:
+            self._report(
+                plugin,
+                vocabulary.ConfigurationApplied(
+                    node=node, at=ZERO, plugin="p", config_hash=configuration
+                ),
+            )
+
     def observe(self, node: str, watched: vocabulary.Watched) -> None:
         """Let the agent report a change of what it observes of a watched plugin."""
         plugin = self.plugins[node]

@@ -18,6 +18,7 @@ from muster_health.alerting import (
     evidence,
     mount_alerts,
     plugin_alert,
+    refused_configuration,
     watched_alerts,
 )
 from muster_health.model import alerts, config, signals, snapshot, steps
@@ -30,10 +31,11 @@ _OF_KUBELET: Final = frozenset({steps.Rule.KUBELET_AWAY, steps.Rule.KUBELET_DEAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Inputs of alerts other than the verdict; `due` is when to check the node's clock again."""
+    """Inputs of alerts other than the verdict; `due` is when one of them may be due."""
 
     faults: device_alerts.DeviceFaults
     mounts: mount_alerts.MountFaults
+    refused: refused_configuration.RefusedConfiguration
     short: Mapping[str, str]
     clock_text: str
     is_clock_skewed: bool
@@ -165,7 +167,7 @@ class PluginAlerting:
                 own.forget()
             return [], []
         questions: list[signals.Output] = []
-        wanted, may = self._other_alerts(observed, at), may_open
+        wanted, may = self._other_alerts(observed, now, at), may_open
         if own is not None:
             if own.prepare(standing, self.evidence, now, at, may_open):
                 question = ask(standing.resources)
@@ -258,10 +260,11 @@ class PluginAlerting:
         )
         self.published_verdict = verdict
 
-    def _other_alerts(self, observed: Observed, at: datetime) -> list[alerts.Alert]:
+    def _other_alerts(self, observed: Observed, now: float, at: datetime) -> list[alerts.Alert]:
         faults, short = observed.faults, observed.short
         wanted = list(device_alerts.of(faults, node=self.node, at=at, missed=short))
         wanted += mount_alerts.of(observed.mounts, node=self.node, at=at)
+        wanted += observed.refused.alerts(node=self.node, plugin=self.plugin, now=now, at=at)
         if not observed.is_clock_skewed:
             return wanted
         skewed = alerts.Alert(
@@ -279,6 +282,8 @@ class PluginAlerting:
                 return self.evidence
             if key[0] == AlertKind.CLOCK_SKEW:
                 return (evidence.of("heartbeat", observed.clock_text),)
+            if key[0] == AlertKind.CONFIGURATION_REFUSED:
+                return observed.refused.why_ended()
             if key[0] in alerts.OF_MOUNTS:
                 return mount_alerts.ended()
             return device_alerts.ended(observed.faults, key)

@@ -30,9 +30,10 @@ Inbox = asyncio.Queue[runtime.Delivery[signals.Input]]
 Put = Callable[[signals.Input], Awaitable[None]]
 """Puts an input into the inbox; waits while the inbox is full."""
 
-_REPORTS: Final = tuple(
-    f"muster.event.*.*.{kind}"
-    for kind in ("plugin.*", "inventory.*", "device.*", "expectation.*", "fuse.mount_changed")
+_KINDS: Final = ("plugin", "inventory", "device", "expectation", "configuration")
+_REPORTS: Final = (
+    *(f"muster.event.*.*.{kind}.*" for kind in _KINDS),
+    "muster.event.*.*.fuse.mount_changed",
 )
 """Earlier plugins publish their inventories here too."""
 _INVENTORIES: Final = ("muster.inventory.*.*.*",)

@@ -40,6 +40,10 @@ OF_FLEET: Final = frozenset(
 """The kinds of alerts that are about the fleet or a whole node, not about a single plugin."""
 
 
+_OF_NODE: Final = frozenset({AlertKind.CLOCK_SKEW, AlertKind.CONFIGURATION_REFUSED})
+"""The kinds of alerts that a plugin reports while it works as before."""
+
+
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One alert, current or as last published; `told_at` is when it last changed."""
 
@@ -154,6 +158,7 @@ def severity_of(kind: AlertKind) -> Severity:
             | AlertKind.SPLIT_BRAIN
             | AlertKind.DEVICE_UNMONITORED
             | AlertKind.DEVICES_SHORT
+            | AlertKind.CONFIGURATION_REFUSED
             | AlertKind.FUSE_DAEMON_DIED
             | AlertKind.FUSE_POD_TERMINATING
             | AlertKind.MORE_ALERTS
@@ -169,7 +174,7 @@ def severity_of(kind: AlertKind) -> Severity:
 
 def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
     """Return an alert's slot: alerts about the plugin itself have one for each severity."""
-    if kind in OF_DEVICES | OF_MOUNTS | OF_FLEET or kind is AlertKind.CLOCK_SKEW:
+    if kind in OF_DEVICES | OF_MOUNTS | OF_FLEET | _OF_NODE:
         return kind.value
     return (Severity.CRITICAL if grave else severity_of(kind)).value
 
@@ -304,6 +309,7 @@ _ADVICE: Final = {
     AlertKind.FUSE_MOUNT_HUNG: "find out why the program serving the mount hangs, then restart it",
     AlertKind.FUSE_DAEMON_DIED: "read the pod's log, then delete the pod so that it mounts again",
     AlertKind.FUSE_POD_TERMINATING: "abort the mount's connection on the node; the pod then ends",
+    AlertKind.CONFIGURATION_REFUSED: "correct the file, or change it back, before a restart",
     AlertKind.CLOCK_SKEW: "check time synchronization on the node, and on health's own node",
     AlertKind.NOISY_NODE: "find out what sends so much; cordon the node if nothing explains it",
     AlertKind.EVICTIONS: "find out which nodes fill the stream, and why they publish so much",

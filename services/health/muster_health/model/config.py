@@ -70,6 +70,8 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     """How long our own connection may be down before people are notified without NATS."""
     interval_s: sections.Period = 5.0
     """The interval assumed for a plugin that has not declared its own yet."""
+    configuration_s: Seconds = 300.0
+    """How long a refused configuration may stay uncorrected before people are notified."""
     skew_s: sections.Period = 5.0
     storm_min: Count = 5
     storm_share: Share = 0.1

@@ -49,6 +49,16 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
     ids: tuple[str, ...]
 
 
+class KnownRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A refused configuration, as saved; `since` is the time of day, in seconds since 1970."""
+
+    since: float
+    instance: str
+    config_hash: str
+    """The hash of the configuration that is still in force."""
+    problems: tuple[str, ...]
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The saved state of one plugin. Suspicions are not saved; after a restart they arise again.
 
@@ -83,6 +93,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     had: tuple[tuple[str, int], ...] = ()
     """The expected number of devices by resource; `configuration` is the hash it belongs to."""
     configuration: str = ""
+    refused: KnownRefusal | None = None
+    """The configuration that the plugin refused, until another one is in force."""
     firing: tuple[alerts.Alert, ...] = ()
     untold_verdict: vocabulary.VerdictChanged | None = None
     untold_alerts: tuple[alerts.Alert, ...] = ()

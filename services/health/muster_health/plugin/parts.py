@@ -14,6 +14,7 @@ from muster_health.alerting import (
     mount_alerts,
     plugin_alert,
     plugin_alerting,
+    refused_configuration,
 )
 from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.snapshot import State
@@ -101,6 +102,7 @@ class Parts:
         "plugin",
         "pods",
         "problems",
+        "refused",
         "removal",
         "reported",
         "restart_decided_for",
@@ -130,6 +132,7 @@ class Parts:
         self.faults = device_alerts.DeviceFaults(context.bounds.devices_per_plugin)
         self.mounts = mount_alerts.MountFaults()
         self.counts = device_counts.DeviceCounts()
+        self.refused = refused_configuration.RefusedConfiguration(settings.configuration_s)
         self.removal = Removal()
         self.causes: tuple[str, ...] = ()
         """Possible common causes: the plugin's zone, its revision."""
@@ -179,6 +182,16 @@ class Parts:
             failed_at=stands.failed_at,
         )
 
+    def removal_reason(self, now: float, *, is_placed: bool) -> str:
+        """Return why the plugin is dropped from tracking, or '' to keep it.
+
+        `is_placed` means that Kubernetes reports on which nodes this plugin should run.
+        """
+        stands, is_expected = self.verdict.standing, self.alive.is_expected
+        return self.removal.reason(
+            self.verdict.state, stands.rule, now, is_expected=is_expected, is_placed=is_placed
+        )
+
     def restore(self, before: snapshot.Snapshot, now: float) -> None:
         """Restore what was published; restore the other saved state unless newer is known."""
         alive, machine = self.alive, self.verdict
@@ -210,6 +223,9 @@ class Parts:
             alive.clock.restore()
         self.faults.restore(before.bad)
         self.mounts.restore(before.bad)
+        if before.refused is not None:
+            waited_s = max(0.0, wall - before.refused.since)
+            self.refused.restore(before.refused, now - waited_s)
         short = {
             resource: alert.evidence[0].observed
             for (kind, resource), alert in firing.items()
@@ -276,6 +292,7 @@ class Parts:
             bad=(*self.faults.known(), *self.mounts.known()),
             had=tuple(self.counts.had.items()),
             configuration=self.counts.configuration,
+            refused=self.refused.known,
             firing=tuple(alerting.lifecycle.published.values()),
             untold_verdict=alerting.pending_verdict,
             untold_alerts=alerting.lifecycle.pending,

@@ -11,6 +11,7 @@ states is in the package's docstring.
 | `faults`   | devices with faults (`device_alerts`)                                            |
 | `mounts`   | FUSE mounts that do not work (`mount_alerts`)                                    |
 | `counts`   | how many devices there are, and how many there should be (`device_counts`)       |
+| `refused`  | a changed configuration that the plugin refused (`refused_configuration`)        |
 | `alerting` | published and pending alerts and verdicts (`plugin_alerting`)                    |
 
 `receive` takes a `steps.Event` and returns `steps.Effect`s: queries, notes, decisions. An empty
@@ -168,16 +169,6 @@ class TrackedPlugin(parts.Parts):
             self.restarts = (*self.restarts, acted_at)[-snapshot.REMEDIES_MAX :]
         return self._store(leader)
 
-    def removal_reason(self, now: float, *, is_placed: bool) -> str:
-        """Return why the plugin is dropped from tracking, or '' to keep it.
-
-        `is_placed` means that Kubernetes reports on which nodes this plugin should run.
-        """
-        stands, is_expected = self.verdict.standing, self.alive.is_expected
-        return self.removal.reason(
-            self.verdict.state, stands.rule, now, is_expected=is_expected, is_placed=is_placed
-        )
-
     def touch(self, now: float) -> None:
         """Schedule a check at the time `now` of whether anything must be published."""
         self.alerting.touch(now)
@@ -279,6 +270,8 @@ class TrackedPlugin(parts.Parts):
         if self.faults.has_any or _reports_faults(heartbeat):
             has_changed |= self.faults.observe(heartbeat)
             has_changed |= self.faults.settle(self.counts.lacks)
+        if self.refused.known is not None and self.refused.observe(heartbeat, now):
+            has_changed = self.is_unsaved = True
         if has_changed:
             self.alerting.is_dirty = True
 
@@ -307,14 +300,16 @@ class TrackedPlugin(parts.Parts):
             case vocabulary.PluginDeregistered():
                 if self.verdict.may_have_problem:
                     self.reported.registration_lost(event, self.alive.order.interval_s, now)
+            case vocabulary.ConfigurationRefused() | vocabulary.ConfigurationApplied():
+                self.refused.apply(event, reported.instance, now, self.context.wall_zero + now)
             case _:
                 pass
         self.is_unsaved |= changes != self._changes
         return [*self._effects(steps_taken, now), *steps.watched_reports(event)]
 
     @property
-    def _changes(self) -> tuple[int, int, int]:
-        return self.faults.changes, self.mounts.changes, self.counts.changes
+    def _changes(self) -> int:
+        return sum(part.changes for part in (self.faults, self.mounts, self.counts, self.refused))
 
     def _cluster_answered(
         self, answer: signals.Facts | None, number: int, now: float
@@ -367,13 +362,15 @@ class TrackedPlugin(parts.Parts):
             known_at = clock.since + self.context.settings.storm_window_s
             due = known_at if now < known_at else None
         is_skewed = clock.is_skewed and due is None and not self.context.is_our_clock_skewed
+        dues = [at for at in (due, self.refused.due(now)) if at is not None]
         return plugin_alerting.Observed(
             faults=self.faults,
             mounts=self.mounts,
+            refused=self.refused,
             short=self.counts.short,
             clock_text=clock_text,
             is_clock_skewed=is_skewed,
-            due=due,
+            due=min(dues, default=None),
         )
 
     def _publish_pending(self, leader: int) -> list[signals.Output]:

@@ -36,6 +36,7 @@ _IMPACTS: Final = {
     AlertKind.FUSE_MOUNT_HUNG: ("{pods} may hang", "programs that use it hang"),
     AlertKind.FUSE_DAEMON_DIED: ("{pods} cannot read its files", "its files cannot be read"),
     AlertKind.FUSE_POD_TERMINATING: ("{pods} cannot end", "its pod cannot end"),
+    AlertKind.CONFIGURATION_REFUSED: ("the old one is in force until a restart",) * 2,
     AlertKind.CLOCK_SKEW: ("times in alerts may be wrong",) * 2,
     AlertKind.NOISY_NODE: ("some of its reports are not read",) * 2,
     AlertKind.STORM: ("no verdicts on single plugins until it is over",) * 2,

@@ -1,0 +1,115 @@
+"""Pure: a changed configuration that one plugin refused, and the alert if nobody corrects it.
+
+| state   | refused                   | applied, another hash, or another process | after the wait |
+|---------|---------------------------|-------------------------------------------|----------------|
+| none    | waiting                   | none                                      |                |
+| waiting | waiting, the wait goes on | none                                      | alert          |
+| alert   | alert, with the new text  | none: the alert is resolved               |                |
+
+The wait leaves time for whoever has just changed the file. Heartbeats correct what events set,
+because an event may be lost: the hash in them is that of the configuration in force, and a process
+that has started since has accepted its configuration.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind
+from muster_health.alerting import evidence
+from muster_health.model import alerts, snapshot
+
+_SHOWN_MAX: Final = 4
+_TEXT_MAX: Final = 300
+_IN_FLIGHT_S: Final = 10.0
+"""A heartbeat from before the refusal may come after it, with the hash of an earlier file."""
+_APPLIED: Final = "a configuration that it accepts is in force"
+_RESTARTED: Final = "the plugin has restarted, with a configuration that it accepts"
+
+
+@dataclass(slots=True, eq=False)
+class RefusedConfiguration:
+    """The refused configuration of one plugin; `known` is None if there is none."""
+
+    wait_s: float
+    known: snapshot.KnownRefusal | None = None
+    ended: str = _APPLIED
+    """Why the last one is over."""
+    changes: int = 0
+    _since: float = 0.0
+    _refused_at: float = 0.0
+
+    def restore(self, stored: snapshot.KnownRefusal | None, since: float) -> None:
+        """Restore what a former process saved, unless a newer event has arrived."""
+        if not self.changes:
+            self.known, self._since, self._refused_at = stored, since, since
+
+    def apply(self, event: vocabulary.Event, instance: str, now: float, wall: float) -> None:
+        """Record what a plugin reports; `wall` is the time of day, to be saved."""
+        match event:
+            case vocabulary.ConfigurationRefused():
+                before = self.known
+                if before is None:
+                    self._since = now
+                texts = (text[:_TEXT_MAX] for text in event.problems[:_SHOWN_MAX])
+                self.known = snapshot.KnownRefusal(
+                    since=before.since if before else wall,
+                    instance=instance,
+                    config_hash=event.config_hash,
+                    problems=tuple(texts),
+                )
+                self._refused_at = now
+                self.changes += 1
+            case vocabulary.ConfigurationApplied():
+                self._end(_APPLIED)
+            case _:
+                pass
+
+    def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
+        """Compare with a heartbeat; return whether the refused configuration is over."""
+        known = self.known
+        if known is None or now < self._refused_at + _IN_FLIGHT_S:
+            return False
+        if heartbeat.instance != known.instance:
+            self._end(_RESTARTED)
+        elif heartbeat.config_hash not in {"", known.config_hash}:
+            self._end(_APPLIED)
+        return self.known is None
+
+    def due(self, now: float) -> float | None:
+        """Return when the wait ends; None if it has ended, or if nothing was refused."""
+        if self.known is None or self.is_overdue(now):
+            return None
+        return self._since + self.wait_s
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether nobody has corrected the configuration for too long."""
+        return self.known is not None and now >= self._since + self.wait_s
+
+    def alerts(self, *, node: str, plugin: str, now: float, at: datetime) -> Iterable[alerts.Alert]:
+        """Yield the alert, as if it were new, if the wait is over."""
+        if self.known is None or not self.is_overdue(now):
+            return
+        problems = self.known.problems or ("it gave no reason",)
+        applied = f"the configuration in force is still {self.known.config_hash}"
+        yield alerts.Alert(
+            kind=AlertKind.CONFIGURATION_REFUSED,
+            summary=f"{plugin} on {node} refused its new configuration: {problems[0]}",
+            evidence=(
+                *(evidence.of("plugin", problem) for problem in problems),
+                evidence.of("plugin", applied),
+            ),
+            starts_at=at,
+            told_at=at,
+        )
+
+    def why_ended(self) -> tuple[vocabulary.Evidence, ...]:
+        """Return the evidence that the refused configuration is over."""
+        return (evidence.of("plugin", self.ended),)
+
+    def _end(self, why: str) -> None:
+        if self.known is not None:
+            self.known, self.ended = None, why
+            self.changes += 1
