@@ -18,9 +18,9 @@ import nats.aio.msg
 import nats.errors
 import prometheus_client
 
-from muster import pacing
+from muster import codec, pacing
 from muster.nats import compat, credentials
-from muster.service import logs, runtime
+from muster.service import logs, metrics, runtime
 
 Message = nats.aio.msg.Msg
 Handler = Callable[[Message], Awaitable[None]]
@@ -42,11 +42,23 @@ _PINGS_MAX: Final = 2
 _PENDING_MESSAGES_MAX: Final = 100_000
 _PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
-PUBLISHED: Final = prometheus_client.Counter(
-    "muster_bus_published_total", "Messages published to NATS, by outcome.", ["outcome"]
+PUBLISHED: Final = metrics.counter(
+    "muster_bus_published_total",
+    "Messages published to NATS, by outcome.",
+    "outcome",
+    (
+        *("stored", "repeat", "retried", "refused", "id_taken", "no_longer_leader", "dropped"),
+        *("shortened", "oversized", "invalid", "heartbeat", "heartbeat_skipped"),
+    ),
 )
-RECEIVED: Final = prometheus_client.Counter(
-    "muster_bus_received_total", "Messages received from NATS, by outcome.", ["outcome"]
+RECEIVED: Final = metrics.counter(
+    "muster_bus_received_total",
+    "Messages received from NATS, by outcome.",
+    "outcome",
+    (
+        *("event", "heartbeat", "heartbeat_skipped"),
+        *(f"malformed_{reason}" for reason in codec.MalformedReason),
+    ),
 )
 _ERRORS = prometheus_client.Counter(
     "muster_bus_errors_total", "Errors nats-py reported, by kind.", ["kind"]

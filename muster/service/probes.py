@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 import prometheus_client
-from prometheus_client import core, registry
 
 from muster import escaping
-from muster.service import logs, runtime
+from muster.service import metrics, runtime
 
 Answer = tuple[int, str, bytes]
 Route = Callable[[], Answer]
@@ -19,21 +18,6 @@ _REQUEST_BYTES_MAX: Final = 8192
 _REQUEST_TIMEOUT_S: Final = 5.0
 _CONNECTIONS_MAX: Final = 64
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
-
-
-class _LostLines(registry.Collector):
-    """Exports the number of lost log lines, because `logs` must not import the metrics library."""
-
-    def collect(self) -> Iterator[core.Metric]:
-        """Collect the number of lost log lines."""
-        yield core.CounterMetricFamily(
-            "muster_log_lines_lost",
-            "Log lines that could not be written to stdout.",
-            value=logs.lines_lost(),
-        )
-
-
-prometheus_client.REGISTRY.register(_LostLines())
 
 
 def always() -> str | None:
@@ -71,11 +55,7 @@ async def serve(
     routes: dict[str, Route] = {
         "/healthz": check(healthy),
         "/readyz": check(ready),
-        "/metrics": lambda: (
-            200,
-            prometheus_client.CONTENT_TYPE_LATEST,
-            prometheus_client.generate_latest(registry),
-        ),
+        "/metrics": lambda: (200, *metrics.exported(registry)),
         **(more or {}),
     }
     clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,28 @@ import orjson
 import pytest
 import yaml
 
+from muster import __version__
 from muster.cli import keyfiles
 from muster.local.kubernetes import requests
 from scripts import dashboard
 from tests.worlds import manifests, plugin_process
 
 COMPONENT = manifests.ROOT / "k8s/components/monitoring"
+LEARNED = {
+    # exception of nats-py
+    "muster_bus_errors_total",
+    # stream
+    "muster_bus_stream_refusals_total",
+    # kind of object; verb and status
+    "muster_kubernetes_lists_total",
+    "muster_kubernetes_requests_total",
+    # XID
+    "muster_plugin_xids_total",
+    # channel and relay: those of the settings are 0 from the start
+    "muster_health_out_of_band_alarms_total",
+    "muster_notifier_recipients_refused_total",
+}
+"""Counters with a label whose values only use shows."""
 SCRAPED = {"pod", "node", "le", "job"}
 """Labels that come from Prometheus, not from us."""
 RULES = [
@@ -80,8 +97,8 @@ async def of_fuse(
         await process.communicate()
 
 
-async def exported() -> dict[str, set[str]]:
-    """Return every series that the processes export, with the labels that were seen."""
+async def exported() -> list[str]:
+    """Return what every process answers to Prometheus when it has just started."""
     root = Path(tempfile.mkdtemp(prefix="mu-"))
     for folder in ("device-plugins", "plugins_registry", "pod-resources"):
         (root / folder).mkdir()
@@ -99,13 +116,9 @@ async def exported() -> dict[str, set[str]]:
             webhook = {"kubernetes__kubeconfig": str(kubeconfig)}
             wanted.append(of_fuse("webhook", module="admission", **webhook))
             processes = [await stack.enter_async_context(entering) for entering in wanted]
-            texts = await asyncio.gather(*(_scraped(process) for process in processes))
+            return await asyncio.gather(*(_scraped(process) for process in processes))
     finally:
         shutil.rmtree(root)
-    series: dict[str, set[str]] = {}
-    for text in texts:
-        _read(text, series)
-    return series
 
 
 async def _scraped(process: plugin_process.Plugin) -> str:
@@ -116,7 +129,7 @@ async def _scraped(process: plugin_process.Plugin) -> str:
 
 
 def _read(text: str, series: dict[str, set[str]]) -> None:
-    """Add what Prometheus would read; a counter that nobody moved has a type and no series yet."""
+    """Add what Prometheus would read: each series, with the labels that were seen."""
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
         ends = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
         for end in ends.get(kind, ("",)):
@@ -126,12 +139,37 @@ def _read(text: str, series: dict[str, set[str]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def series() -> Mapping[str, set[str]]:
-    async def limited() -> dict[str, set[str]]:
+def texts() -> Sequence[str]:
+    async def limited() -> list[str]:
         async with asyncio.timeout(100):
             return await exported()
 
     return asyncio.run(limited())
+
+
+@pytest.fixture(scope="module")
+def series(texts: Sequence[str]) -> Mapping[str, set[str]]:
+    read: dict[str, set[str]] = {}
+    for text in texts:
+        _read(text, read)
+    return read
+
+
+def test_every_process_says_its_version(texts: Sequence[str]) -> None:
+    said = f'muster_build_info{{python="{platform.python_version()}",version="{__version__}"}} 1.0'
+    assert [text for text in texts if said not in text] == []
+
+
+def test_counters_are_zero_from_the_start_unless_their_labels_are_learned(
+    texts: Sequence[str],
+) -> None:
+    absent = set()
+    for text in texts:
+        for name in re.findall(r"^# TYPE (muster_\w+) counter$", text, re.MULTILINE):
+            if not re.search(rf"^{name}[{{ ]", text, re.MULTILINE):
+                absent.add(name)
+        assert "_created" not in text
+    assert absent <= LEARNED
 
 
 def test_rules_and_panels_ask_for_what_is_exported(series: Mapping[str, set[str]]) -> None:

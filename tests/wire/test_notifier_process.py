@@ -227,7 +227,7 @@ def test_a_refusal_is_published_as_a_failure_and_decided_again_later(
         assert isinstance(delivered, vocabulary.NotificationDelivered)
         _, metrics = await made.get("/metrics")
         assert (
-            b'muster_notifier_notifications_total{outcome="failed_rejected",reason="first",'
+            b'muster_notifier_notifications_total{outcome="failed",reason="first",'
             b'receiver="hook"} 1.0' in metrics
         )
 

@@ -8,18 +8,21 @@ import prometheus_client
 from prometheus_client import core, registry
 
 from muster import vocabulary
+from muster.service import metrics
 from muster_fuse import registration, self_check
 from muster_fuse.broker import service
 from muster_fuse.kernel import mounter_client
+from muster_fuse.request import decision
 from muster_fuse.volume import csi, volumes
 
 MOUNTED: Final = prometheus_client.Counter(
     "muster_fuse_mounted_total", "File systems mounted in pods."
 )
-REFUSED: Final = prometheus_client.Counter(
+REFUSED: Final = metrics.counter(
     "muster_fuse_refused_total",
     "Refusals reported, by reason; at most one a second for each pod and reason.",
-    ["reason"],
+    "reason",
+    decision.Reason,
 )
 ABORTED: Final = prometheus_client.Counter(
     "muster_fuse_aborted_total", "Connections aborted because ended pods had left them behind."

@@ -16,7 +16,7 @@ import prometheus_client
 
 from muster.nats import connection
 from muster.nats.auth import permissions
-from muster.service import entry, logs, probes, runtime
+from muster.service import entry, logs, metrics, probes, runtime
 from muster_gate import callout, cluster_keys, config, issuer, traffic_monitor
 from muster_gate.tokens import Reason
 
@@ -29,10 +29,11 @@ _REQUESTS_MAX: Final = 20_000
 _LATE_S: Final = 1.5
 """A client waits for 2 s and then retries: a later answer would be useless and delay others."""
 
-ANSWERS: Final = prometheus_client.Counter(
+ANSWERS: Final = metrics.counter(
     "muster_gate_answers_total",
     "Connections by outcome: admitted, or the reason for the denial.",
-    ["outcome"],
+    "outcome",
+    ("admitted", *Reason),
 )
 DECIDING: Final = prometheus_client.Histogram(
     "muster_gate_decision_seconds",
@@ -48,8 +49,11 @@ KEYS_FETCHED: Final = prometheus_client.Gauge(
 SIGNING: Final = prometheus_client.Gauge(
     "muster_gate_signing_usable", "0 while gate.json is unusable and the previous one is used."
 )
-FETCHES: Final = prometheus_client.Counter(
-    "muster_gate_key_fetches_total", "Fetches of the cluster's keys, by outcome.", ["outcome"]
+FETCHES: Final = metrics.counter(
+    "muster_gate_key_fetches_total",
+    "Fetches of the cluster's keys, by outcome.",
+    "outcome",
+    ("fetched", "failed"),
 )
 
 

@@ -8,23 +8,33 @@ import prometheus_client
 from prometheus_client import metrics_core, registry
 
 from muster import leadership, vocabulary
+from muster.service import metrics
 from muster_health.fleet import detector
-from muster_health.model import signals
+from muster_health.model import limits, signals
 
 _DELAYS_S: Final = (0.1, 0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
 
-HEARTBEATS: Final = prometheus_client.Counter(
-    "muster_health_heartbeats_total", "Heartbeats received, accepted or stale.", ["outcome"]
+HEARTBEATS: Final = metrics.counter(
+    "muster_health_heartbeats_total",
+    "Heartbeats received, accepted or stale.",
+    "outcome",
+    ("accepted", "stale"),
 )
 EVENTS_STALE: Final = prometheus_client.Counter(
     "muster_health_events_stale_total",
     "Events ignored because a newer one of their plugin had arrived.",
 )
-PROBES: Final = prometheus_client.Counter(
-    "muster_health_probes_total", "Probes of suspected plugins, by result.", ["result"]
+PROBES: Final = metrics.counter(
+    "muster_health_probes_total",
+    "Probes of suspected plugins, by result.",
+    "result",
+    ("answered", "no_answer", "not_subscribed", "inconclusive"),
 )
-SUSPICIONS: Final = prometheus_client.Counter(
-    "muster_health_suspicions_total", "Suspicions raised, refuted and confirmed.", ["outcome"]
+SUSPICIONS: Final = metrics.counter(
+    "muster_health_suspicions_total",
+    "Suspicions raised, refuted and confirmed.",
+    "outcome",
+    (signals.Note.SUSPECTED, signals.Note.REFUTED, signals.Note.CONFIRMED),
 )
 STALLS: Final = prometheus_client.Counter(
     "muster_health_stalls_total", "How often health itself ran late and restarted its waits."
@@ -33,19 +43,24 @@ DISCONNECTED_S: Final = prometheus_client.Counter(
     "muster_health_disconnected_seconds_total",
     "Seconds that health had no connection to NATS, also before the first one.",
 )
-NOTES: Final = prometheus_client.Counter(
+NOTES: Final = metrics.counter(
     "muster_health_notes_total",
     "Reasons why a verdict or an alert was delayed or dropped.",
-    ["note"],
+    "note",
+    (
+        *(signals.Note.WAITS_RESTARTED, signals.Note.RATE_LIMITED, signals.Note.SUSPENDED),
+        signals.Note.REFUSED,
+    ),
 )
 EVENTS_SKIPPED: Final = prometheus_client.Counter(
     "muster_health_events_skipped_total",
     "Events not read because their node published too many; the newest ones are read later.",
 )
-REFUSED: Final = prometheus_client.Counter(
+REFUSED: Final = metrics.counter(
     "muster_health_refused_total",
     "What was not kept, because of a limit or because Kubernetes does not know its node.",
-    ["reason"],
+    "reason",
+    limits.Refusal,
 )
 DELAY: Final = prometheus_client.Histogram(
     "muster_health_detection_delay_seconds",
@@ -57,8 +72,8 @@ _IS_LEADER: Final = prometheus_client.Gauge(
     "muster_health_is_leader",
     "1 while this process is the leader and publishes verdicts and alerts.",
 )
-_LEADERSHIP: Final = prometheus_client.Counter(
-    "muster_health_leadership_changes_total", "Leadership won and lost.", ["change"]
+_LEADERSHIP: Final = metrics.counter(
+    "muster_health_leadership_changes_total", "Leadership won and lost.", "change", ("won", "lost")
 )
 
 

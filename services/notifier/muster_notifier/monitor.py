@@ -32,7 +32,7 @@ from typing import Final
 import prometheus_client
 
 from muster import codec, http, vocabulary
-from muster.service import logs
+from muster.service import logs, metrics
 from muster_notifier.config import receiver_settings
 from muster_notifier.delivery import dead_letters
 from muster_notifier.receivers import endpoint, results
@@ -51,8 +51,11 @@ _DEAD = prometheus_client.Gauge(
 _RECEIVERS = prometheus_client.Gauge(
     "muster_notifier_receivers", "Configured receivers, by kind.", ["kind"]
 )
-_PINGS = prometheus_client.Counter(
-    "muster_notifier_pings_total", "Pings to the external monitor, by result.", ["result"]
+_PINGS = metrics.counter(
+    "muster_notifier_pings_total",
+    "Pings to the external monitor, by result.",
+    "result",
+    results.Kind,
 )
 
 

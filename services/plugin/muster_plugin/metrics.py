@@ -12,6 +12,7 @@ import prometheus_client
 from prometheus_client import core, registry
 
 from muster import vocabulary
+from muster.service import metrics
 from muster_plugin import node as node_wiring
 
 _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
@@ -51,6 +52,18 @@ class Collector(registry.Collector):
                 for health in vocabulary.Health
             ),
         )
+        check = self._node.pods.check
+        for name, text, count in (
+            ("allocatable", "Advertised devices that the kubelet offers.", check.allocatable_count),
+            ("allocated", "Devices that containers hold.", check.allocated_count),
+        ):
+            counted = ((each, count(each)) for each in self._node.resource_plugins)
+            yield _gauge(
+                f"muster_plugin_devices_{name}",
+                f"{text} No series while the kubelet does not say.",
+                ["resource"],
+                (([resource], devices) for resource, devices in counted if devices is not None),
+            )
         yield _gauge(
             "muster_plugin_device_conditions",
             "Healthy devices that are degraded or unmonitored.",
@@ -82,9 +95,27 @@ class Collector(registry.Collector):
             "Times the kubelet listed the resource, by the reason for the registration.",
             ["resource", "reason"],
             (
-                ([resource, reason], times)
+                ([resource, reason], plugin.registrations[reason])
                 for resource, plugin in plugins.items()
-                for reason, times in plugin.registrations.items()
+                for reason in vocabulary.RegistrationReason
+            ),
+        )
+        yield _gauge(
+            "muster_plugin_registered_timestamp_seconds",
+            "When the kubelet last accepted a registration; 0 before the first one.",
+            ["resource"],
+            (
+                ([resource], metrics.timestamp(plugin.machine.registered_at))
+                for resource, plugin in plugins.items()
+            ),
+        )
+        yield _gauge(
+            "muster_plugin_device_list_sent_timestamp_seconds",
+            "When the device list was last sent to the kubelet, which is when it last changed.",
+            ["resource"],
+            (
+                ([resource], metrics.timestamp(plugin.counters.sent_at))
+                for resource, plugin in plugins.items()
             ),
         )
         yield _gauge(

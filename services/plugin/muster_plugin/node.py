@@ -101,7 +101,7 @@ class Node:
         self._scan_lock = asyncio.Lock()
         self._scanner = host_scanner.HostScanner()
         self._host_paths = host_scanner.HostPaths()
-        self._pods = publisher.PodDevices(
+        self.pods = publisher.PodDevices(
             self._root,
             self.inventory,
             self.resource_plugins,
@@ -181,11 +181,11 @@ class Node:
     def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Publish an allocation, whose pod the kubelet reports later."""
         self.event_log.record_allocation(resource, device_ids)
-        self._pods.poller.soon.set()
+        self.pods.poller.soon.set()
 
     def on_list_sent(self) -> None:
         """Schedule a check that the kubelet lists the devices that were sent to it."""
-        self._pods.poller.soon.set()
+        self.pods.poller.soon.set()
 
     def on_lock_acquired(self) -> None:
         """Write the CDI spec of a resource that is about to be registered."""
@@ -209,7 +209,7 @@ class Node:
             self._watch_devices(),
             self._expire_devices(),
             self._device_checker.run(),
-            self._pods.poller.run(period_s=self.foreign_plugins.poll_period_s),
+            self.pods.poller.run(period_s=self.foreign_plugins.poll_period_s),
             *self.foreign_plugins.tasks(),
             self._updates.run(),
             *([self._gpus.watch(self._on_gpu_update)] if self._gpus else []),
@@ -345,7 +345,7 @@ class Node:
 
     def _on_sockets_checked(self, at: float) -> None:
         self._record_check_time(_SOCKETS, at)
-        self._pods.poll_if_listed()
+        self.pods.poll_if_listed()
 
     def _record_check_time(self, kind: str, at: float) -> None:
         self._checked_at[kind] = at
@@ -354,12 +354,12 @@ class Node:
         self, plugin: "resource_plugin.ResourcePlugin", now: float
     ) -> vocabulary.ResourceBeat:
         status = plugin.status(now)
-        allocated = self._pods.check.allocated_count(plugin.resource)
+        allocated = self.pods.check.allocated_count(plugin.resource)
         return msgspec.structs.replace(
             status,
             problem=status.problem or self._cdi_specs.problems.get(plugin.resource, ""),
             allocated=status.allocated if allocated is None else allocated,
-            mismatch=self._pods.check.mismatch(plugin.resource, now),
+            mismatch=self.pods.check.mismatch(plugin.resource, now),
         )
 
     def _start_if_all_seen(self) -> None:

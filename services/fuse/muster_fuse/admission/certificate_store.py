@@ -21,7 +21,7 @@ import prometheus_client
 from muster import blocking
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import objects
-from muster.service import logs
+from muster.service import logs, metrics
 from muster_fuse.admission import certificates, config, renewal
 
 _JSON_PATCH: Final = "application/json-patch+json"
@@ -38,8 +38,11 @@ EXPIRES: Final = prometheus_client.Gauge(
     "muster_fuse_webhook_certificate_expires_timestamp_seconds",
     "When the certificate in use expires.",
 )
-STEPS: Final = prometheus_client.Counter(
-    "muster_fuse_webhook_certificate_steps_total", "Changes to the certificate, by step.", ["step"]
+STEPS: Final = metrics.counter(
+    "muster_fuse_webhook_certificate_steps_total",
+    "Changes to the certificate, by step.",
+    "step",
+    (step for step in renewal.Step if step is not renewal.Step.KEEP),
 )
 
 

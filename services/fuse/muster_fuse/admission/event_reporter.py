@@ -9,11 +9,9 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Final
 
-import prometheus_client
-
 from muster import escaping, pacing
 from muster.kubernetes import api as kubernetes_api
-from muster.service import logs
+from muster.service import logs, metrics
 from muster_fuse.admission import pod as pods
 
 REASON: Final = "FuseNotMounted"
@@ -26,8 +24,11 @@ _PERIOD_S: Final = 600.0
 """The shortest time between two Events about the same object."""
 _OBJECTS_MAX: Final = 1000
 
-EVENTS: Final = prometheus_client.Counter(
-    "muster_fuse_webhook_events_total", "Events about pods that were left unchanged.", ["outcome"]
+EVENTS: Final = metrics.counter(
+    "muster_fuse_webhook_events_total",
+    "Events about pods that were left unchanged.",
+    "outcome",
+    ("written", "failed", "repeated", "nameless", "too_many"),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import prometheus_client
 from aiohttp import web
 
-from muster.service import logs
+from muster.service import logs, metrics
 from muster_fuse.admission import config, event_reporter, namespaces, pod_patch, review
 from muster_fuse.admission import pod as pods
 
@@ -29,8 +29,11 @@ _HANDSHAKE_S: Final = 5.0
 _IDLE_S: Final = 30.0
 _SHUTDOWN_S: Final = 2.0
 
-PODS: Final = prometheus_client.Counter(
-    "muster_fuse_webhook_pods_total", "New pods that the API server asked about.", ["outcome"]
+PODS: Final = metrics.counter(
+    "muster_fuse_webhook_pods_total",
+    "New pods that the API server asked about.",
+    "outcome",
+    (*pod_patch.Outcome, "unreadable", "unanswerable", "late"),
 )
 DECIDING: Final = prometheus_client.Histogram(
     "muster_fuse_webhook_answer_seconds",

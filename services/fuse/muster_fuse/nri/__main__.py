@@ -8,14 +8,17 @@ from typing import Annotated, Final
 import msgspec
 import prometheus_client
 
-from muster.service import entry, logs, probes, runtime, sections
+from muster.service import entry, logs, metrics, probes, runtime, sections
 from muster_fuse.nri import connection, grants, session
 
 GRANTED: Final = prometheus_client.Counter(
     "muster_fuse_nri_granted_total", "Containers that were given the device."
 )
-DENIED: Final = prometheus_client.Counter(
-    "muster_fuse_nri_denied_total", "Containers that were refused, by reason.", ["reason"]
+DENIED: Final = metrics.counter(
+    "muster_fuse_nri_denied_total",
+    "Containers that were refused, by reason.",
+    "reason",
+    grants.Reason,
 )
 WITHOUT_DEVICE: Final = prometheus_client.Counter(
     "muster_fuse_nri_without_device_total",

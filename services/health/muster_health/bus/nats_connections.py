@@ -23,7 +23,7 @@ import prometheus_client
 
 from muster import codec, vocabulary
 from muster.nats.auth import permissions
-from muster.service import logs
+from muster.service import logs, metrics
 from muster_health.model import signals
 
 _PREFIX: Final = "muster.nats."
@@ -160,8 +160,11 @@ _REPORTED_WITHIN_S: Final = 2.0
 _CHECK_S: Final = 300.0
 _RETRY_S: Final = 30.0
 
-_ADVISORIES: Final = prometheus_client.Counter(
-    "muster_health_advisories_total", "Advisories received from nats-server, by kind.", ["kind"]
+_ADVISORIES: Final = metrics.counter(
+    "muster_health_advisories_total",
+    "Advisories received from nats-server, by kind.",
+    "kind",
+    ("connected", "disconnected", "serverevent", "other", "unreadable"),
 )
 _FLOWING: Final = prometheus_client.Gauge(
     "muster_health_advisories_flowing",

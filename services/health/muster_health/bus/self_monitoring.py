@@ -107,6 +107,7 @@ _ALARMS: Final = prometheus_client.Counter(
     "Attempts to notify people without the bus, by channel and outcome.",
     ["channel", "outcome"],
 )
+_ALARM_OUTCOMES: Final = ("accepted", "refused", "failed")
 
 
 class _Refused(Exception):
@@ -123,6 +124,9 @@ class AlarmSender:
         self._newest: signals.Alarm | None = None
         self._changed = asyncio.Condition()
         self._at = datetime.now(UTC)
+        for channel in self.channels:
+            for outcome in _ALARM_OUTCOMES:
+                _ALARMS.labels(channel, outcome)
 
     @property
     def channels(self) -> tuple[str, ...]:

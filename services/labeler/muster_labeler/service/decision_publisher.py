@@ -13,11 +13,10 @@ from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 import msgspec
-import prometheus_client
 
 from muster import escaping, vocabulary
 from muster.kubernetes import api
-from muster.service import logs
+from muster.service import logs, metrics
 from muster.vocabulary import Verdict
 from muster_labeler import model
 from muster_labeler.kubernetes import cluster_api, projection
@@ -27,8 +26,11 @@ from muster_labeler.service import decisions
 Publish = Callable[[vocabulary.Event, str], Awaitable[None]]
 
 _QUEUE_MAX: Final = 20_000
-_DROPPED: Final = prometheus_client.Counter(
-    "muster_labeler_dropped_events_total", "Events dropped because too many were waiting.", ["to"]
+_DROPPED: Final = metrics.counter(
+    "muster_labeler_dropped_events_total",
+    "Events dropped because too many were waiting.",
+    "to",
+    ("bus", "kubernetes"),
 )
 _COMPONENT: Final = "muster-labeler"
 _MESSAGE_MAX: Final = 1024
@@ -39,10 +41,11 @@ _REASONS: Final = {
     decisions.Action.REFUSE: ("Warning", "LabelsRefused"),
 }
 
-_FAILED: Final = prometheus_client.Counter(
+_FAILED: Final = metrics.counter(
     "muster_labeler_record_failures_total",
     "Kubernetes Events, conditions and inventories that could not be written.",
-    ["what"],
+    "what",
+    ("event", "condition", "inventory"),
 )
 _GOOD: Final = (Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED)
 _UNREACHABLE: Final = (Verdict.UNREACHABLE, Verdict.NODE_DOWN)

@@ -23,7 +23,7 @@ import muster
 from muster import codec, escaping, leadership, pacing, vocabulary
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import watch
-from muster.service import logs
+from muster.service import logs, metrics
 from muster_labeler import config, model
 from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.naming import node_labels
@@ -34,8 +34,11 @@ _DENIED_ROUNDS: Final = 6
 """A node whose write the API refused is retried once in this many rounds."""
 _INVENTORY_S: Final = 2.0
 
-_DECISIONS = prometheus_client.Counter(
-    "muster_labeler_decisions_total", "Decisions about nodes, by action.", ["action"]
+_DECISIONS = metrics.counter(
+    "muster_labeler_decisions_total",
+    "Decisions about nodes, by action.",
+    "action",
+    decisions.Action,
 )
 _WAITING = prometheus_client.Gauge(
     "muster_labeler_waiting_nodes", "Nodes that are to be labelled but cannot be labelled yet."

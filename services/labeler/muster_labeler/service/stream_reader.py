@@ -9,17 +9,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-import prometheus_client
-
 from muster import codec, pacing, vocabulary
-from muster.service import logs
+from muster.service import logs, metrics
 from muster_labeler.service import decision_publisher, fleet, inventory_budget, limits
 
 Wants = Callable[[str, int], bool]
 """Whether to read a message, by its subject and how many messages are stored behind it."""
 
-_REFUSED: Final = prometheus_client.Counter(
-    "muster_labeler_refused_total", "Inventories that were not read, by the limit.", ["reason"]
+_REFUSED: Final = metrics.counter(
+    "muster_labeler_refused_total",
+    "Inventories that were not read, by the limit.",
+    "reason",
+    limits.Refusal,
 )
 _BACKLOG_S: Final = 10.0
 _LOGGED_EVERY_S: Final = 60.0

@@ -5,20 +5,19 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
-import prometheus_client
-
 from muster import vocabulary
 from muster.nats import bus, storage, streams
-from muster.service import entry, logs
+from muster.service import entry, logs, metrics
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters, queue, without_nats, worker
 from muster_notifier.receivers import factory
 from muster_notifier.routing import grouping, notifications
 
-UNREADABLE = prometheus_client.Counter(
+UNREADABLE = metrics.counter(
     "muster_notifier_unreadable_total",
     "Stored ledger entries and silences that cannot be read.",
-    ["what"],
+    "what",
+    ("ledger", "silence"),
 )
 
 

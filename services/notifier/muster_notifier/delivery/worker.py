@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypedDict
 
-import prometheus_client
-
 from muster import vocabulary
 from muster.nats import storage, streams
 from muster.service import logs, runtime
-from muster_notifier.delivery import dead_letters, queue
+from muster_notifier.delivery import dead_letters, metrics, queue
 from muster_notifier.receivers import results
 from muster_notifier.routing import grouping, notifications
 
@@ -26,28 +24,6 @@ _Inbox = asyncio.Queue[runtime.Delivery[queue.Input]]
 
 STOP_S: Final = 1.0
 """When we stop, an attempt in flight may take this long to be answered and recorded."""
-
-_QUEUED = prometheus_client.Gauge(
-    "muster_notifier_queued_notifications",
-    "Notifications that are waiting for a receiver.",
-    ["receiver"],
-)
-_NOTIFICATIONS = prometheus_client.Counter(
-    "muster_notifier_notifications_total",
-    "Notifications, by result.",
-    ["receiver", "reason", "outcome"],
-)
-_ATTEMPTS = prometheus_client.Counter(
-    "muster_notifier_attempts_total",
-    "Attempts to send, by outcome.",
-    ["receiver", "result", "outcome"],
-)
-_SECONDS = prometheus_client.Histogram(
-    "muster_notifier_delivery_seconds",
-    "Seconds from the decision to notify until the receiver accepted the notification.",
-    ["receiver"],
-    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
-)
 
 
 class _About(TypedDict):
@@ -92,8 +68,8 @@ class _DeliveryLog:
     ) -> None:
         """Report that the receiver accepted a notification; `number` distinguishes replays."""
         at = datetime.now(UTC)
-        _SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
-        _NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
+        metrics.SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
+        metrics.NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
         logs.logger().info(
             "delivered", **_log_fields(notification), attempts=attempts, result=result.detail
         )
@@ -111,7 +87,7 @@ class _DeliveryLog:
         at: datetime,
     ) -> None:
         """Report that a notification failed, and is now a dead letter."""
-        _NOTIFICATIONS.labels(self._name, notification.reason, f"failed_{result.outcome}").inc()
+        metrics.NOTIFICATIONS.labels(self._name, notification.reason, "failed").inc()
         logs.logger().error(
             "not_delivered",
             **_log_fields(notification),
@@ -195,7 +171,7 @@ class ReceiverWorker:
         # the newest notification of each group; the grouping limits how many there are
         self._outgoing: dict[str, notifications.Notification] = {}
         self._has_outgoing = asyncio.Event()
-        _QUEUED.labels(name).set_function(lambda: self.queue.waiting)
+        metrics.begin(name, lambda: self.queue.waiting)
 
     def restore(self, entry: notifications.LedgerEntry) -> None:
         """Restore the ledger's entry about a group."""
@@ -316,7 +292,7 @@ class ReceiverWorker:
             await self._dependencies.may_act()
             data = entry.data if entry is not None and is_open else {}
             result = await self._attempt(notification, data)
-            _ATTEMPTS.labels(self.name, result.kind, result.outcome).inc()
+            metrics.ATTEMPTS.labels(self.name, result.kind, result.outcome).inc()
         if result.kind is results.Kind.TAKEN:
             await self._record(delivery, notification, result, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret

@@ -65,6 +65,7 @@ class Email:
         self._password = password
         self._templates = templates
         self._where = f"{settings.host}:{settings.port}"
+        _RECIPIENTS_REFUSED.labels(self._where)
         self._deferred: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         """The recipients that the relay may accept later, by notification."""
         self._lookups = blocking.Serial()

@@ -150,6 +150,12 @@ class PodResourcesCheck:
             return None
         return sum(name == resource for name, _ in self.listing.holders)
 
+    def allocatable_count(self, resource: str) -> int | None:
+        """Return how many ids of a resource the kubelet offers; None if that is unknown."""
+        if self.listing is None or self.listing.allocatable is None:
+            return None
+        return len(self.listing.allocatable.get(resource, ()))
+
     def _compare(
         self,
         resource: str,

@@ -1,0 +1,58 @@
+"""Adapter: Prometheus: what the metrics of all processes have in common.
+
+Counters whose labels are known exist from the start, at 0: otherwise `increase` misses their first
+increment. No counter says when it was created, which would be one more series for each.
+"""
+
+import platform
+import time
+from collections.abc import Iterable, Iterator
+
+import prometheus_client
+from prometheus_client import core, registry
+
+import muster
+from muster.service import logs
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+def counter(name: str, text: str, label: str, values: Iterable[str]) -> prometheus_client.Counter:
+    """Return a counter with one label, whose series for these values are 0 from the start."""
+    made = prometheus_client.Counter(name, text, [label])
+    for value in values:
+        made.labels(value)
+    return made
+
+
+def timestamp(monotonic: float | None) -> float:
+    """Return a monotonic time in seconds of UTC, as timestamps are exported; 0 for None."""
+    if monotonic is None:
+        return 0.0
+    # in tenths, so that a time that stays the same does not change with every scrape
+    return round(time.time() - time.monotonic() + monotonic, 1)
+
+
+def exported(from_registry: registry.CollectorRegistry) -> tuple[str, bytes]:
+    """Return all metrics of a registry: the media type, and the text."""
+    return prometheus_client.CONTENT_TYPE_LATEST, prometheus_client.generate_latest(from_registry)
+
+
+class _Process(registry.Collector):
+    """The version, and the lost log lines: `logs` must not import the metrics library."""
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Collect what every process exports."""
+        build = core.GaugeMetricFamily(
+            "muster_build_info", "1, with the version of muster.", labels=["version", "python"]
+        )
+        build.add_metric([muster.__version__, platform.python_version()], 1)
+        yield build
+        yield core.CounterMetricFamily(
+            "muster_log_lines_lost",
+            "Log lines that could not be written to stdout.",
+            value=logs.lines_lost(),
+        )
+
+
+prometheus_client.REGISTRY.register(_Process())

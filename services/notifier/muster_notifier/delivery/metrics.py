@@ -1,0 +1,42 @@
+"""Adapter: Prometheus: counts and times what each receiver is sent."""
+
+from collections.abc import Callable
+from typing import Final
+
+import prometheus_client
+
+from muster import vocabulary
+from muster_notifier.receivers import results
+
+_QUEUED: Final = prometheus_client.Gauge(
+    "muster_notifier_queued_notifications",
+    "Notifications that are waiting for a receiver.",
+    ["receiver"],
+)
+NOTIFICATIONS: Final = prometheus_client.Counter(
+    "muster_notifier_notifications_total",
+    "Notifications, by result: delivered, or failed for good.",
+    ["receiver", "reason", "outcome"],
+)
+ATTEMPTS: Final = prometheus_client.Counter(
+    "muster_notifier_attempts_total",
+    "Attempts to send, by outcome.",
+    ["receiver", "result", "outcome"],
+)
+SECONDS: Final = prometheus_client.Histogram(
+    "muster_notifier_delivery_seconds",
+    "Seconds from the decision to notify until the receiver accepted the notification.",
+    ["receiver"],
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
+)
+
+
+def begin(receiver: str, waiting: Callable[[], int]) -> None:
+    """Export a receiver's metrics from the start; `waiting` returns how many notifications wait."""
+    _QUEUED.labels(receiver).set_function(waiting)
+    SECONDS.labels(receiver)
+    for outcome in results.Outcome:
+        ATTEMPTS.labels(receiver, outcome.kind, outcome)
+    for reason in vocabulary.NotificationReason:
+        NOTIFICATIONS.labels(receiver, reason, "delivered")
+        NOTIFICATIONS.labels(receiver, reason, "failed")
