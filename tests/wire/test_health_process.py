@@ -197,6 +197,9 @@ def test_a_killed_a_frozen_and_a_stopping_plugin_each_get_their_verdict(tmp_path
             metrics = await service.get("/metrics")
             assert b'muster_health_verdicts{verdict="MAINTENANCE"} 1.0' in metrics
             assert b"muster_health_detection_delay_seconds_count 2.0" in metrics
+            of_b = b'muster_health_plugin_verdict{node="b",plugin="device-plugin",verdict="%b"} %d'
+            assert of_b % (b"MAINTENANCE", 1) in metrics
+            assert of_b % (b"HEALTHY", 0) in metrics
             async with asyncio.timeout(30):
                 assert await service.end(signal.SIGTERM) == 0
 

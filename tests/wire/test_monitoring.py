@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ import yaml
 from muster import __version__
 from muster.cli import keyfiles
 from muster.local.kubernetes import requests
+from muster_health.fleet import verdict_series
 from scripts import dashboard
 from tests.worlds import manifests, plugin_process
 
+AT = datetime(2026, 11, 23, tzinfo=UTC)
 COMPONENT = manifests.ROOT / "k8s/components/monitoring"
 LEARNED = {
     # exception of nats-py
@@ -152,6 +155,8 @@ def series(texts: Sequence[str]) -> Mapping[str, set[str]]:
     read: dict[str, set[str]] = {}
     for text in texts:
         _read(text, read)
+    # what only a leader exports
+    _read(verdict_series.text([verdict_series.Reached("n", "p", None, AT)]), read)
     return read
 
 

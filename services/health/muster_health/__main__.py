@@ -86,6 +86,9 @@ async def serve(settings: config.Settings) -> None:
             _state, watched, election, monitor, outgoing, cluster, reader, receivers
         )
 
+        def exported() -> probes.Answer:
+            return 200, *metrics.exported(watched, per_node=settings.metrics.per_node)
+
         def problem() -> str | None:
             return connected.link.problem() or outgoing.problem() or election.problem()
 
@@ -94,7 +97,7 @@ async def serve(settings: config.Settings) -> None:
                 settings.http.host,
                 settings.http.port,
                 ready=problem,
-                more={"/state": state},
+                more={"/state": state, "/metrics": exported},
             )
         )
         logs.logger().info("listening", http=address)

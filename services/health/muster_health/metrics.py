@@ -9,7 +9,7 @@ from prometheus_client import metrics_core, registry
 
 from muster import leadership, vocabulary
 from muster.service import metrics
-from muster_health.fleet import detector
+from muster_health.fleet import detector, verdict_series
 from muster_health.model import limits, signals
 
 _DELAYS_S: Final = (0.1, 0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
@@ -136,4 +136,26 @@ class CurrentState(registry.Collector):
         )
         for kind, firing in alerts.items():
             by_kind.add_metric([kind.value], firing)
-        return [by_verdict, by_kind]
+        mass_failures, suspects = self._source.suspicions()
+        return [
+            by_verdict,
+            by_kind,
+            metrics_core.GaugeMetricFamily(
+                "muster_health_mass_failures",
+                "Mass failures at present: many plugins are suspected at once.",
+                value=mass_failures,
+            ),
+            metrics_core.GaugeMetricFamily(
+                "muster_health_suspected_plugins",
+                "Plugins that are suspected at present, and not yet judged.",
+                value=suspects,
+            ),
+        ]
+
+
+def exported(source: detector.Detector, *, per_node: bool) -> tuple[str, bytes]:
+    """Return all metrics; only the leader exports those of each node, so that there is only one."""
+    kind, text = metrics.exported(prometheus_client.REGISTRY)
+    if per_node and source.leader is not None:
+        text += verdict_series.text(source.reached()).encode()
+    return kind, text

@@ -8,12 +8,12 @@ The detector reaches verdicts whether or not it leads, but publishes only while 
 leader first restores what the former one stored, and publishes only the differences.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final, assert_never
 
 from muster import vocabulary
-from muster_health.fleet import effects
+from muster_health.fleet import effects, verdict_series
 from muster_health.model import limits, signals, snapshot, steps
 from muster_health.plugin import tracked_plugin, watched_plugin
 
@@ -63,6 +63,13 @@ class Detector(effects.Fleet):
         """Return all tracked plugins."""
         return self._registry.plugins.values()
 
+    def reached(self) -> Iterator[verdict_series.Reached]:
+        """Yield the verdict on each tracked plugin."""
+        for plugin in self._registry.plugins.values():
+            yield verdict_series.Reached(
+                plugin.node, plugin.plugin, plugin.current_verdict, plugin.alerting.since
+            )
+
     def shown_plugins(self, now: float) -> Iterable[dict[str, Any]]:
         """Yield what `/state` shows about each plugin, and whether a watched one is observed."""
         for plugin in self._registry.plugins.values():
@@ -80,6 +87,10 @@ class Detector(effects.Fleet):
             "suspects": len(self._suspensions.suspects),
             "held": len(self._fleet.held),
         }
+
+    def suspicions(self) -> tuple[int, int]:
+        """Return how many mass failures there are at present, and how many suspected plugins."""
+        return len(self._suspensions.active), len(self._suspensions.suspects)
 
     @property
     def leader(self) -> int | None:

@@ -192,6 +192,13 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """Size of this file and its predecessor `FILE.1` together; a heartbeat takes 0.4 KiB."""
 
 
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/metrics` exports."""
+
+    per_node: bool = True
+    """Whether the verdict on each plugin is exported: 13 series for each plugin of each node."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the health service."""
 
@@ -206,6 +213,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     leading: Leading = Leading()
     blind: OutOfBandAlarm = OutOfBandAlarm()
     recording: Recording = Recording()
+    metrics: Metrics = Metrics()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
     """The beginning of an alert's runbook link, before `<alert kind>.md`."""
 
