@@ -93,22 +93,17 @@ class Reporter:
         self._interval_s = interval_s
         self._snapshot_period_s = snapshot_period_s
         self._boot = _boot()
-        self._heartbeat_at = started_at
+        self.heartbeat_at = started_at
+        """When the last heartbeat was due, or the plugin started, in monotonic seconds."""
         self._lag_s = 0.0
         self._sequence = 0
         self._is_draining = False
 
-    @property
-    def heartbeat_age_s(self) -> float:
-        """How long ago the last heartbeat was due, or the plugin started."""
-        return time.monotonic() - self._heartbeat_at
-
     def stuck(self) -> str | None:
         """Return how long the event loop has been stuck, in words; None if it is not."""
-        if self.heartbeat_age_s > _HEARTBEATS_MISSED_MAX * self._interval_s:
-            return (
-                f"the event loop is stuck: the last heartbeat was {self.heartbeat_age_s:.1f} s ago"
-            )
+        age_s = time.monotonic() - self.heartbeat_at
+        if age_s > _HEARTBEATS_MISSED_MAX * self._interval_s:
+            return f"the event loop is stuck: the last heartbeat was {age_s:.1f} s ago"
         return None
 
     async def report(self, until: asyncio.Event) -> None:
@@ -119,7 +114,7 @@ class Reporter:
         plugin = self._plugin
         self._is_draining = False
         # if this has reported before, the last heartbeat may be long ago
-        self._heartbeat_at = time.monotonic()
+        self.heartbeat_at = time.monotonic()
         async with bus.Bus(
             self._url,
             producer=f"plugins/{plugin.plugin}",
@@ -160,7 +155,7 @@ class Reporter:
                 # a recovery
                 self._lag_s = max(clock() - due, min(self._lag_s, self._interval_s) / 2)
                 due = max(due + self._interval_s, clock())
-            self._heartbeat_at = clock()
+            self.heartbeat_at = clock()
             self._sequence += 1
             await connected.send_heartbeat(self._heartbeat(connected))
 

@@ -4,6 +4,7 @@ Counters whose labels are known exist from the start, at 0: otherwise `increase`
 increment. No counter says when it was created, which would be one more series for each.
 """
 
+import math
 import platform
 import time
 from collections.abc import Iterable, Iterator
@@ -26,8 +27,8 @@ def counter(name: str, text: str, label: str, values: Iterable[str]) -> promethe
 
 
 def timestamp(monotonic: float | None) -> float:
-    """Return a monotonic time in seconds of UTC, as timestamps are exported; 0 for None."""
-    if monotonic is None:
+    """Return a monotonic time in seconds of UTC, as timestamps are exported; 0 means never."""
+    if monotonic is None or monotonic == -math.inf:
         return 0.0
     # in tenths, so that a time that stays the same does not change with every scrape
     return round(time.time() - time.monotonic() + monotonic, 1)

@@ -233,7 +233,8 @@ def story() -> dict[str, Any]:
         'muster_health_is_leader{pod="a"}': "1x40",
         'muster_health_is_leader{pod="b"}': "0x10 1x30",
         'muster_health_disconnected_seconds_total{pod="a"}': "5x20 5+10x20",
-        'muster_plugin_heartbeat_age_seconds{pod="p",node="n"}': "0+30x40",
+        # promtool's clock begins at 0
+        'muster_plugin_last_heartbeat_timestamp_seconds{pod="p",node="n"}': "0x40",
         'muster_notifier_is_leader{pod="n"}': "0x8 1x20 0x12",
         'muster_notifier_is_leader{pod="m"}': "1x8 0x32",
         'muster_bus_stream_refusals_total{stream="S",pod="a"}': "0x4 6+6x36",

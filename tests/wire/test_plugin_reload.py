@@ -145,14 +145,16 @@ def test_a_restored_file_ends_the_refusal_and_the_same_mistake_is_reported_again
                 _, metrics = await process.asked("/metrics")
                 assert f"muster_plugin_configurations_refused_total {times}.0" in metrics
                 assert "muster_plugin_problems 1.0" in metrics
-                assert "muster_plugin_configuration_refused_seconds 0.0\n" not in metrics
+                assert "muster_plugin_configuration_refused_timestamp_seconds 0.0\n" not in metrics
                 file.write_bytes(good)
                 applied = await process.said("configuration_applied")
                 assert applied["config_hash"] == entry["active_configuration"]
                 assert [applied[key] for key in ("added", "removed", "restart")] == [[], [], []]
                 _, metrics = await process.asked("/metrics")
-                assert "muster_plugin_configuration_refused_seconds 0.0\n" in metrics
-                assert 'muster_plugin_checker_age_seconds{checker="devices"}' in metrics
+                assert "muster_plugin_configuration_refused_timestamp_seconds 0.0\n" in metrics
+                assert (
+                    'muster_plugin_checker_success_timestamp_seconds{checker="devices"}' in metrics
+                )
             await process.stop()
 
     plugin_process.run(story)

@@ -58,7 +58,7 @@ class BusReporter:
     async def run(self, parts: metrics.Parts) -> None:
         """Connect, and report until cancelled."""
         self._parts = parts
-        metrics.register(parts, lambda: self._reporter.heartbeat_age_s)
+        metrics.register(parts, lambda: self._reporter.heartbeat_at)
         http = self._chosen.http
         async with (
             probes.serve(

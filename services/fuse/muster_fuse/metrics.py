@@ -47,9 +47,9 @@ class Parts(NamedTuple):
 class Collector(registry.Collector):
     """Turns the state of a broker into metrics."""
 
-    def __init__(self, parts: Parts, heartbeat_age_s: Callable[[], float]) -> None:
+    def __init__(self, parts: Parts, heartbeat_at: Callable[[], float]) -> None:
         self._parts = parts
-        self._heartbeat_age_s = heartbeat_age_s
+        self._heartbeat_at = heartbeat_at
 
     def collect(self) -> Iterator[core.Metric]:
         """Collect all metrics."""
@@ -104,15 +104,15 @@ class Collector(registry.Collector):
             mounter.stuck,
         )
         yield _gauge(
-            "muster_fuse_heartbeat_age_seconds",
-            "Seconds since the last heartbeat.",
-            self._heartbeat_age_s(),
+            "muster_fuse_last_heartbeat_timestamp_seconds",
+            "When the last heartbeat was sent; before the first one, when the process started.",
+            metrics.timestamp(self._heartbeat_at()),
         )
 
 
-def register(parts: Parts, heartbeat_age_s: Callable[[], float]) -> None:
+def register(parts: Parts, heartbeat_at: Callable[[], float]) -> None:
     """Serve the metrics of a broker on this process's /metrics."""
-    prometheus_client.REGISTRY.register(Collector(parts, heartbeat_age_s))
+    prometheus_client.REGISTRY.register(Collector(parts, heartbeat_at))
 
 
 def _gauge(name: str, text: str, value: float) -> core.Metric:

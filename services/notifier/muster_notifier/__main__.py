@@ -16,7 +16,7 @@ import prometheus_client
 
 from muster import leadership, matching, vocabulary
 from muster.nats import bus, consumers, lock, storage, streams
-from muster.service import entry, logs, probes, runtime
+from muster.service import entry, logs, metrics, probes, runtime
 from muster_notifier import monitor
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters, dispatcher, without_nats
@@ -32,8 +32,8 @@ _IS_LEADER = prometheus_client.Gauge(
     "muster_notifier_is_leader", "1 while this notifier is the leader and sends notifications."
 )
 _WAITING = prometheus_client.Gauge(
-    "muster_notifier_oldest_waiting_seconds",
-    "How long the oldest notification of a receiver has been waiting.",
+    "muster_notifier_oldest_waiting_timestamp_seconds",
+    "Since when the oldest notification of a receiver has been waiting; 0: none waits.",
     ["receiver"],
 )
 _STALE_ALERTS = prometheus_client.Counter(
@@ -186,7 +186,7 @@ class _Notifier:
         self._owners = _owners(settings, self._enqueue)
         self._ticks: asyncio.Queue[runtime.Delivery[monitor.Input]] = asyncio.Queue(100)
         for name in self._dispatcher.names():
-            _WAITING.labels(name).set_function(functools.partial(self._waiting_s, name))
+            _WAITING.labels(name).set_function(functools.partial(self._waiting_since, name))
 
     def problem(self) -> str | None:
         """Return why the notifier is not ready, or None; a standby is ready."""
@@ -300,8 +300,10 @@ class _Notifier:
     async def _act(self, notification: notifications.Notification) -> None:
         self._dispatcher.enqueue(notification)
 
-    def _waiting_s(self, receiver: str) -> float:
-        return self._machine.oldest_waiting_s(receiver, self._clock())
+    def _waiting_since(self, receiver: str) -> float:
+        now = self._clock()
+        waited_s = self._machine.oldest_waiting_s(receiver, now)
+        return metrics.timestamp(now - waited_s) if waited_s else 0.0
 
     async def _listen(self) -> None:
         filters = [_ALERTS, _VERDICTS, _TICKS]

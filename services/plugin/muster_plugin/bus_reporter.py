@@ -36,7 +36,7 @@ class BusReporter:
 
     async def run(self) -> None:
         """Connect, and report until cancelled."""
-        metrics.register(self._node, lambda: self._reporter.heartbeat_age_s)
+        metrics.register(self._node, lambda: self._reporter.heartbeat_at)
         node = self._node
         async with probes.serve(
             self._http.host, self._http.port, ready=self._not_ready, healthy=self._stuck

@@ -4,7 +4,6 @@ It is imported after the registration (see `lean`).
 """
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -19,17 +18,17 @@ _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """Values by their labels."""
 
 
-def register(node: node_wiring.Node, heartbeat_age_s: Callable[[], float]) -> None:
+def register(node: node_wiring.Node, heartbeat_at: Callable[[], float]) -> None:
     """Serve the metrics of a node on this process's /metrics."""
-    prometheus_client.REGISTRY.register(Collector(node, heartbeat_age_s))
+    prometheus_client.REGISTRY.register(Collector(node, heartbeat_at))
 
 
 class Collector(registry.Collector):
     """Turns the state of a node into metrics."""
 
-    def __init__(self, node: node_wiring.Node, heartbeat_age_s: Callable[[], float]) -> None:
+    def __init__(self, node: node_wiring.Node, heartbeat_at: Callable[[], float]) -> None:
         self._node = node
-        self._heartbeat_age_s = heartbeat_age_s
+        self._heartbeat_at = heartbeat_at
 
     def collect(self) -> Iterator[core.Metric]:
         """Collect all metrics."""
@@ -37,7 +36,7 @@ class Collector(registry.Collector):
         yield from self._registrations()
         yield from self._allocations()
         yield from self._watched()
-        yield from self._process(time.monotonic())
+        yield from self._process()
 
     def _devices(self) -> Iterator[core.Metric]:
         inventory = self._node.inventory
@@ -170,20 +169,19 @@ class Collector(registry.Collector):
             (([answer], count) for answer, count in watcher.probes.items()),
         )
 
-    def _process(self, now: float) -> Iterator[core.Metric]:
+    def _process(self) -> Iterator[core.Metric]:
         yield _gauge(
-            "muster_plugin_heartbeat_age_seconds",
-            "Time since the last heartbeat.",
-            samples=[([], self._heartbeat_age_s())],
+            "muster_plugin_last_heartbeat_timestamp_seconds",
+            "When the last heartbeat was sent; before the first one, when the process started.",
+            samples=[([], metrics.timestamp(self._heartbeat_at()))],
         )
         yield _gauge(
-            "muster_plugin_checker_age_seconds",
-            "Time since each kind of check last succeeded.",
+            "muster_plugin_checker_success_timestamp_seconds",
+            "When each kind of check last succeeded; 0: never.",
             ["checker"],
-            (([checker], now - at) for checker, at in self._node.checked_at.items()),
+            (([checker], metrics.timestamp(at)) for checker, at in self._node.checked_at.items()),
         )
         log = self._node.event_log
-        rejected_at = log.configuration_rejected_at
         yield _gauge(
             "muster_plugin_problems",
             "Current problems with devices and configuration.",
@@ -195,9 +193,9 @@ class Collector(registry.Collector):
             samples=[([], log.configurations_rejected)],
         )
         yield _gauge(
-            "muster_plugin_configuration_refused_seconds",
-            "For how long the configuration file has been unusable; 0 if it is usable.",
-            samples=[([], 0.0 if rejected_at is None else now - rejected_at)],
+            "muster_plugin_configuration_refused_timestamp_seconds",
+            "Since when the configuration file has been unusable; 0 if it is usable.",
+            samples=[([], metrics.timestamp(log.configuration_rejected_at))],
         )
 
 
