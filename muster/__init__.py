@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from muster.codec import CloudEvent, MalformedEvent
 
 __version__ = "0.1.0"
-__all__ = ["CloudEvent", "MalformedEvent", "__version__", "events"]
+__all__ = ["RUNBOOKS_URL", "CloudEvent", "MalformedEvent", "__version__", "events"]
+
+RUNBOOKS_URL = f"https://muster.dev/v{__version__}/docs/runbooks/"
+"""Where this version's pages of docs/runbooks are published, which alerts link to.
+
+Who publishes them elsewhere changes this line and runs scripts/generate.py and manifests.py.
+"""
 
 
 def __getattr__(name: str) -> object:

@@ -8,12 +8,14 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import yaml
 
+import muster
 from muster import vocabulary
 from muster.local import stack
 from muster.nats.auth import permissions, server_conf
@@ -58,13 +60,14 @@ def documents() -> dict[Path, bytes]:
         Path("k8s/components/monitoring/muster.json"): dashboard.text().encode(),
     }
     accounts = _accounts()
-    admission = _admission()
+    admission, rules = _admission(), _rules()
     return (
         accounts
         | {Path("k8s/base/admission.yaml"): admission.encode()}
+        | {Path("k8s/components/monitoring/rules.yaml"): rules.encode()}
         | _compose()
         | again
-        | _chart(accounts[Path("k8s/base/nats/accounts.conf")], admission)
+        | _chart(accounts[Path("k8s/base/nats/accounts.conf")], admission, rules)
     )
 
 
@@ -83,11 +86,18 @@ def _admission() -> str:
     return _MADE.sub(lambda match: f"{match[1]}{made}{match[2]}", text)
 
 
-def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
+def _rules() -> str:
+    """Return the rules of Prometheus with links to the runbooks of this version."""
+    text = (ROOT / "k8s/components/monitoring/rules.yaml").read_text("utf-8")
+    return re.sub(r"(runbook_url: )\S+/", rf"\g<1>{muster.RUNBOOKS_URL}", text)
+
+
+def _chart(accounts: bytes, admission: str, rules: str) -> dict[Path, bytes]:
     """Return the part of the Helm chart that says what the base, overlays and components say."""
     k8s, chart = ROOT / "k8s", Path("k8s/chart/muster")
     schema = _schema(yaml.safe_load((k8s / "chart/values.schema.yaml").read_text("utf-8")))
-    parts = {Path(folder).name: _part(k8s / folder, admission) for folder in _PARTS}
+    made = {"base/admission.yaml": admission, "monitoring/rules.yaml": rules}
+    parts = {Path(folder).name: _part(k8s / folder, made) for folder in _PARTS}
     return {
         chart / "files/nats.conf": (k8s / "base/nats/nats.conf").read_bytes(),
         chart / "files/production.conf": (k8s / "overlays/production/nats.conf").read_bytes(),
@@ -100,15 +110,14 @@ def _chart(accounts: bytes, admission: str) -> dict[Path, bytes]:
     }
 
 
-def _part(folder: Path, admission: str) -> _Object:
+def _part(folder: Path, made: Mapping[str, str]) -> _Object:
     """Return the objects that a folder adds, and how it patches those of others."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text("utf-8"))
     objects: list[_Object] = []
     for name in kustomization.get("resources", []):
-        if name == "admission.yaml" and folder.name == "base":
-            objects += yaml.safe_load_all(admission)
-        elif name.endswith(".yaml") and name != "namespace.yaml":
-            objects += yaml.safe_load_all((folder / name).read_text("utf-8"))
+        if name.endswith(".yaml") and name != "namespace.yaml":
+            text = made.get(f"{folder.name}/{name}") or (folder / name).read_text("utf-8")
+            objects += yaml.safe_load_all(text)
     patches = [
         {**patch["target"], "operations": yaml.safe_load(patch["patch"])}
         for patch in kustomization.get("patches", [])

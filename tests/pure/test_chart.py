@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+import muster
 from muster.service import settings as service_settings
 from muster_notifier.config import schema
 from tests.worlds import manifests
@@ -448,6 +449,20 @@ def test_receivers_read_their_secrets_from_secrets() -> None:
     mount = {"name": "secrets", "mountPath": "/etc/muster-secrets", "readOnly": True}
     assert mount in pod["containers"][0]["volumeMounts"]
     assert {name for name, pod in pods(values).items() if "chat" in str(pod)} == {"muster-notifier"}
+
+
+def test_rules_link_to_the_runbooks_that_health_links_to() -> None:
+    def links(settings: dict[str, Any]) -> set[str]:
+        values = {"monitoring": {"enabled": True}, "settings": {"health": settings}}
+        (rules,) = [o for o in manifests.of_chart(values) if o["kind"] == "PrometheusRule"]
+        return {
+            rule["annotations"]["runbook_url"].rpartition("/")[0]
+            for group in rules["spec"]["groups"]
+            for rule in group["rules"]
+        }
+
+    assert links({}) == {muster.RUNBOOKS_URL.rstrip("/")}
+    assert links({"runbook_url": "https://wiki.example/muster/"}) == {"https://wiki.example/muster"}
 
 
 def test_devices_are_what_the_plugin_serves() -> None:

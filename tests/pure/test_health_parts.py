@@ -298,22 +298,6 @@ def test_every_verdict_has_its_kind_of_alert() -> None:
     assert {alerts.severity_of(kind) for kind in AlertKind} == set(vocabulary.Severity)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        AlertKind.PLUGIN_DOWN,
-        AlertKind.STUCK,
-        AlertKind.DEREGISTERED,
-        AlertKind.MAINTENANCE_OVERDUE,
-        AlertKind.DEVICE_UNHEALTHY,
-    ],
-)
-def test_every_alert_that_can_fire_has_its_runbook(kind: AlertKind) -> None:
-    page = ROOT / config.Settings().runbook_url / f"{kind}.md"
-
-    assert page.read_text("utf-8").startswith(f"# {kind}\n")
-
-
 def test_a_long_text_is_cut() -> None:
     assert evidence.of("plugin", "x" * 3000).observed == "x" * 497 + "..."
 

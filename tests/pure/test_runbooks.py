@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import muster
 from muster import codec, vocabulary
 from muster.cli import __main__ as cli
 from muster.vocabulary import AlertKind
@@ -35,7 +36,13 @@ OF_WATCHED = (
 )
 """The kinds of alerts about plugins that muster does not run."""
 WATCHED = "watched_plugin"
-NAMES = sorted({*AlertKind, WATCHED})
+RULES = re.findall(
+    rf"^ +runbook_url: {re.escape(muster.RUNBOOKS_URL)}(\w+)\.md$",
+    (ROOT / "k8s/components/monitoring/rules.yaml").read_text("utf-8"),
+    re.MULTILINE,
+)
+"""The pages that rules of Prometheus lead to."""
+NAMES = sorted({*AlertKind, WATCHED, *RULES})
 
 
 def link(kind: AlertKind, watched: str = "") -> str:
@@ -56,13 +63,15 @@ def link(kind: AlertKind, watched: str = "") -> str:
 
 @pytest.mark.parametrize("kind", AlertKind)
 def test_every_alert_links_to_its_page(kind: AlertKind) -> None:
-    assert (ROOT / link(kind)).read_text("utf-8").startswith(f"# {kind}\n")
+    page = link(kind).removeprefix(muster.RUNBOOKS_URL)
+    assert (PAGES / page).read_text("utf-8").startswith(f"# {kind}\n")
 
 
 @pytest.mark.parametrize("kind", OF_WATCHED)
 def test_every_alert_about_a_watched_plugin_links_to_its_section(kind: AlertKind) -> None:
     page, _, section = link(kind, "nvidia.com/gpu").partition("#")
-    assert f"\n## {section}\n" in (ROOT / page).read_text("utf-8")
+    text = (PAGES / page.removeprefix(muster.RUNBOOKS_URL)).read_text("utf-8")
+    assert f"\n## {section}\n" in text
 
 
 def test_the_page_of_watched_plugins_has_a_section_for_each_verdict_that_they_can_have() -> None:
@@ -71,7 +80,7 @@ def test_the_page_of_watched_plugins_has_a_section_for_each_verdict_that_they_ca
     assert {*kinds, AlertKind.MAINTENANCE_OVERDUE} == set(OF_WATCHED)
 
 
-def test_every_page_belongs_to_an_alert() -> None:
+def test_every_page_belongs_to_an_alert_or_a_rule() -> None:
     assert sorted(page.stem for page in PAGES.iterdir()) == NAMES
 
 

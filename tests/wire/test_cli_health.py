@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from muster import vocabulary
+from muster import RUNBOOKS_URL, vocabulary
 from muster.local import nats
 from muster.nats import bus
 from muster.vocabulary import Health
@@ -153,7 +153,7 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             assert "  evidence   probe: nobody is subscribed to the plugin's subject\n" in out
             wrong = f"  faulty     {GPU} g0: device_unhealthy: XID\N{REPLACEMENT CHARACTER}[31m 79"
             assert wrong in out
-            assert "docs/runbooks/plugin_down.md\n" in out
+            assert f"{RUNBOOKS_URL}plugin_down.md\n" in out
             assert f"  team/training: got {GPU} g0 at " in out
             changes = [line[23:] for line in out.partition("last changes")[2].splitlines()[1:]]
             fell = f"verdict {PLUGIN}: HEALTHY -> PLUGIN_DOWN (silent_and_nobody_listens) heartbeat"

@@ -19,6 +19,7 @@ import orjson
 import pytest
 import yaml
 
+import muster
 from muster import __version__
 from muster.cli import keyfiles
 from muster.local.kubernetes import requests
@@ -208,9 +209,11 @@ def test_every_rule_says_what_it_means_and_its_runbook_is_there() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
-        assert rule["annotations"]["summary"].endswith((".", "which."))
-        runbook = rule["annotations"].get("runbook")
-        assert runbook is None or (manifests.ROOT / runbook).is_file()
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["summary"].endswith(".")
+        assert rule["annotations"]["description"].endswith(".")
+        page = rule["annotations"]["runbook_url"].removeprefix(muster.RUNBOOKS_URL)
+        assert (manifests.ROOT / "docs/runbooks" / page).is_file()
 
 
 def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Path) -> None:

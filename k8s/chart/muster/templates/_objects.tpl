@@ -16,6 +16,11 @@
 {{- with ($values.serviceAccount).annotations }}{{ $_ := set $object.metadata "annotations" . }}{{ end -}}
 {{- else if has $object.kind (list "PodMonitor" "PrometheusRule") -}}
 {{- $_ := set $object.metadata "labels" (merge $object.metadata.labels $v.monitoring.labels) -}}
+{{- with $runbooks := (($v.settings).health).runbook_url -}}
+{{- range $object.spec.groups }}{{ range .rules -}}
+{{- $_ := set .annotations "runbook_url" (printf "%s%s" $runbooks (base .annotations.runbook_url)) -}}
+{{- end }}{{ end -}}
+{{- end -}}
 {{- else if and (eq $object.kind "NetworkPolicy") $v.nats.external.url (has "Egress" $object.spec.policyTypes) $object.spec.egress -}}
 {{- $port := (urlParse $v.nats.external.url).host | splitList ":" | last | int -}}
 {{- $to := dict "ports" (list (dict "port" $port "protocol" "TCP")) -}}

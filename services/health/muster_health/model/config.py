@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+import muster
 from muster import vocabulary
 from muster.kubernetes import known_plugins
 from muster.service import sections
@@ -214,7 +215,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     blind: OutOfBandAlarm = OutOfBandAlarm()
     recording: Recording = Recording()
     metrics: Metrics = Metrics()
-    runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
+    runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = muster.RUNBOOKS_URL
     """The beginning of an alert's runbook link, before `<alert kind>.md`."""
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+import muster
 from muster import matching
 from muster.service import sections
 from muster_notifier.config import receiver_settings
@@ -177,7 +178,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     acting: Acting = Acting()
     watchdog: Watchdog = Watchdog()
     templates: receiver_settings.Templates = receiver_settings.Templates()
-    runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
+    runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = muster.RUNBOOKS_URL
     """The beginning of the runbook link, before `<kind>.md`, in the notifier's own alerts."""
 
     def __post_init__(self) -> None:
