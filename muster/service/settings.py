@@ -60,8 +60,11 @@ def load(
     """Return validated settings. Raises BadSettings, whose text names every problem."""
     problems: list[str] = []
     tree: dict[Any, Any] = {}
-    if file:
-        tree = foreign(_bytes(file), str(file)) if foreign else _read(file, shape)
+    if foreign:
+        # another program may have no file, only variables
+        tree = foreign(_bytes(file) if file else b"{}", str(file or "--config"))
+    elif file:
+        tree = _read(file, shape)
     variables = _overlay(tree, f"{prefix}__", environment, problems)
     settings, invalid = _validated(shape, tree)
     problems.extend(_located(problem, variables, str(file or "")) for problem in invalid)

@@ -155,6 +155,11 @@ def _peers() -> Iterator[bytes]:
         b"nvidia\nversion: v1\nflags: {migStrategy: mixed, plugin: {deviceListStrategy: envvar}}\n"
         b"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4, devices: [0, '1:0']}]}}\n"
     )
+    yield (
+        b"nvidia\nconfig: {default: a, map: {a: 'version: v1', b: 'version: v1'}}\n"
+        b"migStrategy: single\ncdi: {featureFlags: x}\n"
+    )
+    yield b"nvidia\ndevicePlugin: {config: {name: c, data: {a: 'version: v1'}}}\ncdi: {enabled: true}\n"
     yield b"nvidia\nnvidia.com/gpu:nvidia.com/shared:4,nvidia.com/mig-1g.5gb:x:2\n"
     yield (
         b"nvidia\napiVersion: apps/v1\nkind: DaemonSet\nspec: {template: {spec: {containers: ["

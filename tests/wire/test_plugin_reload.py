@@ -259,3 +259,35 @@ def test_what_differs_from_the_peer_is_in_the_log_of_the_start(root: Path) -> No
             assert entry["difference"].startswith("[0]: devicematch 'nul' is not anchored: ")
 
     plugin_process.run(story)
+
+
+def test_the_variables_of_nvidias_plugin_are_honoured_or_refused_at_the_start(root: Path) -> None:
+    async def checked(**environment: str) -> tuple[int | None, str, str]:
+        file = mounted(root, b"{version: v1, flags: {migStrategy: none, gdsEnabled: true}}")
+        options = ("--config-format", "nvidia", "--check")
+        async with plugin_process.plugin(root, file, *options, **environment) as process:
+            output, errors = await process.process.communicate()
+            return process.process.returncode, output.decode(), errors.decode()
+
+    async def story() -> None:
+        honoured = {"MIG_STRATEGY": "mixed", "PASS_DEVICE_SPECS": "true"}
+        code, printed, problem = await checked(**honoured)
+        assert (code, problem) == (0, "")
+        gpus = yaml.safe_load(printed)["gpus"]
+        assert gpus == {"migStrategy": "mixed", "given": {"deviceSpecs": True, "gds": True}}
+
+        refused = {"CDI_FEATURE_FLAGS": "a", "CONFIG_FILE": "/config/config.yaml"}
+        code, printed, problem = await checked(**refused)
+        assert (code, printed, problem.splitlines()) == (
+            2,
+            "",
+            [
+                "muster-plugin: CONFIG_FILE: '/config/config.yaml': give this file with --config",
+                (
+                    "muster-plugin: CDI_FEATURE_FLAGS: 'a': muster writes no CDI spec for GPUs; "
+                    "give the option to nvidia-ctk cdi generate"
+                ),
+            ],
+        )
+
+    plugin_process.run(story)

@@ -235,7 +235,7 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
     """Return the settings from another plugin's file as a tree. Raises BadSettings."""
     from muster_plugin.config import files  # noqa: PLC0415  # see `lean`
 
-    imported = files.import_peer(text, source=source, peer=peer)
+    imported = files.import_peer(text, source=source, peer=peer, environment=os.environ)
     tree: dict[str, object] = msgspec.to_builtins(imported.rules)
     return tree
 

@@ -168,6 +168,13 @@ def import_file(
         Parameter(name="--from", help="The plugin that the file is for."),
     ],
     domain: _Domain = None,
+    default: Annotated[
+        str,
+        Parameter(
+            show_default=False,
+            help="The one of NVIDIA's several configurations that nodes without a label get.",
+        ),
+    ] = "",
     accept_losses: Annotated[
         bool,
         Parameter(
@@ -179,8 +186,14 @@ def import_file(
 ) -> int:
     """Print another plugin's configuration as muster's; differences and losses go to stderr."""
     form = config_settings.Format(peer)
+    if default and form is not config_settings.Format.NVIDIA:
+        raise settings.BadSettings(["--default: only for configurations of NVIDIA's plugin"])
     imported = files.import_peer(
-        _text(file), source=file, peer=form, domain=_checked_domain(domain, form)
+        _text(file),
+        source=file,
+        peer=form,
+        domain=_checked_domain(domain, form),
+        default=default,
     )
     for difference in imported.differences:
         output.warn("config", f"difference: {difference}")

@@ -5,14 +5,20 @@ settings.BadSettings with every problem, and no other exception.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from muster.service import logs, settings
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import device_nodes, nvidia, peer_file
+from muster_plugin.config.importers import (
+    device_nodes,
+    helm_values,
+    nvidia,
+    nvidia_nodes,
+    peer_file,
+)
 
 _LOGGED_MAX: Final = 1000
 _KEYS: Final = {
@@ -40,15 +46,31 @@ def read(
 
 
 def import_peer(
-    text: bytes, *, source: str, peer: config_settings.Format, domain: str | None = None
+    text: bytes,
+    *,
+    source: str,
+    peer: config_settings.Format,
+    domain: str | None = None,
+    default: str = "",
+    environment: Mapping[str, str] | None = None,
 ) -> peer_file.ImportedConfiguration:
     """Return another plugin's configuration, converted to muster's. Raises settings.BadSettings.
 
-    `domain` replaces the domain in generic-device-plugin's file or flags. Each difference and
-    each loss is logged once.
+    `domain` replaces the domain in generic-device-plugin's file or flags. `default` names the one
+    of several configurations of NVIDIA's plugin that nodes without a label get; `environment` are
+    the variables of the process, if it runs in place of NVIDIA's plugin. Each difference and each
+    loss is logged once.
     """
+    variables: nvidia.Variables = ()
+    if environment is not None and peer is config_settings.Format.NVIDIA:
+        variables, refused = nvidia.of_process(environment)
+        if refused:
+            raise settings.BadSettings(refused)
     try:
-        imported = _imported(text, source=source, peer=peer, domain=domain)
+        if peer is config_settings.Format.NVIDIA:
+            imported = _nvidia(text, source, default, variables)
+        else:
+            imported = _imported(text, source=source, peer=peer, domain=domain)
     except peer_file.ImportRejected as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
     for difference in imported.differences:
@@ -81,11 +103,57 @@ def _imported(
             for text in manifest.devices
         ]
         return device_nodes.read_generic_flags(flags, domain=domain or manifest.domain)
-    inputs = manifest.arguments, manifest.environment, manifest.elsewhere
-    if peer is config_settings.Format.NVIDIA and nvidia.has_settings(*inputs):
-        has_file = bool(_files(manifest, peer, source))
-        return nvidia.read(_only_document(manifest, peer, source) if has_file else None, *inputs)
     return _converted(_only_document(manifest, peer, source), peer, domain)
+
+
+def _nvidia(
+    text: bytes, source: str, default: str, variables: nvidia.Variables
+) -> peer_file.ImportedConfiguration:
+    """Import NVIDIA's file, manifests or Helm values. `variables` take precedence over theirs."""
+    peer = config_settings.Format.NVIDIA
+    documents = settings.parse(text, source=source)
+    content = _nvidia_content(documents)
+    if content is None:
+        return nvidia.read(_only(documents, source), (), variables)
+    environment = (*variables, *content.environment)
+    inputs = content.arguments, environment, content.elsewhere
+    files = _files(content, peer, source)
+    if len(files) > 1:
+        imported = nvidia_nodes.read(files, default or content.default, *inputs)
+    elif nvidia.has_settings(*inputs) and not files:
+        imported = nvidia.read(None, *inputs)
+    elif content.losses and not files:
+        imported = nvidia.read({}, *inputs)
+    else:
+        imported = nvidia.read(_only_document(content, peer, source), *inputs)
+    return peer_file.ImportedConfiguration(
+        rules=imported.rules,
+        differences=(*content.differences, *imported.differences),
+        losses=(*content.losses, *imported.losses),
+    )
+
+
+def _nvidia_content(documents: Sequence[Any]) -> peer_file.ManifestContent | None:
+    """Return what manifests or Helm values contain; None if the documents are neither."""
+    content = peer_file.find_in_manifests(documents)
+    if content is None:
+        return helm_values.of_nvidia(documents[0]) if len(documents) == 1 else None
+    policy = peer_file.cluster_policy(documents)
+    if policy is None:
+        return content
+    operator = helm_values.of_operator(policy)
+    losses = [loss for loss in operator.losses if not (content.files and "ConfigMap" in loss)]
+    return peer_file.ManifestContent(
+        files=(*content.files, *operator.files),
+        devices=(),
+        domain=None,
+        arguments=content.arguments,
+        environment=(*content.environment, *operator.environment),
+        elsewhere=content.elsewhere,
+        default=content.default or operator.default,
+        differences=operator.differences,
+        losses=tuple(losses),
+    )
 
 
 def _hints(document: Any, source: str) -> Iterator[str]:
@@ -99,10 +167,8 @@ def _converted(
     document: Any, peer: config_settings.Format, domain: str | None
 ) -> peer_file.ImportedConfiguration:
     if peer is config_settings.Format.SMARTER:
-        return device_nodes.read_smarter(document)
-    if peer is config_settings.Format.GENERIC:
-        return device_nodes.read_generic(document, domain=domain)
-    return nvidia.read(document)
+        return device_nodes.read_smarter(helm_values.smarter_list(document))
+    return device_nodes.read_generic(document, domain=domain)
 
 
 def _only_document(

@@ -62,6 +62,27 @@ def has_settings(
     )
 
 
+def of_process(environment: Mapping[str, str]) -> tuple[Variables, list[str]]:
+    """Return the variables that NVIDIA's plugin would read, and why some cannot be honoured.
+
+    NVIDIA_VISIBLE_DEVICES is not among them: the container runtime reads it.
+    """
+    variables: list[tuple[str, str]] = []
+    refused: list[str] = []
+    for setting in nvidia_settings.EVERY:
+        for name in setting.variables:
+            value = environment.get(name, "")
+            if not value or name.startswith("GFD_") or name == "NVIDIA_VISIBLE_DEVICES":
+                continue
+            if not setting.is_lost:
+                variables.append((name, value))
+            elif value not in setting.defaults:
+                is_file = setting is nvidia_settings.CONFIG_FILE
+                why = "give this file with --config" if is_file else setting.instead
+                refused.append(f"{name}: {errors.quoted(value)}: {why}")
+    return variables, refused
+
+
 def read(
     configuration: object,
     arguments: Sequence[str] = (),

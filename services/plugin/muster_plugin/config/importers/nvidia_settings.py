@@ -35,7 +35,7 @@ _REPLICATED: Final = ("name", "rename", "devices", "replicas")
 _REPLICAS_MIN: Final = 2
 _NAME_MAX: Final = 63
 _DROPS: Final = "NVIDIA drops it with a warning; with muster it works"
-_MPS: Final = (
+MPS: Final = (
     "MPS is not supported: muster shares GPUs by time-slicing only. Write it as timeSlicing, or "
     "keep NVIDIA's plugin on the nodes that need MPS"
 )
@@ -217,7 +217,7 @@ def read_sharing(reader: peer_file.Reader, value: object, ours: dict[str, object
         return
     sharing = reader.mapping(value, "sharing", _SHARING)
     if sharing.get("mps") is not None:
-        reader.reject("sharing.mps", _MPS)
+        reader.reject("sharing.mps", MPS)
     if sharing.get("timeSlicing") is None:
         return
     path = "sharing.timeSlicing"

@@ -22,6 +22,8 @@ _NAME_MAX: Final = 60
 ENV_FROM: Final = "envFrom"
 """Stands for all variables of a ConfigMap or Secret."""
 _ITEMS_MAX: Final = 1_000
+_DEFAULT: Final = "DEFAULT_CONFIG"
+"""A variable of NVIDIA's config-manager."""
 
 
 class ImportRejected(ValueError):
@@ -184,6 +186,7 @@ class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):
 
     `arguments` and `environment` are those of all containers, in the order of the manifests;
     `elsewhere` are the variables whose values are not in the manifests (`valueFrom`, `envFrom`).
+    `default` names the file of nodes without a label, if there are several.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -192,6 +195,9 @@ class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     elsewhere: tuple[str, ...] = ()
+    default: str = ""
+    differences: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 def find_in_manifests(documents: Sequence[object]) -> ManifestContent | None:
@@ -201,14 +207,25 @@ def find_in_manifests(documents: Sequence[object]) -> ManifestContent | None:
         return None
     arguments = [text for manifest in manifests for text in _arguments(manifest)]
     domains = [*flag_values(arguments, "--domain")]
+    environment = tuple(pair for manifest in manifests for pair in _variables(manifest))
     return ManifestContent(
         files=tuple(file for manifest in manifests for file in _files(manifest)),
         devices=tuple(flag_values(arguments, "--device")),
         domain=domains[-1] if domains else None,
         arguments=tuple(arguments),
-        environment=tuple(pair for manifest in manifests for pair in _variables(manifest)),
+        environment=environment,
         elsewhere=tuple(name for manifest in manifests for name in _elsewhere(manifest)),
+        default=next((value for name, value in environment if name == _DEFAULT), ""),
     )
+
+
+def cluster_policy(documents: Sequence[object]) -> Mapping[object, object] | None:
+    """Return the `spec` of the GPU operator's ClusterPolicy among manifests; None without one."""
+    for manifest in _manifests(documents):
+        spec = manifest.get("spec")
+        if manifest.get("kind") == "ClusterPolicy" and isinstance(spec, Mapping):
+            return spec
+    return None
 
 
 def _manifests(documents: Sequence[object]) -> Iterator[Mapping[object, object]]:
@@ -242,10 +259,15 @@ def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
 def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
     """Yield the variables of every container whose values are in the manifest."""
     for container in _containers(manifest):
-        for variable in _environment(container):
-            name, value = variable.get("name"), variable.get("value")
-            if isinstance(name, str) and isinstance(value, str) and value:
-                yield name, value
+        yield from variables(container)
+
+
+def variables(container: Mapping[object, object]) -> Iterator[tuple[str, str]]:
+    """Yield the variables in `env` whose values are there."""
+    for variable in _environment(container):
+        name, value = variable.get("name"), variable.get("value")
+        if isinstance(name, str) and isinstance(value, str) and value:
+            yield name, value
 
 
 def _elsewhere(manifest: Mapping[object, object]) -> Iterator[str]:

@@ -1,0 +1,87 @@
+"""Pure: imports several configurations of NVIDIA's plugin, one of which each node's label names.
+
+NVIDIA's config-manager, a second container of the plugin's pods, reads the node's label
+`nvidia.com/device-plugin.config` and picks the ConfigMap's key of that name, for nodes without the
+label the default (cmd/config-manager/main.go). The default is DEFAULT_CONFIG, or with the chart's
+fallback strategies the key `default`. Flags and variables take precedence over every one of them.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from muster_plugin.config import settings
+from muster_plugin.config.importers import nvidia, peer_file
+from muster_plugin.model import errors
+
+LABEL: Final = "nvidia.com/device-plugin.config"
+_NAMED: Final = "default"
+_VALUE: Final = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
+_NODES_MAX: Final = 100
+_TOLD: Final = (
+    f"the plugin cannot read its node's labels: set {LABEL} in `labels`, with one DaemonSet for "
+    "each value (docs/migration.md)"
+)
+
+
+def read(
+    files: Sequence[tuple[str, object]],
+    default: str,
+    arguments: Sequence[str],
+    environment: nvidia.Variables,
+    elsewhere: Sequence[str],
+) -> peer_file.ImportedConfiguration:
+    """Return the default configuration, with an override for each other one. Raises ImportRejected.
+
+    `default` is empty if nothing names one.
+    """
+    names = [name for name, _ in files]
+    problems = [f"{name}: two configurations have this name" for name in errors.duplicates(names)]
+    chosen = default or _NAMED
+    if chosen not in names:
+        known = ", ".join(names)
+        problems.append(
+            f"{chosen}: no such configuration; there are {known}"
+            if default
+            else f"several configurations: {known}; name the one of nodes without the label "
+            f"{LABEL} with --default"
+        )
+    imported: dict[str, peer_file.ImportedConfiguration] = {}
+    for name, document in files:
+        try:
+            imported[name] = nvidia.read(document, arguments, environment, elsewhere)
+        except peer_file.ImportRejected as error:
+            problems += [f"{name}: {problem}" for problem in error.problems]
+    others = [name for name in names if name != chosen]
+    problems += [f"{name}: no label can have this value" for name in others if not _is_label(name)]
+    if len(others) > _NODES_MAX:
+        problems.append(f"{len(names)} configurations; at most {_NODES_MAX + 1}")
+    if problems:
+        raise peer_file.ImportRejected(problems)
+    rules = settings.Document(
+        api_version=settings.API_VERSION,
+        gpus=imported[chosen].rules.gpus,
+        nodes=tuple(
+            settings.NodeOverride(match={LABEL: name}, gpus=imported[name].rules.gpus)
+            for name in others
+        ),
+    )
+    unknown = f"a label that names no configuration means {chosen}; NVIDIA's plugin does not start"
+    differences = _merged({name: each.differences for name, each in imported.items()})
+    return peer_file.ImportedConfiguration(
+        rules=rules,
+        differences=(f"nodes: {_TOLD}", f"nodes: {unknown}", *differences),
+        losses=_merged({name: each.losses for name, each in imported.items()}),
+    )
+
+
+def _is_label(name: str) -> bool:
+    return _VALUE.fullmatch(name) is not None
+
+
+def _merged(lines: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the lines that all have, and before them the others with the name."""
+    common = set.intersection(*map(set, lines.values()))
+    own = [f"{name}: {line}" for name, each in lines.items() for line in each if line not in common]
+    first = next(iter(lines.values()))
+    return (*own, *(line for line in first if line in common))
