@@ -2,24 +2,32 @@
 
 import dataclasses
 import json
+import re
 from typing import Final
+
+import muster
 
 Tree = dict[str, object]
 
 _SOURCE: Final = {"type": "prometheus", "uid": "${source}"}
 _WIDE: Final = 24
-_TALL: Final = 7
+_TALL: Final = {"stat": 4, "table": 9, "alertlist": 9}
+_METRIC: Final = re.compile(r"\b(muster_\w+)(?:\{([^}]*)\})?")
+_REFERENCES: Final = "ABCDEF"
+_OF_RESOURCE: Final = ("devices", "device_", "registrations", "allocation", "streams")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: `series` is each expression with its legend."""
+    """One panel: `series` is each expression with its legend, or its column in a table."""
 
     title: str
     series: tuple[tuple[str, str], ...]
     unit: str = "short"
     kind: str = "timeseries"
     width: int = 12
+    links: tuple[tuple[str, str], ...] = ()
+    """Columns of a table with the page that each value leads to."""
 
 
 PANELS: Final = (
@@ -54,6 +62,42 @@ PANELS: Final = (
         width=4,
     ),
     Panel("Dead letters", (("max(muster_notifier_dead_letters)", ""),), kind="stat", width=4),
+    Panel(
+        "Devices of each node",
+        tuple(
+            (f"sum by (node, resource) ({metric})", title)
+            for title, metric in (
+                ("Advertised", "muster_plugin_devices"),
+                ("Healthy", 'muster_plugin_devices{health="Healthy"}'),
+                ("Allocatable", "muster_plugin_devices_allocatable"),
+                ("In use", "muster_plugin_devices_allocated"),
+            )
+        ),
+        kind="table",
+    ),
+    Panel(
+        "Plugins that are not HEALTHY, and since when",
+        (
+            (
+                (
+                    "1000 * muster_health_plugin_verdict_changed_timestamp_seconds"
+                    " * on (cluster, node, plugin) group_right ()"
+                    ' (muster_health_plugin_verdict{verdict!="HEALTHY"} == 1)'
+                ),
+                "Since",
+            ),
+        ),
+        unit="dateTimeFromNow",
+        kind="table",
+        links=(("verdict", f"{muster.RUNBOOKS_URL}plugins_unwell.md"),),
+    ),
+    Panel(
+        "Open alerts of muster",
+        (("max by (kind) (muster_health_open_alerts) > 0", "Open"),),
+        kind="table",
+        links=(("kind", f"{muster.RUNBOOKS_URL}${{__value.text}}.md"),),
+    ),
+    Panel("Alerts of Prometheus about muster itself", (), kind="alertlist"),
     Panel(
         "Unhealthy plugins, by verdict",
         (
@@ -165,8 +209,11 @@ PANELS: Final = (
 
 
 def expressions() -> list[str]:
-    """Return every query of Prometheus."""
-    return [expression for panel in PANELS for expression, _ in panel.series]
+    """Return every query of Prometheus, those of the filters included."""
+    return [
+        *(_filtered(expression) for panel in PANELS for expression, _ in panel.series),
+        *_FILTERS.values(),
+    ]
 
 
 def text() -> str:
@@ -174,15 +221,40 @@ def text() -> str:
     return json.dumps(_dashboard(), indent=1) + "\n"
 
 
+_FILTERS: Final = {
+    "cluster": "label_values(muster_build_info, cluster)",
+    "node": 'label_values(muster_plugin_devices{cluster=~"$cluster"}, node)',
+    "resource": 'label_values(muster_plugin_devices{cluster=~"$cluster",node=~"$node"}, resource)',
+}
+"""Where Grafana finds what to choose from, by the label that it filters."""
+
+
+def _filtered(expression: str) -> str:
+    """Return a query of what the filters choose; a series without the label matches all."""
+
+    def selected(match: re.Match[str]) -> str:
+        name, given = match[1], match[2]
+        labels = ["cluster"]
+        if name.startswith(("muster_plugin_", "muster_health_plugin_")):
+            labels.append("node")
+            after = name.removeprefix("muster_plugin_")
+            labels += ["resource"] * after.startswith(_OF_RESOURCE)
+        wanted = [given] * bool(given) + [f'{label}=~"${label}"' for label in labels]
+        return f"{name}{{{','.join(wanted)}}}"
+
+    return _METRIC.sub(selected, expression)
+
+
 def _dashboard() -> Tree:
     shown, x, y = [], 0, 0
     for number, panel in enumerate(PANELS, start=1):
-        tall = 4 if panel.kind == "stat" else _TALL
+        tall = _TALL.get(panel.kind, 7)
         shown.append(_panel(panel, number, {"x": x, "y": y, "w": panel.width, "h": tall}))
         x += panel.width
         if x >= _WIDE:
             x, y = 0, y + tall
     source = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    runbooks = {"title": "Runbooks", "type": "link", "icon": "doc", "url": muster.RUNBOOKS_URL}
     return {
         "uid": "muster",
         "title": "muster",
@@ -191,21 +263,78 @@ def _dashboard() -> Tree:
         "editable": True,
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": [source]},
+        "links": [{**runbooks, "targetBlank": True}],
+        "templating": {"list": [source, *map(_variable, _FILTERS)]},
         "panels": shown,
     }
 
 
-def _panel(panel: Panel, number: int, where: dict[str, int]) -> Tree:
+def _variable(label: str) -> Tree:
     return {
-        "id": number,
-        "type": panel.kind,
-        "title": panel.title,
+        "name": label,
+        "label": label.capitalize(),
+        "type": "query",
         "datasource": _SOURCE,
-        "gridPos": where,
-        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "query": {"query": _FILTERS[label], "refId": label},
+        "definition": _FILTERS[label],
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        # also those that lack the label
+        "allValue": ".*",
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _panel(panel: Panel, number: int, where: dict[str, int]) -> Tree:
+    common: Tree = {"id": number, "type": panel.kind, "title": panel.title, "gridPos": where}
+    if panel.kind == "alertlist":
+        states = {"firing": True, "pending": True, "noData": False, "normal": False, "error": True}
+        shown = {"alertName": "Muster", "stateFilter": states, "maxItems": 50, "sortOrder": 3}
+        return {**common, "options": {**shown, "viewMode": "list"}}
+    defaults: Tree = {"unit": panel.unit}
+    made = {
+        **common,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": defaults, "overrides": [*map(_link, panel.links)]},
         "targets": [
-            {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend}
-            for index, (expression, legend) in enumerate(panel.series)
+            {
+                "refId": reference,
+                "expr": _filtered(expression),
+                **_form(panel.kind, legend),
+            }
+            for reference, (expression, legend) in zip(_REFERENCES, panel.series, strict=False)
         ],
+    }
+    if panel.kind != "table":
+        return made
+    # Grafana names the column of an only query otherwise
+    queries = [f" #{letter}" for letter in _REFERENCES] if len(panel.series) > 1 else [""]
+    columns = {
+        f"Value{query}": title for query, (_, title) in zip(queries, panel.series, strict=False)
+    }
+    hidden = dict.fromkeys(("Time", "__name__", "instance", "job", "pod"), True)
+    arranged = {"excludeByName": hidden, "renameByName": columns}
+    return {
+        **made,
+        "transformations": [
+            {"id": "merge", "options": {}},
+            {"id": "organize", "options": arranged},
+        ],
+    }
+
+
+def _form(kind: str, legend: str) -> Tree:
+    if kind == "table":
+        return {"format": "table", "instant": True}
+    return {"legendFormat": legend}
+
+
+def _link(link: tuple[str, str]) -> Tree:
+    column, url = link
+    target = {"title": "Runbook", "url": url, "targetBlank": True}
+    return {
+        "matcher": {"id": "byName", "options": column},
+        "properties": [{"id": "links", "value": [target]}],
     }

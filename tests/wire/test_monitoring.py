@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import muster
-from muster import __version__
+from muster import vocabulary
 from muster.cli import keyfiles
 from muster.local.kubernetes import requests
 from muster_health.fleet import verdict_series
@@ -44,7 +44,7 @@ LEARNED = {
     "muster_notifier_recipients_refused_total",
 }
 """Counters with a label whose values only use shows."""
-SCRAPED = {"pod", "node", "le", "job"}
+SCRAPED = {"pod", "node", "le", "job", "cluster"}
 """Labels that come from Prometheus, not from us."""
 RULES = [
     rule
@@ -162,7 +162,8 @@ def series(texts: Sequence[str]) -> Mapping[str, set[str]]:
 
 
 def test_every_process_says_its_version(texts: Sequence[str]) -> None:
-    said = f'muster_build_info{{python="{platform.python_version()}",version="{__version__}"}} 1.0'
+    python, version = platform.python_version(), muster.__version__
+    said = f'muster_build_info{{python="{python}",version="{version}"}} 1.0'
     assert [text for text in texts if said not in text] == []
 
 
@@ -222,8 +223,15 @@ def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Pat
         pytest.skip("no promtool, which Debian's package prometheus has")
     spec = yaml.safe_load((COMPONENT / "rules.yaml").read_text())["spec"]
     (tmp_path / "rules.json").write_text(json.dumps(spec))
+    panels = [
+        {"record": f"panel:{number}", "expr": expression}
+        for number, expression in enumerate(dashboard.expressions())
+        if not expression.startswith("label_values")
+    ]
+    groups = {"groups": [{"name": "panels", "rules": panels}]}
+    (tmp_path / "panels.json").write_text(json.dumps(groups))
     (tmp_path / "story.json").write_text(json.dumps(story()))
-    for words in (("check", "rules", "rules.json"), ("test", "rules", "story.json")):
+    for words in (("check", "rules", "rules.json", "panels.json"), ("test", "rules", "story.json")):
         done = subprocess.run(
             [promtool, *words], cwd=tmp_path, check=False, capture_output=True, text=True
         )
@@ -241,6 +249,12 @@ def story() -> dict[str, Any]:
         'muster_notifier_is_leader{pod="n"}': "0x8 1x20 0x12",
         'muster_notifier_is_leader{pod="m"}': "1x8 0x32",
         'muster_bus_stream_refusals_total{stream="S",pod="a"}': "0x4 6+6x36",
+        'muster_health_verdicts{verdict="HEALTHY",pod="a"}': "30x10 12x30",
+        'muster_health_verdicts{verdict="PLUGIN_DOWN",pod="a"}': "0x10 18x30",
+        'muster_health_heartbeats_total{outcome="accepted",pod="a"}': "0+60x10 600x30",
+        'muster_health_probes_total{result="inconclusive",pod="a"}': "0x10 0+2x30",
+        'muster_health_probes_total{result="answered",pod="a"}': "0x10 0+1x30",
+        'muster_health_notes_total{note="waits_restarted",pod="a"}': "0x10 0+1x30",
         'muster_gate_answers_total{outcome="expired",pod="g"}': "0+1x40",
         'muster_gate_answers_total{outcome="admitted",pod="g"}': "0+9x40",
         'muster_gate_keys_fetched_timestamp_seconds{pod="g"}': "0+30x10 _x30",
@@ -270,6 +284,14 @@ def story() -> dict[str, Any]:
         fires("19m", "MusterGateAdmitsNobody"),
         fires("1m", "MusterBusStreamUnread"),
         fires("10m", "MusterBusStreamUnread", {"pod": "a", "stream": "S"}, pod="a", stream="S"),
+        fires("4m", "MusterHeartbeatsMissing"),
+        fires("19m", "MusterHeartbeatsMissing", {"pod": "a"}, pod="a"),
+        fires("8m", "MusterManyPluginsUnwell"),
+        fires("15m", "MusterManyPluginsUnwell", {}, value="18"),
+        fires("8m", "MusterProbesInconclusive"),
+        fires("19m", "MusterProbesInconclusive", {"pod": "a"}, pod="a"),
+        fires("8m", "MusterVerdictsDelayed"),
+        fires("19m", "MusterVerdictsDelayed", {"pod": "a", "note": "waits_restarted"}, pod="a"),
         fires("4m", "MusterGateGone"),
         fires("19m", "MusterGateGone", {}),
         fires("120m", "MusterBusCertificateEnds"),
@@ -317,6 +339,24 @@ def fires(
         "alertname": alert,
         "exp_alerts": expected if labels is not None else [],
     }
+
+
+def test_every_query_of_the_dashboard_obeys_the_filter_by_cluster() -> None:
+    queries = [each for each in dashboard.expressions() if "muster_build_info" not in each]
+    selected = [re.findall(r"\bmuster_\w+[{](.*?)[}]", query) for query in queries]
+    assert [len(metrics_of(query)) > 0 for query in queries] == [True] * len(queries)
+    for query, selectors in zip(queries, selected, strict=True):
+        assert len(selectors) == len(re.findall(r"\bmuster_\w+", query)), query
+        assert all('cluster=~"$cluster"' in selector for selector in selectors), query
+
+
+def test_every_link_of_the_dashboard_leads_to_a_runbook() -> None:
+    urls = re.findall(rf'"{re.escape(muster.RUNBOOKS_URL)}([^"]*)"', dashboard.text())
+    kinds = [kind.value for kind in vocabulary.AlertKind]
+    names = {name.replace("${__value.text}", kind) for name in urls for kind in kinds}
+    folder = manifests.ROOT / "docs/runbooks"
+    assert {name for name in names if name and not (folder / name).is_file()} == set()
+    assert "${__value.text}.md" in urls
 
 
 def test_no_panel_of_the_dashboard_covers_another() -> None:

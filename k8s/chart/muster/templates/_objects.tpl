@@ -15,7 +15,7 @@
 {{- else if eq $object.kind "ServiceAccount" -}}
 {{- with ($values.serviceAccount).annotations }}{{ $_ := set $object.metadata "annotations" . }}{{ end -}}
 {{- else if has $object.kind (list "PodMonitor" "PrometheusRule") -}}
-{{- $_ := set $object.metadata "labels" (merge $object.metadata.labels $v.monitoring.labels) -}}
+{{- $_ := set $object.metadata "labels" (mergeOverwrite $object.metadata.labels $v.monitoring.labels) -}}
 {{- with $runbooks := (($v.settings).health).runbook_url -}}
 {{- range $object.spec.groups }}{{ range .rules -}}
 {{- $_ := set .annotations "runbook_url" (printf "%s%s" $runbooks (base .annotations.runbook_url)) -}}
