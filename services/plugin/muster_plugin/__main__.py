@@ -121,6 +121,8 @@ def _node(chosen: settings.Settings) -> node_wiring.Node:
     """Create the node, whose devices are not scanned yet. Raises CannotStart."""
     name, configuration = _for_this_node(chosen)
     logs.configure("plugin", level=chosen.log.level, node=name)
+    if not chosen.labels and any(not isinstance(each.match, str) for each in chosen.nodes):
+        logs.logger().warning("node_labels_unknown", hint="set `labels`: `nodes` match by labels")
     for stale in socket_directory.remove_stale(
         socket_directory.both(Path(chosen.kubelet.directory))
     ):

@@ -1,4 +1,4 @@
-"""Adapter: the command line `muster config`: validate, show, schema, import.
+"""Adapter: the command line `muster config`: validate, show, schema, import, daemonsets.
 
 Exit codes: 0 if the file can be used, 1 if an import would lose something, 2 if the file cannot be
 used (one line for each problem on stderr). The output on stdout can be saved as a file; hints for
@@ -20,7 +20,7 @@ from cyclopts import Parameter
 from muster import vocabulary
 from muster.cli import output
 from muster.service import settings, validation
-from muster_plugin.config import files, gpus
+from muster_plugin.config import daemonsets, files, gpus
 from muster_plugin.config import settings as config_settings
 from muster_plugin.discovery import devfs, resource_plan
 from muster_plugin.gpu import evaluation, replicas, simulated, xid_policy
@@ -201,6 +201,34 @@ def import_file(
         return 1
     _print_yaml(imported.rules)
     return 0
+
+
+@app.command(name="daemonsets")
+@_reporting
+def print_daemonsets(file: _File, manifests: str, /) -> None:
+    """Print muster's DaemonSet, and one for each label value that the file's `nodes` match.
+
+    Parameters
+    ----------
+    file
+        A YAML file, or a manifest that contains one; - is stdin.
+    manifests
+        A file with the plugin's DaemonSet, such as `kubectl get daemonset NAME -o yaml` prints.
+
+    """
+    configuration = _read(file, _DEFAULTS)
+    plugins = daemonsets.plugins_of(settings.parse(_text(manifests), source=manifests))
+    if len(plugins) != 1:
+        problem = f"{len(plugins)} DaemonSets that run muster_plugin; expected one"
+        raise settings.BadSettings([f"{manifests}: {problem}"])
+    try:
+        made = daemonsets.for_labels(configuration, plugins[0])
+    except validation.Refused as error:
+        raise settings.BadSettings([f"{file}: {problem}" for problem in error.problems]) from None
+    output.print_yaml({"apiVersion": "v1", "kind": "List", "items": made})
+    for each in made[1:]:
+        plugin, name = daemonsets.plugin_name(each), daemonsets.name_of(each)
+        output.warn("config", f"for health's cluster.plugins: {{plugin: {plugin}, {name}}}")
 
 
 def schema() -> dict[str, Any]:
