@@ -11,12 +11,14 @@ import pytest
 import muster
 from muster import codec, vocabulary
 from muster.cli import __main__ as cli
+from muster.cli import reach
 from muster.vocabulary import AlertKind
 from muster_health.model import alerts
 from muster_health.model import config as health
 from muster_health.plugin import watched_findings
 from muster_notifier import monitor
 from muster_notifier.config import schema as notifier
+from tests.worlds import runbook_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "runbooks"
@@ -84,14 +86,35 @@ def test_every_page_belongs_to_an_alert_or_a_rule() -> None:
     assert sorted(page.stem for page in PAGES.iterdir()) == NAMES
 
 
-@pytest.mark.parametrize("kind", sorted({*NAMES} - OF_NOTIFIER))
+BEGINNING = re.compile(
+    r"# (\w+)\n\n"
+    r"\*\*Impact\.\*\* (?:.+\n){1,3}\n"
+    r"\*\*Urgency\.\*\* (?:.+\n){1,2}\n"
+    r"```sh\n(?:.+\n){2,}```\n"
+)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_page_begins_with_impact_urgency_and_commands(kind: str) -> None:
+    match = BEGINNING.match(runbook_commands.text(kind))
+    assert match
+    assert match[1] == kind
+
+
+@pytest.mark.parametrize("kind", NAMES)
 def test_every_page_says_how_muster_knows_what_to_do_and_what_resolves_it(kind: str) -> None:
-    parts = re.findall(r"^\*\*(.+?)\*\*", (PAGES / f"{kind}.md").read_text("utf-8"), re.MULTILINE)
+    parts = re.findall(r"^\*\*(.+?)\*\*", runbook_commands.text(kind), re.MULTILINE)
     assert [part for part in parts if part in {"How muster knows.", "What to do."}] == [
         "How muster knows.",
         "What to do.",
     ]
     assert parts[-1] == "It is resolved"
+
+
+def test_a_variable_has_one_meaning_on_all_pages() -> None:
+    lines = {line.text for line in runbook_commands.lines() if line.variable}
+    names = [runbook_commands.Line("", text).variable for text in lines]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -108,10 +131,18 @@ def test_every_setting_that_a_page_names_exists(kind: str) -> None:
     assert [key for section, key in named if not hasattr(getattr(settings, section), key)] == []
 
 
-@pytest.mark.parametrize("kind", NAMES)
-def test_every_muster_command_on_a_page_is_valid(kind: str) -> None:
-    text = (PAGES / f"{kind}.md").read_text("utf-8")
-    for command in re.findall(r"`muster ([^`]+)`", text):
-        arguments = shlex.split(command.replace("<node>", "a").replace("<resource>", "b"))
+def test_every_muster_command_of_the_pages_is_valid() -> None:
+    every = [*runbook_commands.lines(), *runbook_commands.inline()]
+    commands = {line.text for line in every if line.text.startswith("muster ")}
+    assert len(commands) > 10
+    for command in commands:
+        words = shlex.split(re.sub(r"[|>].*", "", command))[1:]
         # raises for an unknown command or option
-        cli.app.parse_args(arguments, exit_on_error=False, print_error=False)
+        context = words[:2] if words[0] == "--context" else []
+        rest = [*words[len(context) :], *context]
+        if rest[0] not in reach.NEEDS:
+            rest = [word for word in rest if word not in context]
+        else:
+            cli.app.meta.parse_args(words, exit_on_error=False, print_error=False)
+            rest = rest[: len(rest) - len(context)]
+        cli.app.parse_args(rest, exit_on_error=False, print_error=False)
