@@ -214,6 +214,8 @@ class Plugin(Program):
     def _is_offered(self, devices: str) -> bool:
         """Return whether the node offers so many; the sample plugin registers when asked to."""
         is_so = self.cluster.allocatable(self.peer.resource) == devices
+        # the node still offers the devices of the process before
+        is_so = is_so and (self.peer is not SAMPLE or self.calls() > 0)
         if self.peer is SAMPLE and not is_so and time.monotonic() > self._asked_at + _LOOKS_S:
             self._asked_at = time.monotonic()
             (_SAMPLE / "register").touch()
