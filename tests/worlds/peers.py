@@ -237,7 +237,7 @@ class Hardware:
             shutil.copy(library, _NVML / fake.SONAME)
             self.gpus.write(scenes.h100x8())
             self.intel(2)
-            _SAMPLE.mkdir()
+            _SAMPLE.mkdir(exist_ok=True)
             self.serial(plugged=True)
             yield self
         finally:
