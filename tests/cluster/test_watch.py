@@ -264,10 +264,10 @@ def test_a_peer_whose_hardware_is_pulled_out_is_found(world: World) -> None:
         plugin.until_offered()
 
 
-def test_a_peer_that_closes_its_socket_as_it_has_no_gpu_is_deregistered(world: World) -> None:
+def test_a_peer_that_ends_itself_as_it_has_no_gpu_is_down(world: World) -> None:
     plugin = world.plugin(peers.INTEL)
-    rule = "watched_socket_removed"
-    with expected(world, peers.INTEL.resource, "DEREGISTERED", rule, within_s=20.0) as seen:
+    rule = "watched_not_served"
+    with expected(world, peers.INTEL.resource, "PLUGIN_DOWN", rule, within_s=20.0) as seen:
         world.hardware.intel(0)
         seen()
         world.hardware.intel(2)
