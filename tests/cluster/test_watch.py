@@ -30,9 +30,14 @@ AGENT: Final = "device-plugin"
 UNDISTURBED_S: Final = 60.0
 SETTLED_S: Final = 40.0
 """Longer than a restarted kubelet, and the slowest finding, are waited for."""
-RESOLVED_S: Final = 100.0
+RESOLVED_S: Final = 200.0
 RARELY_FLAPPING: Final = {"flap_window_s": 30.0}
 """Damping would hold back plugins that fail as often as here."""
+
+_LAMPS: Final = {"name": "lamps", "labels": ["app=lamps"], "drivers": [dra_driver.NAME]}
+READS: Final = {"reads_plugins": True, "known": [_LAMPS]}
+"""Health reads every minute what the API shows of the driver, and wants to see it twice."""
+SHOWN_BY_API_S: Final = 240.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,14 @@ def world(
         lamps = stack.enter_context(dra_pods.running(cluster))
         install = contextlib.contextmanager(cluster_faults.installed)
         muster = stack.enter_context(
-            install(cluster, folder, RARELY_FLAPPING, overlay="watch", components=["watch-drivers"])
+            install(
+                cluster,
+                folder,
+                RARELY_FLAPPING,
+                overlay="watch",
+                components=["watch-drivers"],
+                reads=READS,
+            )
         )
         made = World(muster, hardware, plugins, lamps)
         for name in (*(peer.resource for peer in present), dra_driver.NAME):
@@ -332,3 +344,24 @@ def test_what_happens_to_a_driver_is_found(
         fault(world),
     ):
         seen()
+
+
+def test_a_driver_whose_pool_lacks_a_slice_offers_too_little(world: World) -> None:
+    rule, limit_s = "watched_fewer_devices", SHOWN_BY_API_S
+    with expected(world, dra_driver.NAME, "MISMATCH", rule, within_s=limit_s) as seen:
+        world.lamps.publish(said=2)
+        shown = seen()
+        world.lamps.publish(generation=2)
+    assert "1 of 2 slices" in texts(shown), texts(shown)
+
+
+def test_a_driver_whose_slices_were_deleted_offers_nothing(world: World) -> None:
+    rule, limit_s = "watched_fewer_devices", SHOWN_BY_API_S
+    with (
+        world.lamps.claimed(),
+        expected(world, dra_driver.NAME, "MISMATCH", rule, within_s=limit_s) as seen,
+    ):
+        world.lamps.withdraw()
+        shown = seen()
+        world.lamps.publish()
+    assert "no ResourceSlice" in texts(shown), texts(shown)

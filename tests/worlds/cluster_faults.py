@@ -23,6 +23,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from scripts.cluster import layout, node
 from tests.worlds import manifests, real_cluster
@@ -330,8 +331,12 @@ def installed(
     *,
     overlay: str = "minimal",
     components: Sequence[str] = (),
+    reads: Mapping[str, Any] | None = None,
 ) -> Iterator[Muster]:
-    """Install muster, wait until all of it is well, and remove it."""
+    """Install muster, wait until all of it is well, and remove it.
+
+    `detection` are health's limits, and `reads` what it reads of the cluster besides its plugins.
+    """
     if node.first() is None:
         pytest.skip("faults need the node's processes: make cluster starts such a cluster")
     with Webhook().serving(_our_address(cluster)) as webhook:
@@ -342,9 +347,11 @@ def installed(
             _KUSTOMIZATION.format(image=image, tag=tag, overlay=overlay, components=named)
         )
         (folder / "notifier.yaml").write_text(_NOTIFIER.format(url=webhook.url))
-        settings = (manifests.ROOT / "k8s" / "base" / "settings" / "health.yaml").read_text()
-        settings += f"\ndetection: {json.dumps(dict(detection or {}))}\n"
-        (folder / "health.yaml").write_text(settings)
+        base = manifests.ROOT / "k8s" / "base" / "settings" / "health.yaml"
+        settings = yaml.safe_load(base.read_text())
+        settings["detection"] = dict(detection or {})
+        settings["cluster"] |= reads or {}
+        (folder / "health.yaml").write_text(yaml.safe_dump(settings))
         muster = Muster(cluster, webhook)
         try:
             cluster.shell(_SECRETS, folder)
