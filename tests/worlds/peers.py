@@ -168,6 +168,16 @@ class Program:
             over.set()
             thread.join()
 
+    def restart(self) -> None:
+        """Kill its process, and wait until its pod has another."""
+        before = self._restarts()
+        os.kill(self.pid(), signal.SIGKILL)
+        until(lambda: self._restarts() > before, f"{self._daemonset} has restarted")
+
+    def _restarts(self) -> int:
+        containers = [each for pod in self.pods() for each in pod["status"]["containerStatuses"]]
+        return sum(each["restartCount"] for each in containers)
+
     def delete_pod(self) -> None:
         """Delete its pod, and wait until another has taken its place."""
         gone = {pod["metadata"]["name"] for pod in self.pods()}
