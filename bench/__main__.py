@@ -2,8 +2,9 @@
 
     python -m bench [--only NAME,NAME]
 
-The figures of each are kept in build/bench, so that one can be run again without the others. It
-takes more than an hour on two cores. The plots need matplotlib, which the extra `bench` brings.
+The figures of each are kept in build/bench, so that one can be run again without the others; of
+one that has none there, the page keeps its section. It takes more than an hour on two cores. The
+plots need matplotlib, which the extra `bench` brings.
 """
 
 import argparse
@@ -73,7 +74,9 @@ nothing. Every sample counts; what did not happen counts as the longest wait, or
 def main() -> int:
     """Run the benchmarks and write the page; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench")
-    parser.add_argument("--only", default=",".join(_RUNS), help="run these, take the rest as kept")
+    parser.add_argument(
+        "--only", default=",".join(_RUNS), help="run these, keep the rest as they are"
+    )
     chosen = parser.parse_args().only.split(",")
     unknown = sorted(set(chosen) - _RUNS.keys() - {""})
     if unknown:
@@ -90,7 +93,8 @@ def main() -> int:
     results = {name: orjson.loads(file.read_bytes()) for name, file in kept.items()}
     _PLOTS.mkdir(exist_ok=True)
     drawn = plots.draw(results, _PLOTS)
-    _PAGE.write_text("\n".join(_page(results, drawn)))
+    before = _sections(_PAGE.read_text("utf-8")) if _PAGE.exists() else {}
+    _PAGE.write_text("\n".join(_page(results, drawn, before)), "utf-8")
     print(f"wrote {_PAGE.relative_to(_ROOT)}")
     return 0
 
@@ -102,10 +106,24 @@ def _missing(name: str) -> str:
     return fuse_pods.missing() if name == "fuse" else ""
 
 
-def _page(results: dict[str, Any], drawn: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
+def _sections(page: str) -> dict[str, str]:
+    """Return the text of each section by its subject."""
+    parts = (part.partition("\n\n") for part in page.split("\n## ")[1:])
+    return {subject: text.rstrip("\n") for subject, _, text in parts}
+
+
+def _page(
+    results: dict[str, Any], drawn: dict[str, list[tuple[str, str]]], before: dict[str, str]
+) -> Iterator[str]:
+    """Yield the page: what was measured, and the sections `before` of all others."""
     yield _HEAD
-    for name, result in results.items():
-        yield f"## {_SUBJECTS[name]}\n"
+    for name, subject in _SUBJECTS.items():
+        if name not in results and subject in before:
+            yield f"## {subject}\n\n{before[subject]}\n"
+        if name not in results:
+            continue
+        result = results[name]
+        yield f"## {subject}\n"
         command = " ".join(("python -m", f"bench.{name}", *_RUNS[name]))
         yield f"`{command}`: {_where(result['machine'])}\n"
         yield "| figure | value | x floor | target | | how |\n|---|---|---|---|---|---|"
