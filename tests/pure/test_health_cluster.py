@@ -186,11 +186,19 @@ def daemonset(generation: str = "1", **spec: object) -> Any:
     )
 
 
-def pod(uid: str, on: str, revision: str, generation: str) -> membership.Pod:
+def pod(uid: str, on: str, revision: str, generation: str, *, of: str = "") -> membership.Pod:
     labels = {cluster_facts.REVISION: revision, cluster_facts.TEMPLATE_GENERATION: generation}
     shape = read(
-        objects.Pod,
-        {"metadata": {"name": uid, "uid": uid, "labels": labels}, "spec": {"nodeName": on}},
+        membership.OwnedPod,
+        {
+            "metadata": {
+                "name": uid,
+                "uid": uid,
+                "labels": labels,
+                "ownerReferences": [{"kind": "DaemonSet", "name": of, "controller": True}],
+            },
+            "spec": {"nodeName": on},
+        },
     )
     return membership.to_pod(shape)
 
@@ -270,7 +278,9 @@ def test_causes_are_the_zone_and_the_revision_that_runs_there() -> None:
     fleet.nodes(0.0, node("a"))
     fleet.membership.replace_pods("p", [pod("u1", "a", "r1", "1")])
     assert fleet.membership.current_revision("p") == "generation 2"
-    fleet.membership.put_pod("p", pod("u2", "b", "r2", "2"))
+    fleet.membership.put_pod("p", pod("u3", "b", "other", "2", of="d-of-a-label"))
+    assert fleet.membership.current_revision("p") == "generation 2"
+    fleet.membership.put_pod("p", pod("u2", "b", "r2", "2", of="d"))
     assert fleet.membership.current_revision("p") == "r2"
     _, listed, change = fleet.membership.changes(0.0)
     assert listed == signals.NodesListed()

@@ -93,6 +93,7 @@ def test_a_node_gets_exactly_one_of_the_daemonsets_and_the_configuration_that_it
             "nodes[0].match: only one label with a plain value has a DaemonSet",
         ),
         ([{KEY: "a"}, {"zone": "b"}], f"nodes: they match by several labels: {KEY}, zone"),
+        ([{KEY: str(number)} for number in range(8)], "nodes: 8 values; at most 7"),
         (
             [{KEY: "a_b"}, {KEY: "a.b"}],
             "nodes: two values would make DaemonSets of the same name",

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from muster.cli import registry
 from muster_plugin.cli import configure
@@ -307,3 +308,27 @@ def test_the_schema_is_json(capfd: pytest.CaptureFixture[str]) -> None:
     code, printed, errors = called(capfd, "schema")
     assert (code, errors) == (0, "")
     assert json.loads(printed) == json.loads(json.dumps(configure.schema()))
+
+
+def test_a_daemonset_is_printed_for_each_label_value_with_what_to_add_to_other_settings(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rules, manifests = tmp_path / "muster.yaml", tmp_path / "daemonset.yaml"
+    rules.write_text("gpus: {}\nnodes: [{match: {config: t4}, gpus: {placement: packed}}]")
+    source = Path(__file__).parents[2] / "k8s" / "base" / "plugin.yaml"
+    manifests.write_bytes(source.read_bytes())
+    code, printed, errors = called(capfd, "daemonsets", str(rules), str(manifests))
+    names = [each["metadata"]["name"] for each in yaml.safe_load(printed)["items"]]
+    assert (code, names) == (0, ["muster-plugin", "muster-plugin-t4"])
+    where = "namespace: muster, daemonset: muster-plugin-t4"
+    assert errors.splitlines() == [
+        f"muster config: add to health's cluster.plugins: {{plugin: device-plugin-t4, {where}}}",
+        "muster config: add to the gate's plugins: device-plugin-t4",
+    ]
+    code, printed, errors = called(capfd, "daemonsets", str(rules), str(rules))
+    problem = "0 DaemonSets that run muster_plugin; expected one"
+    assert (code, printed, errors) == (2, "", f"muster config: {rules}: {problem}\n")
+    rules.write_text("gpus: {}")
+    code, printed, errors = called(capfd, "daemonsets", str(rules), str(manifests))
+    problem = "nodes: none matches by a label, so one DaemonSet is enough"
+    assert (code, printed, errors) == (2, "", f"muster config: {rules}: {problem}\n")

@@ -33,6 +33,25 @@ _HOST_NETWORK_TOLERATION: Final = objects.Toleration(
 )
 
 
+class Owner(objects.Object, frozen=True):
+    """The object that a pod belongs to."""
+
+    name: str = ""
+    controller: bool | None = None
+
+
+class OwnedMetadata(objects.Metadata, frozen=True):
+    """The metadata of a pod with its owners."""
+
+    owner_references: tuple[Owner, ...] | None = None
+
+
+class OwnedPod(objects.Pod, frozen=True):
+    """A pod of a DaemonSet."""
+
+    metadata: OwnedMetadata = OwnedMetadata()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """The parts of a node that are kept, with only the labels that are needed here."""
@@ -54,6 +73,8 @@ class Pod:
     node: str
     revision: str
     generation: str
+    daemonset: str
+    """The DaemonSet that controls it; empty if that is unknown."""
 
 
 @dataclass(slots=True)
@@ -110,14 +131,16 @@ def should_run(
     )
 
 
-def to_pod(shape: objects.Pod) -> Pod:
+def to_pod(shape: OwnedPod) -> Pod:
     """Return the parts of a pod that are kept."""
+    owners = shape.metadata.owner_references or ()
     return Pod(
         uid=shape.metadata.uid,
         name=shape.metadata.name,
         node=shape.node_name,
         revision=shape.labels.get(cluster_facts.REVISION, ""),
         generation=shape.labels.get(cluster_facts.TEMPLATE_GENERATION, ""),
+        daemonset=next((owner.name for owner in owners if owner.controller), ""),
     )
 
 
@@ -216,7 +239,8 @@ class Membership:
     def current_revision(self, name: str) -> str:
         """Return the newest revision of a plugin's DaemonSet; empty if unknown.
 
-        While no pod has that revision yet, the result is a name that no revision can have.
+        While no pod has that revision yet, the result is a name that no revision can have. The
+        selector may match pods of other DaemonSets (`muster config daemonsets`); they do not count.
         """
         plugin = self._plugins[name]
         if plugin.daemonset is None:
@@ -224,7 +248,12 @@ class Membership:
         generation = cluster_facts.template_generation(plugin.daemonset)
         if not generation:
             return ""
-        revisions = (pod.revision for pod in plugin.pods.values() if pod.generation == generation)
+        owners = {"", plugin.settings.daemonset}
+        revisions = (
+            pod.revision
+            for pod in plugin.pods.values()
+            if pod.generation == generation and pod.daemonset in owners
+        )
         return next(revisions, f"generation {generation}")
 
     def changes(

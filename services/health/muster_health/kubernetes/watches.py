@@ -79,7 +79,7 @@ class ClusterWatcher:
             for plugin in settings.plugins
             if plugin.daemonset
         }
-        self._pods: dict[str, watch.Reflector[objects.Pod, membership.Pod]] = {}
+        self._pods: dict[str, watch.Reflector[membership.OwnedPod, membership.Pod]] = {}
 
     @property
     def problems(self) -> dict[str, str]:
@@ -160,7 +160,7 @@ class ClusterWatcher:
             tasks = [asyncio.create_task(self._until_selector_is_not(plugin.plugin, selector))]
             if selector is not None:
                 reflector = watch.Reflector(
-                    self._api, path, objects.Pod, sink, query={"labelSelector": selector}
+                    self._api, path, membership.OwnedPod, sink, query={"labelSelector": selector}
                 )
                 self._pods[plugin.plugin] = reflector
                 tasks.append(asyncio.create_task(reflector.run()))

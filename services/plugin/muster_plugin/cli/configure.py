@@ -228,7 +228,8 @@ def print_daemonsets(file: _File, manifests: str, /) -> None:
     output.print_yaml({"apiVersion": "v1", "kind": "List", "items": made})
     for each in made[1:]:
         plugin, name = daemonsets.plugin_name(each), daemonsets.name_of(each)
-        output.warn("config", f"for health's cluster.plugins: {{plugin: {plugin}, {name}}}")
+        output.warn("config", f"add to health's cluster.plugins: {{plugin: {plugin}, {name}}}")
+        output.warn("config", f"add to the gate's plugins: {plugin}")
 
 
 def schema() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 The plugin has no right on the Kubernetes API, so it cannot read its node's labels. Each DaemonSet
 selects the nodes with one value, and its pods get that value in `labels`; the first one keeps off
 these nodes. Each has a plugin name of its own, because health expects a plugin wherever one
-DaemonSet places it.
+DaemonSet places it; the gate admits eight names, and only those in its settings.
 """
 
 import copy
@@ -86,6 +86,8 @@ def _label(nodes: Sequence[settings.NodeOverride]) -> tuple[str, list[str]]:
         keys[key] = values[value] = None
     if len(keys) > 1:
         problems.append(f"nodes: they match by several labels: {', '.join(keys)}")
+    if len(values) >= vocabulary.PLUGINS_MAX:
+        problems.append(f"nodes: {len(values)} values; at most {vocabulary.PLUGINS_MAX - 1}")
     if not keys:
         problems.append("nodes: none matches by a label, so one DaemonSet is enough")
     if problems:
