@@ -83,7 +83,12 @@ def test_the_page_of_watched_plugins_has_a_section_for_each_verdict_that_they_ca
 
 
 def test_every_page_belongs_to_an_alert_or_a_rule() -> None:
-    assert sorted(page.stem for page in PAGES.iterdir()) == NAMES
+    assert runbook_commands.names() == NAMES
+
+
+def test_the_list_of_pages_has_each_of_them() -> None:
+    links = re.findall(r"\[(\w+)\]\((\w+)\.md\)", runbook_commands.text("README"))
+    assert sorted(links) == [(name, name) for name in NAMES]
 
 
 BEGINNING = re.compile(

@@ -38,8 +38,8 @@ class Line:
 
 
 def names() -> list[str]:
-    """Return the pages."""
-    return sorted(path.stem for path in PAGES.glob("*.md"))
+    """Return the pages, without the list of them."""
+    return sorted({path.stem for path in PAGES.glob("*.md")} - {"README"})
 
 
 def text(page: str) -> str:
