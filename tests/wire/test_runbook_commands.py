@@ -23,6 +23,7 @@ EVENT: Final = vocabulary.PluginStopping(
     at=datetime.now(UTC),
     reason=vocabulary.StopReason.UPGRADE,
 )
+DEAD_LETTER: Final = "muster.dlq.notification.ops.0123.4567"
 RUN: Final = manifests.ROOT / "tests/golden/runbook_commands.txt"
 """What is run, sorted."""
 BLOCKS_NOT_RUN: Final = {
@@ -35,8 +36,6 @@ SENTENCES_NOT_RUN: Final = {
     "kubectl -n muster rollout undo daemonset/muster-plugin": "the stand-in has no revisions",
     'kubectl drain "$NODE" --ignore-daemonsets': "the stand-in has no evictions",
     "helm -n muster get values muster --revision NUMBER": "no Helm",
-    'muster --context "$CONTEXT" dlq replay ID': "the id is the reader's",
-    'muster --context "$CONTEXT" dlq show ID': "the id is the reader's",
     'muster --context "$CONTEXT" why "$NODE" RESOURCE': "the resource is the reader's",
     "muster notify test --config FILE NAME": "the file is the reader's",
 }
@@ -145,6 +144,9 @@ async def cluster(where: Path) -> AsyncIterator[World]:
                 await create(world, workloads, item)
                 await start(world, item)
         await link.publish(EVENT)
+        client = await link.link.client()
+        headers = {"Muster-Receiver": "ops", "Muster-Error": "HTTP 400"}
+        await client.jetstream().publish(DEAD_LETTER, b"{}", headers=headers)
         yield world
 
 
