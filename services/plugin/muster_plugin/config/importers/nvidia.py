@@ -14,7 +14,7 @@ import msgspec
 
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import settings
-from muster_plugin.config.importers import nvidia_settings, peer_file
+from muster_plugin.config.importers import iktos, nvidia_settings, peer_file
 from muster_plugin.model import errors
 
 Kind = nvidia_settings.Kind
@@ -274,7 +274,7 @@ def _numbers(text: str) -> list[object]:
 
 
 def _read_fork(reader: peer_file.Reader, text: str, path: str, ours: _Tree) -> None:
-    shared, renamed = nvidia_settings.read_iktos(text, path, reader)
+    shared, renamed = iktos.read(text, path, reader)
     if shared:
         peer_file.put(ours, "sharing.resources", shared)
     if renamed:

@@ -5,14 +5,11 @@ renaming. Sources: cmd/nvidia-device-plugin/main.go, cmd/gpu-feature-discovery/m
 api/config/v1; for the iktos fork (k8s-gpu-sharing-plugin 9394ddf0): its
 cmd/nvidia-device-plugin/main.go. docs/compatibility.md shows the table.
 
-NVIDIA parses some of the sharing settings and drops them with a warning; with muster they work. The
-fork has `original:new:replicas`, where -1 means one replica for each 1000 MiB; muster implements
-what the fork's README says, without its bugs.
+NVIDIA parses some of the sharing settings and drops them with a warning; with muster they work.
 """
 
 import enum
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -34,19 +31,14 @@ _SHARED: Final = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
 _REPLICATED: Final = ("name", "rename", "devices", "replicas")
 _REPLICAS_MIN: Final = 2
 _NAME_MAX: Final = 63
+_WHOLE: Final = (
+    "compared with the whole name, as since NVIDIA's v0.20; up to v0.19 it meant any part of it: "
+    "write a * before and after it for that"
+)
 _DROPS: Final = "NVIDIA drops it with a warning; with muster it works"
 MPS: Final = (
     "MPS is not supported: muster shares GPUs by time-slicing only. Write it as timeSlicing, or "
     "keep NVIDIA's plugin on the nodes that need MPS"
-)
-_PARTS: Final = 3
-_PER_GB: Final = -1
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}")
-_PROFILE = re.compile(r"mig-((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb)((?:\.[a-z]+)*)")
-_GENERAL: Final = (
-    "a resource that is not listed keeps its devices; with the fork it loses them",
-    "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
-    "a new name also applies to MIG devices in migStrategy mixed; the fork ignores it there",
 )
 
 
@@ -249,10 +241,8 @@ def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, obje
         items = reader.items(sections.get(section), path)
         for at, item in enumerate(items):
             entry = reader.mapping(item, f"{path}[{at}]", ("pattern", "name"))
-            pattern = reader.text(entry.get("pattern"), f"{path}[{at}].pattern")
+            pattern = _glob(reader, entry.get("pattern"), f"{path}[{at}].pattern")
             name = _name(reader, entry.get("name"), f"{path}[{at}].name")
-            if not pattern:
-                reader.reject(f"{path}[{at}].pattern", "required but missing")
             if (pattern, name) != (default, gpus.DEFAULT_NAME):
                 namings.append({"name": name, key: pattern})
         if items:
@@ -268,6 +258,16 @@ def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, obje
         reader.reject("resources", "the iktos fork's resource config sets names too")
     elif namings:
         ours["resources"] = namings
+
+
+def _glob(reader: peer_file.Reader, value: object, path: str) -> str:
+    """Return the pattern of a product or a MIG profile (api/config/v1/resources.go, #1807)."""
+    pattern = reader.text(value, path)
+    if not pattern:
+        reader.reject(path, "required but missing")
+    elif not (pattern.startswith("*") and pattern.endswith("*")):
+        reader.note_difference(path, f"{errors.quoted(pattern)}: {_WHOLE}")
+    return pattern
 
 
 def _replicated(reader: peer_file.Reader, item: object, path: str) -> dict[str, object]:
@@ -324,70 +324,3 @@ def _name(reader: peer_file.Reader, value: object, path: str) -> str:
         for problem in advertised.name_problems(name):
             reader.reject(path, problem)
     return name
-
-
-def read_iktos(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], list[object]]:
-    """Return the shared and renamed resources of the iktos fork in our format."""
-    shared: list[object] = []
-    renamed: list[object] = []
-    originals: set[str] = set()
-    for entry in (part.strip() for part in text.split(",")):
-        if not entry:
-            continue
-        parts = entry.split(":")
-        if len(parts) != _PARTS:
-            reader.reject(path, f"{errors.quoted(entry)} is not original:new:replicas")
-            continue
-        original, renamed_to = (_qualified(part.strip()) for part in parts[:2])
-        if original in originals:
-            reader.reject(path, f"{original} is named twice")
-            continue
-        originals.add(original)
-        count = parts[2].strip()
-        if not _NUMBER.fullmatch(count):
-            reader.reject(path, f"{errors.quoted(entry)}: replica must be an integer")
-            continue
-        _add(original, renamed_to, int(count), path, reader, shared, renamed)
-    for difference in _GENERAL:
-        reader.note_difference(path, difference)
-    return shared, renamed
-
-
-def _add(
-    original: str,
-    renamed_to: str,
-    count: int,
-    path: str,
-    reader: peer_file.Reader,
-    shared: list[object],
-    renamed: list[object],
-) -> None:
-    rename = {} if renamed_to == original else {"rename": renamed_to}
-    match count:
-        case 1:
-            pattern = _pattern(original)
-            if not pattern:
-                reader.reject(
-                    path, f"{original}: no GPU or MIG device has this name, so none can be renamed"
-                )
-            elif rename:
-                renamed.append({"name": renamed_to, **pattern})
-        case _ if count == _PER_GB:
-            shared.append({"name": original, "perGb": True, **rename})
-        case _ if 1 < count <= gpus.REPLICAS_MAX:
-            shared.append({"name": original, "replicas": count, **rename})
-        case _:
-            what = f"{original}: {count} replicas"
-            reader.reject(path, f"{what}; must be -1, or 1 to {gpus.REPLICAS_MAX}")
-
-
-def _qualified(name: str) -> str:
-    return name if "/" in name else f"{gpus.DOMAIN}/{name}"
-
-
-def _pattern(name: str) -> dict[str, str]:
-    """Return the pattern of the devices that have this name by default; empty if there are none."""
-    profile = _PROFILE.fullmatch(name.removeprefix(f"{gpus.DOMAIN}/"))
-    if profile:
-        return {"mig": profile[1] + profile[2].replace(".", "+", 1)}
-    return {"product": "*"} if name == gpus.DEFAULT_NAME else {}
