@@ -55,6 +55,7 @@ def test_an_import_that_loses_something_writes_nothing_unless_that_is_accepted(
     command = ("import", "--from", "smarter", str(conf))
     code, printed, errors = called(capfd, *command)
     assert (code, printed, errors.splitlines()[-3:]) == (1, "", [*lost, refused])
+    assert all(line.startswith("muster config: ") for line in errors.splitlines())
     code, printed, errors = called(capfd, *command, "--accept-losses")
     assert (code, printed.splitlines()[0]) == (0, "apiVersion: muster.dev/v1")
     assert errors.splitlines()[-2:] == lost
@@ -118,6 +119,14 @@ def test_the_configuration_of_one_node_is_shown(
         (
             ["show", "FILE", "--domain", "a.b"],
             "--domain: only for resources of generic-device-plugin",
+        ),
+        (
+            ["import", "--from", "nvidia", "--default", "a", "FILE"],
+            "--default: FILE does not have several configurations",
+        ),
+        (
+            ["import", "--from", "smarter", "--default", "a", "FILE"],
+            "--default: only for configurations of NVIDIA's plugin",
         ),
         (["import", "--from", "nvidia", "FILE"], "FILE: version: unknown version: 'v9'"),
     ],

@@ -238,6 +238,7 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
     from muster_plugin.config import files  # noqa: PLC0415  # see `lean`
 
     imported = files.import_peer(text, source=source, peer=peer, environment=os.environ)
+    files.log(imported, source)
     tree: dict[str, object] = msgspec.to_builtins(imported.rules)
     return tree
 

@@ -58,8 +58,7 @@ def import_peer(
 
     `domain` replaces the domain in generic-device-plugin's file or flags. `default` names the one
     of several configurations of NVIDIA's plugin that nodes without a label get; `environment` are
-    the variables of the process, if it runs in place of NVIDIA's plugin. Each difference and each
-    loss is logged once.
+    the variables of the process, if it runs in place of NVIDIA's plugin.
     """
     variables: nvidia.Variables = ()
     if environment is not None and peer is config_settings.Format.NVIDIA:
@@ -73,15 +72,19 @@ def import_peer(
             imported = _imported(text, source=source, peer=peer, domain=domain)
     except peer_file.ImportRejected as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
-    for difference in imported.differences:
-        _log(source, difference)
-    for loss in imported.losses:
-        _log_loss(source, loss)
     return imported
 
 
+def log(imported: peer_file.ImportedConfiguration, source: str) -> None:
+    """Log each difference and each loss once, however often the file is read."""
+    for difference in imported.differences:
+        _log_difference(source, difference)
+    for loss in imported.losses:
+        _log_loss(source, loss)
+
+
 @functools.lru_cache(_LOGGED_MAX)
-def _log(source: str, difference: str) -> None:
+def _log_difference(source: str, difference: str) -> None:
     logs.logger().info("import_difference", file=source, difference=difference)
 
 
@@ -113,11 +116,13 @@ def _nvidia(
     peer = config_settings.Format.NVIDIA
     documents = settings.parse(text, source=source)
     content = _nvidia_content(documents)
+    files = _files(content, peer, source) if content else []
+    if default and len(files) <= 1:
+        raise settings.BadSettings([f"--default: {source} does not have several configurations"])
     if content is None:
         return nvidia.read(_only(documents, source), (), variables)
     environment = (*variables, *content.environment)
     inputs = content.arguments, environment, content.elsewhere
-    files = _files(content, peer, source)
     if len(files) > 1:
         imported = nvidia_nodes.read(files, default or content.default, *inputs)
     elif nvidia.has_settings(*inputs) and not files:
