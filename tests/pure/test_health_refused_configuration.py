@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Severity, Verdict
 from muster_health.alerting import refused_configuration
-from muster_health.model import config
+from muster_health.model import config, snapshot
 from tests.worlds.detector_fleet import ZERO, World, running
 
 WAIT_S: Final = config.Detection().configuration_s
@@ -117,6 +117,23 @@ def test_a_plugin_without_a_reason_is_reported_too() -> None:
     world.refuse("a")
     world.run(WAIT_S + 10.0)
     assert alerts(world)[-1].summary == "p on a refused its new configuration: it gave no reason"
+
+
+def test_an_alert_of_which_all_saved_state_is_lost_ends_with_the_next_applied_configuration() -> (
+    None
+):
+    world = refused()
+    world.run(WAIT_S + 5.0)
+    (published,) = alerts(world)
+    (saved,) = snapshot.of_alerts([published])
+    assert saved.refused is not None
+    machine = refused_configuration.RefusedConfiguration(WAIT_S)
+    machine.restore(saved.refused, since=-WAIT_S)
+    assert not machine.observe(heartbeat("another", "two"), now=100.0)
+    (again,) = machine.alerts(node="a", plugin="p", now=100.0, at=ZERO)
+    assert again.summary == published.summary
+    machine.apply(event(vocabulary.ConfigurationApplied), "another", 101.0, 101.0)
+    assert machine.known is None
 
 
 STEPS: Final = st.lists(

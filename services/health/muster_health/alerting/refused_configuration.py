@@ -72,9 +72,9 @@ class RefusedConfiguration:
         known = self.known
         if known is None or now < self._refused_at + _IN_FLIGHT_S:
             return False
-        if heartbeat.instance != known.instance:
+        if known.instance and heartbeat.instance != known.instance:
             self._end(_RESTARTED)
-        elif heartbeat.config_hash not in {"", known.config_hash}:
+        elif known.config_hash and heartbeat.config_hash not in {"", known.config_hash}:
             self._end(_APPLIED)
         return self.known is None
 

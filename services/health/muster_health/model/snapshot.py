@@ -50,7 +50,10 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KnownRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A refused configuration, as saved; `since` is the time of day, in seconds since 1970."""
+    """A refused configuration, as saved; `since` is the time of day, in seconds since 1970.
+
+    `instance` and `config_hash` are empty if only the alert is left of it.
+    """
 
     since: float
     instance: str
@@ -137,6 +140,7 @@ def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
             interval_s=_INTERVAL_S,
             firing=tuple(firing),
             bad=tuple(_bad(alert) for alert in firing if alert.kind in alerts.OF_DEVICES),
+            refused=next(map(_refused, filter(_is_refusal, firing)), None),
             watched=vocabulary.Watched(name=watched) if watched else None,
         )
         for (node, plugin, watched), firing in plugins.items()
@@ -146,6 +150,17 @@ def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
 def _bad(alert: alerts.Alert) -> KnownFault:
     why = alert.evidence[0].observed.partition(": ")[2] if alert.evidence else ""
     return KnownFault(alert.kind, alert.resource, why, alert.devices)
+
+
+def _is_refusal(alert: alerts.Alert) -> bool:
+    return alert.kind is vocabulary.AlertKind.CONFIGURATION_REFUSED
+
+
+def _refused(alert: alerts.Alert) -> KnownRefusal:
+    problems = tuple(entry.observed for entry in alert.evidence)
+    return KnownRefusal(
+        since=alert.starts_at.timestamp(), instance="", config_hash="", problems=problems[:-1]
+    )
 
 
 _DECODER = msgspec.json.Decoder(Snapshot)
