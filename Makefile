@@ -118,6 +118,7 @@ LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-
 lock: $(STAMP) ## renew the locked dependencies of the images
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier --extra auth pyproject.toml --output-file requirements/services.lock
+	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra fuse --extra creds pyproject.toml --output-file requirements/node.lock
 	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra labeler --extra health --extra notifier --extra auth --extra local --extra cli pyproject.toml --output-file requirements/laptop.lock
 
 sbom: $(STAMP) ## list the packages in the images as CycloneDX, in build/

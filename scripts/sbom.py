@@ -1,6 +1,6 @@
 """Adapter: the lists of what is in the images: CycloneDX 1.6 from the lock files, and nothing else.
 
-python scripts/sbom.py           write build/services.cdx.json and build/laptop.cdx.json
+python scripts/sbom.py           write build/<image>.cdx.json for each image
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Final
 import muster
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-IMAGES: Final = ("services", "laptop")
+IMAGES: Final = ("services", "node", "laptop")
 OURS: Final = "muster-k8s"
 
 Tree = dict[str, object]

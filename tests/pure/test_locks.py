@@ -1,8 +1,11 @@
 """What the images are built from is locked with hashes, holds what we need, and is listed."""
 
+import ast
+import importlib.metadata
 import re
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from packaging import requirements, utils, version
@@ -13,6 +16,7 @@ from tests.worlds import manifests
 PROJECT = tomllib.loads((manifests.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {
     "services": ("plugin", "labeler", "health", "notifier", "auth"),
+    "node": ("plugin", "fuse", "creds"),
     "laptop": ("plugin", "labeler", "health", "notifier", "auth", "local", "cli"),
 }
 
@@ -22,10 +26,15 @@ def text(image: str) -> str:
 
 
 def needed(image: str) -> Iterator[requirements.Requirement]:
-    extras = PROJECT["optional-dependencies"]
-    lines = [*PROJECT["dependencies"], *(line for name in EXTRAS[image] for line in extras[name])]
-    for line in lines:
-        yield requirements.Requirement(line)
+    yield from map(requirements.Requirement, PROJECT["dependencies"])
+    extras = [*EXTRAS[image]]
+    for name in extras:
+        for line in PROJECT["optional-dependencies"][name]:
+            requirement = requirements.Requirement(line)
+            if requirement.name == PROJECT["name"]:
+                extras += requirement.extras
+            else:
+                yield requirement
 
 
 @pytest.mark.parametrize("image", sbom.IMAGES)
@@ -45,9 +54,36 @@ def test_the_lock_holds_what_the_project_needs(image: str) -> None:
         assert pinned in requirement.specifier, f"{requirement}: {pinned} is locked: run make lock"
 
 
-def test_the_laptops_image_has_what_the_services_image_has() -> None:
-    services, laptop = sbom.locked(text("services")), sbom.locked(text("laptop"))
-    assert set(services) <= set(laptop)
+def test_each_image_has_what_the_smaller_one_has() -> None:
+    node, services, laptop = (sbom.locked(text(name)) for name in ("node", "services", "laptop"))
+    assert set(node) <= set(services) <= set(laptop)
+
+
+def test_the_nodes_image_has_what_its_processes_import() -> None:
+    """All but `muster` on the command line and the webhook, which no node runs."""
+    theirs = importlib.metadata.packages_distributions()
+    services = manifests.ROOT / "services"
+    files = [
+        file
+        for package in ("plugin/muster_plugin", "fuse/muster_fuse")
+        for file in (services / package).rglob("*.py")
+        if not {"cli", "admission"} & set(file.parts)
+    ]
+    tops = {name.partition(".")[0] for file in files for name in _imported(file)}
+    needed = {utils.canonicalize_name(each) for top in tops for each in theirs.get(top, ())}
+    locked = {name for name, *_ in sbom.locked(text("node"))}
+    # `google` is also the top of packages that are not imported
+    assert needed - locked - {"muster-k8s", "googleapis-common-protos"} == set()
+    assert {"grpcio", "protobuf", "google-re2", "nvidia-ml-py"} <= needed
+    assert not {"kubernetes", "aiohttp"} & locked
+
+
+def _imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
 
 
 def test_the_cluster_runs_the_nats_server_that_all_tests_run() -> None:
