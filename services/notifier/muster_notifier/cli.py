@@ -114,25 +114,31 @@ def run_explain(
 
 
 @app.command(name="import")
-def run_import(file: Path, /) -> int:
-    """Print an Alertmanager's settings as muster's; print what is left out as warnings on stderr.
+def run_import(file: Path, /, *, accept_losses: output.Flag = False) -> int:
+    """Print an Alertmanager's settings as muster's; what is left out or lost goes to stderr.
+
+    If somebody would be left without a notification, nothing is printed, and the exit code is 1.
 
     Parameters
     ----------
     file
         The Alertmanager's configuration file.
+    accept_losses
+        Print the settings although somebody is left without a notification.
 
     """
     try:
-        tree, left_out = files.translate(file.read_bytes(), str(file))
+        tree, importer = files.translate(file.read_bytes(), str(file))
+        for line in importer.left_out:
+            output.warn(_NAME, line)
+        if not output.may_write(_NAME, importer.losses, accepted=accept_losses):
+            return 1
         settings.validate(schema.Settings, tree, source=str(file))
     except OSError as error:
         return output.fail(_NAME, f"{file}: {error.strerror}")
     except settings.BadSettings as error:
         return output.fail(_NAME, "\n".join(error.problems))
     output.print_yaml(tree)
-    for line in left_out:
-        output.warn(_NAME, line)
     return 0
 
 

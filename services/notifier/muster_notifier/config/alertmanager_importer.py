@@ -1,27 +1,23 @@
 """Pure: imports an Alertmanager configuration file as settings of the notifier.
 
 It imports the route, the receivers webhook, slack, pagerduty, email and msteams, inhibit_rules and
-time_intervals. Everything else is reported as left out; differences are reported as well. Secrets
-stay in the file: a setting contains only the place of the secret in it.
+time_intervals. Everything else is reported as left out; differences are reported as well. What
+leaves somebody without a notification is a loss. Secrets stay in the file: a setting contains only
+the place of the secret in it. Relative paths begin in the directory of the file.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from muster import matching
+from muster_notifier.config import alertmanager_file
 from muster_notifier.routing import routes
 
-Tree = dict[str, object]
+Tree = alertmanager_file.Tree
+_Section = alertmanager_file.Section
+_Unreadable = alertmanager_file.Unreadable
 
-_DURATION: Final = re.compile(
-    r"(?:(\d+)y)?(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?"
-)
-_UNITS: Final = (365 * 86_400.0, 7 * 86_400.0, 86_400.0, 3600.0, 60.0, 1.0, 0.001)
-_WHY: Final = {
-    "global.resolve_timeout": "not needed: health reports itself when an alert is resolved",
-    "templates": "not imported: docs/notifier.md describes templates of muster",
-}
 _PUBLIC: Final = re.compile(
     r"https://[a-z0-9.-]+\.(?:(?:slack|slack-gov|pagerduty|webhook\.office|logic\.azure"
     r"|api\.powerplatform)\.com)(?:/.*)?"
@@ -42,24 +38,31 @@ _GLOBAL: Final = (
 )
 
 
-class Unreadable(ValueError):
-    """The file is not an Alertmanager configuration; the message says why."""
+_ACCESS: Final = (
+    *("basic_auth", "oauth2", "bearer_token", "bearer_token_file", "tls_config"),
+    *("proxy_url", "proxy_from_environment", "proxy_connect_header", "http_headers"),
+)
 
 
 class Importer:
-    """Imports one file; `left_out` lists every part that is left out or differs."""
+    """Imports one file; `left_out` lists every part that is left out or differs.
+
+    `losses` lists what leaves somebody without a notification.
+    """
 
     def __init__(self, file: str) -> None:
         self.left_out: list[str] = []
+        self.losses: list[str] = []
         self._file = file
         self._receiver_names: dict[str, list[str]] = {}
         """For each receiver in the file, the names of those imported from it."""
 
     def read(self, document: object) -> Tree:
         """Return our settings. Raises Unreadable."""
-        top = _Section(document, "", self._file, self.left_out)
+        alertmanager_file.refuse_manifest(document)
+        top = _Section(document, "", self._file, self.left_out, self.losses)
         if "route" not in top or "receivers" not in top:
-            raise Unreadable("an Alertmanager configuration has `route` and `receivers`")
+            raise _Unreadable("an Alertmanager configuration has `route` and `receivers`")
         general = top.section("global")
         receivers = [
             imported
@@ -68,7 +71,7 @@ class Importer:
         ]
         root = self._route(top.section("route"))
         if root is None:
-            raise Unreadable("route: the root has matchers that no alert of muster matches")
+            raise _Unreadable("route: the root has matchers that no alert of muster matches")
         rules = [_inhibit_rule(section) for section in top.sections("inhibit_rules")]
         times = [*top.sections("time_intervals"), *top.sections("mute_time_intervals")]
         keys = ("group_wait_s", "group_interval_s", "repeat_interval_s")
@@ -83,14 +86,29 @@ class Importer:
         }
         top.leave_out_others()
         general.leave_out_others(*_GLOBAL)
+        self._note_unreached(root)
         return settings
 
-    def _receiver(self, receiver: "_Section", general: "_Section", index: int) -> Iterator[Tree]:
+    def _note_unreached(self, root: Tree) -> None:
+        """Note the receivers to which no imported route leads, and alerts without a receiver."""
+        reached = set(_reached(root))
+        for name, own in self._receiver_names.items():
+            if own and reached.isdisjoint(own):
+                text = "no imported route leads to it, so it gets no alert of muster"
+                self.losses.append(f"receiver {name}: {text}")
+        if not root.get("receivers"):
+            text = "alerts that match no other route notify nobody"
+            self.losses.append(f"route.receiver: no receiver is imported: {text}")
+
+    def _receiver(self, receiver: _Section, general: _Section, index: int) -> Iterator[Tree]:
         """Yield one of our receivers for each integration."""
         name = str(receiver.get("name", ""))
         base = _NAME.sub("-", name).strip("-_")[:50] or f"receiver-{index}"
         own: list[str] = []
         taken = {used for names in self._receiver_names.values() for used in names}
+        for key in (key for key in receiver.names() if key.endswith("_configs")):
+            if key not in _WAYS and receiver.items(key):
+                receiver.lose(key, "this kind is not imported: it gets no notifications")
         for key, convert in _WAYS.items():
             for section in receiver.sections(key):
                 way = convert(section, general)
@@ -104,16 +122,17 @@ class Importer:
                 resolved = bool(section.get("send_resolved", default))
                 yield {"name": unique, **way, "send_resolved": resolved}
         self._receiver_names[name] = own
-        if not own and len(receiver) > 1:
-            receiver.differ("", "no part of it is imported: alerts routed to it notify nobody")
+        if not own:
+            text = "no part of it is imported: alerts routed to it notify nobody"
+            (receiver.lose if receiver.has_integrations else receiver.differ)("", text)
         receiver.leave_out_others()
 
-    def _route(self, route: "_Section") -> Tree | None:  # noqa: C901  # key by key
+    def _route(self, route: _Section) -> Tree | None:  # noqa: C901  # key by key
         settings: Tree = {}
         if "receiver" in route:
             name = str(route.get("receiver"))
             if name not in self._receiver_names:
-                raise Unreadable(f"{route.path}.receiver: no receiver is called {name}")
+                raise _Unreadable(f"{route.path}.receiver: no receiver is called {name}")
             settings["receivers"] = self._receiver_names[name]
         conditions = _matchers(route, "matchers", "match", "match_re")
         if conditions is None:
@@ -143,96 +162,10 @@ class Importer:
         return settings
 
 
-class _Section:
-    """A mapping in the file, and its path; `left_out` collects the parts that are not imported.
-
-    It records which keys were read: all others are left out.
-    """
-
-    def __init__(self, value: object, path: str, file: str, left_out: list[str]) -> None:
-        if not isinstance(value, Mapping):
-            raise Unreadable(f"{path or 'the file'}: a mapping is expected")
-        self.path = path
-        self._values = {str(key): item for key, item in value.items()}
-        self._file = file
-        self._left_out = left_out
-        self._known: set[str] = set()
-
-    def __contains__(self, key: str) -> bool:
-        self._known.add(key)
-        return key in self._values
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def get(self, key: str, default: object = None) -> object:
-        """Return a value."""
-        self._known.add(key)
-        return self._values.get(key, default)
-
-    def pairs(self) -> list[tuple[str, object]]:
-        """Return all keys and values."""
-        return list(self._values.items())
-
-    def section(self, key: str) -> "_Section":
-        """Return a mapping inside this one; empty if it is missing. Raises Unreadable."""
-        return _Section(self.get(key) or {}, self._at(key), self._file, self._left_out)
-
-    def sections(self, key: str) -> "list[_Section]":
-        """Return a list of mappings. Raises Unreadable."""
-        return [
-            _Section(item, f"{self._at(key)}.{index}", self._file, self._left_out)
-            for index, item in enumerate(self.items(key))
-        ]
-
-    def items(self, key: str) -> list[object]:
-        """Return a list; empty if it is missing. Raises Unreadable."""
-        value = self.get(key)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise Unreadable(f"{self._at(key)}: a list is expected")
-        return list(value)
-
-    def labels(self, key: str, known: Collection[str]) -> tuple[list[str], list[str]]:
-        """Return the labels in a list that muster knows, and the others."""
-        names = [str(name) for name in self.items(key)]
-        return [name for name in names if name in known], [n for n in names if n not in known]
-
-    def secret(self, key: str) -> Tree | None:
-        """Return where a secret is: in its own file, or inside the imported one."""
-        file, value = self.get(f"{key}_file"), self.get(key)
-        if file:
-            return {"file": str(file)}
-        return {"file": self._file, "at": self._at(key)} if value else None
-
-    def seconds(self, key: str) -> float:
-        """Return a duration such as `5m`. Raises Unreadable."""
-        value = self.get(key)
-        match = _DURATION.fullmatch(str(value))
-        if match is None or not any(match.groups()):
-            raise Unreadable(f"{self._at(key)}: {value!r} is not a duration such as 5m")
-        return sum(int(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
-
-    def leave_out_others(self, *known: str) -> None:
-        """Report all keys as left out that are neither `known` nor have been read."""
-        for key in self._values:
-            if key not in self._known.union(known):
-                self.differ(key, _WHY.get(self._at(key), "not imported"))
-
-    def differ(self, key: str, text: str) -> None:
-        """Report, only once, that something is left out or differs."""
-        line = f"{self._at(key)}: {text}"
-        if line not in self._left_out:
-            self._left_out.append(line)
-
-    def _at(self, key: str) -> str:
-        return ".".join(part for part in (self.path, key) if part)
-
-
 def _webhook(section: _Section, _: _Section) -> Tree | None:
     url = section.secret("url")
     if url is None:
+        section.lose("", "not imported: no url")
         return None
     settings: Tree = {"url_from": url, "format": "alertmanager", **_reach(section, "url")}
     if section.get("max_alerts"):
@@ -246,8 +179,8 @@ def _webhook(section: _Section, _: _Section) -> Tree | None:
         settings["bearer_from"] = bearer
         scheme = str(authorization.get("type", "Bearer"))
         if scheme.lower() != "bearer":
-            authorization.differ("type", f"{scheme} is not supported: sent as Bearer")
-    http.leave_out_others()
+            authorization.lose("type", f"{scheme} is not supported: sent as Bearer")
+    _lose_access(http)
     section.leave_out_others("send_resolved")
     return {"webhook": settings}
 
@@ -258,8 +191,9 @@ def _slack(section: _Section, general: _Section) -> Tree | None:
     if "channel" in section:
         section.differ("channel", "not imported: an incoming webhook has a fixed channel")
     if url is None:
-        section.differ("", "not imported: no api_url")
+        section.lose("", "not imported: no api_url")
         return None
+    _lose_access(section.section("http_config"))
     written = section if section.secret("api_url") else general
     key = "api_url" if section.secret("api_url") else "slack_api_url"
     return {"slack": {"webhook_from": url, **_reach(section, "api_url", written.get(key))}}
@@ -269,7 +203,7 @@ def _pagerduty(section: _Section, general: _Section) -> Tree | None:
     key = section.secret("routing_key")
     section.leave_out_others("url", "send_resolved")
     if key is None:
-        section.differ("", "not imported: no routing_key (Events API v1 is not supported)")
+        section.lose("", "not imported: no routing_key (service_key is Events API v1)")
         return None
     url = section.get("url") or general.get("pagerduty_url")
     settings: Tree = {"routing_key_from": key}
@@ -285,7 +219,7 @@ def _email(section: _Section, general: _Section) -> Tree | None:
     host, _, port = str(value("smarthost") or "").rpartition(":")
     sender, to = value("from"), section.get("to")
     if not host or not sender or not to:
-        section.differ("", "not imported: smarthost, from and to are needed")
+        section.lose("", "not imported: smarthost, from and to are needed")
         return None
     is_implicit = port == str(_SMTPS_PORT)
     is_encrypted = bool(value("require_tls", default=True))
@@ -301,10 +235,10 @@ def _email(section: _Section, general: _Section) -> Tree | None:
     if username and password is not None:
         settings |= {"username": str(username), "password_from": password}
     elif username:
-        section.differ("auth_username", "not imported: no auth_password")
+        section.lose("auth_username", "not imported: no auth_password, so the relay may refuse")
     tls = section.section("tls_config")
     if tls.get("ca_file"):
-        settings["ca_file"] = str(tls.get("ca_file"))
+        settings["ca_file"] = tls.resolved(str(tls.get("ca_file")))
     tls.leave_out_others()
     section.leave_out_others("send_resolved")
     return {"email": settings}
@@ -313,7 +247,18 @@ def _email(section: _Section, general: _Section) -> Tree | None:
 def _teams(section: _Section, _: _Section) -> Tree | None:
     url = section.secret("webhook_url")
     section.leave_out_others("send_resolved")
-    return {"teams": {"url_from": url, **_reach(section, "webhook_url")}} if url else None
+    if url is None:
+        section.lose("", "not imported: no webhook_url")
+        return None
+    return {"teams": {"url_from": url, **_reach(section, "webhook_url")}}
+
+
+def _lose_access(http: _Section) -> None:
+    """Report what is missing to log in: a receiver that refuses us notifies nobody."""
+    for key in http.names():
+        if key in _ACCESS:
+            http.lose(key, "not imported: the receiver may refuse notifications without it")
+    http.leave_out_others(*_ACCESS)
 
 
 def _reach(section: _Section, key: str, url: object = None) -> Tree:
@@ -332,6 +277,16 @@ _WAYS: Final[Mapping[str, Callable[[_Section, _Section], Tree | None]]] = {
     "msteams_configs": _teams,
     "msteamsv2_configs": _teams,
 }
+
+
+def _reached(route: Tree) -> Iterator[str]:
+    """Yield the receivers of a route and of all below it, in our settings."""
+    for key, value in route.items():
+        if key == "receivers" and isinstance(value, list):
+            yield from map(str, value)
+        elif key == "routes" and isinstance(value, list):
+            for child in value:
+                yield from _reached(child)
 
 
 def _inhibit_rule(rule: _Section) -> Tree | None:

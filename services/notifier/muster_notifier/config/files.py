@@ -11,7 +11,12 @@ import msgspec
 import yaml
 
 from muster.service import logs, settings
-from muster_notifier.config import alertmanager_importer, receiver_settings, schema
+from muster_notifier.config import (
+    alertmanager_file,
+    alertmanager_importer,
+    receiver_settings,
+    schema,
+)
 
 PREFIX: Final = "MUSTER_NOTIFIER"
 _SECRET_BYTES_MAX: Final = 1024 * 1024
@@ -24,21 +29,23 @@ def alertmanager(text: bytes, source: str) -> dict[str, Any]:
 
     Raises BadSettings.
     """
-    tree, left_out = translate(text, source)
-    for line in left_out:
+    tree, importer = translate(text, source)
+    for line in importer.left_out:
         _log(source, line)
+    for line in importer.losses:
+        _log_loss(source, line)
     return tree
 
 
-def translate(text: bytes, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return an Alertmanager's file as our settings tree, with a line for everything left out."""
+def translate(text: bytes, source: str) -> tuple[dict[str, Any], alertmanager_importer.Importer]:
+    """Return an Alertmanager's file as our settings tree, and what is left out or lost."""
     documents = settings.parse(text, source=source)
     importer = alertmanager_importer.Importer(str(Path(source).absolute()))
     try:
         tree = importer.read(documents[0] if documents else {})
-    except alertmanager_importer.Unreadable as error:
+    except alertmanager_file.Unreadable as error:
         raise settings.BadSettings([f"{source}: {error}"]) from None
-    return tree, importer.left_out
+    return tree, importer
 
 
 FORMATS: Final[Mapping[str, settings.Foreign]] = {"alertmanager": alertmanager}
@@ -58,6 +65,11 @@ def read(file: Path, *, written_for: str, environment: Mapping[str, str]) -> sch
 @functools.lru_cache(1_000)
 def _log(source: str, line: str) -> None:
     logs.logger().warning("import_difference", file=source, difference=line)
+
+
+@functools.lru_cache(1_000)
+def _log_loss(source: str, line: str) -> None:
+    logs.logger().error("import_loss", file=source, loss=line)
 
 
 class NoSecret(Exception):

@@ -1,0 +1,148 @@
+"""Pure: one Alertmanager configuration file: its sections, and what an import leaves out of it.
+
+A setting contains only the place of a secret in the file, so an object of Kubernetes that contains
+the file is refused. Relative paths begin in the directory of the file.
+"""
+
+import posixpath
+import re
+from collections.abc import Collection, Mapping
+from typing import Final
+
+Tree = dict[str, object]
+
+_DURATION: Final = re.compile(
+    r"(?:(\d+)y)?(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?"
+)
+_UNITS: Final = (365 * 86_400.0, 7 * 86_400.0, 86_400.0, 3600.0, 60.0, 1.0, 0.001)
+_WHY: Final = {
+    "global.resolve_timeout": "not needed: health reports itself when an alert is resolved",
+    "templates": "not imported: docs/notifier.md describes templates of muster",
+}
+_MANIFESTS: Final = {
+    "Secret": (
+        "a Secret's manifest: take the file out of it: kubectl get secret NAME -n NAMESPACE "
+        r"-o jsonpath='{.data.alertmanager\.yaml}' | base64 -d > alertmanager.yaml"
+    ),
+    "ConfigMap": (
+        "a ConfigMap's manifest: take the file out of it: kubectl get configmap NAME -n NAMESPACE "
+        r"-o jsonpath='{.data.alertmanager\.yml}' > alertmanager.yml"
+    ),
+}
+
+
+class Unreadable(ValueError):
+    """The file is not an Alertmanager configuration; the message says why."""
+
+
+class Section:
+    """A mapping in the file, and its path; `left_out` collects the parts that are not imported.
+
+    It records which keys were read: all others are left out.
+    """
+
+    def __init__(
+        self, value: object, path: str, file: str, left_out: list[str], losses: list[str]
+    ) -> None:
+        if not isinstance(value, Mapping):
+            raise Unreadable(f"{path or 'the file'}: a mapping is expected")
+        self.path = path
+        self._values = {str(key): item for key, item in value.items()}
+        self._file = file
+        self._left_out = left_out
+        self._losses = losses
+        self._known: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        self._known.add(key)
+        return key in self._values
+
+    def names(self) -> list[str]:
+        """Return all keys."""
+        return list(self._values)
+
+    @property
+    def has_integrations(self) -> bool:
+        """Whether a receiver has any way to notify somebody."""
+        return any(key.endswith("_configs") and self._values[key] for key in self._values)
+
+    def get(self, key: str, default: object = None) -> object:
+        """Return a value."""
+        self._known.add(key)
+        return self._values.get(key, default)
+
+    def pairs(self) -> list[tuple[str, object]]:
+        """Return all keys and values."""
+        return list(self._values.items())
+
+    def section(self, key: str) -> "Section":
+        """Return a mapping inside this one; empty if it is missing. Raises Unreadable."""
+        return Section(self.get(key) or {}, self._at(key), self._file, self._left_out, self._losses)
+
+    def sections(self, key: str) -> "list[Section]":
+        """Return a list of mappings. Raises Unreadable."""
+        return [
+            Section(item, f"{self._at(key)}.{index}", self._file, self._left_out, self._losses)
+            for index, item in enumerate(self.items(key))
+        ]
+
+    def items(self, key: str) -> list[object]:
+        """Return a list; empty if it is missing. Raises Unreadable."""
+        value = self.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise Unreadable(f"{self._at(key)}: a list is expected")
+        return list(value)
+
+    def labels(self, key: str, known: Collection[str]) -> tuple[list[str], list[str]]:
+        """Return the labels in a list that muster knows, and the others."""
+        names = [str(name) for name in self.items(key)]
+        return [name for name in names if name in known], [n for n in names if n not in known]
+
+    def secret(self, key: str) -> Tree | None:
+        """Return where a secret is: in its own file, or inside the imported one."""
+        file, value = self.get(f"{key}_file"), self.get(key)
+        if file:
+            return {"file": self.resolved(str(file))}
+        return {"file": self._file, "at": self._at(key)} if value else None
+
+    def resolved(self, path: str) -> str:
+        """Return a path, which begins in the directory of the file."""
+        return posixpath.join(posixpath.dirname(self._file), path)
+
+    def seconds(self, key: str) -> float:
+        """Return a duration such as `5m`. Raises Unreadable."""
+        value = self.get(key)
+        match = _DURATION.fullmatch(str(value))
+        if match is None or not any(match.groups()):
+            raise Unreadable(f"{self._at(key)}: {value!r} is not a duration such as 5m")
+        return sum(int(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
+
+    def leave_out_others(self, *known: str) -> None:
+        """Report all keys as left out that are neither `known` nor have been read."""
+        for key in self._values:
+            if key not in self._known.union(known):
+                self.differ(key, _WHY.get(self._at(key), "not imported"))
+
+    def differ(self, key: str, text: str) -> None:
+        """Report, only once, that something is left out or differs."""
+        line = f"{self._at(key)}: {text}"
+        if line not in self._left_out:
+            self._left_out.append(line)
+
+    def lose(self, key: str, text: str) -> None:
+        """Report, only once, what leaves somebody without a notification."""
+        line = f"{self._at(key)}: {text}"
+        if line not in self._losses:
+            self._losses.append(line)
+
+    def _at(self, key: str) -> str:
+        return ".".join(part for part in (self.path, key) if part)
+
+
+def refuse_manifest(document: object) -> None:
+    """Refuse an object of Kubernetes: a place inside it could not be named. Raises Unreadable."""
+    if isinstance(document, Mapping) and "kind" in document and "apiVersion" in document:
+        kind = str(document["kind"])
+        raise Unreadable(_MANIFESTS.get(kind, f"an object of Kubernetes ({kind}), no settings"))
