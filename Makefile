@@ -18,7 +18,7 @@ KUBERNETES ?= 1.37
 # Checks run two at a time; what each says stays together where make can do that (4.0 and newer).
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: help up demo test lint types contracts collected unit coverage generate bench fuzz manifests test-compose test-newest cluster cluster-down test-cluster test-peers lock sbom clean
+.PHONY: help up demo test lint types contracts collected unit coverage generate bench fuzz manifests test-compose test-newest cluster cluster-down images test-cluster test-peers lock sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,12 @@ test-cluster: $(STAMP) ## install muster in that cluster as a user does, and tes
 
 test-peers: $(STAMP) ## watch device plugins of others in that cluster, and do to them what fails in the field
 	@scripts/test-cluster $(KUBERNETES) "cluster and peers"
+
+IMAGE = muster
+TAG = 0.1.0
+images: ## build the images IMAGE (all services) and IMAGE-node (what runs on every node)
+	docker build --target services -t $(IMAGE):$(TAG) .
+	docker build --target node -t $(IMAGE)-node:$(TAG) .
 
 LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 lock: $(STAMP) ## renew the locked dependencies of the images

@@ -197,6 +197,14 @@ def test_every_object_with_every_switch_is_one_of_kubernetes(*, production: bool
     assert {o["metadata"]["labels"]["release"] for o in labelled} == {"prometheus"}
 
 
+def test_what_runs_on_every_node_may_have_an_image_of_its_own() -> None:
+    digest = f"sha256:{'1' * 64}"
+    own = pods({"nodeImage": {"repository": "r/muster-node"}, "image": {"digest": digest}})
+    (plugin,) = own["muster-plugin"]["containers"]
+    assert plugin["image"] == "r/muster-node:0.1.0"
+    assert own["muster-health"]["containers"][0]["image"] == f"muster@{digest}"
+
+
 @pytest.mark.parametrize("overlay", ["gpu", "openshift"])
 def test_the_chart_says_what_the_overlay_says(overlay: str) -> None:
     expected = [o for o in manifests.objects(overlay) if o["kind"] != "Namespace"]

@@ -61,6 +61,26 @@ def test_a_folder_made_as_the_page_says_renders_with_the_image_it_names(tmp_path
     assert "PrometheusRule" in {item["kind"] for item in objects}
 
 
+def test_the_patch_of_the_page_gives_the_nodes_their_image(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(patches:\n[^`]+)", PAGE, re.MULTILINE)
+    (patch,) = (block for block in blocks if "muster-node" in block)
+    (tmp_path / "muster").symlink_to(manifests.ROOT)
+    folder = tmp_path / "my-muster"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(
+        f"resources: [../muster/k8s/overlays/minimal]\n{patch}"
+    )
+    images = {
+        (item["kind"], container["image"])
+        for item in yaml.safe_load_all(manifests.render(folder))
+        if item and "template" in item.get("spec", {})
+        for container in item["spec"]["template"]["spec"]["containers"]
+    }
+    of_nodes = {image for kind, image in images if kind == "DaemonSet"}
+    assert of_nodes == {"registry.example.com/muster-node:0.1.0"}
+    assert ("Deployment", "muster:0.1.0") in images
+
+
 def test_the_secrets_that_the_page_makes_are_all_that_are_read(tmp_path: Path) -> None:
     (loop,) = re.findall(r"^for user in .*?^done$", PAGE, re.DOTALL | re.MULTILINE)
     (kubectl, made) = (tmp_path / "kubectl", tmp_path / "made.yaml")

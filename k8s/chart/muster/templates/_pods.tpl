@@ -14,8 +14,12 @@
 {{- $root := .root.Values -}}
 {{- $pod := .object.spec.template -}}
 {{- $spec := $pod.spec -}}
+{{- $ours := $root.image -}}
+{{- if and (eq .object.kind "DaemonSet") $root.nodeImage.repository -}}
+{{- $ours = merge (deepCopy $root.nodeImage) (omit $root.image "repository" "digest") -}}
+{{- end -}}
 {{- range $container := concat $spec.containers ($spec.initContainers | default list) -}}
-{{- $image := ternary $root.nats.image $root.image (contains "/nats:" .image) -}}
+{{- $image := ternary $root.nats.image $ours (contains "/nats:" .image) -}}
 {{- $_ := set . "image" (include "muster.image" $image) -}}
 {{- with $image.pullPolicy }}{{ $_ := set $container "imagePullPolicy" . }}{{ end -}}
 {{- end -}}
