@@ -259,7 +259,7 @@ def count_receivers(kinds: Mapping[str, str]) -> None:
     if set(kinds.values()) - {"console"}:
         logs.logger().info("receivers_configured", **kinds)
     else:
-        logs.logger().warning("nobody_is_notified_yet", advice="muster notify setup")
+        logs.logger().warning("nobody_is_notified_yet", advice="add a receiver to the settings")
 
 
 async def announce(

@@ -15,8 +15,8 @@ _CONSOLE: Final = "console"
 _PATIENCE_S: Final = 180.0
 _INTERVALS: Final = 3.0
 _NOBODY: Final = (
-    "nobody is notified yet: alerts go to the notifier's log alone; add a receiver: "
-    "muster notify setup"
+    "nobody is notified yet: alerts go to the notifier's log alone; add a receiver to its "
+    "settings, or to `receivers` of the chart"
 )
 
 
