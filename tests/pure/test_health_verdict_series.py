@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from prometheus_client import parser
 
 from muster.vocabulary import Verdict
@@ -52,7 +53,9 @@ def test_a_plugin_without_a_verdict_is_in_no_state() -> None:
     }
 
 
-def test_only_the_leader_exports_each_node_and_only_if_the_settings_say_so() -> None:
+def test_only_the_leader_exports_each_node_if_the_settings_say_so_and_they_are_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def exports(leader: int | None, *, per_node: bool) -> bool:
         watched = detector.Detector(
             detector_fleet.SETTINGS,
@@ -68,6 +71,8 @@ def test_only_the_leader_exports_each_node_and_only_if_the_settings_say_so() -> 
     assert exports(7, per_node=True)
     assert not exports(7, per_node=False)
     assert not exports(None, per_node=True)
+    monkeypatch.setattr(metrics, "PLUGINS_MAX", -1)
+    assert not exports(7, per_node=True)
 
 
 def test_an_empty_fleet_has_both_metrics_and_no_series() -> None:

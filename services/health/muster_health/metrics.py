@@ -13,6 +13,12 @@ from muster_health.fleet import detector, verdict_series
 from muster_health.model import limits, signals
 
 _DELAYS_S: Final = (0.1, 0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
+PLUGINS_MAX: Final = 20_000
+"""Of more plugins, the verdict on each is not exported: a scrape of these takes 34 MB."""
+LEFT_OUT: Final = prometheus_client.Gauge(
+    "muster_health_plugins_without_series",
+    f"Plugins whose verdicts are not exported, because there are more than {PLUGINS_MAX}.",
+)
 
 HEARTBEATS: Final = metrics.counter(
     "muster_health_heartbeats_total",
@@ -155,7 +161,10 @@ class CurrentState(registry.Collector):
 
 def exported(source: detector.Detector, *, per_node: bool) -> tuple[str, bytes]:
     """Return all metrics; only the leader exports those of each node, so that there is only one."""
+    plugins = sum(1 for _ in source.plugins())
+    is_large = plugins > PLUGINS_MAX
+    LEFT_OUT.set(plugins if per_node and is_large else 0)
     kind, text = metrics.exported(prometheus_client.REGISTRY)
-    if per_node and source.leader is not None:
+    if per_node and not is_large and source.leader is not None:
         text += verdict_series.text(source.reached()).encode()
     return kind, text
