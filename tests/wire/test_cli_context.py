@@ -129,15 +129,16 @@ def test_with_tls_the_credentials_are_a_secrets_or_the_users_own(tmp_path: Path)
             own = tmp_path / "own.creds"
             own.write_text(creds["reader"])
             code, _, errors = await muster(world, *events, NATS_CREDS=str(own))
-            assert (code, errors) == (
+            assert (code, errors[0]) == (
                 0,
-                [rights(world, "events", f"reader with $NATS_CREDS ({own})")],
+                rights(world, "events", f"reader with $NATS_CREDS ({own})"),
             )
             await world.secret("muster-reader-creds", "nats.creds", creds["reader"])
             code, _, errors = await muster(world, *events)
-            assert (code, errors) == (
+            # this NATS has no stream, which is logged, too, if the answer is not too late
+            assert (code, errors[0]) == (
                 0,
-                [rights(world, "events", "reader with Secret muster-reader-creds")],
+                rights(world, "events", "reader with Secret muster-reader-creds"),
             )
 
     play(story)

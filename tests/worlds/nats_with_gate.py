@@ -129,14 +129,14 @@ class World:
         return self.holder((self.keys / "admin.creds").read_text())
 
     async def counted(self) -> dict[str, int]:
-        """Return how often each answer was given, by all gates that are there."""
+        """Return how often each answer was given that was given, by all gates that are there."""
         total: dict[str, int] = {}
         for gate in self.gates:
             if gate.is_running:
                 text = await asyncio.to_thread(_read, f"{gate.addresses['http']}/metrics")
                 for outcome, count in re.findall(r'answers_total\{outcome="(\w+)"\} (\d+)', text):
                     total[outcome] = total.get(outcome, 0) + int(count)
-        return total
+        return {outcome: count for outcome, count in total.items() if count}
 
     def logged(self, event: str) -> Sequence[dict[str, Any]]:
         """Return the lines of this event in the gates' logs."""
