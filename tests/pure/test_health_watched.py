@@ -533,6 +533,24 @@ def test_what_the_api_alone_shows_leads_to_a_verdict_until_it_is_over() -> None:
     assert (verdicts(world, "a")[-1], world.alerts()) == (Verdict.HEALTHY, [])
 
 
+def test_a_node_that_offers_devices_again_does_not_contradict_what_the_api_showed_before() -> None:
+    world = World("a")
+    world.run(5.0)
+    world.plugins["a"].others = (POD,)
+    world.offer_other("a", AMD, 0)
+    show(world, msgspec.structs.replace(SHOWN, finding=WatchedFinding.NOT_REGISTERED))
+    world.run(5.0)
+    # the plugin is back; the API is read only every minute
+    world.offer_other("a", AMD, 4)
+    world.run(55.0)
+    show(world, vocabulary.Watched(name=AMD))
+    world.run(30.0)
+    assert verdicts(world, "a") == [Verdict.DEREGISTERED, Verdict.HEALTHY]
+    assert not any(
+        LAGS in each.observed for event in published(world, "a") for each in event.evidence
+    )
+
+
 def test_an_agent_on_the_node_knows_better_than_the_api() -> None:
     world = world_of("a")
     show(world, SHOWN)

@@ -204,10 +204,13 @@ def contradicts(watched: vocabulary.Watched, offers: Mapping[str, signals.Offer]
     return offer is not None and offer.allocatable > 0 and watched.listed == 0
 
 
-def shown(answer: signals.Facts | None, watched: vocabulary.Watched) -> list[vocabulary.Evidence]:
+def shown(
+    answer: signals.Facts | None, watched: vocabulary.Watched, *, source: str = "agent"
+) -> list[vocabulary.Evidence]:
     """Return what Kubernetes answered, as evidence."""
     seen = evidence.cluster(answer, resources_of(watched))
-    if answer is not None and contradicts(watched, answer.offers):
+    is_agents = source == "agent"
+    if is_agents and answer is not None and contradicts(watched, answer.offers):
         seen.append(evidence.undecided(_LATE))
     return seen
 

@@ -175,9 +175,14 @@ class WatchedMachine(verdict.VerdictMachine):
     def _is_contradicted(
         self, watched: vocabulary.Watched, offers: Mapping[str, signals.Offer] | None
     ) -> bool:
+        """Return whether the node goes on offering devices of which the agent sees none.
+
+        Without an agent both numbers are the node's, and one is only older.
+        """
         is_about_list = watched.finding is WatchedFinding.NOT_REGISTERED
-        is_verdict = self.standing.rule in _CONTRADICTED
-        return is_about_list and is_verdict and watched_findings.contradicts(watched, offers)
+        if self.source != "agent" or not is_about_list or self.standing.rule not in _CONTRADICTED:
+            return False
+        return watched_findings.contradicts(watched, offers)
 
     def _is_late_offer(self, problem: problems.Problem) -> bool:
         """Return whether the failure is over, and only the node's status still shows it."""
@@ -197,13 +202,18 @@ class WatchedMachine(verdict.VerdictMachine):
             return []
         rule = None if answer is None else watched_findings.planned(problem, watched, answer)
         if rule is not None:
-            why = (*problem.evidence, *watched_findings.shown(answer, watched))
+            why = (*problem.evidence, *self._shown(answer, watched))
             return self._maintenance(rule, why, self.context.settings.maintenance_s, now)
-        self._answer = tuple(watched_findings.shown(answer, watched))
+        self._answer = tuple(self._shown(answer, watched))
         reached = self._believe(problem, now)
         # nothing else may change for minutes
         is_contradicted = self._is_contradicted(watched, self.reported.offers)
         return [*reached, *self.evaluate(now)] if is_contradicted else reached
+
+    def _shown(
+        self, answer: signals.Facts | None, watched: vocabulary.Watched
+    ) -> list[vocabulary.Evidence]:
+        return watched_findings.shown(answer, watched, source=self.source)
 
     def _compared(
         self, problem: problems.Problem, answer: signals.Facts | None, now: float
