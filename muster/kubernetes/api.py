@@ -202,12 +202,16 @@ class Api:
             try:
                 response = await self._send(verb, path, query or {}, body, content, timeout)
                 answer = _answer(what, response, await _body(response, body_bytes_max))
+                status = str(answer.status)
             except LOST as error:
-                why = str(error) or f"no answer within {left_s:.1f} s"
-                answer = Answer(what=what, status=0, body=why.encode())
+                status = "no_answer"
+                # what the deadline cut short says less than the answer before it
+                if attempt == 1 or not isinstance(error, TimeoutError):
+                    why = str(error) or f"no answer within {left_s:.1f} s"
+                    answer = Answer(what=what, status=0, body=why.encode())
             if answer.date is not None:
                 self._server_time = answer.date, clock()
-            _REQUESTS.labels(verb.lower(), str(answer.status or "no_answer")).inc()
+            _REQUESTS.labels(verb.lower(), status).inc()
             wait_s = max(_BACKOFF.delay_s(attempt), answer.wait_s)
             if not answer.is_passing or attempt == last or wait_s >= deadline - clock():
                 break

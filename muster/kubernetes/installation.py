@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from muster.kubernetes import objects
 
 PART_OF: Final = "app.kubernetes.io/part-of=muster"
@@ -25,7 +23,7 @@ class Unreachable(Exception):
 
 
 class Role(enum.StrEnum):
-    """Whom a command logs on to NATS as: a reader receives events, an administrator may all."""
+    """The NATS user of a command: a reader receives events, an administrator may also write."""
 
     READER = "reader"
     ADMIN = "admin"
@@ -49,7 +47,6 @@ class _Variable(objects.Object, frozen=True):
 
 class _Container(objects.Object, frozen=True):
     name: str = ""
-    image: str = ""
     env: tuple[_Variable, ...] | None = None
 
 
@@ -86,21 +83,10 @@ class Pod(objects.HasMetadata, frozen=True):
         return self.labels.get(_NAME, "")
 
     @property
-    def image(self) -> str:
-        """Return the image of the first container."""
-        containers = self.spec.containers or ()
-        return containers[0].image if containers else ""
-
-    @property
     def is_ready(self) -> bool:
         """Whether the pod takes requests."""
         conditions = self.status.conditions or ()
         return objects.is_true(conditions, "Ready") and not self.metadata.is_being_deleted
-
-    @property
-    def restarts(self) -> int:
-        """Return how often its containers were restarted."""
-        return sum(status.restart_count for status in self.status.container_statuses or ())
 
 
 class Secret(objects.HasMetadata, frozen=True):
@@ -138,11 +124,6 @@ class Login:
             )
         scheme = "tls" if self.authority else "nats"
         return f"{scheme}://{self.role}:{password}@{where}"
-
-
-def decode_pod(body: bytes) -> Pod:
-    """Decode a pod. Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(body, type=Pod)
 
 
 def ready(pods: Iterable[Pod], part: str) -> list[Pod]:

@@ -46,12 +46,21 @@ def end_if_cancelled() -> None:
 
 
 async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task, again if it ignores that (see `end_if_cancelled`); finally abandon it."""
+    """Cancel a task, again if it ignores that (see `end_if_cancelled`); finally abandon it.
+
+    A caller that is cancelled meanwhile, such as by its own `end`, still waits for the task.
+    """
+    is_cancelled = False
     for _ in range(_CANCELS_MAX):
         if task.done():
-            return
+            break
         task.cancel()
-        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
+        try:
+            await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError
 
 
 def failure(task: asyncio.Task[None]) -> BaseException | None:

@@ -281,7 +281,7 @@ def test_a_peer_that_ends_itself_as_it_has_no_gpu_is_down(world: World) -> None:
     rule = "watched_not_served"
     # a young pod that has not restarted may be replacing another
     plugin.restart()
-    time.sleep(SETTLED_S)
+    real_cluster.until(lambda: plugin.calls() > 0, "the kubelet lists its devices again")
     world.about(peers.INTEL.resource).until_healthy()
     with expected(world, peers.INTEL.resource, "PLUGIN_DOWN", rule, within_s=20.0) as seen:
         world.hardware.intel(0)

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from muster.kubernetes import installation
@@ -11,7 +12,7 @@ from tests.worlds import manifests
 
 def nats(overlay: str) -> installation.Pod:
     spec = {**manifests.pods(overlay)["muster-nats"], "subdomain": "muster-nats"}
-    return installation.decode_pod(json.dumps({"spec": spec}).encode())
+    return msgspec.json.decode(json.dumps({"spec": spec}), type=installation.Pod)
 
 
 @pytest.mark.parametrize("overlay", sorted(set(manifests.OVERLAYS) - {"production"}))
@@ -47,7 +48,7 @@ def test_only_ready_pods_of_a_part_that_stay_are_asked() -> None:
             "metadata": {"name": name, "labels": labels, **metadata},
             "status": {"phase": "Running", "conditions": [condition]},
         }
-        return installation.decode_pod(json.dumps(tree).encode())
+        return msgspec.json.decode(json.dumps(tree), type=installation.Pod)
 
     pods = [
         pod("b", "muster-health"),

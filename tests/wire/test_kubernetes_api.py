@@ -216,6 +216,22 @@ def test_an_odd_retry_after_waits_no_longer_than_the_time_there_is(after: bytes)
     assert asyncio.run(story()) == 429
 
 
+def test_an_attempt_that_the_deadline_cuts_short_does_not_hide_the_answer_before_it() -> None:
+    answers = [http(b"{}", status=b"503 Service Unavailable")]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            writer.writelines(answers)
+            answers.clear()
+            await reader.read()
+
+    async def story() -> int:
+        async with serving(serve) as api:
+            return (await api.request("GET", "/x", timeout_s=1, attempts=9)).status
+
+    assert asyncio.run(story()) == 503
+
+
 LINES = [
     b'{"type":"ERROR","object":null}',
     b'{"type":"BOOKMARK","object":{"metadata":[]}}',

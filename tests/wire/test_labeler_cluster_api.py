@@ -17,6 +17,7 @@ from muster.local.kubernetes import refusals
 from muster_labeler import model
 from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.service import decisions
+from tests.worlds import bus_subjects
 
 PATH = "/api/v1/nodes"
 LABELS = {decisions.KEY: "l4"}
@@ -391,7 +392,7 @@ def test_a_replica_that_cannot_renew_stops_before_another_may_begin(tmp_path: pa
             while election.term() is not None:
                 changed.clear()
                 await changed.wait()
-            assert "HTTP 503" in (election.problem() or "")
+            await bus_subjects.until(lambda: "HTTP 503" in (election.problem() or ""))
 
     play(story, tmp_path)
 

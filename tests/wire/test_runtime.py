@@ -329,6 +329,33 @@ def test_a_step_that_drops_its_cancellations_is_left_behind() -> None:
     asyncio.run(story())
 
 
+def test_a_caller_cancelled_again_still_waits_until_its_task_has_ended() -> None:
+    async def story() -> tuple[bool, bool, bool]:
+        cancelled, may_end = asyncio.Event(), asyncio.Event()
+
+        async def step() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+                while not may_end.is_set():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await may_end.wait()
+
+        task = asyncio.create_task(step())
+        await asyncio.sleep(0)
+        caller = asyncio.create_task(runtime.end(task))
+        await cancelled.wait()
+        caller.cancel()
+        await asyncio.sleep(0)
+        has_waited = not caller.done()
+        may_end.set()
+        await asyncio.wait([caller])
+        return has_waited, task.done(), caller.cancelled()
+
+    assert asyncio.run(story()) == (True, True, True)
+
+
 def test_cancelling_an_attempt_cancels_its_step() -> None:
     async def story() -> None:
         began, ended = asyncio.Event(), asyncio.Event()

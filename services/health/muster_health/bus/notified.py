@@ -1,6 +1,6 @@
-"""Adapter: NATS: whom the notifier notifies, so that `muster status` says it if that is nobody.
+"""Adapter: NATS: the notifier's receivers, so that `muster status` can say if nobody is notified.
 
-The leading notifier says this again and again; alerts do not depend on it.
+The leading notifier publishes them every minute; alerts do not depend on it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _NOBODY: Final = (
 
 
 class Notified:
-    """What the notifier said last."""
+    """The receivers that the notifier published last."""
 
     def __init__(self, *, began_at: float) -> None:
         """`began_at` is when this process began, in monotonic seconds."""
@@ -29,7 +29,7 @@ class Notified:
         self._due = began_at + _PATIENCE_S
 
     async def receive(self, message: connection.Message) -> None:
-        """Take a message on `SUBJECT`."""
+        """Record the receivers that a message on `SUBJECT` lists; count one that is malformed."""
         try:
             event = codec.decode(message.subject, message.data).data
         except codec.MalformedEvent as error:
@@ -39,7 +39,7 @@ class Notified:
         self.observe(event, asyncio.get_running_loop().time())
 
     def observe(self, event: vocabulary.ReceiversConfigured, now: float) -> None:
-        """Take an event."""
+        """Record the receivers, and by when the notifier must list them again."""
         self._receivers = event.receivers
         self._due = now + max(_PATIENCE_S, _INTERVALS * event.interval_s)
 

@@ -35,7 +35,6 @@ none of them answers. The verdict is STUCK; the agent's text may say more.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -213,13 +212,6 @@ def shown(
     if is_agents and answer is not None and contradicts(watched, answer.offers):
         seen.append(evidence.undecided(_LATE))
     return seen
-
-
-def with_answer(
-    problem: Problem, watched: vocabulary.Watched, answer: signals.Facts | None
-) -> Problem:
-    """Return the problem with what Kubernetes answered."""
-    return replace(problem, evidence=(*problem.evidence, *shown(answer, watched)))
 
 
 def _is_new(pod: signals.Pod) -> bool:

@@ -9,11 +9,11 @@ the cause, so the count starts again.
 import math
 from typing import Final
 
+from muster import pacing
+
 _CAUSE_S: Final = 1.0
 _ENDS_MIN: Final = 2
-_PAUSE_S: Final = 300.0
-_PAUSE_MAX_S: Final = 3600.0
-_DOUBLINGS_MAX: Final = 4
+_PAUSE: Final = pacing.Backoff(first_s=300.0, max_s=3600.0)
 
 
 class ProbeBackoff:
@@ -26,10 +26,7 @@ class ProbeBackoff:
     @property
     def pause_s(self) -> float:
         """The shortest time between two connections; 0 if there is no reason to wait."""
-        if self._ends < _ENDS_MIN:
-            return 0.0
-        doublings = min(self._ends - _ENDS_MIN, _DOUBLINGS_MAX)
-        return min(_PAUSE_MAX_S, _PAUSE_S * 2.0**doublings)
+        return _PAUSE.delay_s(max(0, self._ends - _ENDS_MIN + 1))
 
     @property
     def text(self) -> str:
