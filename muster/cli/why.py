@@ -80,13 +80,19 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mounts(self) -> tuple[vocabulary.FuseMount, ...]:
-        """Return the FUSE mounts that the newest inventory of each plugin lists."""
-        inventories = {
-            event.data.plugin: event.data.fuse_mounts
-            for event in self.events or ()
-            if isinstance(event.data, vocabulary.InventoryReported)
-        }
-        mounts = (mount for listed in inventories.values() for mount in listed)
+        """Return the FUSE mounts that the newest inventory of each plugin lists, as of now."""
+        listed: dict[str, dict[str, vocabulary.FuseMount]] = {}
+        for event in self.events or ():
+            match event.data:
+                case vocabulary.InventoryReported(plugin=plugin, fuse_mounts=fuse_mounts):
+                    listed[plugin] = {mount.id: mount for mount in fuse_mounts}
+                case vocabulary.FuseMountChanged(plugin=plugin, mount=mount) as change:
+                    known = listed.get(plugin, {})
+                    if mount.id in known:
+                        known[mount.id] = _changed(known[mount.id], change)
+                case _:
+                    pass
+        mounts = (mount for of_plugin in listed.values() for mount in of_plugin.values())
         return tuple(sorted(mounts, key=lambda mount: (mount.pod, mount.connection)))
 
     @property
@@ -184,7 +190,10 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
     for evidence in plugin.evidence:
         yield f"  evidence   {dated}{texts.plain(f'{evidence.source}: {evidence.observed}')}"
     for name in sorted({*plugin.resources, *plugin.devices}):
-        yield f"  devices    {texts.plain(name)}: {plugin.devices.get(name, 'not reported')}"
+        # every heartbeat counts the devices of each resource that has any
+        if name in plugin.devices or plugin.beat_age_s is None:
+            count = plugin.devices.get(name, "not reported")
+            yield f"  devices    {texts.plain(name)}: {count}"
     for problem in plugin.problems:
         yield f"  problem    {texts.plain(problem)}"
     for device in plugin.unhealthy:
@@ -212,12 +221,22 @@ def _observation(plugin: status.Plugin) -> Iterable[str]:
         yield f"  process    {texts.plain(plugin.process)}"
 
 
-def _mount(mount: vocabulary.FuseMount) -> str:
+def _changed(
+    mount: vocabulary.FuseMount, change: vocabulary.FuseMountChanged
+) -> vocabulary.FuseMount:
+    conditions = {*mount.conditions} - {change.condition}
+    if change.holds:
+        conditions.add(change.condition)
+    return msgspec.structs.replace(mount, conditions=tuple(sorted(conditions)))
+
+
+def _mount(mount: vocabulary.FuseMount, *, has_state: bool = True) -> str:
+    """Return a mount; a change of one is shown without its state, which is that of now."""
     place = f" on {mount.mount_point}" if mount.mount_point else ""
-    conditions = ", ".join(mount.conditions) or "works"
+    state = f": {', '.join(mount.conditions) or 'works'}" if has_state else ""
     program = " ".join(filter(None, (mount.subtype, mount.source))) or "FUSE"
     user = f"user {mount.user_id}, connection {mount.connection}"
-    return texts.plain(f"{mount.pod}: {program}{place}: {conditions} ({user})")
+    return texts.plain(f"{mount.pod}: {program}{place}{state} ({user})")
 
 
 def _alert(alert: status.Alert, shown: Sequence[status.Evidence]) -> Iterable[str]:
@@ -271,10 +290,10 @@ def _change(event: codec.CloudEvent) -> str:
             text = f"{event.type} {watched.name}: {what}"
             text += f": {watched.text}" if watched.text else ""
         case vocabulary.FuseMounted(mount=mount):
-            text = f"{event.type} {_mount(mount)}"
+            text = f"{event.type} {_mount(mount, has_state=False)}"
         case vocabulary.FuseMountChanged(mount=mount) as change:
             text = f"{event.type} {change.condition} {'begins' if change.holds else 'ends'}: "
-            text += f"{change.text}; {_mount(mount)}"
+            text += f"{change.text}; {_mount(mount, has_state=False)}"
         case vocabulary.DeviceAdded(device=device):
             reason = f" {device.reason}" if device.reason else ""
             text = f"{event.type} {device.resource} {device.id}: {device.health}{reason}"

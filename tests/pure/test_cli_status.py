@@ -392,6 +392,31 @@ def test_a_node_shows_the_mounts_of_the_newest_inventory() -> None:
     assert why.report(view)["fuse_mounts"] == (other, HANGING)
 
 
+def test_a_change_after_the_newest_inventory_gives_a_mount_its_state() -> None:
+    dead = vocabulary.FuseCondition.DEAD
+    works = msgspec.structs.replace(HANGING, conditions=())
+    data = vocabulary.FuseMountChanged(
+        node="a", at=AT, plugin="fuse-broker", mount=works, condition=dead, holds=True
+    )
+    other = msgspec.structs.replace(data, mount=msgspec.structs.replace(works, id="ended"))
+    changes = [
+        msgspec.structs.replace(mounts_event(n), type=change.TYPE, data=change)
+        for n, change in enumerate((data, other), 2)
+    ]
+    events = [mounts_event(1, works), *changes]
+    view = why.NodeView(node="a", source="x", state=state(), events=events, since="1d")
+    assert view.mounts == (msgspec.structs.replace(works, conditions=(dead,)),)
+    ended = [*events, mounts_event(4)]
+    view = why.NodeView(node="a", source="x", state=state(), events=ended, since="1d")
+    assert view.mounts == ()
+
+
+def test_a_resource_without_devices_has_no_line_of_devices_once_a_heartbeat_came() -> None:
+    broker = plugin("a", "HEALTHY", resources=["fuse.muster.dev"], devices={}, beat_age_s=1.0)
+    view = why.NodeView(node="a", source="x", state=state(broker), events=[], since="1d")
+    assert [line for line in why.lines(view) if "devices" in line] == []
+
+
 def test_of_many_mounts_the_first_are_shown_and_the_others_counted() -> None:
     many = [vocabulary.FuseMount(id=f"{n}-1", pod=f"a/p-{n:03}", connection=n) for n in range(150)]
     events = [mounts_event(1, *many)]
@@ -417,7 +442,7 @@ def test_changes_of_mounts_are_shown_in_words() -> None:
         for n, data in enumerate((mounted, changed))
     ]
     view = why.NodeView(node="a", source=None, state=None, events=events, since="1d")
-    mount = "shop/web-0: sshfs host:/data on /mnt: hung, lingering (user 1000, connection 51)"
+    mount = "shop/web-0: sshfs host:/data on /mnt (user 1000, connection 51)"
     assert [line[23:] for line in why.lines(view)[-2:]] == [
         f"fuse.mounted {mount}",
         f"fuse.mount_changed hung begins: 3 requests wait; {mount}",
