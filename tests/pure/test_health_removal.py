@@ -181,3 +181,49 @@ def test_an_announced_stop_where_the_plugin_is_expected_is_waited_for() -> None:
     world.stop("a")
     world.run(320.0)
     assert world.story("a") == [(AlertKind.MAINTENANCE_OVERDUE, FIRING)]
+
+
+def stored_inventory(node: str, plugin: str) -> signals.FromPlugin:
+    """Return an inventory that the stream has kept, as each new process reads it."""
+    event = vocabulary.InventoryReported(node=node, at=ZERO, plugin=plugin, devices=())
+    return signals.FromPlugin(event=event, instance="q", sequence=1)
+
+
+def test_a_forgotten_plugin_stays_forgotten_when_its_stored_inventory_is_read_again() -> None:
+    world = scaled_down()
+    world.stop("b")
+    world.run(5.0)
+    assert remembered(world) == ["a.p"]
+    del world.plugins["b"]
+    world.crash(5.0)
+    world.services[0].feed(stored_inventory("b", "p"))
+    world.run(60.0)
+    assert (world.story("b"), remembered(world)) == ([], ["a.p"])
+    assert [each.key for each in world.services[0].detector.plugins()] == ["a.p"]
+
+
+def test_an_inventory_that_arrives_before_the_first_heartbeat_counts_with_it() -> None:
+    world = running("a")
+    broken = vocabulary.Device(id="0", resource=GPU, health=vocabulary.Health.UNHEALTHY)
+    event = vocabulary.InventoryReported(node="b", at=ZERO, plugin="q", devices=(broken,))
+    world.services[0].feed(signals.FromPlugin(event=event, instance="q", sequence=1))
+    world.run(0.5)
+    assert world.story("b") == []
+    world.services[0].feed(signals.HeartbeatArrived(heartbeat=other("b", 1)))
+    world.run(0.5)
+    assert world.story("b") == [(AlertKind.DEVICE_UNHEALTHY, FIRING)]
+
+
+def test_a_plugin_that_is_not_configured_and_announced_its_stop_is_in_maintenance() -> None:
+    world = running("a")
+    for seq in range(5):
+        world.services[0].feed(signals.HeartbeatArrived(heartbeat=other("a", seq)))
+        world.run(1.0)
+    stop = vocabulary.PluginStopping(node="a", at=ZERO, plugin="q", reason=StopReason.SIGNAL)
+    world.services[0].feed(signals.FromPlugin(event=stop, instance="q", sequence=2))
+    world.run(60.0)
+    world.crash(5.0)
+    world.services[0].feed(stored_inventory("a", "q"))
+    world.run(60.0)
+    verdicts = {each.plugin: each.verdict for each in world.services[0].detector.reached()}
+    assert (verdicts, world.alerts()) == ({"p": Verdict.HEALTHY, "q": Verdict.MAINTENANCE}, [])

@@ -182,14 +182,11 @@ class Detector(effects.Fleet):
             added = self._registry.find_or_add(heartbeat.node, heartbeat.plugin, now)
             if isinstance(added, limits.Refusal):
                 return [signals.refused(added, heartbeat.node)]
-            plugin = added
+            held = self._release(added, now)
+            return [*held, *self._act(added, added.receive(heartbeat, now), now)]
         returned = plugin.receive(heartbeat, now)
         # nearly always there are none: the deadline is later now, and its old entry stays queued
         return self._act(plugin, returned, now) if returned else []
-
-    def _noisy(self, event: limits.NodeNoisy, now: float) -> None:
-        if self._fleet.noisy.report(event, now):
-            self._timers.set(effects.FLEET_DUE, now)
 
     def _find(self, node: str, name: str) -> tracked_plugin.TrackedPlugin | None:
         # the same as `Registry.find`, but without another call for each heartbeat
@@ -207,18 +204,26 @@ class Detector(effects.Fleet):
             self._timers.set(_POSITION_DUE, now + _POSITION_S)
         if not isinstance(event, vocabulary.PluginEvent):
             return []
-        plugin = self._find(event.node, event.plugin)
+        plugin, outs = self._find(event.node, event.plugin), list[signals.Output]()
         if plugin is None:
-            added = self._registry.find_or_add(event.node, event.plugin, now)
-            if isinstance(added, limits.Refusal):
-                return [signals.refused(added, event.node)]
-            plugin = added
+            added: tracked_plugin.TrackedPlugin | limits.Refusal | None
+            if isinstance(event, vocabulary.InventoryReported):
+                added = self._registry.hold(event.node, event.plugin, reported)
+            else:
+                added = self._registry.find_or_add(event.node, event.plugin, now)
+            if not isinstance(added, tracked_plugin.TrackedPlugin):
+                return [] if added is None else [signals.refused(added, event.node)]
+            plugin, outs = added, self._release(added, now)
         returned = plugin.receive(reported, now)
-        outs = self._act(plugin, returned, now)
+        outs += self._act(plugin, returned, now)
         for effect in returned:
             if isinstance(effect, steps.WatchedReported):
                 outs += self._follow_watched(plugin, effect, now)
         return outs
+
+    def _release(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
+        held = self._registry.release(plugin)
+        return [] if held is None else self._event(held, now)
 
     def _cluster_observed(self, event: signals.ClusterObserved, now: float) -> list[signals.Output]:
         name = event.watched.name
@@ -265,21 +270,15 @@ class Detector(effects.Fleet):
 
     def _expected(self, event: signals.ExpectedNodes, now: float) -> list[signals.Output]:
         present, gone = self._registry.expect(event.plugin, event.nodes, now)
-        for plugin in present:
-            self._reschedule(plugin)
         outs: list[signals.Output] = []
+        for plugin in present:
+            outs += self._release(plugin, now)
+            self._reschedule(plugin)
         for plugin in gone:
             plugin.receive(steps.NotExpected(), now)
             if not plugin.is_alive:
                 outs += self._remove(plugin, _NOT_EXPECTED, now)
         return outs
-
-    def _remediated(self, event: signals.Remediated, now: float) -> list[signals.Output]:
-        plugin = self._registry.find(event.node, event.plugin)
-        leader = self._context.leader
-        if plugin is None or leader is None:
-            return []
-        return self._remediator.done(plugin, event, leader, self._self_check.at(now))
 
     # all plugins
 

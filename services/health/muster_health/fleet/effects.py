@@ -153,6 +153,17 @@ class Fleet:
         is_mass_failure = bool(self._suspensions.active)
         return self._remediator.decide(plugin, leader, now, at, is_mass_failure=is_mass_failure)
 
+    def _noisy(self, event: limits.NodeNoisy, now: float) -> None:
+        if self._fleet.noisy.report(event, now):
+            self._timers.set(FLEET_DUE, now)
+
+    def _remediated(self, event: signals.Remediated, now: float) -> list[signals.Output]:
+        plugin = self._registry.find(event.node, event.plugin)
+        leader = self._context.leader
+        if plugin is None or leader is None:
+            return []
+        return self._remediator.done(plugin, event, leader, self._self_check.at(now))
+
     def _is_observed(self, watched: watched_plugin.WatchedPlugin) -> bool:
         """Return whether the agent that observes a watched plugin is alive."""
         agent = self._registry.agent_of(watched)

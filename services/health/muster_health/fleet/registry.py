@@ -14,6 +14,8 @@ from muster_health.model import config, limits, signals
 from muster_health.plugin import tracked_plugin, watched_plugin
 
 _WATCHED_PER_S: Final = 1 / 60
+_HELD_PER_NODE: Final = 4
+"""Inventories are large, and a node has few plugins."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +45,8 @@ class Registry:
         self._context = context
         self.nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, signals.Expected]] = {}
+        self._held: dict[str, dict[str, signals.FromPlugin]] = {}
+        """By node and plugin: inventories of plugins that are not tracked."""
         self._bucket: pacing.TokenBucket | None = None
         self._has_all_nodes = False
         self.version = 0
@@ -82,6 +86,30 @@ class Registry:
         self.plugins[tracked.key] = tracked
         there.plugins = (*there.plugins, tracked)
         return tracked
+
+    def hold(self, node: str, plugin: str, inventory: signals.FromPlugin) -> limits.Refusal | None:
+        """Hold an inventory until its plugin is tracked; return why it is refused, if it is.
+
+        The stream keeps the inventory of a plugin that was forgotten, so it proves no plugin.
+        """
+        refusal = self._refusal(node, is_expected=False)
+        if refusal is not None:
+            return refusal
+        held = self._held.get(node, {})
+        if not held and len(self._held) >= self._context.bounds.nodes:
+            return limits.Refusal.NODES
+        if plugin not in held and len(held) >= _HELD_PER_NODE:
+            return limits.Refusal.PLUGINS
+        self._held[node] = held | {plugin: inventory}
+        return None
+
+    def release(self, tracked: tracked_plugin.TrackedPlugin) -> signals.FromPlugin | None:
+        """Return the inventory that was held for a plugin, if any."""
+        held = self._held.get(tracked.node, {})
+        inventory = held.pop(tracked.plugin, None)
+        if not held:
+            self._held.pop(tracked.node, None)
+        return inventory
 
     def find_or_watch(
         self, node: str, name: str, now: float, *, is_restored: bool = False
@@ -130,6 +158,8 @@ class Registry:
     def list_nodes(self) -> list[tracked_plugin.TrackedPlugin]:
         """Record that all nodes of the cluster are known; return plugins on any other nodes."""
         self._has_all_nodes = True
+        for name in [name for name in self._held if self._refusal(name, is_expected=False)]:
+            del self._held[name]
         return [
             tracked
             for node in self.nodes.values()
@@ -174,6 +204,8 @@ class Registry:
         """Record what a node offers (None: the node does not exist); return its plugins."""
         node = self._node(event.node)
         node.offers = event.offers
+        if event.offers is None:
+            self._held.pop(event.node, None)
         self._forget_if_empty(event.node)
         for tracked in node.everything:
             tracked.receive(event, now)
