@@ -84,6 +84,17 @@ def test_a_watched_plugin_has_a_verdict_and_one_alert_over_a_restart_of_health(
             bus.Bus(server.url, producer=f"plugins/{PLUGIN}", name="agent") as agent,
         ):
             url = server.url
+            await agent.publish(
+                vocabulary.PluginStarted(
+                    node="a",
+                    at=datetime.now(UTC),
+                    plugin=PLUGIN,
+                    version="1",
+                    instance=agent.instance,
+                    config_hash="",
+                    resources=(),
+                )
+            )
             async with health(tmp_path, url) as service:
                 await report(agent, WELL)
                 await published.until(lambda: verdicts(published) == [(AMD, Verdict.HEALTHY)])
