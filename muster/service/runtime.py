@@ -143,25 +143,38 @@ async def run(*tasks: Coroutine[object, object, None], stop: asyncio.Event | Non
     """Run tasks until one ends, fails, or SIGTERM or SIGINT arrives; then end them all.
 
     `stop` is set by the signal, so that a task can distinguish a planned end from the failure of
-    another. After every task has ended, a failure is raised: the one that ended the other tasks
-    rather than one that happened while they ended. Tasks clean up on cancellation.
+    another. A failure is raised as by `until_one_ends`.
     """
     stopping = stop or asyncio.Event()
+
+    async def signalled() -> None:
+        await stopping.wait()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    running = [asyncio.ensure_future(task) for task in tasks]
-    signalled = asyncio.ensure_future(stopping.wait())
-    first: set[asyncio.Task[None]] = set()
     try:
-        await asyncio.wait([*running, signalled], return_when=asyncio.FIRST_COMPLETED)
-        first = {task for task in running if task.done()}
+        await until_one_ends(*tasks, signalled())
     finally:
-        for task in (*running, signalled):
-            task.cancel()
-        await asyncio.gather(*running, signalled, return_exceptions=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def until_one_ends(*tasks: Coroutine[object, object, None]) -> None:
+    """Run tasks until one ends or fails; then end them all.
+
+    After every task has ended, a failure is raised: the one that ended the other tasks rather than
+    one that happened while they ended. Tasks clean up on cancellation.
+    """
+    running = [asyncio.ensure_future(task) for task in tasks]
+    first: set[asyncio.Task[None]] = set()
+    try:
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        first = {task for task in running if task.done()}
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
     for task in sorted(running, key=lambda task: task not in first):
         failure = None if task.cancelled() else task.exception()
         if failure is not None:

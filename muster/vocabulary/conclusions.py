@@ -237,11 +237,15 @@ class NodeLimited(facts.Event, frozen=True, kw_only=True):
 
 
 class ReceiversConfigured(facts.Event, frozen=True, kw_only=True):
-    """The leading notifier notifies these receivers: name and kind. It says so again and again."""
+    """The leading notifier notifies these receivers: name and kind. It says so again and again.
+
+    `refused` are the names of receivers that it leaves out, because it cannot use their settings.
+    """
 
     TYPE = "receivers.configured"
     SUBJECT = "muster.notification.{node}.receivers.configured"
     receivers: Mapping[str, str]
+    refused: tuple[str, ...] = ()
     interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 

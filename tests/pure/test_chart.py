@@ -366,6 +366,7 @@ def test_another_full_name_is_in_all_names_and_in_no_label(*, production: bool) 
     assert [o["metadata"]["labels"] for o in renamed] == [o["metadata"]["labels"] for o in plain]
     by_name = {(o["kind"], o["metadata"]["name"]) for o in renamed}
     assert references(renamed) - by_name == {
+        ("Secret", "gpus-notifier-receivers"),
         *(("Secret", f"gpus-nats-{user}") for user in USERS if not production),
         *(("Secret", f"gpus-{name}-creds") for name in CENTRAL if production),
         *((kind, name) for kind, name in OF_PRODUCTION if production),

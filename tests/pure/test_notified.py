@@ -2,6 +2,7 @@
 
 import datetime as dt
 
+import msgspec
 import pytest
 
 from muster import vocabulary
@@ -51,3 +52,12 @@ def test_status_shows_it_as_a_note() -> None:
     assert "  note    nobody is notified yet: x" in status.lines(
         state, source="here", everything=False
     )
+
+
+def test_receivers_that_the_notifier_leaves_out_are_named() -> None:
+    known = notified.Notified(began_at=100.0)
+    known.observe(msgspec.structs.replace(announced(ops="slack"), refused=("a", "b")), 110.0)
+    left_out = "the notifier leaves out, as its log explains: a, b"
+    assert known.problem(120.0) == left_out
+    known.observe(msgspec.structs.replace(announced(log="console"), refused=("a", "b")), 110.0)
+    assert known.problem(120.0).endswith(f"; {left_out}")

@@ -453,6 +453,57 @@ def test_a_notification_for_a_receiver_that_is_no_longer_configured_is_a_dead_le
     play(story, tmp_path)
 
 
+def test_receivers_of_the_directory_come_and_go_without_a_restart_and_lose_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        more = tmp_path / "receivers"
+        more.mkdir()
+        right = f"webhook: {{url: '{made.hook.url}', reach: loopback}}\n"
+        (more / "ops.yaml").write_text("webhok: {}")
+        notifier = await made.start(
+            receivers=[{"name": "console", "console": {}}], receivers_directory=str(more)
+        )
+        assert made.bus is not None
+        announced = consumers.follow(
+            made.bus.link, streams.NOTIFICATIONS, filters=[permissions.RECEIVERS], since=T0
+        )
+
+        async def until(receivers: dict[str, str], *refused: str) -> None:
+            async for event in announced:
+                assert isinstance(event.data, vocabulary.ReceiversConfigured)
+                if (event.data.receivers, event.data.refused) == (receivers, refused):
+                    return
+
+        console, ops = {"console": "console"}, {"ops": "webhook"}
+        await until(console, "ops")
+        (line,) = made.log("receiver_refused")
+        assert line["error"] == "ops: webhok: unknown key (value {}); did you mean webhook?"
+        (more / "ops.yaml").write_text(right)
+        await until(console | ops)
+        await made.says("a", AlertState.FIRING)
+        await made.received(1)
+        made.hook.behave(webhook.Behaviour(status=503, times=1000))
+        await made.says("a", AlertState.RESOLVED)
+        await made.received(2)
+        (more / "ops.yaml").write_text("{}")
+        await until(console, "ops")
+        waiting = "muster.outbox.ops.>"
+        assert await storage.waiting_subjects(made.bus.link, streams.OUTBOX, waiting)
+        made.hook.behave(webhook.Behaviour())
+        (more / "ops.yaml").write_text(right)
+
+        def is_resolved(kept: Sequence[webhook.Received]) -> bool:
+            return kept[-1].status == 200 and "all_resolved" in kept[-1].body
+
+        await made.hook.wait_for(is_resolved, timeout_s=90)
+        assert notifier.is_running
+        dead = await storage.waiting_subjects(made.bus.link, streams.DEAD_LETTERS, "muster.dlq.>")
+        assert dead == []
+
+    play(story, tmp_path)
+
+
 def test_a_silence_in_the_bucket_mutes_what_it_matches(
     tmp_path: pathlib.Path,
 ) -> None:

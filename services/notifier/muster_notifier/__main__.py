@@ -7,20 +7,20 @@ restart neither loses nor repeats a notification.
 import asyncio
 import functools
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 import prometheus_client
 
-from muster import leadership, matching, vocabulary
+from muster import matching, vocabulary
 from muster.nats import bus, consumers, lock, storage, streams
 from muster.service import entry, logs, metrics, probes, runtime
-from muster_notifier import monitor
+from muster_notifier import election, monitor
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters, dispatcher, without_nats
-from muster_notifier.receivers import endpoint, factory, kubernetes_api
+from muster_notifier.receivers import directory, endpoint, factory, kubernetes_api
 from muster_notifier.routing import alert_index, grouping, muting, notifications, routes
 
 _ALERTS: Final = "muster.alert.>"
@@ -28,9 +28,6 @@ _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
 _TICKS: Final = "muster.sys.*.watchdog.ticked"
 _CLOCK_S: Final = 10.0
 
-_IS_LEADER = prometheus_client.Gauge(
-    "muster_notifier_is_leader", "1 while this notifier is the leader and sends notifications."
-)
 _WAITING = prometheus_client.Gauge(
     "muster_notifier_oldest_waiting_timestamp_seconds",
     "Since when the oldest notification of a receiver has been waiting; 0: none waits.",
@@ -67,13 +64,43 @@ def _checked(settings: schema.Settings) -> schema.Settings:
 
 async def _serve(settings: schema.Settings) -> None:
     logs.configure("notifier", level=settings.log.level)
+    await runtime.run(_serve_receivers(settings))
+
+
+async def _serve_receivers(settings: schema.Settings) -> None:
+    """Serve until it is over; when the directory of receivers changes, begin again with these."""
+    more = directory.Directory(settings.receivers_directory)
+    has_changed = True
+
+    async def change() -> None:
+        nonlocal has_changed
+        await more.changed()
+        has_changed = True
+
+    while has_changed:
+        has_changed = False
+        content = await more.read(settings)
+        monitor.log_refused(content.refused)
+        chosen = schema.with_receivers(settings, content.receivers)
+        await _serve_until(chosen, content.refused, over=change)
+        if has_changed:
+            logs.logger().info("receivers_changed", directory=settings.receivers_directory)
+
+
+async def _serve_until(
+    settings: schema.Settings,
+    refused: Mapping[str, str],
+    *,
+    over: Callable[[], Coroutine[object, object, None]],
+) -> None:
     monitor.count_receivers(_kinds(settings))
+    _WAITING.clear()
     async with bus.Bus(
         settings.bus.url,
         producer="services/notifier",
         name="notifier",
     ) as connected:
-        notifier = _Notifier(settings, connected)
+        notifier = _Notifier(settings, connected, refused)
         async with (
             notifier.election,
             probes.serve(
@@ -84,67 +111,17 @@ async def _serve(settings: schema.Settings) -> None:
             ) as address,
         ):
             logs.logger().info("listening", http=address)
-            await runtime.run(notifier.run(), notifier.lost(), notifier.election.failed())
-
-
-class _LeaderElection(lock.Lock):
-    """The notifier that holds the lock is active; the others wait to take over.
-
-    Two active notifiers would each receive only half of the alerts. So a notifier that was active
-    ends when another one holds the lock.
-    """
-
-    def __init__(self, acting: schema.Acting, connected: bus.Bus) -> None:
-        super().__init__(
-            lock.Key(connected.link, streams.TENURE, "notifier"),
-            us=lock.this_process(connected.instance),
-            timing=lock.Timing(
-                ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2
-            ),
-            on_change=self._on_leader,
-        )
-        self.known_leader = ""
-        """The other notifier that was last known to be the leader."""
-        self.has_led = False
-        self._is_elected = asyncio.Event()
-        self._lost = asyncio.Event()
-
-    @property
-    def is_leader(self) -> bool:
-        """Return whether we are the leader right now."""
-        return self.term() is not None
-
-    async def wait_until_leader(self) -> None:
-        """Wait until we are the leader."""
-        while not self.is_leader:
-            # becoming the leader again begins a new term, with a new call of `_on_leader`
-            self._is_elected.clear()
-            await self._is_elected.wait()
-
-    async def lost(self) -> None:
-        """Wait until another notifier has become the leader after us."""
-        await self._lost.wait()
-
-    def _on_leader(self, _: leadership.Leadership, now: leadership.Leadership) -> None:
-        _IS_LEADER.set(now.term is not None)
-        if now.term is not None:
-            self.has_led = True
-            self._is_elected.set()
-        elif now.leader:
-            self._on_other_leader(now.leader)
-
-    def _on_other_leader(self, leader: str) -> None:
-        if self.has_led:
-            logs.logger().error("another_notifier_leads", leader=leader)
-            self._lost.set()
-        elif leader != self.known_leader:
-            logs.logger().warning("waiting_for_lock", leader=leader)
-        self.known_leader = leader
+            await runtime.until_one_ends(
+                notifier.run(), notifier.lost(), notifier.election.failed(), over()
+            )
 
 
 class _Notifier:
-    def __init__(self, settings: schema.Settings, connected: bus.Bus) -> None:
+    def __init__(
+        self, settings: schema.Settings, connected: bus.Bus, refused: Mapping[str, str]
+    ) -> None:
         self._settings = settings
+        self._refused = tuple(refused)
         self._bus = connected
         self._is_restored = False
         self._clock = asyncio.get_running_loop().time
@@ -163,13 +140,18 @@ class _Notifier:
             at=datetime.now(UTC),
             now=self._clock(),
         )
-        self.election = _LeaderElection(settings.acting, connected)
+        self.election = election.Election(
+            settings.acting,
+            lock.Key(connected.link, streams.TENURE, "notifier"),
+            us=lock.this_process(connected.instance),
+        )
         self._dispatcher = dispatcher.Dispatcher(
             settings,
             connected,
             report=self._enqueue,
             may_act=self.election.wait_until_leader,
             firing=self._machine.firing,
+            left_out=self._refused,
         )
         self._own_alerts = monitor.OwnAlerts(
             self._enqueue, instance=connected.instance, runbook_url=settings.runbook_url
@@ -261,7 +243,9 @@ class _Notifier:
             tasks.create_task(self._listen())
             tasks.create_task(self._follow_silences(follower))
             tasks.create_task(self._read_clock())
-            tasks.create_task(monitor.announce(self._bus.publish, _kinds(self._settings)))
+            tasks.create_task(
+                monitor.announce(self._bus.publish, _kinds(self._settings), refused=self._refused)
+            )
             tasks.create_task(self._own_alerts.watch_dead_letters(self._dead_letters))
             if self._owners is not None:
                 tasks.create_task(self._owners.run())

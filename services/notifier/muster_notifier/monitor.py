@@ -40,6 +40,7 @@ from muster_notifier.receivers import endpoint, results
 PLUGIN = "notifier"
 _COUNT_S: Final = 10.0
 _ANNOUNCE_S: Final = 60.0
+_NAMES_MAX: Final = 64
 _DEAD_LETTERS: Final = "notifications could not be delivered"
 _ADVICE: Final = {
     vocabulary.AlertKind.DEAD_LETTERS: "muster dlq list; once the receiver works: muster dlq replay"
@@ -50,6 +51,10 @@ _DEAD = prometheus_client.Gauge(
 )
 _RECEIVERS = prometheus_client.Gauge(
     "muster_notifier_receivers", "Configured receivers, by kind.", ["kind"]
+)
+_REFUSED = prometheus_client.Gauge(
+    "muster_notifier_refused_receivers",
+    "Receivers of the directory that are left out, because their settings cannot be used.",
 )
 _PINGS = metrics.counter(
     "muster_notifier_pings_total",
@@ -262,8 +267,18 @@ def count_receivers(kinds: Mapping[str, str]) -> None:
         logs.logger().warning("nobody_is_notified_yet", advice="add a receiver to the settings")
 
 
+def log_refused(refused: Mapping[str, str]) -> None:
+    """Count and log the receivers of the directory that are left out; `refused` says why."""
+    _REFUSED.set(len(refused))
+    for name, reason in refused.items():
+        logs.logger().error("receiver_refused", receiver=name, error=reason[:1000])
+
+
 async def announce(
-    publish: Callable[[vocabulary.Event], Awaitable[object]], kinds: Mapping[str, str]
+    publish: Callable[[vocabulary.Event], Awaitable[object]],
+    kinds: Mapping[str, str],
+    *,
+    refused: Sequence[str] = (),
 ) -> None:
     """Publish whom we notify, again and again, so that others can say if that is nobody."""
     while True:
@@ -271,6 +286,7 @@ async def announce(
             node=vocabulary.FLEET,
             at=datetime.now(UTC),
             receivers=kinds,
+            refused=tuple(refused[:_NAMES_MAX]),
             interval_s=_ANNOUNCE_S,
         )
         await publish(event)

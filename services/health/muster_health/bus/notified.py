@@ -15,8 +15,8 @@ _CONSOLE: Final = "console"
 _PATIENCE_S: Final = 180.0
 _INTERVALS: Final = 3.0
 _NOBODY: Final = (
-    "nobody is notified yet: alerts go to the notifier's log alone; add a receiver to its "
-    "settings, or to `receivers` of the chart"
+    "nobody is notified yet: alerts go to the notifier's log alone; "
+    "`muster notify setup slack --context CONTEXT` adds a receiver (docs/notifier.md)"
 )
 
 
@@ -26,6 +26,7 @@ class Notified:
     def __init__(self, *, began_at: float) -> None:
         """`began_at` is when this process began, in monotonic seconds."""
         self._receivers: Mapping[str, str] | None = None
+        self._refused: tuple[str, ...] = ()
         self._due = began_at + _PATIENCE_S
 
     async def receive(self, message: connection.Message) -> None:
@@ -40,13 +41,16 @@ class Notified:
 
     def observe(self, event: vocabulary.ReceiversConfigured, now: float) -> None:
         """Record the receivers, and by when the notifier must list them again."""
-        self._receivers = event.receivers
+        self._receivers, self._refused = event.receivers, event.refused
         self._due = now + max(_PATIENCE_S, _INTERVALS * event.interval_s)
 
     def problem(self, now: float) -> str:
         """Return why nobody may be notified; empty if somebody is, or it is too early to say."""
         if now > self._due:
             return "no notifier says whom it notifies: it does not run, or not with NATS"
-        if self._receivers is None or set(self._receivers.values()) - {_CONSOLE}:
+        if self._receivers is None:
             return ""
-        return _NOBODY
+        nobody = "" if set(self._receivers.values()) - {_CONSOLE} else _NOBODY
+        names = ", ".join(self._refused)
+        refused = f"the notifier leaves out, as its log explains: {names}" if names else ""
+        return "; ".join(filter(None, (nobody, refused)))

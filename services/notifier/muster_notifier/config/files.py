@@ -62,6 +62,40 @@ def read(file: Path, *, written_for: str, environment: Mapping[str, str]) -> sch
     )
 
 
+def receiver(text: bytes, *, name: str, directory: Path) -> receiver_settings.Receiver:
+    """Return the receiver in a file of a directory of receivers. Raises BadSettings.
+
+    Its secrets are files of that directory: whoever may add a receiver could otherwise send other
+    secrets of the notifier to an address of their own.
+    """
+    documents = settings.parse(text, source=name)
+    tree = documents[0] if len(documents) == 1 else None
+    if not isinstance(tree, dict) or not tree:
+        raise settings.BadSettings([f"{name}: expected the settings of one receiver"])
+    if tree.setdefault("name", name) != name:
+        raise settings.BadSettings([f"{name}: name: must be that of the file, or be left out"])
+    problems: list[str] = []
+    placed = _placed(tree, directory, problems)
+    if problems:
+        raise settings.BadSettings([f"{name}: {problem}" for problem in problems])
+    return settings.validate(receiver_settings.Receiver, placed, source=name)
+
+
+def _placed(tree: object, directory: Path, problems: list[str]) -> object:
+    """Return a tree in which the file of each secret has its whole path; add what is refused."""
+    if isinstance(tree, list):
+        return [_placed(each, directory, problems) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    placed = {key: _placed(value, directory, problems) for key, value in tree.items()}
+    file = tree.get("file")
+    if "env" in tree or (isinstance(file, str) and (not file or "/" in file)):
+        problems.append("a secret is a file of the same directory: {file: NAME}")
+    elif isinstance(file, str):
+        placed["file"] = str(directory / file)
+    return placed
+
+
 @functools.lru_cache(1_000)
 def _log(source: str, line: str) -> None:
     logs.logger().warning("import_difference", file=source, difference=line)

@@ -174,6 +174,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     receivers: tuple[receiver_settings.Receiver, ...] = (
         receiver_settings.Receiver(name="console", console=receiver_settings.Console()),
     )
+    receivers_directory: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)] | None = None
+    """A directory with more receivers, each in a `NAME.yaml`; it is read again when it changes."""
     owners: Owners = Owners()
     acting: Acting = Acting()
     watchdog: Watchdog = Watchdog()
@@ -221,6 +223,16 @@ def _refuse_unknown(what: str, used: tuple[str, ...], names: list[str]) -> None:
     unknown = sorted(set(used) - set(names))
     if unknown:
         raise ValueError(f"no {what} is called {', '.join(unknown)}")
+
+
+def with_receivers(settings: Settings, more: tuple[receiver_settings.Receiver, ...]) -> Settings:
+    """Return the settings with more receivers, which are notified of what matches no route."""
+    default = settings.default_receivers
+    if default is not None:
+        default = (*default, *(receiver.name for receiver in more))
+    return msgspec.structs.replace(
+        settings, receivers=(*settings.receivers, *more), default_receivers=default
+    )
 
 
 def route_tree(settings: Settings) -> routes.Route:

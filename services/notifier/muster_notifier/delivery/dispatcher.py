@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 
 from muster import vocabulary
@@ -32,13 +32,18 @@ class Dispatcher:
         report: Callable[[grouping.Outcome], Awaitable[None]],
         may_act: Callable[[], Awaitable[None]],
         firing: Callable[[Iterable[str]], frozenset[str]],
+        left_out: Collection[str] = (),
     ) -> None:
-        """Raise CannotStart if a receiver is unusable. `may_act` returns once we are the leader."""
+        """Raise CannotStart if a receiver is unusable. `may_act` returns once we are the leader.
+
+        Notifications to receivers that are left out for now stay in the outbox.
+        """
         self._settings = settings
         self._bus = connected
         self._report = report
         self._may_act = may_act
         self._firing = firing
+        self._left_out = frozenset(left_out)
         self.receivers: list[without_nats.Receiver] = []
         """How to send to each receiver directly."""
         self._workers = {r.name: self._worker(r) for r in settings.receivers}
@@ -86,6 +91,8 @@ class Dispatcher:
         pending = []
         messages = await storage.waiting_messages(self._bus.link, streams.OUTBOX, "muster.outbox.>")
         for subject, body, headers, _ in messages:
+            if subject.split(".")[2] in self._left_out:
+                continue
             try:
                 notification = notifications.decode(body)
             except notifications.Malformed as error:

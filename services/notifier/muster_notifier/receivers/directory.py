@@ -1,0 +1,126 @@
+"""Adapter: files: a directory with more receivers than the settings have: a mounted Secret.
+
+`NAME.yaml` contains the settings of the receiver NAME, without its name; a secret in it is a file
+of the same directory. A receiver that cannot be used is left out; the others are not affected.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from muster import blocking
+from muster_notifier.config import files, receiver_settings, schema
+from muster_notifier.receivers import factory
+
+SUFFIX: Final = ".yaml"
+_PERIOD_S: Final = 1.0
+_READ_S: Final = 5.0
+_FILES_MAX: Final = 4 * schema.RECEIVERS_MAX
+_FILE_BYTES_MAX: Final = 1024 * 1024
+"""As much as a Secret may contain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The receivers that can be used, and by name why the others cannot."""
+
+    receivers: tuple[receiver_settings.Receiver, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+class Directory:
+    """A directory of receivers, which may be absent; without a path there is none."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = Path(path) if path else None
+        self._reads = blocking.Serial()
+        self._stamp = b""
+
+    async def read(self, settings: schema.Settings) -> Content:
+        """Return what the directory contains now, for a notifier with these settings."""
+        if self._path is None:
+            return Content()
+        path = self._path
+        try:
+            texts, content = await self._reads.run(lambda: _read(path, settings), timeout_s=_READ_S)
+        except (OSError, TimeoutError) as error:
+            self._stamp = b""
+            reason = error.strerror if isinstance(error, OSError) else None
+            return Content(refused={str(path): reason or "not read in time"})
+        self._stamp = _stamp(texts)
+        return content
+
+    async def changed(self) -> None:
+        """Return once the files are no longer those that were read last."""
+        while True:
+            await asyncio.sleep(_PERIOD_S)
+            if self._path is not None and await self._differs_from_read(self._path):
+                return
+
+    async def _differs_from_read(self, path: Path) -> bool:
+        try:
+            texts = await self._reads.run(lambda: _texts(path), timeout_s=_READ_S)
+        except (OSError, TimeoutError):
+            return False
+        return _stamp(texts) != self._stamp
+
+
+def read(path: Path, settings: schema.Settings) -> Content:
+    """Return what a directory contains, for a notifier with these settings. Raises OSError."""
+    return _read(path, settings)[1]
+
+
+def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], Content]:
+    texts = _texts(path)
+    taken = {receiver.name for receiver in settings.receivers}
+    receivers: list[receiver_settings.Receiver] = []
+    refused: dict[str, str] = {}
+    for file, text in texts.items():
+        name = file.removesuffix(SUFFIX)
+        if name == file:
+            continue
+        problem = "the settings have a receiver of this name" if name in taken else ""
+        if len(taken) >= schema.RECEIVERS_MAX:
+            problem = f"there are already {schema.RECEIVERS_MAX} receivers"
+        if not problem:
+            try:
+                receiver = files.receiver(text, name=name, directory=path)
+                factory.make(receiver, settings)
+            except (ValueError, factory.Unusable) as error:
+                problem = "; ".join(str(error).splitlines())
+            else:
+                taken.add(name)
+                receivers.append(receiver)
+        if problem:
+            refused[name] = problem
+    return texts, Content(tuple(receivers), refused)
+
+
+def _texts(path: Path) -> Mapping[str, bytes]:
+    """Return the files of a directory by name, without hidden files. Raises OSError."""
+    try:
+        names = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
+    except FileNotFoundError:
+        return {}
+    return {name: _text(path / name) for name in names[:_FILES_MAX]}
+
+
+def _text(file: Path) -> bytes:
+    """Return the content of a file; nothing if it cannot be read, or is gone by now."""
+    try:
+        if not file.is_file():
+            return b""
+        with file.open("rb") as opened:
+            return opened.read(_FILE_BYTES_MAX + 1)
+    except OSError:
+        return b""
+
+
+def _stamp(texts: Mapping[str, bytes]) -> bytes:
+    stamp = hashlib.sha256()
+    for name, text in texts.items():
+        stamp.update(f"{name}\0{len(text)}\0".encode() + text)
+    return stamp.digest()
