@@ -96,6 +96,18 @@ def import_peers() -> None:
     _import(peers.build(say), say)
 
 
+@app.command(name="previous")
+def import_previous() -> None:
+    """Build muster's image of the version before this one, and give it to the cluster."""
+    _first()
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
+
+    _import([images.previous(say)], say)
+
+
 @app.command
 def env() -> None:
     """Print the environment in which tests find the cluster."""

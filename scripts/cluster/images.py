@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,9 @@ from scripts.cluster import components, layout
 
 MUSTER: Final = "localhost/muster:test"
 BUSYBOX: Final = "localhost/busybox:1"
+PREVIOUS: Final = "localhost/muster:previous"
+PREVIOUS_COMMIT: Final = "5b9cb4115a4476752ee30266c5b71a89f7a84183"
+"""What upgrades are tested from while there is no release: the oldest with the chart of today."""
 _BASES: Final = {
     "localhost/python:3.11-slim": "python3,python3-venv,ca-certificates",
     "localhost/musl:1": "gcc,make,musl-tools",
@@ -56,6 +60,25 @@ def build(say: Callable[[str], None]) -> list[Path]:
     )
     # fmt: on
     return [kept(name, made_of, make, say) for name, made_of, make in makers]
+
+
+def previous(say: Callable[[str], None]) -> Path:
+    """Return the archive of muster's image of the version before this one."""
+
+    def make(file: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            unpack(PREVIOUS_COMMIT, Path(folder))
+            _muster(file, PREVIOUS, Path(folder))
+
+    return kept("previous", PREVIOUS_COMMIT[:12], make, say)
+
+
+def unpack(commit: str, folder: Path) -> None:
+    """Write the files of a commit into a folder. Raises Refused where git has not got it."""
+    archive = folder / "archive.tar"
+    _checked("git", "archive", f"--output={archive}", commit)
+    _checked("tar", "-xf", str(archive), "-C", str(folder))
+    archive.unlink()
 
 
 def kept(name: str, made_of: str, make: Callable[[Path], None], say: Callable[[str], None]) -> Path:
@@ -108,22 +131,24 @@ def _nats(file: Path, server: Path) -> None:
     _commit(container, nats_name(), file)
 
 
-def _muster(file: Path) -> None:
+def _muster(file: Path, name: str = MUSTER, source: Path = layout.ROOT) -> None:
     for base in _BASES:
         _base(base)
     # the wheels come from here, as the build knows no index
     _checked(
         *(sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"),
         *("-r", "requirements/services.lock", "-d", "build/wheels"),
+        source=source,
     )
     python, musl = _BASES
     _buildah(
         *("build", "--isolation", "chroot", "--network", "host", "--layers"),
         *("--build-arg", f"PYTHON_IMAGE={python}", "--build-arg", f"HELPER_IMAGE={musl}"),
         *("--build-arg", "PIP_OPTIONS=--no-index --find-links /wheels"),
-        *("--target", "services", "--tag", MUSTER, "."),
+        *("--target", "services", "--tag", name, "."),
+        source=source,
     )
-    _buildah("push", MUSTER, f"oci-archive:{file}:{MUSTER}")
+    _buildah("push", name, f"oci-archive:{file}:{name}")
 
 
 def _fuse_programs(file: Path) -> None:
@@ -154,14 +179,14 @@ def _commit(container: str, name: str, file: Path) -> None:
     _buildah("commit", "--rm", container, f"oci-archive:{file}:{name}")
 
 
-def _buildah(*arguments: str) -> str:
+def _buildah(*arguments: str, source: Path = layout.ROOT) -> str:
     storage = layout.CACHE / "buildah"
     options = ("--root", str(storage), "--runroot", str(storage / "run"))
-    return _checked("buildah", *options, *arguments).strip()
+    return _checked("buildah", *options, *arguments, source=source).strip()
 
 
-def _checked(*command: str) -> str:
-    done = subprocess.run(command, cwd=layout.ROOT, capture_output=True, text=True, check=False)
+def _checked(*command: str, source: Path = layout.ROOT) -> str:
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     if done.returncode:
         raise layout.Refused(f"{' '.join(command[:6])} ...: {done.stderr.strip()[-1000:]}")
     return done.stdout

@@ -2,20 +2,17 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 import yaml
 
 from scripts.cluster import layout, tools
-from tests.worlds import manifests, real_cluster
-from tests.worlds.real_cluster import until
+from tests.worlds import manifests, real_cluster, slack
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-
-FUSE: Final = "smarter-devices/fuse"
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +38,31 @@ def empty(
     with_helm.rest()
 
 
-def test_install_upgrade_and_rollback(empty: tuple[real_cluster.Cluster, Path]) -> None:
+@pytest.fixture
+def workspace() -> Iterator[slack.Slack]:
+    with slack.serving() as made:
+        yield made
+
+
+def test_install_a_message_in_slack_upgrade_and_rollback(
+    empty: tuple[real_cluster.Cluster, Path], workspace: slack.Slack
+) -> None:
     cluster, folder = empty
+    began = time.monotonic()
     cluster.shell(real_cluster.block("install.md", "secret generic muster-nats-$user"), folder)
+    cluster.shell(workspace.secret(), folder)
+    (folder / "values.yaml").write_text(real_cluster.block("install.md", "repository: "))
     install = real_cluster.block("install.md", "helm install")
     with cluster.no_default_storage():
         printed = cluster.shell(install, folder, expect=1)
     assert "the cluster has no default StorageClass" in printed
-    cluster.shell(install, folder)
-    until(lambda: cluster.allocatable(FUSE) == "20", "the node offers the devices")
+    assert "Notified: ops" in cluster.shell(install, folder)
+    slack.tried(cluster, folder, workspace, since=began)
     starts = _starts(cluster)
-    values = {"settings": {"labeler": {"policy": {"writes_per_s": 10}}}}
-    (folder / "values.yaml").write_text(yaml.safe_dump(values))
+    changed = {"settings": {"labeler": {"policy": {"writes_per_s": 10}}}}
+    (folder / "changed.yaml").write_text(yaml.safe_dump(changed))
     chart = "muster muster/k8s/chart/muster --namespace muster --reuse-values"
-    cluster.shell(f"helm upgrade {chart} -f values.yaml --wait --timeout 3m", folder)
+    cluster.shell(f"helm upgrade {chart} -f changed.yaml --wait --timeout 3m", folder)
     upgraded = _starts(cluster)
     assert {name for name in starts if starts[name] != upgraded[name]} == {"muster-labeler"}
     cluster.shell("helm rollback muster 1 --namespace muster --wait --timeout 3m", folder)
@@ -66,9 +74,11 @@ def test_production(empty: tuple[real_cluster.Cluster, Path]) -> None:
     cluster, folder = empty
     printed = cluster.shell(real_cluster.block("install.md", "muster auth init"), folder)
     cluster.shell(real_cluster.printed_commands(printed), folder)
-    install = real_cluster.block("install.md", "helm install").rstrip()
+    values = yaml.safe_load(real_cluster.block("install.md", "repository: "))
+    values |= {"receivers": [], "production": {"enabled": True}}
+    (folder / "values.yaml").write_text(yaml.safe_dump(values))
     # on one node it cannot become ready before it is patched
-    install = install.replace("--wait --timeout 5m", "--set production.enabled=true")
+    install = real_cluster.block("install.md", "helm install").replace("--wait --timeout 5m", "")
     cluster.shell(install, folder)
     (soft,) = yaml.safe_load(real_cluster.block("install.md", "podAntiAffinity"))["patches"]
     patch = json.dumps(yaml.safe_load(soft["patch"]))

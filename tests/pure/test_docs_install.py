@@ -1,20 +1,24 @@
 """The page about installing says what is there: ports, files, settings, images."""
 
 import base64
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import jsonschema
 import yaml
 
 from muster.nats import streams
 from tests.worlds import manifests
 
 PAGE: Final = (manifests.ROOT / "docs/install.md").read_text("utf-8")
+VALUES_MAX: Final = 15
+"""Lines that a newcomer has to write for the chart."""
 COMPOSE: Final = yaml.safe_load((manifests.ROOT / "compose.yaml").read_text("utf-8"))
 
 
@@ -59,6 +63,45 @@ def test_a_folder_made_as_the_page_says_renders_with_the_image_it_names(tmp_path
     nats = {image for image in images if image.startswith("docker.io/library/nats:")}
     assert images - nats == {"registry.example.com/muster:0.1.0"}
     assert "PrometheusRule" in {item["kind"] for item in objects}
+
+
+def test_the_receiver_that_the_page_adds_with_kustomize_reads_its_secret(tmp_path: Path) -> None:
+    (made,) = re.findall(r"cat > my-muster/kustomization.yaml <<EOF\n(.*?)EOF", PAGE, re.DOTALL)
+    (added,) = re.findall(r"cat >> my-muster/kustomization.yaml <<EOF\n(.*?)EOF", PAGE, re.DOTALL)
+    (settings,) = re.findall(r"cat > my-muster/notifier.yaml <<EOF\n(.*?)EOF", PAGE, re.DOTALL)
+    (tmp_path / "muster").symlink_to(manifests.ROOT)
+    folder = tmp_path / "my-muster"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(made + added)
+    (folder / "notifier.yaml").write_text(settings)
+    objects = [item for item in yaml.safe_load_all(manifests.render(folder)) if item]
+    (pod,) = (
+        item["spec"]["template"]["spec"]
+        for item in objects
+        if (item["kind"], item["metadata"]["name"]) == ("Deployment", "muster-notifier")
+    )
+    (variable,) = (env for env in pod["containers"][0]["env"] if env["name"] == "SLACK_URL")
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "slack", "key": "url"}}
+    assert PAGE.count("create secret generic slack --from-literal=url=https://") == 1
+    (read,) = (item["data"] for item in objects if item["metadata"]["name"] in _config_maps(pod))
+    assert read == {"notifier.yaml": settings}
+
+
+def _config_maps(pod: dict[str, Any]) -> set[str]:
+    return {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
+
+
+def test_the_values_of_the_page_are_short_and_refer_to_the_secret_that_it_makes() -> None:
+    (written,) = re.findall(r"^```yaml\n(image:.*?)```$", PAGE, re.DOTALL | re.MULTILINE)
+    assert len(written.splitlines()) <= VALUES_MAX
+    values = yaml.safe_load(written)
+    schema = json.loads((manifests.ROOT / "k8s/chart/muster/values.schema.json").read_text("utf-8"))
+    jsonschema.validate(values, schema)
+    (receiver,) = values["receivers"]
+    assert receiver["slack"]["webhook_from"] == {"secretRef": {"name": "slack", "key": "url"}}
+    defaults = yaml.safe_load((manifests.ROOT / "k8s/chart/muster/values.yaml").read_text("utf-8"))
+    assert values["devices"] == defaults["settings"]["plugin"]["resources"]
+    assert values["image"]["tag"] == defaults["image"]["tag"]
 
 
 def test_the_patch_of_the_page_gives_the_nodes_their_image(tmp_path: Path) -> None:

@@ -120,6 +120,13 @@ class Muster:
     name: str = ""
     """Which plugin is meant; empty if there is only one."""
 
+    @classmethod
+    def of(cls, cluster: real_cluster.Cluster) -> "Muster":
+        """Return muster as it runs now, without a webhook."""
+        muster = cls(cluster, Webhook())
+        muster.find_health()
+        return muster
+
     def about(self, plugin: str) -> "Muster":
         """Return the same for one of several plugins."""
         return replace(self, name=plugin)

@@ -56,11 +56,15 @@ class Offered:
 
     def away_s(self, since: float = 0.0) -> float:
         """Return for how many seconds since then the node has offered none."""
+        return self.fewer_s(1, since)
+
+    def fewer_s(self, than: int, since: float = 0.0) -> float:
+        """Return for how many seconds since then the node has offered fewer than that."""
         before = [(since, amount) for at, amount in self.seen if at < since][-1:]
         after = [each for each in self.seen if each[0] >= since]
         seen = [*before, *after, (time.monotonic(), "")]
         pairs = itertools.pairwise(seen)
-        return sum(later - at for (at, amount), (later, _) in pairs if amount in {"", "0"})
+        return sum(later - at for (at, amount), (later, _) in pairs if int(amount or 0) < than)
 
 
 class Cluster:
@@ -160,8 +164,9 @@ class Cluster:
         ]  # fmt: skip
         for name, tree in settings.items():
             (folder / f"my-muster/{name}.yaml").write_text(yaml.safe_dump(tree))
-        with (folder / "my-muster/kustomization.yaml").open("a") as file:
-            yaml.safe_dump({"configMapGenerator": generators, **more}, file)
+        if added := {**({"configMapGenerator": generators} if generators else {}), **more}:
+            with (folder / "my-muster/kustomization.yaml").open("a") as file:
+                yaml.safe_dump(added, file)
 
     @property
     def node(self) -> str:
@@ -373,6 +378,8 @@ def _with_our_image(script: str) -> str:
         "registry.example.com/muster:0.1.0": MUSTER,
         "newName: registry.example.com/muster, newTag: 0.1.0": f"newName: {name}, newTag: {tag}",
         "image.repository=registry.example.com/muster": f"image.repository={name},image.tag={tag}",
+        "repository: registry.example.com/muster, tag: 0.1.0": f"repository: {name}, tag: {tag}",
+        "image: busybox": f"image: {BUSYBOX}",
     }
     text = "\n".join(lines)
     for old, new in replaced.items():
