@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster.cli import texts
 
 _WELL: Final = frozenset({vocabulary.Verdict.HEALTHY.value, vocabulary.Verdict.MAINTENANCE.value})
@@ -225,15 +225,20 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], most: int | None
 
 
 def _overview(state: State, source: str) -> list[str]:
-    nodes = len({plugin.node for plugin in state.plugins})
+    nodes = wording.counted(len({plugin.node for plugin in state.plugins}), "node")
     counted = ", ".join(f"{count} {verdict}" for verdict, count in _verdicts(state)) or "none"
     fleet = state.fleet
-    held = f"; the rate limit holds back alerts about {fleet.held} plugins" if fleet.held else ""
+    held = (
+        f"; the rate limit holds back alerts about {wording.counted(fleet.held, 'plugin')}"
+        if fleet.held
+        else ""
+    )
+    failures = wording.counted(fleet.mass_failures, "mass failure")
     return [
         f"health    {texts.plain(source)}",
         *(f"  note    {note}" for note in caveats(state)),
-        f"plugins   {len(state.plugins)} on {nodes} nodes: {counted}",
-        f"suspects  {fleet.suspects} silent, {fleet.mass_failures} mass failures",
+        f"plugins   {len(state.plugins)} on {nodes}: {counted}",
+        f"suspects  {fleet.suspects} silent, {failures}",
         f"alerts    {len(state.alerts)} firing{held}",
     ]
 

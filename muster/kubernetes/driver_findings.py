@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from muster import wording
 from muster.kubernetes import plugin_facts
 from muster.kubernetes.plugin_facts import (
     Facts,
@@ -94,7 +95,7 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
         if match and drivers and match[1] not in drivers:
             # whoever may create events can forge them
             continue
-        driver = match[1] if match else plugin_facts.name_list(drivers)
+        driver = match[1] if match else wording.name_list(drivers)
         failed.setdefault((pod.node_name, driver), {})[pod.full_name] = event.message
     for (node, driver), pods in failed.items():
         message = next(iter(pods.values()))
@@ -104,9 +105,9 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
             name=driver,
             node=node,
             pod=_driver_pod(facts, node, driver) or next(iter(pods)),
-            text=f"{driver or 'a driver'} cannot prepare the claims of {len(pods)} pods: "
-            f"{cause(message)}",
-            evidence=(message, plugin_facts.name_list(pods)),
+            text=f"{driver or 'a driver'} cannot prepare the claims of "
+            f"{wording.counted(len(pods), 'pod')}: {cause(message)}",
+            evidence=(message, wording.name_list(pods)),
         )
 
 
@@ -141,9 +142,9 @@ def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
             name=driver,
             node=name,
             pod=here[0].pod.full_name if here else "",
-            text=f"{len(pods)} pods use claims of {driver}, which has no Ready pod here: these "
-            "pods can neither restart nor terminate",
-            evidence=(plugin_facts.name_list(pods),),
+            text=f"claims of {driver} are used by {wording.counted(len(pods), 'pod')}, but it has "
+            "no Ready pod here: such pods can neither restart nor terminate",
+            evidence=(wording.name_list(pods),),
         )
 
 
@@ -182,7 +183,7 @@ def _no_slice(
         yield PluginFinding(
             kind=Kind.NO_SLICE,
             level=Level.ERROR if is_expected else Level.WARN,
-            name=plugin_facts.name_list(each.plugin.drivers),
+            name=wording.name_list(each.plugin.drivers),
             node=node.name,
             pod=each.pod.full_name,
             text=f"{each.plugin.name} runs and is Ready, but has published no ResourceSlice for "
@@ -190,7 +191,7 @@ def _no_slice(
             evidence=(
                 f"{each.pod.full_name}: Ready for {int((each.ready_s or 0) // 60)} minutes",
                 *([f"{agree} of {peers} other {node.type} nodes have one"] if peers else []),
-                *([f"pods here use its claims: {plugin_facts.name_list(users)}"] if users else []),
+                *([f"pods here use its claims: {wording.name_list(users)}"] if users else []),
             ),
         )
 
@@ -222,7 +223,7 @@ def _pools(facts: Facts) -> Iterable[PluginFinding]:
             text=f"the scheduler skips all devices of pool {pool} of {driver}: {problem}",
             evidence=(
                 f"generation {newest[0].spec.pool.generation}: "
-                + plugin_facts.name_list(entry.metadata.name for entry in newest),
+                + wording.name_list(entry.metadata.name for entry in newest),
             ),
         )
 
@@ -240,7 +241,7 @@ def _terminating(facts: Facts) -> Iterable[PluginFinding]:
             continue
         drivers = _drivers(facts, pod)
         served = all(node.serving(driver, _SETTLES_S) for driver in drivers)
-        names = plugin_facts.name_list(drivers) or "its driver"
+        names = wording.name_list(drivers) or "its driver"
         yield PluginFinding(
             kind=Kind.TERMINATING,
             level=Level.WARN if served else Level.ERROR,
@@ -302,7 +303,10 @@ def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
                 name=driver,
                 text=f"pool {pool} of {driver} is on {len(where)} nodes: their devices {name} "
                 "count as one, so a second pod never gets it",
-                evidence=(plugin_facts.name_list(where), f"{len(shared)} devices in all"),
+                evidence=(
+                    wording.name_list(where),
+                    f"{wording.counted(len(shared), 'device')} in all",
+                ),
             )
 
 
@@ -316,7 +320,7 @@ def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
             yield PluginFinding(
                 kind=Kind.CDI,
                 level=Level.ERROR,
-                name=plugin_facts.name_list(_drivers(facts, pod)),
+                name=wording.name_list(_drivers(facts, pod)),
                 node=pod.node_name,
                 pod=pod.full_name,
                 text="cannot start: the CDI files of its devices are missing on the node, as "
@@ -334,7 +338,7 @@ def _forgetful_kubelet(node: NodeFacts) -> Iterable[PluginFinding]:
         yield PluginFinding(
             kind=Kind.KUBELET,
             level=Level.WARN,
-            name=plugin_facts.name_list(each.plugin.name for each in drivers),
+            name=wording.name_list(each.plugin.name for each in drivers),
             node=node.name,
             text="kubelet 1.34.0 loses a DRA driver that it has not called for 30 minutes: upgrade "
             "the kubelet (kubernetes/kubernetes#133920)",

@@ -327,13 +327,6 @@ def is_active(pod: Pod) -> bool:
     return pod.phase not in _ENDED and not pod.metadata.is_being_deleted
 
 
-def name_list(names: Iterable[str], most: int = 5) -> str:
-    """Return the first names as text, and how many more there are."""
-    ordered = sorted(set(names))
-    rest = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return ", ".join(ordered[:most]) + rest
-
-
 def _plugin_pods(view: View) -> Iterable[PluginPod]:
     for pod in view.pods or ():
         if pod.metadata.is_being_deleted or pod.phase in _ENDED:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
+from muster import wording
 from muster.kubernetes import objects, plugin_facts, plugin_objects
 from muster.kubernetes.plugin_facts import (
     Facts,
@@ -36,7 +37,7 @@ def evaluate(facts: Facts) -> Iterable[PluginFinding]:
     """Yield what is wrong with the device plugins of all nodes."""
     for node in facts.nodes.values():
         if node.state is NodeState.NOT_READY and node.plugins:
-            names = plugin_facts.name_list(each.plugin.name for each in node.plugins)
+            names = wording.name_list(each.plugin.name for each in node.plugins)
             yield PluginFinding(
                 kind=Kind.NODE,
                 level=Level.INFO,
@@ -238,11 +239,11 @@ def _rejections(facts: Facts) -> Iterable[PluginFinding]:
             name=resource,
             node=name,
             pod=plugin.pod.full_name if plugin else newest.full_name,
-            text=f"refused {resource} to {len(pods)} pods within the last hour, most recently "
-            f"{int(newest_s // 60)} minutes ago",
+            text=f"refused {resource} to {wording.counted(len(pods), 'pod')} within the last hour, "
+            f"most recently {wording.counted(int(newest_s // 60), 'minute')} ago",
             evidence=(
                 f"UnexpectedAdmissionError: {newest.rejection}",
-                plugin_facts.name_list(pod.full_name for _, pod in pods),
+                wording.name_list(pod.full_name for _, pod in pods),
             ),
         )
 
@@ -260,7 +261,7 @@ def _unhealthy_devices(facts: Facts) -> Iterable[PluginFinding]:
             if device.health == plugin_objects.UNHEALTHY
         ]
         if unhealthy:
-            names = plugin_facts.name_list(name for name, _ in unhealthy)
+            names = wording.name_list(name for name, _ in unhealthy)
             yield PluginFinding(
                 kind=Kind.UNHEALTHY,
                 level=Level.WARN,
@@ -280,13 +281,13 @@ def _expected(facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod) -
     reasons = []
     holders = [pod for pod in _requesting(facts, node.name, resource) if pod.phase == "Running"]
     if holders:
-        reasons.append(f"held by {plugin_facts.name_list(pod.full_name for pod in holders)}")
+        reasons.append(f"held by {wording.name_list(pod.full_name for pod in holders)}")
     peers = facts.peers(node, plugin.plugin)
     if peers.offering(resource):
         reasons.append(_peer_evidence(peers, resource))
     waiting = [] if resource in facts.offered else _requesting(facts, "", resource)
     if waiting:
-        names = plugin_facts.name_list(pod.full_name for pod in waiting)
+        names = wording.name_list(pod.full_name for pod in waiting)
         reasons.append(f"no node offers it, and {names} wait for it")
     if resource.startswith("nvidia.com/"):
         labels = node.node.labels

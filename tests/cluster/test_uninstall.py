@@ -63,7 +63,7 @@ def test_the_documented_commands_leave_the_cluster_as_it_was(
     shown = labelled.shell(show, tmp_path)
     assert shown.splitlines()[:2] == [
         "namespace muster, with everything in it",
-        "labels, annotations and conditions of muster on 1 nodes",
+        "labels, annotations and conditions of muster on 1 node",
     ]
     assert labelled.snapshot() == with_muster
     printed = labelled.shell(remove, tmp_path)

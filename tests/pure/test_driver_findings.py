@@ -73,7 +73,7 @@ def test_claims_that_cannot_be_prepared_are_told_apart_by_cause(message: str, ca
             name=DRIVER,
             node="a",
             pod=POD,
-            text=f"{DRIVER} cannot prepare the claims of 1 pods: {cause}",
+            text=f"{DRIVER} cannot prepare the claims of 1 pod: {cause}",
             evidence=(message, "default/p"),
         )
     ]
@@ -113,7 +113,7 @@ def test_claims_on_a_node_without_a_live_driver_are_an_error() -> None:
             level=Level.ERROR,
             name=DRIVER,
             node="a",
-            text=f"1 pods use claims of {DRIVER}, which has no Ready pod here: these pods "
+            text=f"claims of {DRIVER} are used by 1 pod, but it has no Ready pod here: such pods "
             "can neither restart nor terminate",
             evidence=("default/p",),
         )
@@ -348,7 +348,7 @@ def test_a_pool_name_that_two_nodes_use_makes_two_devices_one() -> None:
             name=DRIVER,
             text=f"pool gpus of {DRIVER} is on 2 nodes: their devices gpu-0 count as one, so a "
             "second pod never gets it",
-            evidence=("a, b", "1 devices in all"),
+            evidence=("a, b", "1 device in all"),
         )
     ]
 

@@ -250,7 +250,7 @@ def test_pods_that_the_kubelet_refused_their_devices_are_counted(
         name=GPU,
         node="a",
         pod="kube-system/plugin-a",
-        text=f"refused {GPU} to 1 pods within the last hour, most recently {int(age_s // 60)} "
+        text=f"refused {GPU} to 1 pod within the last hour, most recently {int(age_s // 60)} "
         "minutes ago",
         evidence=(
             f"UnexpectedAdmissionError: {REFUSED}",

@@ -141,7 +141,7 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             assert (code, errors) == (0, "")
             lines = out.splitlines()
             assert lines[0] == f"health    {health}"
-            assert "plugins   1 on 1 nodes: 1 PLUGIN_DOWN" in lines
+            assert "plugins   1 on 1 node: 1 PLUGIN_DOWN" in lines
             assert "alerts    2 firing" in lines
             (row,) = [line for line in lines if line.startswith("node.b ")]
             assert row.endswith(f"{GPU} 1; 1 faulty  device_unhealthy, plugin_down")

@@ -53,7 +53,7 @@ def test_without_apply_it_shows_and_writes_nothing(here: Cluster) -> None:
 def test_apply_writes_reads_back_and_says_where_the_name_came_from(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     code, out, _ = here.run("label-gpus", "--apply", "--yes")
-    assert (code, out.splitlines()[-1]) == (0, "1 of 1 nodes written and read back")
+    assert (code, out.splitlines()[-1]) == (0, "1 of 1 node written and read back")
     metadata = here.node("a")["metadata"]
     assert metadata["labels"] == {**DO, KEY: "h100"}
     provenance = orjson.loads(metadata["annotations"][model.PROVENANCE])
@@ -82,7 +82,7 @@ def test_where_there_is_no_terminal_nobody_is_asked_and_nothing_written(
     with pathlib.Path("/dev/null").open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         code, _, errors = here.run("label-gpus", "--apply")
-    question = f"Label 1 nodes of {here.api.url} (context muster)?"
+    question = f"Label 1 node of {here.api.url} (context muster)?"
     reason = "stdin is not a terminal; use --yes"
     assert (code, errors) == (2, f"muster label-gpus: {question} {reason}\n")
     assert KEY not in here.labels("a")
@@ -106,7 +106,7 @@ def test_on_a_terminal_a_person_is_asked(
             check=False,
         )
     assert (done.returncode, here.labels("a").get(KEY)) == (code, label)
-    assert b"Label 1 nodes of http://127.0.0.1:" in done.stderr
+    assert b"Label 1 node of http://127.0.0.1:" in done.stderr
 
 
 def test_ctrl_c_ends_the_question_at_once(here: Cluster) -> None:

@@ -34,13 +34,13 @@ def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> No
     here.put(_namespace(**PART), node("a", labels={GFD: "Tesla-T4"}), node("b"))
     here.apply("a", {KEY: "t4"})
     shown = "namespace muster, with everything in it\n"
-    shown += "labels, annotations and conditions of muster on 1 nodes\n"
+    shown += "labels, annotations and conditions of muster on 1 node\n"
     assert here.run("uninstall", "--dry-run") == (0, shown, "")
     assert here.labels("a") == {GFD: "Tesla-T4", KEY: "t4"}
     code, out, _ = here.run("uninstall", "--yes")
     assert (code, out.startswith(shown)) == (0, True)
     assert out.splitlines()[-3:] == [
-        "1 of 1 nodes written and read back",
+        "1 of 1 node written and read back",
         "0 objects outside the namespace removed",
         NODES,
     ]

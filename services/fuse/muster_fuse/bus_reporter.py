@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final, assert_never
 
 import muster
-from muster import pacing, vocabulary
+from muster import pacing, vocabulary, wording
 from muster.nats import reporter
 from muster.nats.auth import permissions
 from muster.service import logs, probes
@@ -250,7 +250,7 @@ def _dropped(event: vocabulary.Event) -> None:
 def _problems(parts: metrics.Parts) -> tuple[str, ...]:
     problems = [f"pod {uid}: {text}" for uid, text in sorted(parts.served.problems.items())]
     if parts.mounter.stuck:
-        problems.append(f"{parts.mounter.stuck} mounts hang in the kernel")
+        problems.append(f"hanging in the kernel: {wording.counted(parts.mounter.stuck, 'mount')}")
     return tuple(problems[:_PROBLEMS_MAX])
 
 

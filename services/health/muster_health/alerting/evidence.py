@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable
 from typing import Final
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster_health.model import signals
 
 _TEXT_MAX: Final = 500
@@ -82,8 +82,8 @@ def alive() -> vocabulary.Evidence:
 
 def recovered(good_heartbeats: int) -> vocabulary.Evidence:
     """Return that heartbeats are arriving again."""
-    heartbeats = "heartbeat" if good_heartbeats == 1 else "heartbeats"
-    return of("heartbeat", f"{good_heartbeats} good {heartbeats} since it came back")
+    heartbeats = wording.counted(good_heartbeats, "good heartbeat")
+    return of("heartbeat", f"{heartbeats} since it came back")
 
 
 def stop_announced(

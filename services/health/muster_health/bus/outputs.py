@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from typing import Final, assert_never
 
-from muster import leadership, vocabulary
+from muster import leadership, vocabulary, wording
 from muster.nats import bus, storage, streams
 from muster.service import logs
 from muster_health import metrics
@@ -315,8 +315,9 @@ class StateStore:
             return ""
         seconds = self._clock() - self._unsaved_since
         return (
-            f"NATS has not stored the state of {len(self._unsaved)} plugins for {seconds:.0f} s: "
-            "is the bucket muster_state full? A restart of health now may repeat alerts"
+            f"NATS has not stored the state of {wording.counted(len(self._unsaved), 'plugin')} "
+            f"for {seconds:.0f} s: is the bucket muster_state full? "
+            "A restart of health now may repeat alerts"
         )
 
     async def save(self, key: str, value: bytes, is_leader: IsLeader) -> None:

@@ -39,7 +39,7 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster.vocabulary import Verdict, WatchedFinding
 from muster_health.alerting import evidence
 from muster_health.model import signals
@@ -156,8 +156,8 @@ def offered_otherwise(
     if offer.allocatable == watched.listed:
         return None
     text = (
-        f"the kubelet lists {watched.listed} devices, but the node's allocatable is "
-        f"{offer.allocatable} of {offer.capacity}"
+        f"the kubelet lists {wording.counted(watched.listed, 'device')}, "
+        f"but the node's allocatable is {offer.allocatable} of {offer.capacity}"
     )
     return Problem(
         verdict=Verdict.MISMATCH,

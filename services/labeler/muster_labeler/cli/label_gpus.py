@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import muster
-from muster import commands, escaping
+from muster import commands, escaping, wording
 from muster.cli import output
 from muster.kubernetes import api as kubernetes_api
 from muster_labeler import model
@@ -174,10 +174,13 @@ async def _write_all(
         return Exit.PROBLEMS if is_refused else Exit.FINE
     if not request.is_writing:
         how = "run it without --dry-run" if is_unlabelling else "--apply writes them"
-        output.warn(request.command, f"{len(work)} nodes would be written; {how}")
+        output.warn(
+            request.command, f"{wording.counted(len(work), 'node')} would be written; {how}"
+        )
         _print_result(request, rows, [], {})
         return Exit.FINE
-    action = f"{'Remove our labels from' if is_unlabelling else 'Label'} {len(work)} nodes of"
+    verb = "Remove our labels from" if is_unlabelling else "Label"
+    action = f"{verb} {wording.counted(len(work), 'node')} of"
     if not request.write.yes and not await is_confirmed(request.command, api, action):
         return Exit.USAGE if not sys.stdin.isatty() else Exit.PROBLEMS
     write_pace = cluster_api.WritePace(request.write.rate)
@@ -221,7 +224,7 @@ def _print_result(
         nodes = [{column: getattr(row, column) for column in _COLUMNS} for row in rows]
         output.print_json({"nodes": nodes, "written": written, "failed": failed}, indent=2)
     elif work or (request.has_objects and request.is_writing):
-        output.show(f"{written} of {len(work)} nodes written and read back")
+        output.show(f"{written} of {wording.counted(len(work), 'node')} written and read back")
 
 
 async def is_confirmed(command: str, api: kubernetes_api.Api, action: str) -> bool:
@@ -269,7 +272,7 @@ async def _write(
             result = await _write_node(request, node_api, row, actor)
             if isinstance(result, cluster_api.Failure):
                 failures[row.node] = result
-            progress(f"{len(work) - len(queue)} of {len(work)} nodes")
+            progress(f"{len(work) - len(queue)} of {wording.counted(len(work), 'node')}")
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(min(_WRITERS, len(work))):

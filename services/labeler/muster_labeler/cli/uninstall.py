@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from muster import wording
 from muster.cli import output
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import objects
@@ -164,7 +165,8 @@ def _described(installation: _Installation, namespace: str) -> list[str]:
     if installation.has_namespace:
         lines.append(f"namespace {namespace}, with everything in it")
     if installation.nodes:
-        lines.append(f"labels, annotations and conditions of muster on {installation.nodes} nodes")
+        nodes = wording.counted(installation.nodes, "node")
+        lines.append(f"labels, annotations and conditions of muster on {nodes}")
     return [*lines, *map(_name, installation.outside)]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster.vocabulary import AlertKind, NotificationReason
 from muster_notifier.routing import notifications
 
@@ -91,7 +91,7 @@ def impact(alert: vocabulary.AlertChanged, pods: int) -> str:
     hold = f"{pods} pods hold" if pods > 1 else "1 pod holds"
     it = "them" if alert.devices_total > 1 else "it"
     template = with_pods if pods else without
-    return template.format(hold=hold, it=it, pods=_count(pods, "pod"))
+    return template.format(hold=hold, it=it, pods=wording.counted(pods, "pod"))
 
 
 def lasted(notification: notifications.Notification) -> str:
@@ -172,12 +172,12 @@ def _what(shown: Sequence[vocabulary.AlertChanged], count: int) -> str:
     if count == 1:
         return what_and_reason(shown[0])[0]
     kinds = sorted({alert.kind.replace("_", " ") for alert in shown})
-    named = kinds[0] if len(kinds) == 1 else f"{kinds[0]} and {_count(len(kinds) - 1, 'more kind')}"
+    named = (
+        kinds[0]
+        if len(kinds) == 1
+        else f"{kinds[0]} and {wording.counted(len(kinds) - 1, 'more kind')}"
+    )
     nodes = sorted({node_name(alert.node) for alert in shown})
     least = "at least " if count > len(shown) else ""
     place = nodes[0] if len(nodes) == 1 else f"{least}{len(nodes)} nodes"
     return f"{named} on {place} ({count} alerts)"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"

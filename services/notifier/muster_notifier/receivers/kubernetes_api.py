@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import codec, http, pacing, vocabulary
+from muster import codec, http, pacing, vocabulary, wording
 from muster.service import logs
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import endpoint, headline, message, results
@@ -260,7 +260,7 @@ class KubernetesEvents:
             if meaning.kind is not results.Kind.TAKEN:
                 return dataclasses.replace(meaning, requests=number + 1)
         count = len(events)
-        detail = f"{count} events"
+        detail = wording.counted(count, "event")
         return results.Result(results.Outcome.TAKEN, detail, requests=max(1, count))
 
 

@@ -17,7 +17,7 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster.cli import output
 from muster.service import settings, validation
 from muster_plugin.config import daemonsets, files, gpus
@@ -248,7 +248,7 @@ def schema() -> dict[str, Any]:
 
 def _counted(on_node: config_settings.NodeConfiguration) -> str:
     count = len(on_node.resources)
-    resources = f"{count or 'no'} resource{'' if count == 1 else 's'}"
+    resources = wording.counted(count, "resource") if count else "no resources"
     if on_node.gpus:
         return f"{resources} and GPUs" if count else "GPUs"
     return resources if count else "nothing"

@@ -27,7 +27,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from muster import vocabulary
+from muster import vocabulary, wording
 
 _Finding = vocabulary.WatchedFinding
 
@@ -137,8 +137,8 @@ def _counts(facts: Facts) -> str:
     if facts.listed is None:
         return ""
     if not facts.expected:
-        return f"; the kubelet lists {facts.listed} devices"
-    return f"; the kubelet lists {facts.listed} of {facts.expected} devices"
+        return f"; the kubelet lists {wording.counted(facts.listed, 'device')}"
+    return f"; the kubelet lists {facts.listed} of {wording.counted(facts.expected, 'device')}"
 
 
 class FindingMachine:

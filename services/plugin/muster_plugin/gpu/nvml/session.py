@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster_plugin.config import gpus
 from muster_plugin.gpu.nvml import decode, discovery, events, library
 from muster_plugin.gpu.nvml import library as nvml_poll
@@ -96,7 +96,9 @@ class Session:
         except self._nvml.NVMLError as error:
             raise SessionEnded(f"nvmlDeviceGetCount: {decode.error_name(error.value)}") from None
         if count != self._discovered.count:
-            raise SessionEnded(f"NVML counts {count} GPUs instead of {self._discovered.count}")
+            raise SessionEnded(
+                f"NVML counts {wording.counted(count, 'GPU')} instead of {self._discovered.count}"
+            )
 
     def rescan(self) -> gpu.Scan:
         """Scan every GPU again. Raises SessionEnded if the GPUs that answer have changed."""
