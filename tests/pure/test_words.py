@@ -13,7 +13,8 @@ SHIPPED: Final = ("muster", "services")
 CODE: Final = (*SHIPPED, "bench", "scripts", "tests")
 LINES_MIN: Final = 40
 LINES_MAX: Final = 400
-FACES: Final = {"__init__", "__main__"}
+FACES: Final = {"__init__", "__main__", "wording"}
+"""Modules that may be short: faces of packages, and what its docstring gives a reason for."""
 VARIABLES: Final = {"found", "told", "one"}
 MODULES: Final = frozenset(
     """
