@@ -82,6 +82,11 @@ class Cluster:
                 return msgspec.json.decode(answer.body, type=_SelfReview).status.user.username
         return "a user whose name the API does not say"
 
+    async def rights(self, context: str) -> str:
+        """Return where this is, and whose rights are used there."""
+        where = f"context {context} ({self.server}), namespace {self.namespace}"
+        return f"{where}; as {await self.user()}"
+
     async def pods(self) -> list[Pod]:
         """Return all of muster's pods. Raises Unreachable."""
         if self._pods is None:
@@ -145,9 +150,36 @@ class Cluster:
             variables["NATS_SERVER_NAME"] = login.server
         return variables
 
+    async def secret(self, name: str) -> dict[str, bytes]:
+        """Return the content of a Secret, which may be absent. Raises Unreachable."""
+        path = self._secret_path(name)
+        answer = await self.api.request("GET", path, timeout_s=_REQUEST_S)
+        if answer.status == _ABSENT:
+            return {}
+        if not answer.is_ok:
+            raise _unreachable(answer, f"get the Secret {name} in the namespace {self.namespace}")
+        return _decoded(answer.body, installation.Secret, path).data or {}
+
+    async def apply_secret(self, name: str, manifest: object, *, manager: str, force: bool) -> None:
+        """Apply a part of a Secret. Raises Unreachable, also if others own what would change."""
+        answer = await self.api.request(
+            "PATCH",
+            self._secret_path(name),
+            query={"fieldManager": manager, "force": "true" if force else "false"},
+            body=manifest,
+            content=kubernetes_api.APPLY,
+            timeout_s=_REQUEST_S,
+        )
+        if not answer.is_ok:
+            what = f"create and patch the Secret {name} in the namespace {self.namespace}"
+            raise _unreachable(answer, what)
+
+    def _secret_path(self, name: str) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/secrets/{name}"
+
     async def _secret(self, login: Login) -> str:
         name = login.secret.name
-        path = f"/api/v1/namespaces/{self.namespace}/secrets/{name}"
+        path = self._secret_path(name)
         answer = await self.api.request("GET", path, timeout_s=_REQUEST_S)
         if answer.status == _ABSENT and not login.is_password:
             raise Unreachable(

@@ -161,10 +161,7 @@ class _Opening:
         cluster = await stack.enter_async_context(
             clusters.opened(context=self.context, namespace=self.namespace)
         )
-        rights = [
-            f"context {self.context} ({cluster.server}), namespace {self.namespace}",
-            f"as {await cluster.user()}",
-        ]
+        rights = [await cluster.rights(self.context)]
         variables: dict[str, str] = {}
         if Need.HEALTH in self.needs:
             places = [

@@ -54,7 +54,7 @@ COMMANDS: Final = {
     "gpu-name": Command("Say which accelerator name a GPU product gets, and why."),
     "label-gpus": Command("Show how GPU nodes would be labelled, or label them.", ("labeler",)),
     "notify": Command(
-        "Test receivers, explain routes, import an Alertmanager's settings.", ("notifier",)
+        "Add and test receivers, explain routes, import an Alertmanager's settings.", ("notifier",)
     ),
     "replay": Command("Show which alerts another policy would have raised."),
     "silence": Command(

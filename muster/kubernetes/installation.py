@@ -11,11 +11,14 @@ from muster.kubernetes import objects
 PART_OF: Final = "app.kubernetes.io/part-of=muster"
 HEALTH: Final = "muster-health"
 NATS: Final = "muster-nats"
+NOTIFIER: Final = "muster-notifier"
 NATS_PORT: Final = 4222
 HTTP_PORT: Final = 8080
 _NAME: Final = "app.kubernetes.io/name"
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _AUTHORITY: Final = "muster-nats-ca"
+_RECEIVERS: Final = "receivers"
+"""The notifier's volume with the Secret of receivers."""
 
 
 class Unreachable(Exception):
@@ -142,6 +145,20 @@ def absent(pods: Sequence[Pod], part: str, namespace: str) -> str:
         return f"no pod of {part} is in the namespace {namespace}"
     states = ", ".join(f"{pod.name} ({pod.status.phase or 'unknown'})" for pod in there)
     return f"no pod of {part} is ready in the namespace {namespace}: {states}"
+
+
+def receivers_secret(pods: Sequence[Pod], namespace: str) -> str:
+    """Return the name of the Secret of receivers that the notifier reads. Raises Unreachable."""
+    notifiers = [pod for pod in pods if pod.part == NOTIFIER]
+    if not notifiers:
+        raise Unreachable(absent(pods, NOTIFIER, namespace))
+    for pod in notifiers:
+        for volume in pod.spec.volumes or ():
+            if volume.name == _RECEIVERS and volume.secret:
+                return volume.secret.secret_name
+    raise Unreachable(
+        f"the notifier in the namespace {namespace} reads no Secret of receivers: upgrade muster"
+    )
 
 
 def login(nats: Pod, role: Role) -> Login:

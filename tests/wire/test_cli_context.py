@@ -1,7 +1,6 @@
 """`muster --context`: commands that open what they need in a cluster, with the user's rights."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -15,39 +14,15 @@ import pytest
 
 from muster import vocabulary
 from tests.worlds import muster_in_cluster
-from tests.worlds.muster_in_cluster import World
+from tests.worlds.muster_in_cluster import environment, muster, rights
 
 CONTEXT: Final = ("--context", "muster")
-UNSET: Final = {"NATS_URL", "NATS_CREDS", "NATS_CA", "MUSTER_HEALTH_URL", "http_proxy"}
 EVENT: Final = vocabulary.PluginStopping(
     node="node-a",
     plugin="device-plugin",
     at=datetime.now(UTC),
     reason=vocabulary.StopReason.UPGRADE,
 )
-
-
-def environment(world: World, **more: str) -> dict[str, str]:
-    inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
-    return {**inherited, "KUBECONFIG": str(world.kubeconfig), **more}
-
-
-async def muster(world: World, *arguments: str, **more: str) -> tuple[int, str, list[str]]:
-    """Run a command; return its exit code, standard output, and lines of standard error."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "muster.cli", *arguments,
-        env=environment(world, **more),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    out, errors = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), errors.decode().splitlines()
-
-
-def rights(world: World, command: str, nats: str = "") -> str:
-    """Return the line that says whose rights a command used."""
-    where = f"context muster ({world.stand_in.url}), namespace muster; as alice"
-    return f"muster {command}: {where}{'; NATS as ' if nats else ''}{nats}"
 
 
 def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,7 +1,11 @@
 """muster in a cluster, as a kubeconfig reaches it: an API stand-in before real servers."""
 
+import asyncio
 import base64
 import contextlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +26,7 @@ from tests.worlds import manifests, nats_with_passwords
 
 NAMESPACE: Final = "muster"
 USER: Final = "alice"
+UNSET: Final = {"NATS_URL", "NATS_CREDS", "NATS_CA", "MUSTER_HEALTH_URL", "http_proxy"}
 PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _ANY: Final = "muster.example"
 """A name in a certificate that is no address of this machine."""
@@ -147,3 +152,27 @@ async def connected(url: str) -> AsyncIterator[bus.Bus]:
     async with bus.Bus(url, producer="test", name="test", owner=True) as link:
         await link.link.client()
         yield link
+
+
+def environment(world: World, **more: str) -> dict[str, str]:
+    """Return the environment of a command that reaches this cluster."""
+    inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
+    return {**inherited, "KUBECONFIG": str(world.kubeconfig), **more}
+
+
+async def muster(world: World, *arguments: str, **more: str) -> tuple[int, str, list[str]]:
+    """Run a command; return its exit code, standard output, and lines of standard error."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "muster.cli", *arguments,
+        env=environment(world, **more),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), errors.decode().splitlines()
+
+
+def rights(world: World, command: str, nats: str = "") -> str:
+    """Return the line that says whose rights a command used."""
+    where = f"context muster ({world.stand_in.url}), namespace muster; as alice"
+    return f"muster {command}: {where}{'; NATS as ' if nats else ''}{nats}"

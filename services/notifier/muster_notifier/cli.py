@@ -18,10 +18,10 @@ from muster import codec, matching, vocabulary
 from muster.cli import output
 from muster.nats import bus, consumers, storage, streams
 from muster.service import settings
+from muster_notifier import receiver_setup, test_message
 from muster_notifier.config import files, schema
-from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import endpoint, factory, message, results
-from muster_notifier.routing import muting, notifications, routes
+from muster_notifier.receivers import factory, results
+from muster_notifier.routing import muting, routes
 
 _BUS_S: Final = 5.0
 _NAME: Final = "notify"
@@ -34,9 +34,10 @@ _Format = Annotated[
 
 app = cyclopts.App(
     name=_NAME,
-    help="Test receivers, explain routes, import an Alertmanager's settings.",
+    help="Add and test receivers, explain routes, import an Alertmanager's settings.",
     version_flags=[],
 )
+app.command(receiver_setup.app)
 
 
 @app.command(name="test")
@@ -146,82 +147,16 @@ def _read(file: Path, config_format: str) -> schema.Settings:
     return files.read(file, written_for=config_format, environment=os.environ)
 
 
-class _Attempt(msgspec.Struct, frozen=True):
-    """One message of a test: the request, and its result."""
-
-    requests: list[str]
-    kind: results.Kind
-    outcome: results.Outcome
-    detail: str
-    retry_after_s: float | None
-
-    def lines(self) -> list[str]:
-        retry = f"; retry after {self.retry_after_s:g} s" if self.retry_after_s else ""
-        outcome = "" if self.kind is results.Kind.TAKEN else f" ({self.outcome})"
-        requests = [line for request in self.requests for line in request.splitlines()]
-        return ["sent:", *requests, f"answered: {self.kind}{outcome}: {self.detail}{retry}"]
-
-
 async def _test(configured: schema.Settings, name: str, *, as_json: bool) -> int:
     receivers = {receiver.name: receiver for receiver in configured.receivers}
     if name not in receivers:
         raise ValueError(f"no receiver is called {name}; the receivers are: {', '.join(receivers)}")
-    receiver = receivers[name]
-    sender = factory.make(receiver, configured)
-    for problem in sender.problems:
-        output.warn(_NAME, f"template: {problem}")
-    notification: notifications.Notification | None = _example(name, at=datetime.now(UTC))
-    attempts: list[_Attempt] = []
-    data: Mapping[str, str] = {}
-    while notification is not None:
-        requests: list[str] = []
-        endpoint.RECORDED.set(requests)
-        result = await sender.send(notification, data)
-        data = result.data
-        if not requests:
-            requests.append(message.compose(notification, receiver.templates).text)
-        shown = [sender.mask(request) for request in requests]
-        attempts.append(
-            _Attempt(shown, result.kind, result.outcome, result.detail, result.retry_after_s)
-        )
-        # a test must leave no incident open
-        is_kept_open = receiver.pagerduty is not None or receiver.alertmanager is not None
-        is_over = len(attempts) > 1 or result.kind is not results.Kind.TAKEN or not is_kept_open
-        notification = (
-            None if is_over else dead_letters.as_of_now(notification, fires=set(), notified=())
-        )
+    attempts = await test_message.send(receivers[name], configured)
     if as_json:
         output.print_json(attempts)
     else:
         output.show(*(line for attempt in attempts for line in attempt.lines()))
     return 0 if attempts[0].kind is results.Kind.TAKEN else 1
-
-
-def _example(receiver: str, *, at: datetime) -> notifications.Notification:
-    alert = vocabulary.AlertChanged(
-        node="node-example",
-        at=at,
-        plugin="device-plugin",
-        kind=vocabulary.AlertKind.STUCK,
-        severity=vocabulary.Severity.INFO,
-        state=vocabulary.AlertState.FIRING,
-        fingerprint="0" * 16,
-        summary="this is a test message from muster notify test",
-        starts_at=at,
-        evidence=(vocabulary.Evidence(source="muster", observed="somebody requested a test"),),
-    )
-    notification = notifications.create(
-        after=at.isoformat(),
-        receiver=receiver,
-        group='{}:{kind="test"}',
-        labels={"kind": "test"},
-        reason=vocabulary.NotificationReason.FIRST,
-        firing=[alert],
-        resolved=[],
-        send_resolved=True,
-        at=at,
-    )
-    return msgspec.structs.replace(notification, is_test=True)
 
 
 class _Matched(msgspec.Struct, frozen=True):

@@ -1,0 +1,311 @@
+"""Adapter: the commands `muster notify setup`: test a receiver, then add it to the notifier.
+
+The receiver is written to the notifier's Secret of receivers, with the rights of the kubeconfig's
+user, or printed. Secrets come from files or a prompt without echo, never from an option.
+"""
+
+import asyncio
+import getpass
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import cyclopts
+import msgspec
+from cyclopts import Parameter
+
+from muster import commands
+from muster.cli import output, reach
+from muster.kubernetes import installation
+from muster_notifier import test_message
+from muster_notifier.config import receiver_settings, schema, setup_plan
+from muster_notifier.receivers import directory, results
+
+_NAME: Final = "notify"
+_SECRET_BYTES_MAX: Final = 16 * 1024
+_RECEIVERS: Final = "muster-notifier-receivers"
+
+app = cyclopts.App(
+    name="setup",
+    help="Add a receiver: send it a test message, then write it to the cluster, or print it.",
+    version_flags=[],
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """Where the receiver is written.
+
+    Parameters
+    ----------
+    name
+        The receiver's name; by default that of its kind.
+    secret_file
+        A file with the receiver's secret; without it, the command asks on the terminal.
+    context
+        The kubeconfig's context of the cluster with muster; without it, the manifest is printed.
+    namespace
+        The namespace of muster in that cluster.
+    print_
+        Print the manifest, and write nothing.
+    no_test
+        Send no test message.
+    replace
+        Replace a receiver that has this name.
+
+    """
+
+    name: Annotated[str, Parameter(show_default=False)] = ""
+    secret_file: Path | None = None
+    context: str | None = None
+    namespace: str = reach.NAMESPACE
+    print_: Annotated[bool, Parameter(name="--print", negative="", show_default=False)] = False
+    no_test: output.Flag = False
+    replace: output.Flag = False
+
+
+_OPTIONS: Final = _Options()
+_Common = Annotated[_Options, Parameter(name="*")]
+_Reach = Annotated[
+    receiver_settings.Reach, Parameter(help="Which of your own networks requests may reach.")
+]
+_PUBLIC: Final = receiver_settings.Reach.PUBLIC
+
+
+class _Unusable(Exception):
+    """What was given cannot be used; the text says why."""
+
+
+@app.command
+def slack(*, channel: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPTIONS) -> int:
+    """Notify a Slack channel. The secret is a bot's token, or the URL of an incoming webhook.
+
+    Parameters
+    ----------
+    channel
+        The channel, for a token: `#gpu-ops`; an incoming webhook has its own.
+
+    """
+
+    def plan(name: str) -> setup_plan.Plan:
+        secret = _secret(options, "A bot's token (xoxb-...), or the URL of an incoming webhook:")
+        if not setup_plan.is_slack_webhook(secret):
+            to = _text(channel, "--channel", "Channel, such as #gpu-ops:")
+        elif channel:
+            raise _Unusable("--channel: an incoming webhook has its own channel")
+        else:
+            to = ""
+        return setup_plan.slack(name, secret, channel=to, reach=reach)
+
+    return _set_up("slack", plan, options)
+
+
+@app.command
+def pagerduty(*, url: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPTIONS) -> int:
+    """Notify a PagerDuty service. The secret is the integration key of its Events API v2.
+
+    Parameters
+    ----------
+    url
+        For the EU: https://events.eu.pagerduty.com/v2/enqueue.
+
+    """
+
+    def plan(name: str) -> setup_plan.Plan:
+        secret = _secret(options, "Integration key:")
+        return setup_plan.pagerduty(name, secret, url=url, reach=reach)
+
+    return _set_up("pagerduty", plan, options)
+
+
+@app.command
+def email(
+    *,
+    host: str = "",
+    port: int = 587,
+    sender: str = "",
+    to: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    tls: receiver_settings.Tls = receiver_settings.Tls.STARTTLS,
+    username: str = "",
+    options: _Common = _OPTIONS,
+) -> int:
+    """Send mail through a relay. The secret is the password of `--username`, if that is given.
+
+    Parameters
+    ----------
+    host
+        The mail relay.
+    port
+        Its port.
+    sender
+        The address that the mail comes from.
+    to
+        An address to send it to; can be repeated.
+    tls
+        How the mail is encrypted.
+    username
+        The user's name at the relay.
+
+    """
+
+    def plan(name: str) -> setup_plan.Plan:
+        mail = setup_plan.Mail(
+            host=_text(host, "--host", "Mail relay, such as smtp.example.com:"),
+            port=port,
+            sender=_text(sender, "--sender", "From which address:"),
+            to=to or tuple(_text("", "--to", "To which addresses:").replace(",", " ").split()),
+            tls=tls,
+            username=username,
+        )
+        if options.secret_file is not None and not username:
+            raise _Unusable("--secret-file: a password needs --username")
+        secret = _secret(options, f"Password of {username}:") if username else ""
+        return setup_plan.email(name, secret, mail)
+
+    return _set_up("email", plan, options)
+
+
+@app.command
+def teams(*, reach: _Reach = _PUBLIC, options: _Common = _OPTIONS) -> int:
+    """Notify a Microsoft Teams channel. The secret is the URL of its workflow."""
+
+    def plan(name: str) -> setup_plan.Plan:
+        return setup_plan.teams(name, _secret(options, "URL of the workflow:"), reach=reach)
+
+    return _set_up("teams", plan, options)
+
+
+@app.command
+def webhook(*, url: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPTIONS) -> int:
+    """Notify any HTTP server. The secret is its URL or, with `--url`, the key that signs, if any.
+
+    Parameters
+    ----------
+    url
+        The URL, if it contains no secret.
+
+    """
+
+    def plan(name: str) -> setup_plan.Plan:
+        has_secret = not url or options.secret_file is not None
+        secret = _secret(options, "URL:") if has_secret else ""
+        return setup_plan.webhook(name, secret, url=url, reach=reach)
+
+    return _set_up("webhook", plan, options)
+
+
+def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options) -> int:
+    try:
+        plan = make(_named(options.name or kind))
+        with tempfile.TemporaryDirectory() as place:
+            configured = _validated(plan, Path(place))
+            if not options.no_test and not _is_taken(plan.name, configured):
+                problem = "nothing is written; --no-test writes it without a test"
+                return output.fail(_NAME, problem, code=1)
+    except _Unusable as error:
+        return output.fail(_NAME, str(error))
+    if options.print_ or options.context is None:
+        return _print(plan, options)
+    problem = commands.missing("labeler") or ""
+    if problem:
+        return output.fail(_NAME, problem, code=1)
+    try:
+        return asyncio.run(_write(plan, options, options.context))
+    except installation.Unreachable as error:
+        return output.fail(_NAME, str(error), code=1)
+
+
+def _named(name: str) -> str:
+    """Return a receiver's name. Raises _Unusable."""
+    try:
+        return msgspec.convert(name, schema.ReceiverName)
+    except msgspec.ValidationError:
+        expected = "letters, digits, - and _, at most 63, a letter or digit first"
+        raise _Unusable(f"--name: {name!r}: expected {expected}") from None
+
+
+def _validated(plan: setup_plan.Plan, place: Path) -> schema.Settings:
+    """Return settings with the receiver, as the notifier would read it. Raises _Unusable."""
+    for file, text in plan.files().items():
+        (place / file).write_text(text, "utf-8")
+    settings = schema.Settings()
+    content = directory.read(place, settings)
+    if content.refused:
+        raise _Unusable("; ".join(content.refused.values()))
+    return schema.with_receivers(settings, content.receivers)
+
+
+def _is_taken(name: str, configured: schema.Settings) -> bool:
+    """Send the receiver a test message, show its answers, and return whether it accepted it."""
+    receiver = next(each for each in configured.receivers if each.name == name)
+    attempts = asyncio.run(test_message.send(receiver, configured))
+    for attempt in attempts:
+        output.warn(_NAME, f"test message to {name} {attempt.answer}")
+    return attempts[0].kind is results.Kind.TAKEN
+
+
+def _print(plan: setup_plan.Plan, options: _Options) -> int:
+    output.print_yaml(plan.manifest(secret=_RECEIVERS, namespace=options.namespace))
+    apply = f"kubectl apply --server-side --field-manager={plan.manager} -f -"
+    output.warn(_NAME, f"nothing is written: give this to `{apply}`, or name the --context")
+    return 0
+
+
+async def _write(plan: setup_plan.Plan, options: _Options, context: str) -> int:
+    """Write the receiver to the cluster. Raises Unreachable."""
+    from muster.cli import cluster as clusters  # noqa: PLC0415  # the client, only where it is used
+
+    async with clusters.opened(context=context, namespace=options.namespace) as cluster:
+        output.warn(_NAME, await cluster.rights(context))
+        secret = installation.receivers_secret(await cluster.pods(), options.namespace)
+        present = await cluster.secret(secret)
+        refusal = plan.refusal(present, replaces=options.replace)
+        if refusal:
+            return output.fail(_NAME, refusal)
+        await cluster.apply_secret(
+            secret,
+            plan.manifest(secret=secret, namespace=options.namespace),
+            manager=plan.manager,
+            force=options.replace,
+        )
+    output.show(
+        f"{plan.name}: written to the Secret {secret}; the notifier uses it within two minutes, "
+        "without a restart"
+    )
+    return 0
+
+
+def _text(given: str, option: str, question: str) -> str:
+    """Return what was given, or else the answer on the terminal. Raises _Unusable."""
+    answer = given
+    if not answer and sys.stdin.isatty():
+        output.ask(question)
+        answer = sys.stdin.readline().strip()
+    if not answer:
+        raise _Unusable(f"give {option}")
+    return answer
+
+
+def _secret(options: _Options, question: str) -> str:
+    """Return the secret from its file, or else from the terminal, unseen. Raises _Unusable."""
+    file = options.secret_file
+    if file is not None:
+        try:
+            with file.open("rb") as opened:
+                text = opened.read(_SECRET_BYTES_MAX + 1).decode()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no text"
+            raise _Unusable(f"--secret-file: {file}: {reason}") from None
+    elif sys.stdin.isatty():
+        text = getpass.getpass(f"{question} ")
+    else:
+        raise _Unusable(f"give --secret-file; it contains: {question.removesuffix(':')}")
+    secret = text.strip()
+    if not secret:
+        raise _Unusable("the secret is empty")
+    if len(secret) > _SECRET_BYTES_MAX or not secret.isprintable():
+        raise _Unusable("the secret is longer than one line of 16 KiB, or not printable")
+    return secret
