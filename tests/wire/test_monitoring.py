@@ -279,7 +279,7 @@ def story() -> dict[str, Any]:
         fires("10m", "MusterHealthTwoLeaders", {}),
         fires("10m", "MusterHealthDisconnects"),
         fires("20m", "MusterHealthDisconnects", {"pod": "a"}, pod="a"),
-        fires("10m", "MusterPluginStuck", {"pod": "p", "node": "n"}, node="n", value="10m 0s"),
+        fires("10m", "MusterPluginStuck", {"pod": "p", "node": "n"}, node="n"),
         fires("15m", "MusterGateRefuses", {"outcome": "expired"}, value="30", outcome="expired"),
         fires("19m", "MusterGateAdmitsNobody"),
         fires("1m", "MusterBusStreamUnread"),
