@@ -181,8 +181,8 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
     """
 
     def make() -> list[str]:
-        if key not in keyfiles.CHANGEABLE:
-            raise ValueError(f"{key!r}: must be one of {', '.join(keyfiles.CHANGEABLE)}")
+        if key not in bus_accounts.CHANGEABLE:
+            raise ValueError(f"{key!r}: must be one of {', '.join(bus_accounts.CHANGEABLE)}")
         if drop:
             files = keyfiles.drop(keys, key, at=time.time())
             then = f"Once NATS has loaded it, NATS refuses what the old {key} key signed:\n"

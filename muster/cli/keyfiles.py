@@ -14,12 +14,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,24 +26,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from muster.nats.auth import accounts, nkeys
 
-ANSWER: Final = "answer"
-CHANGEABLE: Final = (ANSWER, *accounts.Role)
-"""The keys for daily use; the other keys sign these."""
-_KINDS: Final[dict[str, nkeys.Kind]] = {
-    "operator": nkeys.Kind.OPERATOR,
-    "system": nkeys.Kind.ACCOUNT,
-    "auth": nkeys.Kind.ACCOUNT,
-    "muster": nkeys.Kind.ACCOUNT,
-    "plugins": nkeys.Kind.ACCOUNT,
-    "gate": nkeys.Kind.USER,
-    ANSWER: nkeys.Kind.ACCOUNT,
-    **{role.value: nkeys.Kind.ACCOUNT for role in accounts.Role},
-}
 _OTHERS_WRITE: Final = 0o022
 
 
 class BadDirectory(Exception):
     """The directory cannot be used; the text says why."""
+
+
+class BadAuthority(ValueError):
+    """The authority cannot sign this certificate; the text says why."""
 
 
 def make(directory: Path, *, at: float) -> list[str]:
@@ -56,9 +46,14 @@ def make(directory: Path, *, at: float) -> list[str]:
     # new keys that are created by mistake would lock everybody out
     if any(directory.glob("*.seed")):
         raise BadDirectory(f"{directory}: already has keys; change one with `muster auth rotate`")
-    for name, kind in _KINDS.items():
-        write(directory / f"{name}.seed", f"{_new(kind).seed}\n")
+    for name, text in new_seeds().items():
+        write(directory / name, text)
     return derive(directory, at=at)
+
+
+def new_seeds() -> dict[str, str]:
+    """Return new keys of an installation, by file name."""
+    return {f"{name}.seed": f"{_new(kind).seed}\n" for name, kind in accounts.KINDS.items()}
 
 
 def own(directory: Path) -> None:
@@ -77,34 +72,9 @@ def derive(directory: Path, *, at: float) -> list[str]:
 
     Raises BadDirectory.
     """
-    auth, gate, plugins = (_newest(directory, name) for name in ("auth", "gate", "plugins"))
-    keys = accounts.Keys(
-        operator=_newest(directory, "operator"),
-        system=_newest(directory, "system"),
-        auth=auth,
-        muster=_newest(directory, "muster"),
-        plugins=plugins,
-        gate=gate.public,
-        answers=[key.public for key in _keys(directory, ANSWER)],
-        roles={r: [key.public for key in _keys(directory, r)] for r in accounts.Role},
-    )
-    signing = {
-        "auth": auth.public,
-        "plugins": plugins.public,
-        "answer_seed": _newest(directory, ANSWER).seed,
-        "node_seed": _newest(directory, accounts.Role.NODE).seed,
-    }
-    gate_jwt = nkeys.encode_jwt(accounts.gate_user(gate.public), auth, at=at)
-    made = {
-        "accounts.conf": accounts.configuration(keys, _new(nkeys.Kind.USER).public, at=at),
-        "gate.json": msgspec.json.encode(signing).decode() + "\n",
-        "gate.creds": nkeys.write_creds(gate_jwt, gate),
-    }
-    for role in accounts.CENTRAL:
-        made[f"{role}.creds"] = user(directory, role, name=role, at=at)
-    for name, text in made.items():
-        write(directory / name, text)
-    return list(made)
+    ring = {name: _keys(directory, name) for name in accounts.KINDS}
+    made = accounts.derive(ring, random=secrets.token_bytes, at=at)
+    return _put_all(directory, made)
 
 
 def user(
@@ -117,13 +87,11 @@ def user(
     plugins: Collection[str] = (),
 ) -> str:
     """Return the credentials of a new user. Raises BadDirectory."""
-    key = _new(nkeys.Kind.USER)
-    owner = "plugins" if role is accounts.Role.NODE else "muster"
-    account = _newest(directory, owner).public
-    claims = accounts.user(
-        role, key.public, name=name, account=account, until=until, plugins=plugins
+    ring = {key: _keys(directory, key) for key in (role, accounts.owner(role))}
+    random = secrets.token_bytes
+    return accounts.credentials(
+        ring, role, name=name, random=random, at=at, until=until, plugins=plugins
     )
-    return nkeys.write_creds(nkeys.encode_jwt(claims, _newest(directory, role), at=at), key)
 
 
 def rotate(directory: Path, name: str, *, at: float) -> list[str]:
@@ -132,7 +100,7 @@ def rotate(directory: Path, name: str, *, at: float) -> list[str]:
     Raises BadDirectory.
     """
     seeds = [key.seed for key in _keys(directory, name)]
-    _put(directory, name, [_new(_KINDS[name]).seed, *seeds])
+    _put(directory, name, [_new(accounts.KINDS[name]).seed, *seeds])
     return derive(directory, at=at)
 
 
@@ -165,17 +133,13 @@ def _newest(directory: Path, name: str) -> nkeys.Key:
 def _keys(directory: Path, name: str) -> list[nkeys.Key]:
     file = directory / f"{name}.seed"
     try:
-        seeds = file.read_text("ascii").split()
-        keys = [nkeys.Key.from_seed(seed, _KINDS[name]) for seed in seeds]
+        return accounts.read_seeds(name, file.read_text("ascii"))
     except FileNotFoundError:
         raise BadDirectory(
             f"{file}: does not exist; create all keys with `muster auth init {directory}`"
         ) from None
     except ValueError as error:
         raise BadDirectory(f"{file}: {error}") from None
-    if not keys:
-        raise BadDirectory(f"{file}: empty")
-    return keys
 
 
 def _new(kind: nkeys.Kind) -> nkeys.Key:
@@ -196,7 +160,8 @@ def make_certificates(
     Raises OSError, BadDirectory if there is an authority already, and ValueError for an invalid
     host.
     """
-    names = [_name(host) for host in hosts]
+    for host in hosts:
+        _name(host)
     own(directory)
     for name in ("ca.crt", "ca.key", "tls.crt", "tls.key"):
         # clients trust this authority, and would not trust another
@@ -204,16 +169,8 @@ def make_certificates(
             raise BadDirectory(
                 f"{directory}: already has {name}; `--renew` creates a new certificate"
             )
-    authority = ec.generate_private_key(ec.SECP256R1())
-    root = (
-        _builder(_AUTHORITY, own=authority, at=at, lasts=_AUTHORITY_LASTS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-        .sign(authority, hashes.SHA256())
-    )
-    write(directory / "ca.key", _secret(authority))
-    write(directory / "ca.crt", _text(root))
-    return ["ca.key", "ca.crt", *_certify(directory, authority, names, at=at, lasts=lasts)]
+    authority = new_authority(at=at)
+    return _put_all(directory, authority | certificate(authority, hosts, at=at, lasts=lasts))
 
 
 def renew_certificate(
@@ -223,37 +180,52 @@ def renew_certificate(
 
     Raises OSError, BadDirectory if there is no authority, and ValueError for an invalid host.
     """
-    names = [_name(host) for host in hosts]
-    file = directory / "ca.key"
+    authority = {name: (directory / name).read_text() for name in ("ca.key", "ca.crt")}
     try:
-        authority = serialization.load_pem_private_key(file.read_bytes(), None)
-        root = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
+        made = certificate(authority, hosts, at=at, lasts=lasts)
+    except BadAuthority as error:
+        raise BadDirectory(f"{directory}: {error}") from None
+    return _put_all(directory, made)
+
+
+def new_authority(*, at: datetime) -> dict[str, str]:
+    """Return a new authority: ca.crt and ca.key."""
+    authority = ec.generate_private_key(ec.SECP256R1())
+    root = (
+        _builder(_AUTHORITY, own=authority, at=at, lasts=_AUTHORITY_LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(authority, hashes.SHA256())
+    )
+    return {"ca.key": _secret(authority), "ca.crt": _text(root)}
+
+
+def certificate(
+    signer: Mapping[str, str], hosts: Sequence[str], *, at: datetime, lasts: timedelta
+) -> dict[str, str]:
+    """Return tls.crt and tls.key for these hosts, signed by an authority's ca.key and ca.crt.
+
+    Raises BadAuthority, and ValueError for an invalid host.
+    """
+    names = [_name(host) for host in hosts]
+    try:
+        authority = serialization.load_pem_private_key(signer["ca.key"].encode(), None)
+        root = x509.load_pem_x509_certificate(signer["ca.crt"].encode())
     except ValueError as error:
-        raise BadDirectory(f"{directory}: no authority made by muster: {error}") from None
+        raise BadAuthority(f"no authority made by muster: {error}") from None
     if (
         not isinstance(authority, ec.EllipticCurvePrivateKey)
         or authority.public_key() != root.public_key()
     ):
-        raise BadDirectory(f"{file}: not the key of ca.crt")
+        raise BadAuthority("ca.key is not the key of ca.crt")
     if root.not_valid_after_utc < at + lasts:
-        raise BadDirectory(
-            f"{directory}: its authority expires on {root.not_valid_after_utc:%Y-%m-%d}, before "
-            "the new certificate would"
+        raise BadAuthority(
+            f"its authority expires on {root.not_valid_after_utc:%Y-%m-%d}, before the new "
+            "certificate would"
         )
-    return _certify(directory, authority, names, at=at, lasts=lasts)
-
-
-def _certify(
-    directory: Path,
-    authority: ec.EllipticCurvePrivateKey,
-    names: Sequence[x509.GeneralName],
-    *,
-    at: datetime,
-    lasts: timedelta,
-) -> list[str]:
     own = ec.generate_private_key(ec.SECP256R1())
     use = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    certificate = (
+    signed = (
         _builder(str(names[0].value)[:64], own=own, at=at, lasts=lasts)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
@@ -266,13 +238,17 @@ def _certify(
         )
         .sign(authority, hashes.SHA256())
     )
-    write(directory / "tls.crt", _text(certificate))
-    write(directory / "tls.key", _secret(own))
-    return ["tls.crt", "tls.key"]
+    return {"tls.crt": _text(signed), "tls.key": _secret(own)}
 
 
-def _text(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(serialization.Encoding.PEM).decode("ascii")
+def _put_all(directory: Path, made: Mapping[str, str]) -> list[str]:
+    for name, text in made.items():
+        write(directory / name, text)
+    return list(made)
+
+
+def _text(signed: x509.Certificate) -> str:
+    return signed.public_bytes(serialization.Encoding.PEM).decode("ascii")
 
 
 def _secret(key: ec.EllipticCurvePrivateKey) -> str:

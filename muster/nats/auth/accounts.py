@@ -8,13 +8,17 @@ A client with a token instead of credentials is assigned to the account AUTH, wh
 """
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from muster.nats.auth import nkeys, permissions
 
 Claims: TypeAlias = dict[str, object]
+Keyring: TypeAlias = Mapping[str, Sequence[nkeys.Key]]
+"""The keys of an installation by their names in `KINDS`; several are valid, the newest is first."""
 
 _CONNECTIONS: Final = "$SYS.REQ.ACCOUNT.{}.CONNZ"
 _DISCONNECT: Final = "$SYS.REQ.SERVER.*.KICK"
@@ -40,6 +44,20 @@ class Role(enum.StrEnum):
 
 CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.ADMIN)
 """The roles with a single user."""
+ANSWER: Final = "answer"
+CHANGEABLE: Final = (ANSWER, *Role)
+"""The keys for daily use; the other keys sign these."""
+KINDS: Final[Mapping[str, nkeys.Kind]] = {
+    "operator": nkeys.Kind.OPERATOR,
+    "system": nkeys.Kind.ACCOUNT,
+    "auth": nkeys.Kind.ACCOUNT,
+    "muster": nkeys.Kind.ACCOUNT,
+    "plugins": nkeys.Kind.ACCOUNT,
+    "gate": nkeys.Kind.USER,
+    ANSWER: nkeys.Kind.ACCOUNT,
+    **{role.value: nkeys.Kind.ACCOUNT for role in Role},
+}
+"""Every key of an installation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +75,68 @@ class Keys:
     """The keys that the gate may sign its answers with."""
     roles: Mapping[Role, Sequence[str]]
     """Keys that may sign users, by role; several during a rotation."""
+
+
+def read_seeds(name: str, text: str) -> list[nkeys.Key]:
+    """Return the keys whose seeds a text has, one in each line. Raises ValueError."""
+    keys = [nkeys.Key.from_seed(seed, KINDS[name]) for seed in text.split()]
+    if not keys:
+        raise ValueError("empty")
+    return keys
+
+
+def derive(ring: Keyring, *, random: Callable[[int], bytes], at: float) -> dict[str, str]:
+    """Return accounts.conf, the credentials of each service and the gate's files, by file name.
+
+    `random` returns as many secret bytes.
+    """
+    newest = {name: keys[0] for name, keys in ring.items()}
+    keys = Keys(
+        operator=newest["operator"],
+        system=newest["system"],
+        auth=newest["auth"],
+        muster=newest["muster"],
+        plugins=newest["plugins"],
+        gate=newest["gate"].public,
+        answers=[key.public for key in ring[ANSWER]],
+        roles={role: [key.public for key in ring[role]] for role in Role},
+    )
+    signing = {
+        "auth": keys.auth.public,
+        "plugins": keys.plugins.public,
+        "answer_seed": newest[ANSWER].seed,
+        "node_seed": newest[Role.NODE].seed,
+    }
+    gate_jwt = nkeys.encode_jwt(gate_user(keys.gate), keys.auth, at=at)
+    made = {
+        "accounts.conf": configuration(keys, _new_user(random).public, at=at),
+        "gate.json": msgspec.json.encode(signing).decode() + "\n",
+        "gate.creds": nkeys.write_creds(gate_jwt, newest["gate"]),
+    }
+    for role in CENTRAL:
+        made[f"{role}.creds"] = credentials(ring, role, name=role, random=random, at=at)
+    return made
+
+
+def owner(role: Role) -> str:
+    """Return the name of the account that the users of a role belong to."""
+    return "plugins" if role is Role.NODE else "muster"
+
+
+def credentials(
+    ring: Keyring,
+    role: Role,
+    *,
+    name: str,
+    random: Callable[[int], bytes],
+    at: float,
+    until: float | None = None,
+    plugins: Collection[str] = (),
+) -> str:
+    """Return the .creds file of a new user; it needs the keys of the role and its `owner`."""
+    key, account = _new_user(random), ring[owner(role)][0].public
+    claims = user(role, key.public, name=name, account=account, until=until, plugins=plugins)
+    return nkeys.write_creds(nkeys.encode_jwt(claims, ring[role][0], at=at), key)
 
 
 def user(
@@ -260,6 +340,10 @@ def _grant(role: Role) -> permissions.Grant:
 def _allowed(allowed: Collection[str], denied: Collection[str]) -> Claims:
     claims: Claims = {"allow": list(allowed)}
     return claims | {"deny": list(denied)} if denied else claims
+
+
+def _new_user(random: Callable[[int], bytes]) -> nkeys.Key:
+    return nkeys.Key(nkeys.Kind.USER, random(nkeys.SECRET_BYTES))
 
 
 def _kind(of: str) -> Claims:
