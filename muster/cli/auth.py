@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import cyclopts
 from cyclopts import Parameter
 
-from muster import vocabulary
+from muster import commands, vocabulary
 from muster.cli import keyfiles, output, texts
 from muster.nats.auth import accounts as bus_accounts
 from muster.nats.auth import permissions
@@ -239,6 +239,36 @@ def local_ca(
         ]
 
     return _run("local-ca", make)
+
+
+@app.command
+def cluster(
+    *,
+    production: output.Flag = False,
+    context: str | None = None,
+    namespace: str = "muster",
+    name: Annotated[str, Parameter(env_var="MUSTER_AUTH_NAME")] = "muster",
+) -> int:
+    """Create the Secrets that an installation in a cluster lacks; nothing there is replaced.
+
+    Parameters
+    ----------
+    production
+        Keys and a certificate for `production`, instead of passwords.
+    context
+        The kubeconfig's context; by default its current one, or the cluster that this runs in.
+    namespace
+        The namespace of muster.
+    name
+        The beginning of all names: the chart's `fullnameOverride`.
+
+    """
+    if problem := commands.missing("labeler"):
+        return output.fail("auth cluster", problem, code=1)
+    from muster.cli import cluster_keys  # noqa: PLC0415  # the Kubernetes client, only where it is used
+
+    of = cluster_keys.Installation(name=name, namespace=namespace, production=production)
+    return cluster_keys.run("auth cluster", of, context=context)
 
 
 def _run(command: str, make: Callable[[], Sequence[str]]) -> int:

@@ -17,6 +17,8 @@ import msgspec
 from muster.nats.auth import nkeys, permissions
 
 Claims: TypeAlias = dict[str, object]
+Random: TypeAlias = Callable[[int], bytes]
+"""Returns as many secret bytes."""
 Keyring: TypeAlias = Mapping[str, Sequence[nkeys.Key]]
 """The keys of an installation by their names in `KINDS`; several are valid, the newest is first."""
 
@@ -85,7 +87,7 @@ def read_seeds(name: str, text: str) -> list[nkeys.Key]:
     return keys
 
 
-def derive(ring: Keyring, *, random: Callable[[int], bytes], at: float) -> dict[str, str]:
+def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
     """Return accounts.conf, the credentials of each service and the gate's files, by file name.
 
     `random` returns as many secret bytes.
@@ -128,7 +130,7 @@ def credentials(
     role: Role,
     *,
     name: str,
-    random: Callable[[int], bytes],
+    random: Random,
     at: float,
     until: float | None = None,
     plugins: Collection[str] = (),
@@ -342,7 +344,7 @@ def _allowed(allowed: Collection[str], denied: Collection[str]) -> Claims:
     return claims | {"deny": list(denied)} if denied else claims
 
 
-def _new_user(random: Callable[[int], bytes]) -> nkeys.Key:
+def _new_user(random: Random) -> nkeys.Key:
     return nkeys.Key(nkeys.Kind.USER, random(nkeys.SECRET_BYTES))
 
 

@@ -1,0 +1,182 @@
+"""Adapter: the Kubernetes API: creates the passwords or keys that an installation lacks.
+
+Another process may do the same at once: whoever creates an object first decides its content, and
+nobody replaces what is there.
+"""
+
+import asyncio
+import base64
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, assert_never
+
+import msgspec
+
+from muster.cli import keyfiles, output
+from muster.kubernetes import api as kubernetes_api
+from muster.kubernetes import objects
+from muster.nats.auth import cluster_secrets
+from muster.nats.auth.cluster_secrets import Kind, Origin, Part, Step, Stored
+
+_REQUEST_S: Final = 20.0
+_LASTS: Final = timedelta(days=3650)
+_PASSWORD_BYTES: Final = 24
+_LABELS: Final = {"app.kubernetes.io/name": "muster-keys", "app.kubernetes.io/part-of": "muster"}
+_PATHS: Final = {Kind.SECRET: "secrets", Kind.CONFIG_MAP: "configmaps"}
+
+
+class Failed(Exception):
+    """The API did not do what was asked; the text says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """Which installation the keys are for."""
+
+    name: str
+    namespace: str
+    production: bool
+
+
+class _Held(objects.HasMetadata, frozen=True):
+    """A Secret, whose values msgspec decodes, or a ConfigMap."""
+
+    data: dict[str, str] | None = None
+
+
+def run(command: str, of: Installation, *, context: str | None) -> int:
+    """Create what is missing, and print it; return the exit code: 2 if a person has to decide."""
+    try:
+        return asyncio.run(_run(of, context))
+    except cluster_secrets.Refused as error:
+        return output.fail(command, str(error))
+    except (Failed, kubernetes_api.NoCluster) as error:
+        return output.fail(command, str(error), code=1)
+
+
+async def _run(of: Installation, context: str | None) -> int:
+    kubeconfig = os.environ.get("KUBECONFIG") or None
+    if kubeconfig is None and (context or "KUBERNETES_SERVICE_HOST" not in os.environ):
+        kubeconfig = str(Path.home() / ".kube/config")
+    changed = 0
+    async with await kubernetes_api.find(kubeconfig=kubeconfig, context=context) as api:
+        async for line in complete(api, of):
+            output.show(line)
+            changed += 1
+    if not changed:
+        output.show("nothing is missing")
+    return 0
+
+
+async def complete(api: kubernetes_api.Api, of: Installation) -> AsyncIterator[str]:
+    """Create what is missing; yield a line for each object that was created or signed again.
+
+    Raises Failed, and cluster_secrets.Refused.
+    """
+    parts = cluster_secrets.Wanted(of.name).parts(production=of.production)
+    for _ in range(cluster_secrets.ROUNDS_MAX):
+        held = {part: each for part in parts if (each := await _read(api, of.namespace, part))}
+        stored = {part: _stored(part, each) for part, each in held.items()}
+        steps = cluster_secrets.plan(of.name, stored, production=of.production)
+        if not steps:
+            return
+        made = _made(of, stored, steps)
+        for step in steps:
+            version = held[step.part].metadata.resource_version if step.part in held else ""
+            if await _write(api, of, step.part, made[step], version):
+                yield f"{'signed again' if version else 'created'}: {step.part}"
+    raise Failed("others have changed the same objects meanwhile: run this again")
+
+
+def _made(
+    of: Installation, stored: Mapping[Part, Stored], steps: tuple[Step, ...]
+) -> dict[Step, dict[str, str]]:
+    """Return the content of each object, by its keys."""
+    wanted, at = cluster_secrets.Wanted(of.name), datetime.now(UTC)
+    derived: dict[str, str] = {}
+    if any(step.origin is Origin.KEYS for step in steps):
+        random, now_s = secrets.token_bytes, at.timestamp()
+        derived = cluster_secrets.derive(stored[wanted.seeds], random=random, at=now_s)
+    contents = {}
+    for step in steps:
+        match step.origin:
+            case Origin.PASSWORD:
+                # nats-server takes digits for a number
+                files = {"password": f"p{secrets.token_hex(_PASSWORD_BYTES)}"}
+            case Origin.SEEDS:
+                files = keyfiles.new_seeds()
+            case Origin.AUTHORITY:
+                files = keyfiles.new_authority(at=at)
+            case Origin.KEYS:
+                files = derived
+            case Origin.CERTIFICATE:
+                authority = stored[wanted.authority].data
+                hosts = cluster_secrets.hosts(of.name, of.namespace)
+                made = keyfiles.certificate(authority, hosts, at=at, lasts=_LASTS)
+                files = {**made, "ca.crt": authority["ca.crt"]}
+            case Origin.TRUST:
+                files = dict(stored[wanted.certificate].data)
+            case _ as unreachable:
+                assert_never(unreachable)
+        contents[step] = {key: files[file] for key, file in step.part.files}
+    return contents
+
+
+async def _read(api: kubernetes_api.Api, namespace: str, part: Part) -> _Held | None:
+    path = f"{_path(namespace, part)}/{part.name}"
+    answer = await api.request("GET", path, timeout_s=_REQUEST_S)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        return None
+    if not answer.is_ok:
+        raise Failed(answer.problem)
+    try:
+        return msgspec.json.decode(answer.body, type=_Held)
+    except kubernetes_api.UNREADABLE as error:
+        raise Failed(f"{answer.what}: unreadable: {error}") from None
+
+
+def _stored(part: Part, held: _Held) -> Stored:
+    data = held.data or {}
+    if part.kind is Kind.SECRET:
+        decoded = {key: base64.b64decode(value) for key, value in data.items()}
+        data = {key: value.decode("utf-8", "replace") for key, value in decoded.items()}
+    return Stored(data, (held.metadata.annotations or {}).get(cluster_secrets.VERSION))
+
+
+async def _write(
+    api: kubernetes_api.Api, of: Installation, part: Part, content: Mapping[str, str], version: str
+) -> bool:
+    """Create an object, or change the version that was read; return whether nobody was faster."""
+    data = dict(content)
+    if part.kind is Kind.SECRET:
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+    metadata: dict[str, object] = {}
+    if part in cluster_secrets.Wanted(of.name).signed:
+        metadata["annotations"] = {cluster_secrets.VERSION: cluster_secrets.rights()}
+    path = _path(of.namespace, part)
+    if version:
+        body = {"metadata": {**metadata, "resourceVersion": version}, "data": data}
+        answer = await api.request(
+            "PATCH", f"{path}/{part.name}", body=body,
+            content=kubernetes_api.MERGE, timeout_s=_REQUEST_S,
+        )  # fmt: skip
+    else:
+        tree = {
+            "apiVersion": "v1",
+            "kind": part.kind,
+            "metadata": {**metadata, "name": part.name, "labels": _LABELS},
+            "data": data,
+        }
+        answer = await api.request("POST", path, body=tree, timeout_s=_REQUEST_S)
+    if not answer.is_ok and answer.status != HTTPStatus.CONFLICT:
+        raise Failed(answer.problem)
+    return answer.is_ok
+
+
+def _path(namespace: str, part: Part) -> str:
+    return f"/api/v1/namespaces/{namespace}/{_PATHS[part.kind]}"
