@@ -44,6 +44,7 @@ _PARTS: Final = (
         for name in (
             *("fuse-broker", "fuse-broker-tls", "fuse-webhook", "fuse-nri", "fuse-dra"),
             *("watch-rights", "watch-processes", "watch-drivers", "monitoring"),
+            *("keys", "keys-production"),
         )
     ),
 )

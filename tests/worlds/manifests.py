@@ -101,8 +101,8 @@ def file_in(overlay: str, map_prefix: str, name: str) -> str:
     return str(path)
 
 
-def of_chart(values: Object, *, namespace: str = "muster") -> list[Object]:
-    """Return every object of the Helm chart with these values, but those of its hooks."""
+def of_chart(values: Object, *, namespace: str = "muster", hooks: str = "") -> list[Object]:
+    """Return every object of the chart with these values, or those of the hooks that begin so."""
     helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
     with contextlib.closing(helm.Chart.load(str(ROOT / "k8s/chart/muster"))) as chart:
         files = chart.render(values, name="muster", namespace=namespace)
@@ -113,7 +113,8 @@ def of_chart(values: Object, *, namespace: str = "muster") -> list[Object]:
         for manifest in yaml.load_all(text, yaml.CSafeLoader)
         if manifest
     ]
-    return [o for o in rendered if HOOK not in o["metadata"].get("annotations", {})]
+    of_hooks = [(o, o["metadata"].get("annotations", {}).get(HOOK, "")) for o in rendered]
+    return [o for o, hook in of_hooks if (hook.startswith(hooks) if hooks else not hook)]
 
 
 def by_name(listed: Sequence[Object]) -> dict[tuple[str, str, str], Object]:

@@ -4,6 +4,13 @@
 {{- $object := .object -}}
 {{- $values := dict -}}
 {{- if .name }}{{ $values = include "muster.service" . | fromJson }}{{ end -}}
+{{- if eq .name "muster-keys" -}}
+{{- /* the keys are there before anything mounts them; Helm shows the log of a Job that fails */ -}}
+{{- $hook := dict "helm.sh/hook" "pre-install,pre-upgrade" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" -}}
+{{- $_ := set $hook "helm.sh/hook-weight" (ternary "0" "-5" (eq $object.kind "Job")) -}}
+{{- if eq $object.kind "Job" }}{{ $_ := set $hook "helm.sh/hook-output-log-policy" "hook-failed" }}{{ end -}}
+{{- $_ := set $object.metadata "annotations" $hook -}}
+{{- end -}}
 {{- if hasKey ($object.spec | default dict) "template" -}}
 {{- include "muster.reads" . -}}
 {{- include "muster.pods" (set . "values" $values) -}}
@@ -13,7 +20,7 @@
 {{- with $v.nats.storage.className }}{{ $_ := set $claim "storageClassName" . }}{{ end -}}
 {{- end -}}
 {{- else if eq $object.kind "ServiceAccount" -}}
-{{- with ($values.serviceAccount).annotations }}{{ $_ := set $object.metadata "annotations" . }}{{ end -}}
+{{- with ($values.serviceAccount).annotations }}{{ $_ := set $object.metadata "annotations" (merge (deepCopy .) ($object.metadata.annotations | default dict)) }}{{ end -}}
 {{- else if has $object.kind (list "PodMonitor" "PrometheusRule") -}}
 {{- $_ := set $object.metadata "labels" (mergeOverwrite $object.metadata.labels $v.monitoring.labels) -}}
 {{- with $runbooks := (($v.settings).health).runbook_url -}}
@@ -56,6 +63,7 @@
 {{- $_ := set $env "MUSTER_GATE__TOKENS__ACCOUNT" (printf "%s-plugin" $fullname) -}}
 {{- $_ := set $env "MUSTER_GATE__TOKENS__OTHERS" (printf "{%s-fuse: [fuse-broker]}" $fullname) -}}
 {{- end -}}
+{{- if eq $service "keys" }}{{ $_ := set $env "MUSTER_AUTH_NAME" $fullname }}{{ end -}}
 {{- if eq $service "labeler" }}{{ $_ := set $env "MUSTER_LABELER__LEASE__NAME" (printf "%s-labeler" $fullname) }}{{ end -}}
 {{- if eq $service "fuse-webhook" }}{{ $_ := set $env "MUSTER_FUSE_WEBHOOK__KUBERNETES__NAME" (printf "%s-fuse-webhook" $fullname) }}{{ end -}}
 {{- end -}}

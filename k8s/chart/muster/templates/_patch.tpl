@@ -26,6 +26,7 @@
 {{- /* prints the names of the parts of files/manifests.yaml that the values ask for, in their order */ -}}
 {{- $v := .Values -}}
 {{- $fuse := or $v.fuse.enabled false -}}
+{{- $keys := and $v.keys.create (not $v.nats.external.url) -}}
 {{- $parts := list "base" -}}
 {{- range list
   (list $v.production.enabled "production")
@@ -41,6 +42,8 @@
   (list $v.watch.hostPID "watch-processes")
   (list $v.watch.drivers "watch-drivers")
   (list $v.monitoring.enabled "monitoring")
+  (list $keys "keys")
+  (list (and $keys $v.production.enabled) "keys-production")
 -}}
 {{- if first . }}{{ $parts = append $parts (last .) }}{{ end -}}
 {{- end -}}
