@@ -12,9 +12,10 @@ TEXT = {page.relative_to(manifests.ROOT): page.read_text("utf-8") for page in PA
 
 
 def carried(where: Path) -> list[dict[str, str]]:
-    """Return the labels of every object and every pod, also of the FUSE broker and webhook."""
-    fuse = manifests.with_component("minimal", "fuse-broker", "fuse-webhook", where=where)
-    objects = [*manifests.objects("production"), *fuse]
+    """Return the labels of every object and every pod, also of optional ones."""
+    parts = ("fuse-broker", "fuse-webhook", "keys")
+    more = manifests.with_component("minimal", *parts, where=where)
+    objects = [*manifests.objects("production"), *more]
     labels = [o["metadata"].get("labels", {}) for o in objects]
     return labels + [
         o["spec"]["template"]["metadata"]["labels"]
