@@ -118,7 +118,6 @@ def test_clients_never_trust_an_authority_that_did_not_sign() -> None:
         (WANTED.seeds, {**SEEDS.data, "gate.seed": "SU"}, "not a key"),
         (WANTED.seeds, {**SEEDS.data, "gate.seed": SEEDS.data["auth.seed"]}, "kind user"),
     ],
-    ids=str,
 )
 def test_what_has_another_form_is_named_and_not_replaced(
     part: Part, data: dict[str, str], problem: str
