@@ -89,7 +89,8 @@ def test_pods_mount_what_the_job_makes_and_none_mounts_all_keys(*, production: b
     assert unused == nobodys
     there = {(o["kind"], o["metadata"]["name"]) for o in rendered}
     made = {(str(part.kind), part.name) for part in parts}
-    needed = {("Secret", name) for name in values_of(rendered, "secretName")}
+    secrets = [tree for tree in values_of(rendered, "secret") if not tree.get("optional")]
+    needed = {("Secret", tree["secretName"]) for tree in secrets}
     needed |= {("Secret", tree["name"]) for tree in values_of(rendered, "secretKeyRef")}
     needed |= {("ConfigMap", tree["name"]) for tree in values_of(rendered, "configMap")}
     assert needed - there - made == set()

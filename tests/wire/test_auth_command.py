@@ -140,7 +140,7 @@ def test_the_printed_commands_create_what_production_mounts(tmp_path: Path, ran:
         for volume in pod["volumes"]
         for source in (volume, *volume.get("projected", {}).get("sources", ()))
         for kind, key in (("ConfigMap", "configMap"), ("Secret", "secret"))
-        if key in source
+        if key in source and not source[key].get("optional")
         for name in [source[key].get("name") or source[key]["secretName"]]
     }
     rendered = {(o["kind"], o["metadata"]["name"]) for o in manifests.objects("production")}
