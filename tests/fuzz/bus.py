@@ -11,7 +11,7 @@ import nats.errors
 
 from muster import codec, inventory_pages, vocabulary
 from muster.nats import assembly
-from muster.nats import heartbeats as stream
+from muster.nats import heartbeat_reader as stream
 from muster_health.bus import nats_connections
 from muster_health.fleet import detector
 from muster_health.model import config, signals

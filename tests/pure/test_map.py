@@ -32,7 +32,7 @@ def mentioned(service: str) -> set[str]:
     """Return the names of the vocabulary that a service's code uses."""
     files = [*(ROOT / "services" / service).rglob("*.py")]
     if service in OF_NODE:
-        files.append(ROOT / "muster/nats/reporter.py")
+        files.append(ROOT / "muster/nats/heartbeat_sender.py")
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
     return {
         node.attr

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import codec, vocabulary
-from muster.nats import reporter
+from muster.nats import heartbeat_sender
 from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
 from muster_plugin.config import gpus, resources
@@ -664,14 +664,14 @@ def test_a_heartbeat_that_is_too_large_is_cut_and_still_has_the_problems() -> No
     large = msgspec.structs.replace(
         HEARTBEAT, resources=tuple(resources), problems=("p" * 2000,) * 21
     )
-    heartbeat = reporter.fit_heartbeat(large, codec.HEARTBEAT_BYTES_MAX)
+    heartbeat = heartbeat_sender.fit_heartbeat(large, codec.HEARTBEAT_BYTES_MAX)
     assert codec.decode_heartbeat(codec.encode_heartbeat(heartbeat)) == heartbeat
     assert [entry.name for entry in heartbeat.resources] == [entry.name for entry in resources]
     assert all(r.problem and r.short and r.mismatch for r in heartbeat.resources)
 
 
 def test_a_heartbeat_that_fits_is_sent_as_it_is() -> None:
-    assert reporter.fit_heartbeat(HEARTBEAT, codec.HEARTBEAT_BYTES_MAX) == HEARTBEAT
+    assert heartbeat_sender.fit_heartbeat(HEARTBEAT, codec.HEARTBEAT_BYTES_MAX) == HEARTBEAT
 
 
 def test_an_age_is_rounded_and_has_a_number_for_never() -> None:
@@ -695,10 +695,10 @@ def test_readiness_names_what_is_missing_for_each_resource() -> None:
 def test_the_first_heartbeat_of_a_node_is_sent_within_the_interval(
     node: str, interval_s: float
 ) -> None:
-    assert 0 <= reporter.first_heartbeat_s(node, interval_s) <= interval_s
-    assert reporter.first_heartbeat_s(node, interval_s) == reporter.first_heartbeat_s(
+    assert 0 <= heartbeat_sender.first_heartbeat_s(node, interval_s) <= interval_s
+    assert heartbeat_sender.first_heartbeat_s(
         node, interval_s
-    )
+    ) == heartbeat_sender.first_heartbeat_s(node, interval_s)
 
 
 def test_a_change_of_sharing_reports_no_healthy_gpu_as_gone() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from muster import codec, vocabulary
 from muster.local import nats as local
 from muster.local import processes
-from muster.nats import heartbeat_budget, heartbeats
+from muster.nats import heartbeat_budget, heartbeat_reader
 from tests.worlds import nats_links, shipped_nats
 
 LIMITS = heartbeat_budget.Limits(period_s=0.5)
@@ -59,7 +59,7 @@ def test_a_flood_of_one_node_delays_no_other_and_does_not_cut_the_reader(tmp_pat
     async def story(server: local.NatsServer) -> None:
         url = shipped_nats.address(server, "health")
         async with (
-            heartbeats.HeartbeatStream(url, name="test", limits=LIMITS) as stream,
+            heartbeat_reader.HeartbeatStream(url, name="test", limits=LIMITS) as stream,
             shipped_nats.client(server, "plugin_node-b") as honest,
         ):
             await stream.follow(handle, nodes=lambda: (1, NODES), on_excess=note)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from muster import codec, vocabulary
 from muster.local import nats as local
-from muster.nats import heartbeat_budget, heartbeats
+from muster.nats import heartbeat_budget, heartbeat_reader
 from tests.worlds import nats_links
 
 MANY = heartbeat_budget.Limits(unknown_messages=100_000, noisy_messages=100_000)
@@ -85,7 +85,7 @@ def test_every_valid_heartbeat_is_received_in_order_and_the_others_are_counted(
         receiver = Receiver()
         before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
         async with (
-            heartbeats.HeartbeatStream(server.url, name="test", limits=MANY) as stream,
+            heartbeat_reader.HeartbeatStream(server.url, name="test", limits=MANY) as stream,
             nats_links.raw(server.url) as client,
         ):
             await stream.follow(receiver.handle)
@@ -110,7 +110,7 @@ def test_while_a_batch_is_handled_the_next_waits(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         receiver = Receiver()
         async with (
-            heartbeats.HeartbeatStream(server.url, name="test", limits=MANY) as stream,
+            heartbeat_reader.HeartbeatStream(server.url, name="test", limits=MANY) as stream,
             nats_links.raw(server.url) as client,
         ):
             await stream.follow(receiver.handle)
@@ -128,7 +128,7 @@ def test_what_has_arrived_is_one_batch_and_never_too_large(tmp_path: Path) -> No
     async def story(server: local.NatsServer) -> None:
         receiver = Receiver()
         async with (
-            heartbeats.HeartbeatStream(server.url, name="test", limits=MANY) as stream,
+            heartbeat_reader.HeartbeatStream(server.url, name="test", limits=MANY) as stream,
             nats_links.raw(server.url) as client,
         ):
             await stream.follow(receiver.handle)
@@ -148,7 +148,7 @@ def test_what_has_arrived_is_one_batch_and_never_too_large(tmp_path: Path) -> No
 def test_heartbeats_are_received_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         receiver = Receiver()
-        async with heartbeats.HeartbeatStream(server.url, name="test", limits=MANY) as stream:
+        async with heartbeat_reader.HeartbeatStream(server.url, name="test", limits=MANY) as stream:
             await stream.follow(receiver.handle)
             async with nats_links.raw(server.url) as client:
                 await wait_for_subscription(client, receiver)
@@ -180,7 +180,7 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(
     others: list[bytes] = []
     rest = b""
     for begin, end in itertools.pairwise(bounds):
-        messages, more, rest = heartbeats.split_messages(rest + whole[begin:end])
+        messages, more, rest = heartbeat_reader.split_messages(rest + whole[begin:end])
         value += messages
         others += more
     numbers = {
@@ -207,10 +207,10 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(
 )
 def test_a_message_without_a_possible_size_is_a_protocol_error(line: bytes) -> None:
     with pytest.raises(nats.errors.ProtocolError):
-        heartbeats.split_messages(line + b"\r\nPING\r\n")
+        heartbeat_reader.split_messages(line + b"\r\nPING\r\n")
 
 
 def test_a_line_without_end_is_a_protocol_error() -> None:
-    assert heartbeats.split_messages(b"x" * 1_000_000) == ([], [], b"x" * 1_000_000)
+    assert heartbeat_reader.split_messages(b"x" * 1_000_000) == ([], [], b"x" * 1_000_000)
     with pytest.raises(nats.errors.ProtocolError):
-        heartbeats.split_messages(b"x" * 2_000_000)
+        heartbeat_reader.split_messages(b"x" * 2_000_000)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster import vocabulary
-from muster_plugin import publisher
+from muster_plugin import device_updates
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import resource_manager, resource_plugin
 
@@ -42,14 +42,16 @@ def removed(letter: str) -> vocabulary.PluginEvent:
 
 def played(
     root: Path,
-    story: Callable[[publisher.UpdatePublisher, Slow, list[vocabulary.Event]], Awaitable[None]],
+    story: Callable[
+        [device_updates.UpdatePublisher, Slow, list[vocabulary.Event]], Awaitable[None]
+    ],
 ) -> None:
     async def run() -> None:
         devices = inventory.Inventory(node="n1", plugin="p")
-        slow, events = Slow(root, devices), publisher.EventLog("n1", "p")
+        slow, events = Slow(root, devices), device_updates.EventLog("n1", "p")
         published: list[vocabulary.Event] = []
         events.publish_to(published.append)
-        updates = publisher.UpdatePublisher(
+        updates = device_updates.UpdatePublisher(
             devices,
             slow,
             events,
@@ -75,7 +77,7 @@ def test_changes_that_arrive_during_a_publication_are_published_together_and_in_
     tmp_path: Path,
 ) -> None:
     async def story(
-        updates: publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
+        updates: device_updates.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
         first = asyncio.create_task(updates.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
@@ -96,7 +98,7 @@ def test_changes_that_arrive_during_a_publication_are_published_together_and_in_
 
 def test_a_change_is_published_even_if_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def story(
-        updates: publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
+        updates: device_updates.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
         bringing = asyncio.create_task(updates.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
@@ -116,7 +118,7 @@ def test_a_change_is_published_even_if_its_caller_is_cancelled(tmp_path: Path) -
 
 
 def test_of_hundreds_of_problems_the_first_are_published_and_how_many_more() -> None:
-    events = publisher.EventLog("n1", "p")
+    events = device_updates.EventLog("n1", "p")
     published: list[vocabulary.Event] = []
     events.publish_to(published.append)
     events.configuration_rejected(

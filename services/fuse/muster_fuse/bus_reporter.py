@@ -8,7 +8,7 @@ from typing import Final, assert_never
 
 import muster
 from muster import pacing, vocabulary, wording
-from muster.nats import reporter
+from muster.nats import heartbeat_sender
 from muster.nats.auth import permissions
 from muster.service import logs, probes
 from muster_fuse import config, metrics
@@ -47,7 +47,7 @@ class BusReporter:
         )
         self._publish: Callable[[vocabulary.Event], None] = _dropped
         self._parts: metrics.Parts | None = None
-        self._reporter = reporter.Reporter(
+        self._reporter = heartbeat_sender.Reporter(
             self,
             url=chosen.bus.url,
             interval_s=chosen.heartbeat.interval_s,
@@ -86,7 +86,7 @@ class BusReporter:
 
     # What is reported
 
-    def heartbeat(self, sender: reporter.Sender) -> vocabulary.Heartbeat:
+    def heartbeat(self, sender: heartbeat_sender.Sender) -> vocabulary.Heartbeat:
         """Return the broker's current status."""
         parts, now = self._present, time.monotonic()
         phase = vocabulary.Phase.SERVING if parts.offered.registrations else _STARTING

@@ -17,7 +17,7 @@ import prometheus_client
 
 from muster import leadership, machine
 from muster.kubernetes import api
-from muster.nats import bus, heartbeats, lock, streams
+from muster.nats import bus, heartbeat_reader, lock, streams
 from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
 from muster_health.bus import inputs, nats_connections, notified, outputs, self_monitoring
@@ -45,7 +45,7 @@ async def serve(settings: config.Settings) -> None:
         name = f"muster-health {connected.instance}"
         election = await stack.enter_async_context(_election(connected, settings.leading, name))
         stream = await stack.enter_async_context(
-            heartbeats.HeartbeatStream(settings.bus.url, name=name)
+            heartbeat_reader.HeartbeatStream(settings.bus.url, name=name)
         )
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
         incoming = inputs.Inputs(connected.link, stream, election, inbox, watched.nodes)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import muster
 from muster import vocabulary
-from muster.nats import reporter
+from muster.nats import heartbeat_sender
 from muster.service import logs, probes
 from muster_plugin import metrics
 from muster_plugin import node as node_wiring
@@ -26,7 +26,7 @@ class BusReporter:
         self.heartbeat_due = node.heartbeat_due
         self._http = chosen.http
         self._node = node
-        self._reporter = reporter.Reporter(
+        self._reporter = heartbeat_sender.Reporter(
             self,
             url=chosen.bus.url,
             interval_s=chosen.heartbeat.interval_s,
@@ -60,7 +60,7 @@ class BusReporter:
         """The names of the resources."""
         return self._node.inventory.resources
 
-    def heartbeat(self, sender: reporter.Sender) -> vocabulary.Heartbeat:
+    def heartbeat(self, sender: heartbeat_sender.Sender) -> vocabulary.Heartbeat:
         """Return the node's present status."""
         node, now = self._node, time.monotonic()
         return vocabulary.Heartbeat(
@@ -97,7 +97,7 @@ class BusReporter:
             return vocabulary.StopReason.UPGRADE
         return self._node.stop_reason if self._node.stopping.is_set() else None
 
-    def _phase(self, sender: reporter.Sender) -> vocabulary.Phase:
+    def _phase(self, sender: heartbeat_sender.Sender) -> vocabulary.Phase:
         if sender.is_draining:
             return vocabulary.Phase.DRAINING
         has_served = self._node.resource_plugins.all_registered

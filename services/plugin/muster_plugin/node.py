@@ -12,7 +12,7 @@ import msgspec
 
 from muster import machine, vocabulary
 from muster.service import logs
-from muster_plugin import foreign_plugins, publisher
+from muster_plugin import device_updates, foreign_plugins
 from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
 from muster_plugin.inventory import device_checks, inventory
@@ -72,7 +72,7 @@ class Node:
         self.taken_back = asyncio.Event()
         self.left_bus = asyncio.Event()
         """Set while this process does not use the bus."""
-        self.event_log = publisher.EventLog(name, settings.name)
+        self.event_log = device_updates.EventLog(name, settings.name)
         self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
         self.resource_plugins = resource_manager.ResourcePlugins(
@@ -85,7 +85,7 @@ class Node:
             new_runner=new_runner,
             on_change=self.event_log.record_watched,
         )
-        self._updates = publisher.UpdatePublisher(
+        self._updates = device_updates.UpdatePublisher(
             self.inventory,
             self.resource_plugins,
             self.event_log,
@@ -101,7 +101,7 @@ class Node:
         self._scan_lock = asyncio.Lock()
         self._scanner = host_scanner.HostScanner()
         self._host_paths = host_scanner.HostPaths()
-        self.pods = publisher.PodDevices(
+        self.pods = device_updates.PodDevices(
             self._root,
             self.inventory,
             self.resource_plugins,

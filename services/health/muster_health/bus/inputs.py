@@ -16,7 +16,7 @@ from muster.nats import (
     connection,
     consumers,
     heartbeat_budget,
-    heartbeats,
+    heartbeat_reader,
     storage,
     stream_info,
     streams,
@@ -48,10 +48,10 @@ class Inputs:
     def __init__(
         self,
         link: connection.Connection,
-        stream: heartbeats.HeartbeatStream,
+        stream: heartbeat_reader.HeartbeatStream,
         election: leadership.Election,
         inbox: Inbox,
-        nodes: heartbeats.Nodes,
+        nodes: heartbeat_reader.Nodes,
     ) -> None:
         self._link = link
         self._heartbeats = stream
