@@ -1,4 +1,4 @@
-"""Adapter: the clock and the log: leader election, by a NATS lock or a Kubernetes Lease.
+"""Adapter: the clock, the log and a metric: leader election, by a NATS lock or a Kubernetes Lease.
 
 Only one of several replicas may act. The right to act is a *term*: a number that grows with every
 change of leader (fencing token). A term can end just because time passes, so it is checked before
@@ -7,15 +7,23 @@ every action, not only once.
 
 import abc
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
+import prometheus_client
+
 from muster.service import logs
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A monotonic clock that continues while the machine is suspended, if there is one."""
+_SINCE: Final = prometheus_client.Gauge(
+    "muster_leader_since_timestamp_seconds",
+    "When this process became the leader; 0 while it does not lead.",
+    registry=None,  # only processes that can lead have it
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,8 @@ class Election(abc.ABC):
 
     async def __aenter__(self) -> Self:
         """Start the candidacy, without waiting."""
+        with contextlib.suppress(ValueError):  # it is registered already
+            prometheus_client.REGISTRY.register(_SINCE)
         self._task = asyncio.create_task(self._keep())
         return self
 
@@ -116,6 +126,8 @@ class Election(abc.ABC):
             logs.logger().warning("leadership_lost", term=was.term, leader=leader)
         if term not in {None, was.term}:
             logs.logger().info("leadership_won", term=term)
+        if term != was.term:
+            _SINCE.set(0.0 if term is None else time.time())
         async with self._changed:
             self._changed.notify_all()
         self._on_change(was, self.current)

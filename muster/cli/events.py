@@ -101,15 +101,20 @@ async def connect(command: str, url: str | None) -> AsyncIterator[bus.Bus]:
 
 
 @contextmanager
-def outages_hidden(waiting: str | None = None) -> Iterator[Sequence[str]]:
+def outages_hidden(
+    waiting: str | None = None, *, everything: bool = False
+) -> Iterator[Sequence[str]]:
     """Keep lost connections out of the log, because commands report them themselves.
 
     Yields a list that will contain the reason for the last lost connection. `waiting` names a
-    command that waits for NATS without a limit: it prints a line when an outage begins.
+    command that waits for NATS without a limit: it prints a line when an outage begins. With
+    `everything` nothing is logged.
     """
 
     def hide(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
         if entry["event"] != "bus_disconnected":
+            if everything:
+                raise structlog.DropEvent
             return entry
         reasons[:] = [_reason(str(entry["error"]))]
         if waiting:

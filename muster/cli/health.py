@@ -23,7 +23,7 @@ from muster.cli import events, output, status, texts, why
 status_command = cyclopts.App(name="status")
 why_command = cyclopts.App(name="why")
 
-_Health = Annotated[
+Health = Annotated[
     str | None,
     Parameter(
         env_var="MUSTER_HEALTH_URL",
@@ -46,7 +46,7 @@ def show_status(
     *,
     all: output.Flag = False,  # noqa: A002  # the option's name
     json: output.Json = False,
-    health: _Health = None,
+    health: Health = None,
 ) -> int:
     """Show the fleet as the health service sees it: verdicts, alerts, plugins with problems.
 
@@ -77,7 +77,7 @@ def show_node(
     *,
     since: str = "1d",
     json: output.Json = False,
-    health: _Health = None,
+    health: Health = None,
     url: events.Url = None,
 ) -> int:
     """Show a node's verdicts, evidence, devices, alerts, pods and last changes.
@@ -137,9 +137,9 @@ def fetch(address: str | None) -> tuple[str, str | None, status.State]:
     named = [(_checked(part), None) for part in address.split(",")] if address else []
     problem = _NO_HEALTH
     other: tuple[str, str | None, status.State] | None = None
-    for url, nats_url in named or _running_here():
+    for url, nats_url in named or running_here():
         try:
-            state = status.decode(_read(f"{url}/state"))
+            state = status.decode(read(f"{url}/state"))
         except ConnectionError as error:
             problem = f"health does not answer: {error}"
         except ValueError as error:
@@ -182,10 +182,10 @@ def _checked(address: str) -> str:
     return url
 
 
-def _running_here() -> list[tuple[str, str | None]]:
-    """Return the addresses of health and NATS for each `muster up` of this user, newest first."""
+def running_here(service: str = "health") -> list[tuple[str, str | None]]:
+    """Return where a service and NATS are for each `muster up` of this user, newest first."""
     places = []
-    for log in Path(tempfile.gettempdir()).glob("muster-*/health.log"):
+    for log in Path(tempfile.gettempdir()).glob(f"muster-*/{service}.log"):
         # `muster up` removes its files when it ends; other users' directories are not used
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             if log.stat().st_uid != os.getuid():
@@ -193,7 +193,7 @@ def _running_here() -> list[tuple[str, str | None]]:
             with log.open("rb") as lines:
                 listening = next((line for line in lines if b'"event":"listening"' in line), b"")
             # the file is written once, when the service starts
-            settings = log.with_name("health.yaml")
+            settings = log.with_name(f"{service}.yaml")
             place = (
                 str(orjson.loads(listening)["http"]),
                 str(yaml.safe_load(settings.read_text("utf-8"))["bus"]["url"]),
@@ -202,12 +202,12 @@ def _running_here() -> list[tuple[str, str | None]]:
     return [place for _, place in sorted(places, reverse=True)]
 
 
-def _read(url: str) -> bytes:
-    """Return the body of an answer. Raises ConnectionError."""
+def read(url: str, bytes_max: int = _STATE_BYTES_MAX) -> bytes:
+    """Return the first bytes of an answer. Raises ConnectionError."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(url, timeout=_TIMEOUT_S) as answer:
-            body: bytes = answer.read(_STATE_BYTES_MAX)
+            body: bytes = answer.read(bytes_max)
             return body
     except urllib.request.HTTPError as error:
         error.close()

@@ -12,11 +12,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from muster import commands
 from muster.cli import output
 from muster.kubernetes import installation
+
+if TYPE_CHECKING:
+    from muster.cli import cluster as clusters
 
 NAMESPACE: Final = "muster"
 
@@ -88,16 +91,55 @@ def reached(command: str, needs: Need, *, context: str, namespace: str) -> Itera
     Connections are forwarded by a thread, because commands have event loops of their own. Raises
     Unreachable.
     """
+    with restored() as kept:
+        thread = _Thread(_Opening(command, needs, context, namespace, kept.get("NATS_CREDS")))
+        try:
+            os.environ.update(thread.start())
+            yield
+        finally:
+            thread.end()
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[Mapping[str, str]]:
+    """Unset the variables with addresses and credentials until the block ends; yield them."""
     kept = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
-    thread = _Thread(_Opening(command, needs, context, namespace, kept.get("NATS_CREDS")))
     try:
-        os.environ.update(thread.start())
-        yield
+        yield kept
     finally:
-        thread.end()
         for name in _VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(kept)
+
+
+async def open_health(
+    cluster: "clusters.Cluster", stack: contextlib.AsyncExitStack
+) -> Mapping[str, str]:
+    """Open health until the stack ends; return the variables. Raises Unreachable."""
+    pods = (await cluster.ready(installation.HEALTH))[:_HEALTH_MAX]
+    forwarded = [cluster.forwarded(pod, installation.HTTP_PORT) for pod in pods]
+    places = [await stack.enter_async_context(each) for each in forwarded]
+    return {"MUSTER_HEALTH_URL": ",".join(f"http://{place}" for place in places)}
+
+
+async def open_bus(
+    cluster: "clusters.Cluster",
+    stack: contextlib.AsyncExitStack,
+    *,
+    role: installation.Role,
+    own: str | None,
+) -> tuple[Mapping[str, str], str]:
+    """Open NATS until the stack ends; return the variables, and whose rights they give.
+
+    `own` is the user's own file of credentials. Raises Unreachable.
+    """
+    server = (await cluster.ready(installation.NATS))[0]
+    login = installation.login(server, role)
+    place = await stack.enter_async_context(cluster.forwarded(server, installation.NATS_PORT))
+    variables = await cluster.credentials(login, place, own=own)
+    is_own = own is not None and variables.get("NATS_CREDS") == own
+    source = f"$NATS_CREDS ({own})" if is_own else f"Secret {login.secret.name}"
+    return variables, f"NATS as {role} with {source}"
 
 
 class _Thread:
@@ -164,22 +206,12 @@ class _Opening:
         rights = [await cluster.rights(self.context)]
         variables: dict[str, str] = {}
         if Need.HEALTH in self.needs:
-            places = [
-                await stack.enter_async_context(cluster.forwarded(pod, installation.HTTP_PORT))
-                for pod in (await cluster.ready(installation.HEALTH))[:_HEALTH_MAX]
-            ]
-            variables["MUSTER_HEALTH_URL"] = ",".join(f"http://{place}" for place in places)
+            variables |= await open_health(cluster, stack)
         if self.needs & _BUS:
             is_whole = Need.WHOLE_BUS in self.needs
             role = installation.Role.ADMIN if is_whole else installation.Role.READER
-            server = (await cluster.ready(installation.NATS))[0]
-            login = installation.login(server, role)
-            place = await stack.enter_async_context(
-                cluster.forwarded(server, installation.NATS_PORT)
-            )
-            variables |= await cluster.credentials(login, place, own=self.creds)
-            is_own = self.creds is not None and variables.get("NATS_CREDS") == self.creds
-            source = f"$NATS_CREDS ({self.creds})" if is_own else f"Secret {login.secret.name}"
-            rights.append(f"NATS as {role} with {source}")
+            more, whose = await open_bus(cluster, stack, role=role, own=self.creds)
+            variables |= more
+            rights.append(whose)
         output.warn(self.command, "; ".join(rights))
         return variables

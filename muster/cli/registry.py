@@ -46,6 +46,11 @@ COMMANDS: Final = {
         (),
         "muster.cli.notifications:dead_letters_app",
     ),
+    "doctor": Command(
+        "Say whether muster itself is well: pods, bus, streams, leaders, versions, receivers.",
+        (),
+        "muster.cli.doctor:app",
+    ),
     "events": Command(
         "Print what happens on the bus, one line per event, until Ctrl-C.",
         (),

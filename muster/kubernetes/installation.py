@@ -4,6 +4,7 @@ import enum
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from muster.kubernetes import objects
@@ -50,6 +51,7 @@ class _Variable(objects.Object, frozen=True):
 
 class _Container(objects.Object, frozen=True):
     name: str = ""
+    image: str = ""
     env: tuple[_Variable, ...] | None = None
 
 
@@ -90,6 +92,51 @@ class Pod(objects.HasMetadata, frozen=True):
         """Whether the pod takes requests."""
         conditions = self.status.conditions or ()
         return objects.is_true(conditions, "Ready") and not self.metadata.is_being_deleted
+
+    @property
+    def image(self) -> str:
+        """Return the image of the first container."""
+        return next((container.image for container in self.spec.containers or ()), "")
+
+    @property
+    def restarts(self) -> int:
+        """Return how often its containers were restarted."""
+        return sum(status.restart_count for status in self.status.container_statuses or ())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this is a pod of a Job that has ended well."""
+        return self.status.phase == "Succeeded"
+
+    @property
+    def reason(self) -> str:
+        """Return why it is not ready: a container's reason, or the pod's."""
+        statuses = self.status.container_statuses or ()
+        states = [status.state for status in statuses if status.state and not status.ready]
+        details = [detail for state in states for detail in (state.waiting, state.terminated)]
+        reasons = [detail.reason for detail in details if detail and detail.reason]
+        unready = objects.condition(self.status.conditions or (), "Ready")
+        reasons += [unready.message or unready.reason] if unready else []
+        return next(filter(None, reasons), "") or self.status.phase or "unknown"
+
+    @property
+    def restarted_at(self) -> datetime | None:
+        """Return when a container last ended and was started again; None if none was."""
+        ends = (objects.parse_time(detail.finished_at) for detail in self._ends())
+        return max(filter(None, ends), default=None)
+
+    @property
+    def last_end(self) -> str:
+        """Return why containers last ended, such as `OOMKilled`."""
+        texts = (f"{end.reason or 'ended'}, exit code {end.exit_code}" for end in self._ends())
+        return next(texts, "")
+
+    def _ends(self) -> list[objects.ContainerStateDetail]:
+        """Return how containers ended last, the latest first."""
+        statuses = self.status.container_statuses or ()
+        states = [status.last_state for status in statuses if status.last_state]
+        ends = [state.terminated for state in states if state.terminated]
+        return sorted(ends, key=lambda end: end.finished_at or "", reverse=True)
 
 
 class Secret(objects.HasMetadata, frozen=True):

@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 Labels = Mapping[str, str]
-
 _NOTHING: Final[Labels] = {}
 
 
@@ -234,6 +233,8 @@ class ContainerStateDetail(Object, frozen=True):
     reason: str = ""
     message: str = ""
     started_at: str | None = None
+    finished_at: str | None = None
+    exit_code: int | None = None
 
 
 class ContainerState(Object, frozen=True):
@@ -376,8 +377,7 @@ class Lease(HasMetadata, frozen=True):
         that field last changed (apimachinery util/managedfields, managedfieldsupdater).
         """
         owners = (entry for entry in self.metadata.managed_fields or () if entry.owns("renewTime"))
-        times = (parse_time(entry.time) for entry in owners)
-        by_server = max(filter(None, times), default=None)
+        by_server = max(filter(None, (parse_time(o.time) for o in owners)), default=None)
         return by_server or parse_time(self.spec.renew_time if self.spec else None)
 
 

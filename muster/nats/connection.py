@@ -307,7 +307,7 @@ class Connection:
             await self._on_error(error)
             await retry.wait()
         if client.is_connected:
-            _record_certificate(client)
+            _CERTIFICATE_ENDS.set(certificate_ends(client))
             await self._set_connected(state=True)
 
     async def _set_connected(self, *, state: bool) -> None:
@@ -355,13 +355,15 @@ async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> 
     )
 
 
-def _record_certificate(client: nats.aio.client.Client) -> None:
-    """Record when the server's certificate expires; after that clients cannot connect."""
+def certificate_ends(client: nats.aio.client.Client) -> float:
+    """Return when the server's certificate expires, in seconds of UTC; 0 without TLS.
+
+    After that clients cannot connect.
+    """
     end = compat.certificate_end(client)
     if end is None:
-        _CERTIFICATE_ENDS.set(0)
-        return
+        return 0.0
     # OpenSSL costs memory: only a process that uses TLS loads it
     import ssl  # noqa: PLC0415
 
-    _CERTIFICATE_ENDS.set(ssl.cert_time_to_seconds(end))
+    return float(ssl.cert_time_to_seconds(end))

@@ -160,6 +160,38 @@ class Claimed:
     written: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a stream, or the stream of a bucket, stores; `away` are replicas that do not follow."""
+
+    name: str
+    stored_bytes: int
+    bytes_max: int
+    messages: int = 0
+    oldest_age_s: float = 0.0
+    away: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Return how much of it is used; a message that no longer fits is refused before 1.0."""
+        return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it refuses new messages when it is full, instead of removing the oldest."""
+        return self.name == OUTBOX.name or self.name.startswith("KV_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durable:
+    """A durable consumer: how many messages wait for it, and how many were delivered again."""
+
+    stream: str
+    name: str
+    waiting: int = 0
+    redelivered: int = 0
+
+
 def stream_of(subject: str) -> Stream | None:
     """Return the stream that stores a subject or filter, or None."""
     prefix = ".".join(subject.split(".")[:2])

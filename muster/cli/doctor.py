@@ -1,0 +1,118 @@
+"""Adapter: the terminal: `muster doctor` says in one screen whether muster itself is well."""
+
+import asyncio
+import shlex
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import cyclopts
+import msgspec
+
+from muster import commands
+from muster.cli import doctor_findings, doctor_observer, events, health, output, reach, texts
+from muster.cli.doctor_facts import Commands, Finding, Level
+from muster.service import sections
+
+app = cyclopts.App(name="doctor")
+
+_LONGEST: Final = timedelta(days=1)
+_CLOSINGS: Final = {
+    0: "muster is well",
+    1: "muster is not well",
+    2: "not everything could be looked at",
+}
+
+
+@app.default
+def doctor(
+    *,
+    context: str | None = None,
+    namespace: str = reach.NAMESPACE,
+    url: events.Url = None,
+    health: health.Health = None,
+    within: str = "30s",
+    json: output.Json = False,
+) -> int:
+    """Say whether muster itself is well: pods, bus, streams, leaders, versions, receivers.
+
+    The exit code is 0 if muster is well, 1 if something fails, and 2 if not everything could be
+    looked at.
+
+    Parameters
+    ----------
+    context
+        The kubeconfig's context of a cluster with muster; without it, the pods are not looked at.
+    namespace
+        The namespace of muster in that cluster.
+    within
+        How long it may take: `30s`, `2m`.
+
+    """
+    if context and (problem := commands.missing("labeler")):
+        return output.fail("doctor", problem)
+    if context and (url or health):
+        # what the cluster has is what is asked about
+        return output.fail("doctor", "--context: not with --url or --health")
+    try:
+        msgspec.convert({"url": url or "nats://127.0.0.1"}, sections.Bus)
+    except msgspec.ValidationError:
+        return output.fail("doctor", "--url: not a NATS address, such as nats://127.0.0.1:4222")
+    try:
+        lasts = texts.duration(within, longest=_LONGEST)
+    except ValueError as error:
+        return output.fail("doctor", f"--within: {error}")
+    target = doctor_observer.Target(
+        context=context,
+        namespace=namespace,
+        url=url,
+        health=health,
+        within_s=lasts.total_seconds(),
+    )
+    code, findings = asyncio.run(_examine(target))
+    if json:
+        output.print_json(
+            {"exit_code": code, "findings": [msgspec.to_builtins(each) for each in findings]}
+        )
+    else:
+        show(findings, code)
+    return code
+
+
+async def _examine(target: doctor_observer.Target) -> tuple[int, list[Finding]]:
+    with events.outages_hidden(everything=True) as reasons:
+        async with doctor_observer.opened(target, output.progress, reasons) as observer:
+            seen = await observer.observe()
+            now = observer.now()
+    output.progress("")
+    findings = doctor_findings.evaluate(seen, _commands(target), now)
+    return doctor_findings.exit_code(seen, findings), findings
+
+
+def _commands(target: doctor_observer.Target) -> Commands:
+    if target.context is None:
+        return Commands()
+    namespace, context = shlex.quote(target.namespace), shlex.quote(target.context)
+    named = "" if namespace == reach.NAMESPACE else f" --namespace {namespace}"
+    return Commands(
+        muster=f"muster --context {context}{named}",
+        kubectl=f"kubectl --context {context} -n {namespace}",
+    )
+
+
+def show(findings: Sequence[Finding], code: int) -> None:
+    """Print the findings, each with its next step, and the conclusion."""
+    output.show(*lines(findings, code))
+
+
+def lines(findings: Sequence[Finding], code: int) -> list[str]:
+    """Return the findings for people."""
+    width = max(len(finding.check) for finding in findings)
+    text = []
+    for finding in findings:
+        is_seen = finding.level is not Level.NOT_LOOKED_AT
+        level, what = (finding.level, "") if is_seen else ("?", "not looked at: ")
+        text.append(f"{level:4}  {finding.check:{width}}  {what}{finding.text}")
+        if finding.next_step:
+            text.append(f"{'':4}  {'':{width}}  -> {finding.next_step}")
+    return [*text, "", _CLOSINGS[code]]

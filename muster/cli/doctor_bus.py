@@ -1,0 +1,121 @@
+"""Adapter: NATS: what the bus shows to `muster doctor`.
+
+Streams, consumers and locks are shown to an administrator only; the rest to a reader, too. Every
+function waits as long as it takes: the caller limits the time. They raise nats-py's errors.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from muster import codec, vocabulary
+from muster.cli import status
+from muster.cli.doctor_facts import LOCKS, WELL, Broken, Leader, NotSeen, Receivers
+from muster.nats import bus, jetstream, lock, stream_info, streams
+
+_REFUSED_MAX: Final = 50
+_PLUGINS_MAX: Final = 100_000
+_LISTEN_S: Final = 6.0
+_INTERVALS: Final = 1.5
+"""For how long heartbeats are listened to: in intervals of the slowest plugin, and at most."""
+
+
+async def stores(connected: bus.Bus, *, timeout_s: float) -> Mapping[str, streams.Usage | None]:
+    """Return what each stream and bucket stores; None for what does not exist."""
+    live = await connected.link.client()
+    names = [stream.name for stream in streams.STREAMS]
+    names += [f"KV_{bucket.name}" for bucket in streams.BUCKETS]
+    described = await asyncio.gather(
+        *(stream_info.describe(live, name, timeout_s=timeout_s) for name in names)
+    )
+    return dict(zip(names, described, strict=True))
+
+
+async def consumers_of_alerts(connected: bus.Bus, *, timeout_s: float) -> Sequence[streams.Durable]:
+    """Return the durable consumers of alerts and of the outbox."""
+    live = await connected.link.client()
+    return [
+        durable
+        for stream in (streams.ALERTS, streams.OUTBOX)
+        for durable in await stream_info.durables(live, stream.name, timeout_s=timeout_s)
+    ]
+
+
+async def leaders(connected: bus.Bus) -> Mapping[str, Leader | None]:
+    """Return who holds the lock of each service; None if nobody does."""
+    live = await connected.link.client()
+    leaders: dict[str, Leader | None] = {}
+    for service, bucket in LOCKS.items():
+        subject = f"$KV.{bucket.name}.{service}"
+        claim = await jetstream.last(live, f"KV_{bucket.name}", subject)
+        holder = lock.decode_holder(claim.data or b"") if claim else None
+        leaders[service] = Leader(f"{holder.host} (process {holder.pid})") if holder else None
+    return leaders
+
+
+async def receivers(connected: bus.Bus) -> Receivers | None:
+    """Return whom the notifier notifies, as it said last; None if it never did."""
+    subject = vocabulary.ReceiversConfigured.SUBJECT.format(node="*")
+    stored = await jetstream.newest(connected.link, streams.NOTIFICATIONS.name, subject)
+    for message in reversed(stored):
+        with contextlib.suppress(codec.MalformedEvent):
+            event = codec.decode(message.subject, message.data).data
+            if isinstance(event, vocabulary.ReceiversConfigured):
+                return Receivers(event.receivers, event.refused)
+    return None
+
+
+async def refused(connected: bus.Bus) -> Mapping[str, str]:
+    """Return the first problem of each plugin whose last configuration was refused."""
+    subject = vocabulary.ConfigurationRefused.SUBJECT.format(node="*", plugin="*")
+    stream, live = streams.EVENTS.name, await connected.link.client()
+    refused: dict[str, str] = {}
+    stored = await jetstream.newest(connected.link, stream, subject)
+    for message in reversed(stored[-_REFUSED_MAX:]):
+        try:
+            event = codec.decode(message.subject, message.data)
+        except codec.MalformedEvent:
+            continue
+        assert isinstance(event.data, vocabulary.ConfigurationRefused), "by its subject"
+        position = message.metadata.sequence.stream
+        prefix = message.subject.removesuffix(vocabulary.ConfigurationRefused.TYPE)
+        applied = await jetstream.last(live, stream, prefix + vocabulary.ConfigurationApplied.TYPE)
+        started = await jetstream.last(live, stream, prefix + vocabulary.PluginStarted.TYPE)
+        if applied is not None and (applied.seq or 0) > position:
+            continue
+        if started is not None and (started.seq or 0) > position:
+            with contextlib.suppress(codec.MalformedEvent):
+                process = codec.decode(started.subject or "", started.data or b"").instance
+                if process != event.instance:
+                    continue  # it has started with a configuration that it accepts
+        problem = next(iter(event.data.problems), "it gave no reason")
+        refused[f"{event.data.node} {event.data.plugin}"] = problem
+    return refused
+
+
+async def heard(connected: bus.Bus, fleet: status.State | Broken | NotSeen) -> Mapping[str, str]:
+    """Return the version of each plugin that sends a heartbeat while we listen.
+
+    That is until all have that are well, or until each should have sent one.
+    """
+    listen_s, expected = _LISTEN_S, set[tuple[str, str]]()
+    if isinstance(fleet, status.State):
+        well = [p for p in fleet.plugins if p.verdict in WELL and not p.watched]
+        expected = {(plugin.node, plugin.plugin) for plugin in well}
+        interval_s = max((plugin.interval_s for plugin in well), default=0.0)
+        listen_s = min(_LISTEN_S, 1.0 + _INTERVALS * interval_s)
+    versions: dict[tuple[str, str], str] = {}
+    heard = asyncio.Event()
+
+    async def receive(heartbeat: vocabulary.Heartbeat) -> None:
+        if len(versions) < _PLUGINS_MAX:
+            versions[heartbeat.node, heartbeat.plugin] = heartbeat.version
+        if expected and expected <= versions.keys():
+            heard.set()
+
+    await connected.heartbeats(receive)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(listen_s):
+            await heard.wait()
+    return {f"{plugin} on {node}": version for (node, plugin), version in versions.items()}

@@ -1,0 +1,362 @@
+"""Pure: decides from what was observed whether muster itself is well.
+
+| check         | OK                       | WARN                             | FAIL             |
+|---------------|--------------------------|----------------------------------|------------------|
+| pods          | all are ready            | some are not; a restart in the   | no pod of a part |
+|               |                          | last hour                        | is ready         |
+| images        | each part runs one image | a part runs several              |                  |
+| bus           | NATS answers             | after more than 0.5 s            | no answer        |
+| streams       | all exist and have room  | a replica is away; one is nearly | missing, or full |
+|               |                          | full, or removes messages early  |                  |
+| consumers     | they keep up             | many messages wait, or some were | none for alerts  |
+|               |                          | delivered again                  |                  |
+| dead letters  | none                     | some                             |                  |
+| leaders       | each service has one     |                                  | nobody leads     |
+| health        | it answers, without note | it has a note                    | no answer, or it |
+|               |                          |                                  | is disconnected  |
+| plugins       | all are well             | some are not; there is none      | none is well     |
+| versions      | all are this command's   | they differ                      |                  |
+| certificates  | none ends in 30 days     | one does                         | in 3 days        |
+| receivers     | somebody is notified     | nobody is, or somebody is not    | nobody says who  |
+| configuration | none was refused         | a plugin has refused one         |                  |
+
+What could not be observed is `NOT LOOKED AT`, with the reason.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final, TypeVar
+
+import muster
+from muster.cli import status
+from muster.cli.doctor_facts import (
+    WELL,
+    Broken,
+    Bus,
+    Check,
+    Commands,
+    Finding,
+    Leader,
+    Level,
+    NotSeen,
+    Observations,
+    Receivers,
+)
+from muster.kubernetes import installation
+from muster.nats import streams
+
+Seen = TypeVar("Seen")
+
+SLOW_S: Final = 0.5
+WAITING_MAX: Final = 1_000
+"""How many messages may wait for a consumer."""
+SHARE_WARN: Final = 0.8
+SHARE_FAIL: Final = 0.99
+RESTART_RECENT: Final = timedelta(hours=1)
+CERTIFICATE_WARN: Final = timedelta(days=30)
+CERTIFICATE_FAIL: Final = timedelta(days=3)
+NEEDED: Final = ("muster-health", "muster-notifier", "muster-plugin")
+"""The parts of every installation; NATS may be outside of the cluster."""
+CONSOLE: Final = "console"
+
+_SHOWN_MAX: Final = 3
+_MIB: Final = 1024 * 1024
+_REFUSED: Final = "configuration_refused"
+_NOBODY_LEADS: Final = {
+    "health": "health_silent",
+    "notifier": "notifier_cannot_deliver",
+    "labeler": "labeler_waits",
+}
+"""The runbook of each service that has a leader."""
+
+
+Answer = tuple[Level, str, str]
+
+
+def evaluate(seen: Observations, commands: Commands, now: datetime) -> list[Finding]:
+    """Return a finding for each check."""
+    checks: tuple[tuple[Check, Answer], ...] = (
+        (Check.PODS, _each(seen.pods, lambda pods: _pods(pods, commands, now))),
+        (Check.IMAGES, _each(seen.pods, lambda pods: _images(pods, commands))),
+        (Check.BUS, _bus(seen.bus, commands)),
+        (Check.STREAMS, _each(seen.stores, lambda stores: _stores(stores, commands))),
+        (Check.CONSUMERS, _each(seen.consumers, lambda some: _consumers(some, commands))),
+        (Check.DEAD_LETTERS, _each(seen.stores, lambda stores: _dead_letters(stores, commands))),
+        (Check.LEADERS, _each(seen.leaders, lambda leaders: _leaders(leaders, commands))),
+        (Check.HEALTH, _health(seen.health, commands)),
+        (Check.PLUGINS, _plugins_or_broken(seen.health, commands)),
+        (Check.VERSIONS, _each(seen.versions, lambda versions: _versions(versions, commands))),
+        (Check.CERTIFICATES, _each(seen.certificates, lambda ends: _certificates(ends, now))),
+        (Check.RECEIVERS, _each(seen.receivers, lambda names: _receivers(names, commands))),
+        (Check.CONFIGURATION, _each(seen.refused, lambda some: _configuration(some, commands))),
+    )
+    return [Finding(check, *answer) for check, answer in checks]
+
+
+def exit_code(seen: Observations, findings: Iterable[Finding]) -> int:
+    """Return 1 if something fails, 2 if not everything could be looked at, otherwise 0."""
+    if any(finding.level is Level.FAIL for finding in findings):
+        return 1
+    return 2 if any(isinstance(part, NotSeen) and part.is_refused for part in seen.parts()) else 0
+
+
+def _each(seen: Seen | NotSeen, judge: Callable[[Seen], Answer]) -> Answer:
+    return _unseen(seen) if isinstance(seen, NotSeen) else judge(seen)
+
+
+def _unseen(seen: NotSeen) -> Answer:
+    return Level.NOT_LOOKED_AT, seen.why, ""
+
+
+def _runbook(page: str) -> str:
+    return f"{muster.RUNBOOKS_URL}{page}.md"
+
+
+def _steps(*steps: str) -> str:
+    return "; ".join(filter(None, steps))
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are besides."""
+    left = len(names) - _SHOWN_MAX
+    return ", ".join(names[:_SHOWN_MAX]) + (f" and {left} more" if left > 0 else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -> Answer:
+    running = [pod for pod in pods if not pod.is_over]
+    ready = Counter(pod.part for pod in running if pod.is_ready)
+    parts = Counter(dict.fromkeys(NEEDED, 0))
+    parts.update(pod.part for pod in running)
+    step = commands.in_cluster(f"describe pods -l {installation.PART_OF}")
+    none = [f"{part}: {_state(part, running)}" for part in sorted(parts) if not ready[part]]
+    if none:
+        return Level.FAIL, f"no pod is ready of {_some(none)}", step
+    unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]
+    restarted = [
+        f"{pod.name}: {_count(pod.restarts, 'restart')}, the last at {at:%H:%M} UTC "
+        f"({pod.last_end})"
+        for pod in running
+        if (at := pod.restarted_at) is not None and at > now - RESTART_RECENT
+    ]
+    if unready:
+        return Level.WARN, f"not ready: {_some(unready)}", step
+    if restarted:
+        name = restarted[0].partition(":")[0]
+        return (
+            Level.WARN,
+            _some(restarted),
+            commands.in_cluster(f"logs {name} --previous --tail=50"),
+        )
+    restarts = sum(pod.restarts for pod in running)
+    text = ", ".join(f"{part.removeprefix('muster-')} {ready[part]}" for part in sorted(parts))
+    return Level.OK, f"all {len(running)} are ready ({text}); {_count(restarts, 'restart')}", ""
+
+
+def _state(part: str, pods: Iterable[installation.Pod]) -> str:
+    states = [f"{pod.name} {pod.reason}" for pod in pods if pod.part == part]
+    return _some(states) if states else "there is none"
+
+
+def _images(pods: Sequence[installation.Pod], commands: Commands) -> Answer:
+    images: dict[str, set[str]] = {}
+    for pod in pods:
+        if not pod.is_over:
+            images.setdefault(pod.part, set()).add(pod.image)
+    several = [
+        f"{part} runs {' and '.join(sorted(some))}"
+        for part, some in sorted(images.items())
+        if len(some) > 1
+    ]
+    if several:
+        step = commands.in_cluster("get deployments,daemonsets,statefulsets -o wide")
+        return Level.WARN, _some(several), step
+    return Level.OK, ", ".join(sorted({i for some in images.values() for i in some})), ""
+
+
+def _bus(bus: Bus | Broken | NotSeen, commands: Commands) -> Answer:
+    if isinstance(bus, NotSeen):
+        return _unseen(bus)
+    if isinstance(bus, Broken):
+        step = commands.in_cluster(f"get pods -l app.kubernetes.io/name={installation.NATS}")
+        return Level.FAIL, bus.why, _steps(step, _runbook("nats_down"))
+    text = f"{bus.server}; {bus.rights}; a round trip takes {bus.round_trip_s * 1000:.0f} ms"
+    if bus.round_trip_s > SLOW_S:
+        return Level.WARN, text, _runbook("nats_down")
+    return Level.OK, text, ""
+
+
+def _stores(stores: Mapping[str, streams.Usage | None], commands: Commands) -> Answer:
+    missing = sorted(name for name, store in stores.items() if store is None)
+    if missing:
+        step = commands.in_cluster(f"rollout restart deployment/{installation.HEALTH}")
+        return (
+            Level.FAIL,
+            f"{_some(missing)}: missing; health creates them when it connects",
+            _steps(step, _runbook("nats_down")),
+        )
+    there = [store for store in stores.values() if store is not None]
+    full = [_share(store) for store in there if store.refuses and store.share >= SHARE_FAIL]
+    if full:
+        return Level.FAIL, f"full, and refuses messages: {_some(full)}", _runbook("evictions")
+    nearly = [_share(store) for store in there if store.refuses and store.share >= SHARE_WARN]
+    early = [
+        text
+        for stream in streams.STREAMS
+        if (store := stores.get(stream.name)) is not None and not stream.is_queue
+        if (text := streams.early_eviction(stream, store.stored_bytes, store.oldest_age_s))
+    ]
+    away = [
+        f"{store.name}: {', '.join(store.away)} does not follow" for store in there if store.away
+    ]
+    if away:
+        return Level.WARN, _some(away), _runbook("nats_down")
+    if early or nearly:
+        return Level.WARN, _some([*early, *nearly]), _runbook("evictions")
+    fullest = max(there, key=lambda store: store.share, default=None)
+    text = f"; the fullest is {_share(fullest)}" if fullest else ""
+    return Level.OK, f"all {len(stores)} streams and buckets exist{text}", ""
+
+
+def _share(store: streams.Usage) -> str:
+    size = f"{store.stored_bytes / _MIB:.1f} of {store.bytes_max / _MIB:.0f} MiB"
+    return f"{store.name} with {size}"
+
+
+def _consumers(consumers: Sequence[streams.Durable], commands: Commands) -> Answer:
+    alerts, runbook = streams.ALERTS.name, _runbook("notifier_cannot_deliver")
+    step = commands.in_cluster("logs deployment/muster-notifier --tail=50")
+    if not any(consumer.stream == alerts for consumer in consumers):
+        return Level.FAIL, f"nobody consumes {alerts}: no notifier runs", _steps(step, runbook)
+    slow = [
+        f"{consumer.name} of {consumer.stream}: {_count(consumer.waiting, 'message')} waiting, "
+        f"{consumer.redelivered} delivered again"
+        for consumer in consumers
+        if consumer.waiting > WAITING_MAX or consumer.redelivered
+    ]
+    if slow:
+        return Level.WARN, _some(slow), _steps(step, runbook)
+    waiting = sum(consumer.waiting for consumer in consumers)
+    return (
+        Level.OK,
+        f"{_count(len(consumers), 'durable consumer')}, {_count(waiting, 'message')} waiting",
+        "",
+    )
+
+
+def _dead_letters(stores: Mapping[str, streams.Usage | None], commands: Commands) -> Answer:
+    store = stores.get(streams.DEAD_LETTERS.name)
+    if store is None:
+        return Level.NOT_LOOKED_AT, f"{streams.DEAD_LETTERS.name} is missing", ""
+    if store.messages:
+        step = f"{commands.muster} dlq list"
+        text = f"{store.messages} that could not be delivered or processed"
+        return Level.WARN, text, _steps(step, _runbook("dead_letters"))
+    return Level.OK, "none", ""
+
+
+def _leaders(leaders: Mapping[str, Leader | None], commands: Commands) -> Answer:
+    nobody = [service for service, leader in leaders.items() if leader is None]
+    if nobody:
+        step = commands.in_cluster(f"logs deployment/muster-{nobody[0]} --tail=50")
+        page = _NOBODY_LEADS[nobody[0]]
+        return Level.FAIL, f"nobody leads {' or '.join(nobody)}", _steps(step, _runbook(page))
+    texts = [
+        f"{service}: {leader.name}{_since(leader)}"
+        for service, leader in leaders.items()
+        if leader is not None
+    ]
+    return Level.OK, "; ".join(texts), ""
+
+
+def _since(leader: Leader) -> str:
+    return f" since {leader.since:%Y-%m-%d %H:%M} UTC" if leader.since else ""
+
+
+def _health(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
+    if isinstance(health, NotSeen):
+        return _unseen(health)
+    step = commands.in_cluster("logs deployment/muster-health --tail=50")
+    if isinstance(health, Broken):
+        return Level.FAIL, health.why, _steps(step, _runbook("health_silent"))
+    # whom it notifies is a check of its own
+    notes = [note for note in status.caveats(health) if note != health.service.notified]
+    level = Level.FAIL if health.service.is_disconnected else Level.WARN
+    if notes:
+        return level, "; ".join(notes), _steps(step, _runbook("health_impaired"))
+    return Level.OK, f"it answers; {_count(len(health.alerts), 'alert')} firing", ""
+
+
+def _plugins_or_broken(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
+    match health:
+        case NotSeen():
+            return _unseen(health)
+        case Broken():
+            return Level.NOT_LOOKED_AT, "health does not answer", ""
+        case _:
+            return _plugins(health.plugins, commands)
+
+
+def _plugins(plugins: Sequence[status.Plugin], commands: Commands) -> Answer:
+    if not plugins:
+        step = commands.in_cluster("get pods -l app.kubernetes.io/name=muster-plugin")
+        return Level.WARN, "health has heard of none", step
+    unwell = [plugin for plugin in plugins if plugin.verdict not in WELL]
+    nodes = len({plugin.node for plugin in plugins})
+    if not unwell:
+        return Level.OK, f"{len(plugins)} on {_count(nodes, 'node')}, all well", ""
+    step = _steps(f"{commands.muster} status", _runbook("plugins_unwell"))
+    names = [f"{each.node} {each.name} is {each.verdict or status.UNKNOWN}" for each in unwell]
+    level = Level.FAIL if len(unwell) == len(plugins) else Level.WARN
+    return level, f"{len(unwell)} of {len(plugins)} not well: {_some(names)}", step
+
+
+def _versions(versions: Mapping[str, str], commands: Commands) -> Answer:
+    users = Counter(versions.values())
+    if set(users) <= {muster.__version__}:
+        return Level.OK, f"{muster.__version__}: this command and {len(versions)} others", ""
+    by_version = [
+        f"{version or 'unknown'}: {_some(sorted(n for n, v in versions.items() if v == version))}"
+        for version in sorted(users)
+    ]
+    step = commands.in_cluster("get deployments,daemonsets,statefulsets -o wide")
+    return Level.WARN, f"{'; '.join(by_version)}; this command: {muster.__version__}", step
+
+
+def _certificates(ends: Mapping[str, datetime], now: datetime) -> Answer:
+    if not ends:
+        return Level.OK, "none: NATS is used without TLS", ""
+    texts = [f"{name} until {end:%Y-%m-%d}" for name, end in sorted(ends.items())]
+    first = min(ends.values())
+    if first > now + CERTIFICATE_WARN:
+        return Level.OK, _some(texts), ""
+    level = Level.FAIL if first <= now + CERTIFICATE_FAIL else Level.WARN
+    return level, _some(texts), _runbook("nats_down")
+
+
+def _receivers(receivers: Receivers | None, commands: Commands) -> Answer:
+    logs = commands.in_cluster("logs deployment/muster-notifier --tail=50")
+    runbook = _runbook("notifier_cannot_deliver")
+    if receivers is None:
+        return Level.FAIL, "no notifier has said whom it notifies", _steps(logs, runbook)
+    if set(receivers.kinds.values()) <= {CONSOLE}:
+        text = "nobody is notified yet: alerts go to the notifier's log alone"
+        step = "notify setup slack" if commands.kubectl else "notify setup --help"
+        return Level.WARN, text, f"{commands.muster} {step}"
+    if receivers.left_out:
+        text = f"the notifier leaves out: {_some(receivers.left_out)}"
+        return Level.WARN, text, _steps(logs, runbook)
+    named = sorted(receivers.kinds.items())
+    return Level.OK, _some([f"{name} ({kind})" for name, kind in named if kind != CONSOLE]), ""
+
+
+def _configuration(refused: Mapping[str, str], commands: Commands) -> Answer:
+    if not refused:
+        return Level.OK, "no plugin has refused its configuration", ""
+    texts = [f"{name}: {problem}" for name, problem in sorted(refused.items())]
+    node = min(refused).partition(" ")[0]
+    return Level.WARN, _some(texts), _steps(f"{commands.muster} why {node}", _runbook(_REFUSED))

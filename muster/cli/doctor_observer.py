@@ -1,0 +1,380 @@
+"""Adapter: a cluster, NATS and HTTP: observes what `muster doctor` judges.
+
+Every observation has a time limit of its own, and the last of them ends with the time of the whole
+run. A failure is an observation too: `NotSeen` says why.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from muster import client
+from muster.cli import doctor_bus, health, reach, status
+from muster.cli.doctor_facts import (
+    LOCKS,
+    Broken,
+    Bus,
+    Leader,
+    NotSeen,
+    Observations,
+)
+from muster.kubernetes import installation
+from muster.nats import bus, connection
+from muster.service import runtime
+
+if TYPE_CHECKING:
+    from muster.cli import cluster as clusters
+
+_CHECK_SHARE: Final = 1 / 3
+_REQUEST_SHARE: Final = 1 / 6
+"""How much of the time of the whole run a check, and a request within it, may take."""
+_METRICS_BYTES_MAX: Final = 1024 * 1024
+"""The version comes first; health adds series of each node at the end."""
+_SERVICES: Final = ("muster-health", "muster-labeler", "muster-notifier", "muster-gate")
+"""The parts that are asked for their version; a plugin's is in its heartbeats."""
+_SERVICES_MAX: Final = 12
+_VERSION: Final = re.compile(r'^muster_build_info\{[^}\n]*version="([^"\n]*)"', re.MULTILINE)
+_TIMESTAMP: Final = re.compile(
+    r"^(muster_leader_since|muster_bus_certificate_ends)_timestamp_seconds ([0-9.e+]+)$",
+    re.MULTILINE,
+)
+
+Seen = TypeVar("Seen")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where muster is: a cluster, or addresses; without either on this machine."""
+
+    context: str | None
+    namespace: str
+    url: str | None
+    health: str | None
+    within_s: float
+    """The time of the whole run."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user said where muster is."""
+        return bool(self.context or self.url or self.health)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    target: Target, progress: Progress, reasons: Sequence[str]
+) -> AsyncIterator["Observer"]:
+    """Observe until the block ends; `reasons` has why NATS was last lost."""
+    async with contextlib.AsyncExitStack() as stack:
+        own = stack.enter_context(reach.restored()) if target.context else os.environ
+        yield Observer(target, progress, reasons, stack, own.get("NATS_CREDS"))
+
+
+class Process:
+    """What the metrics of a service's process say."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        """The pod, or the service on this machine."""
+        self.service = name.removeprefix("muster-").partition("-")[0]
+        version = _VERSION.search(text)
+        self.version = version[1] if version else ""
+        times = {what: float(value) for what, value in _TIMESTAMP.findall(text)}
+        self.certificate_ends = times.get("muster_bus_certificate_ends", 0.0)
+        self.leads_since = times.get("muster_leader_since")
+        """In seconds of UTC: 0 if another leads, None if there is no leader."""
+
+
+class Observer:
+    """Observes one installation; what it opens stays open until the stack ends."""
+
+    def __init__(
+        self,
+        target: Target,
+        progress: Progress,
+        reasons: Sequence[str],
+        stack: contextlib.AsyncExitStack,
+        creds: str | None,
+    ) -> None:
+        self.cluster: clusters.Cluster | None = None
+        self._target = target
+        self._progress = progress
+        self._reasons = reasons
+        self._stack = stack
+        self._creds = creds
+        self._deadline = asyncio.get_running_loop().time() + target.within_s
+        self._check_s = target.within_s * _CHECK_SHARE
+        self._request_s = target.within_s * _REQUEST_SHARE
+        self._bus: bus.Bus | None = None
+        self._less: NotSeen | None = None
+        """Why there are only a reader's rights."""
+        self._source = ""
+        """The address of health."""
+
+    async def observe(self) -> Observations:
+        """Observe everything."""
+        pods = await self._pods()
+        fleet, connected = await asyncio.gather(
+            self.look("health", self._health()), self.look("NATS", self._connect())
+        )
+        link = connected if isinstance(connected, NotSeen) else None
+        if isinstance(connected, Broken):
+            link = NotSeen("NATS does not answer", is_refused=False)
+        whole = link or self._less
+        async with asyncio.TaskGroup() as tasks:
+            run = tasks.create_task
+            stores = run(
+                self._on_bus(
+                    "streams",
+                    lambda on: doctor_bus.stores(on, timeout_s=self._request_s),
+                    whole,
+                )
+            )
+            consumers = run(
+                self._on_bus(
+                    "consumers",
+                    lambda on: doctor_bus.consumers_of_alerts(on, timeout_s=self._request_s),
+                    whole,
+                )
+            )
+            leaders = run(self._on_bus("leaders", doctor_bus.leaders, whole))
+            receivers = run(self._on_bus("receivers", doctor_bus.receivers, link))
+            refused = run(self._on_bus("refused configurations", doctor_bus.refused, link))
+            heard = run(self._on_bus("heartbeats", lambda on: doctor_bus.heard(on, fleet), link))
+            served = run(self.look("services", self._services(pods)))
+        services = served.result()
+        processes = [] if isinstance(services, NotSeen) else services
+        return Observations(
+            pods=pods,
+            bus=connected,
+            stores=stores.result(),
+            consumers=consumers.result(),
+            leaders=_led(leaders.result(), processes),
+            health=fleet,
+            versions=_versions(heard.result(), services),
+            certificates=link or self._certificates(processes),
+            receivers=receivers.result(),
+            refused=refused.result(),
+        )
+
+    def now(self) -> datetime:
+        """Return the cluster's time, or this machine's."""
+        return (self.cluster.api.now() if self.cluster else None) or datetime.now(UTC)
+
+    def _certificates(self, processes: Sequence[Process]) -> Mapping[str, datetime]:
+        """Return when certificates of NATS end, as we and the services see them."""
+        live = self._bus.link.live_client() if self._bus else None
+        ours = connection.certificate_ends(live) if live else 0.0
+        seen = {f"NATS, as {each.name} sees it": each.certificate_ends for each in processes}
+        return {
+            name: datetime.fromtimestamp(end, UTC)
+            for name, end in {"NATS": ours, **seen}.items()
+            if end
+        }
+
+    async def look(self, what: str, looking: Coroutine[object, object, Seen]) -> Seen | NotSeen:
+        """Return what was observed, or why that failed."""
+        self._progress(f"looking at {what}")
+        results: list[Seen] = []
+
+        async def step() -> None:
+            results.append(await looking)
+
+        left_s = self._deadline - asyncio.get_running_loop().time()
+        limit_s = max(0.001, min(self._check_s, left_s))
+        error = await runtime.attempt(step(), limit_s=limit_s)
+        if error is None:
+            return results[0]
+        if isinstance(error, _Unseen):
+            return error.seen
+        if isinstance(error, TimeoutError):
+            return NotSeen(f"no answer within {limit_s:.0f} s")
+        is_ours = isinstance(error, (installation.Unreachable, ConnectionError))
+        return NotSeen(str(error) if is_ours else f"{type(error).__name__}: {error}")
+
+    async def _pods(self) -> Sequence[installation.Pod] | NotSeen:
+        context = self._target.context
+        if context is None:
+            return NotSeen("no cluster is named: --context CONTEXT", is_refused=False)
+        return await self.look("pods", self._open(context))
+
+    async def _open(self, context: str) -> Sequence[installation.Pod]:
+        from muster.cli import cluster as clusters  # noqa: PLC0415  # the client, only where it is used
+
+        self.cluster = await self._stack.enter_async_context(
+            clusters.opened(context=context, namespace=self._target.namespace)
+        )
+        pods = await self.cluster.pods()
+        if not pods:
+            raise installation.Unreachable(installation.absent(pods, "", self.cluster.namespace))
+        return pods
+
+    async def _health(self) -> status.State | Broken:
+        address = self._target.health
+        if address is None and self._target.context:
+            variables = await reach.open_health(self._cluster(), self._stack)
+            address = variables["MUSTER_HEALTH_URL"]
+        if address is None and (self._target.is_named or not health.running_here()):
+            why = "no health service is named: --context CONTEXT or --health URL"
+            raise _Unseen(NotSeen(why, is_refused=not self._target.is_named))
+        try:
+            self._source, _, state = await asyncio.to_thread(health.fetch, address)
+        except (ConnectionError, ValueError) as error:
+            return Broken(str(error))
+        return state
+
+    def _cluster(self) -> "clusters.Cluster":
+        if self.cluster is None:
+            raise installation.Unreachable("the cluster cannot be used")
+        return self.cluster
+
+    async def _connect(self) -> Bus | Broken:
+        url, rights = self._target.url, ""
+        if self._target.context and url is None:
+            url, rights = await self._log_on()
+        if url is None and self._target.health:
+            raise _Unseen(NotSeen("no NATS is named: --url URL", is_refused=False))
+        here = [] if url else health.running_here()
+        target = url or (here[0][1] if here else None) or client.DEFAULT_URL
+        connected = await self._stack.enter_async_context(
+            bus.Bus(target, producer="clients/doctor", name="doctor")
+        )
+        try:
+            await client.reach(connected, target, timeout_s=self._request_s)
+        except ConnectionError as error:
+            if not (self._target.is_named or here):
+                raise
+            return Broken(": ".join((str(error), *self._reasons)))
+        self._bus = connected
+        live = await connected.link.client()
+        began = time.monotonic()
+        try:
+            await live.flush(round(self._request_s))
+        except connection.LOST:
+            return Broken(f"NATS is connected, but has not answered for {self._request_s:g} s")
+        took_s = time.monotonic() - began
+        server = live.connected_server_version
+        return Bus(
+            rights=rights or _user(target),
+            server=f"nats-server {_number(str(server))}",
+            round_trip_s=took_s,
+        )
+
+    async def _log_on(self) -> tuple[str, str]:
+        """Open NATS as administrator or else as reader; return its address, and whose rights."""
+        cluster = self._cluster()
+        try:
+            role = installation.Role.ADMIN
+            opened_ = await reach.open_bus(cluster, self._stack, role=role, own=self._creds)
+        except installation.Unreachable as error:
+            self._less = NotSeen(str(error))
+            role = installation.Role.READER
+            opened_ = await reach.open_bus(cluster, self._stack, role=role, own=self._creds)
+        variables, rights = opened_
+        os.environ.update(variables)
+        return variables["NATS_URL"], f"{rights}, as {await cluster.user()}"
+
+    async def _on_bus(
+        self,
+        what: str,
+        looking: Callable[[bus.Bus], Coroutine[object, object, Seen]],
+        missing: NotSeen | None,
+    ) -> Seen | NotSeen:
+        if missing is not None or self._bus is None:
+            return missing or NotSeen("NATS was not reached")
+        return await self.look(what, looking(self._bus))
+
+    async def _services(self, pods: Sequence[installation.Pod] | NotSeen) -> list[Process]:
+        """Return what the metrics of the services say."""
+        places = await self._places(pods)
+        reads = (asyncio.to_thread(_metrics, url) for url in places.values())
+        return [
+            Process(name, text)
+            for name, text in zip(places, await asyncio.gather(*reads), strict=True)
+            if text
+        ]
+
+    async def _places(self, pods: Sequence[installation.Pod] | NotSeen) -> Mapping[str, str]:
+        """Return where the services listen."""
+        if isinstance(pods, NotSeen) or self.cluster is None:
+            names = [part.removeprefix("muster-") for part in _SERVICES]
+            local = {} if self._target.is_named else {n: health.running_here(n) for n in names}
+            places = {name: here[0][0] for name, here in local.items() if here}
+            return {"health": self._source, **places} if self._source else places
+        asked = [pod for pod in pods if pod.part in _SERVICES and pod.is_ready][:_SERVICES_MAX]
+        forwarded = [self.cluster.forwarded(pod, installation.HTTP_PORT) for pod in asked]
+        opened_ = await asyncio.gather(*map(self._stack.enter_async_context, forwarded))
+        return {pod.name: f"http://{place}" for pod, place in zip(asked, opened_, strict=True)}
+
+
+class _Unseen(Exception):
+    """An observation that is not possible; `seen` says why."""
+
+    def __init__(self, seen: NotSeen) -> None:
+        super().__init__(seen.why)
+        self.seen = seen
+
+
+def _metrics(url: str) -> str:
+    """Return the first part of a process's metrics; empty if it does not answer."""
+    with contextlib.suppress(ConnectionError):
+        return health.read(f"{url}/metrics", _METRICS_BYTES_MAX).decode("utf-8", "replace")
+    return ""
+
+
+def _versions(
+    heard: Mapping[str, str] | NotSeen, processes: Sequence[Process] | NotSeen
+) -> Mapping[str, str] | NotSeen:
+    """Return the version of each process."""
+    services = [] if isinstance(processes, NotSeen) else processes
+    versions = {each.name: each.version for each in services}
+    if not isinstance(heard, NotSeen):
+        versions.update(heard)
+    if versions:
+        return versions
+    nothing = NotSeen("no process has answered or sent a heartbeat", is_refused=False)
+    return processes if isinstance(processes, NotSeen) else nothing
+
+
+def _led(
+    locks: Mapping[str, Leader | None] | NotSeen, processes: Sequence[Process]
+) -> Mapping[str, Leader | None] | NotSeen:
+    """Return the leaders, with what the processes say of themselves: since when they lead.
+
+    The labeler has no lock in NATS, but a Lease, if it has one at all.
+    """
+    if isinstance(locks, NotSeen):
+        return locks
+    leaders = dict(locks)
+    for process in processes:
+        service = process.service
+        if process.leads_since is None or service not in {*LOCKS, "labeler"}:
+            continue
+        leader = leaders.get(service)
+        if process.leads_since:
+            since = datetime.fromtimestamp(process.leads_since, UTC)
+            leaders[service] = Leader(leader.name if leader else process.name, since)
+        elif service not in LOCKS:
+            leaders.setdefault(service, None)
+    return leaders
+
+
+def _number(version: str) -> str:
+    number = re.search(r"\d+(\.\d+)+", version)
+    return number[0] if number else "of an unknown version"
+
+
+def _user(url: str) -> str:
+    """Return whose rights a connection has, without the password."""
+    user = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
+    if user:
+        return f"as {user[1]}, whom the address names"
+    return (
+        f"with $NATS_CREDS ({creds})" if (creds := os.environ.get("NATS_CREDS")) else "as anybody"
+    )

@@ -1,0 +1,235 @@
+"""`muster doctor` in a cluster, on NATS alone, and beside nothing."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import prometheus_client
+import pytest
+
+import muster
+from muster import vocabulary
+from muster.cli import registry
+from muster.nats import bus, lock, storage, streams
+from muster.service import probes
+from tests.worlds import muster_in_cluster
+from tests.worlds.muster_in_cluster import World
+
+UNSET: Final = {"NATS_URL", "NATS_CREDS", "NATS_CA", "MUSTER_HEALTH_URL", "http_proxy"}
+AT: Final = datetime.now(UTC)
+Findings = dict[str, tuple[str, str]]
+
+
+async def doctor(where: Path, *arguments: str, **more: str) -> tuple[int, Findings, str]:
+    """Run the command beside no `muster up`; return its exit code, findings, and errors."""
+    inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "muster.cli", "doctor", "--json", *arguments,
+        env={**inherited, "TMPDIR": str(where), **more},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await process.communicate()
+    assert process.returncode is not None
+    report: dict[str, Any] = orjson.loads(out) if out else {"findings": []}
+    findings = {each["check"]: (each["level"], each["text"]) for each in report["findings"]}
+    assert report.get("exit_code", process.returncode) == process.returncode
+    return process.returncode, findings, errors.decode()
+
+
+async def in_cluster(world: World, *arguments: str) -> tuple[int, Findings, str]:
+    where = world.kubeconfig.parent
+    options = ("--context", "muster", "--within", "2m")
+    return await doctor(where, *options, *arguments, KUBECONFIG=str(world.kubeconfig))
+
+
+@contextlib.asynccontextmanager
+async def complete(where: Path) -> AsyncIterator[tuple[World, bus.Bus]]:
+    """Run a cluster in which muster is well, except that nothing consumes alerts."""
+    async with (
+        asyncio.timeout(100),
+        muster_in_cluster.empty(where) as world,
+        muster_in_cluster.health(world, 0),
+        muster_in_cluster.passwords(world, where) as url,
+        muster_in_cluster.connected(url) as link,
+        served(world, "muster-notifier"),
+    ):
+        await world.pod("muster-plugin", 0, 8080, "nats://127.0.0.1:1")
+        for bucket, service in ((streams.LEADER, "health"), (streams.TENURE, "notifier")):
+            key = lock.Key(link.link, bucket, service)
+            claim = orjson.dumps({"name": "x", "host": f"{service}-pod", "space": "", "pid": 1})
+            await key.claim(claim, ttl_s=60, revision=0, timeout_s=10)
+        receivers = {"ops": "slack", "console": "console"}
+        await link.publish(
+            vocabulary.ReceiversConfigured(
+                node=vocabulary.FLEET, at=AT, receivers=receivers, interval_s=60
+            )
+        )
+        yield world, link
+
+
+@contextlib.asynccontextmanager
+async def served(world: World, part: str) -> AsyncIterator[None]:
+    """Run a pod that says its version and since when it leads."""
+    registry = prometheus_client.CollectorRegistry()
+    build = prometheus_client.Gauge("muster_build_info", "x", ["version"], registry=registry)
+    build.labels("0.0.1").set(1)
+    leads = "muster_leader_since_timestamp_seconds"
+    prometheus_client.Gauge(leads, "x", registry=registry).set(1_700_000_000)
+    async with probes.serve(
+        "127.0.0.1", 0, ready=probes.always, registry=registry
+    ) as url:  # fmt: skip
+        await world.pod(part, 0, 8080, url)
+        yield
+
+
+def test_in_a_cluster_everything_is_looked_at(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with complete(tmp_path) as (world, link):
+            await link.publish(
+                vocabulary.ConfigurationRefused(
+                    node="node-a", plugin="p", at=AT, config_hash="1", problems=("unknown field",)
+                )
+            )
+            for node in ("node-b", "node-c"):
+                refused = vocabulary.ConfigurationRefused(
+                    node=node, plugin="p", at=AT, config_hash="1", problems=("unknown field",)
+                )
+                await link.publish(refused)
+            await link.publish(
+                vocabulary.ConfigurationApplied(node="node-b", plugin="p", at=AT, config_hash="2")
+            )
+            url = link.link._url
+            async with bus.Bus(url, producer="plugins/p", name="p") as again:
+                await again.publish(
+                    vocabulary.PluginStarted(
+                        node="node-c", plugin="p", at=AT, version="1", instance=again.instance
+                    )
+                )
+            code, findings, errors = await in_cluster(world)
+            assert (code, errors) == (1, "")
+            trip = findings["bus"][1].rpartition(";")[2]
+            assert findings == {
+                "pods": (
+                    "OK",
+                    "all 4 are ready (health 1, nats 1, notifier 1, plugin 1); 0 restarts",
+                ),
+                "images": ("OK", findings["images"][1]),
+                "bus": (
+                    "OK",
+                    (
+                        "nats-server 2.15.1; NATS as admin with Secret muster-nats-admin, "
+                        f"as alice;{trip}"
+                    ),
+                ),
+                "streams": ("OK", findings["streams"][1]),
+                "consumers": ("FAIL", "nobody consumes MUSTER_ALERTS: no notifier runs"),
+                "dead letters": ("OK", "none"),
+                "leaders": (
+                    "OK",
+                    (
+                        "health: health-pod (process 1); notifier: notifier-pod (process 1) since "
+                        "2023-11-14 22:13 UTC"
+                    ),
+                ),
+                "health": ("OK", "it answers; 0 alerts firing"),
+                "plugins": ("OK", "1 on 1 node, all well"),
+                "versions": (
+                    "WARN",
+                    f"0.0.1: muster-notifier-0; this command: {muster.__version__}",
+                ),
+                "certificates": ("OK", "none: NATS is used without TLS"),
+                "receivers": ("OK", "ops (slack)"),
+                "configuration": ("WARN", "node-a p: unknown field"),
+            }
+
+    asyncio.run(story())
+
+
+def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with complete(tmp_path) as (world, _):
+            path = "/api/v1/namespaces/muster/secrets/muster-nats-admin"
+            await world.api.request("DELETE", path, timeout_s=10)
+            code, as_reader, errors = await in_cluster(world)
+            assert (code, errors) == (2, "")
+            world.deny("get", "secrets")
+            code_without, without, _ = await in_cluster(world)
+            assert code_without == 2
+            world.deny("list", "pods")
+            code_blind, blind, _ = await in_cluster(world)
+            assert (code_blind, {level for level, _ in blind.values()}) == (2, {"NOT LOOKED AT"})
+        assert as_reader["bus"][1].startswith(
+            "nats-server 2.15.1; NATS as reader with Secret muster-nats-reader, as alice;"
+        )
+        level, why = as_reader["streams"]
+        assert level == "NOT LOOKED AT"
+        assert why.startswith(f"get {path}: HTTP 404 ")
+        assert as_reader["consumers"] == as_reader["leaders"] == (level, why)
+        assert (as_reader["receivers"], as_reader["configuration"][0]) == (
+            ("OK", "ops (slack)"),
+            "OK",
+        )
+        missing = "missing right: get the Secret muster-nats-reader in the namespace muster ("
+        assert without["bus"][1].startswith(missing)
+        assert (without["health"][0], without["pods"][0]) == ("OK", "OK")
+        assert blind["pods"][1].startswith("missing right: list pods in the namespace muster (")
+
+    asyncio.run(story())
+
+
+def test_a_nats_that_does_not_answer_fails_and_names_no_other_muster(tmp_path: Path) -> None:
+    url = "nats://somebody:s3cret-word@127.0.0.1:1"
+    code, findings, errors = asyncio.run(doctor(tmp_path, "--url", url, "--within", "6s"))
+    assert (code, errors) == (1, "")
+    assert findings["bus"] == (
+        "FAIL",
+        "NATS at nats://127.0.0.1:1 has not answered for 1 s: Connection refused",
+    )
+    assert findings["health"] == (
+        "NOT LOOKED AT",
+        "no health service is named: --context CONTEXT or --health URL",
+    )
+    assert "s3cret-word" not in repr(findings)
+
+
+def test_a_stream_that_is_gone_and_a_lock_that_nobody_holds_fail(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with complete(tmp_path) as (world, link):
+            client = await link.link.client()
+            await client.jetstream().delete_stream(streams.LABELS.name)
+            for bucket in (streams.LEADER, streams.TENURE):
+                await client.jetstream().purge_stream(f"KV_{bucket.name}")
+            dead = "muster.dlq.notification.ops.0123.4567"
+            await storage.enqueue(link.link, dead, b"{}", key="dead")
+            code, findings, _ = await in_cluster(world)
+        assert code == 1
+        assert findings["streams"] == (
+            "FAIL",
+            "MUSTER_LABELS: missing; health creates them when it connects",
+        )
+        assert findings["dead letters"] == ("WARN", "1 that could not be delivered or processed")
+        assert findings["leaders"][0] == "FAIL"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--url", "gopher://x"), "--url: not a NATS address, such as nats://127.0.0.1:4222"),
+        (("--context", "a", "--url", "nats://x"), "--context: not with --url or --health"),
+        (("--within", "soon"), "--within: 'soon' is not a duration such as 2h or 1h30m"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    arguments: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = registry.call("doctor", *arguments)
+    assert (code, capsys.readouterr()) == (2, ("", f"muster doctor: {problem}\n"))
