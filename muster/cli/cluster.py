@@ -150,6 +150,11 @@ class Cluster:
             variables["NATS_SERVER_NAME"] = login.server
         return variables
 
+    async def settings(self, part: str, key: str) -> str:
+        """Return the settings file of a part, from its ConfigMap. Raises Unreachable."""
+        name = installation.settings_map(await self.pods(), part, self.namespace)
+        return await self._config_map(name, key)
+
     async def secret(self, name: str) -> dict[str, bytes]:
         """Return the content of a Secret, which may be absent. Raises Unreachable."""
         path = self._secret_path(name)
@@ -196,16 +201,19 @@ class Cluster:
         return content.decode("utf-8", "replace")
 
     async def _authority(self, name: str) -> str:
+        return (await self._config_map(name, "ca.crt")).strip()
+
+    async def _config_map(self, name: str, key: str) -> str:
         path = f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
         answer = await self.api.request("GET", path, timeout_s=_REQUEST_S)
         if not answer.is_ok:
             raise _unreachable(
                 answer, f"get the ConfigMap {name} in the namespace {self.namespace}"
             )
-        certificate = (_decoded(answer.body, installation.ConfigMap, path).data or {}).get("ca.crt")
-        if not certificate:
-            raise Unreachable(f"the ConfigMap {name} has no ca.crt")
-        return certificate.strip()
+        text = (_decoded(answer.body, installation.ConfigMap, path).data or {}).get(key)
+        if not text:
+            raise Unreachable(f"the ConfigMap {name} has no {key}")
+        return text
 
     async def _missing_right(self) -> str:
         """Return which rights the user lacks to forward a port."""

@@ -73,18 +73,20 @@ def print_events(
     return 0
 
 
-def run_within(command: str, work: Coroutine[object, object, int]) -> int:
-    """Run a command's work for ten seconds at most; return its exit code."""
+def run_within(
+    command: str, work: Coroutine[object, object, int], *, limit_s: float = _TIMEOUT_S
+) -> int:
+    """Run a command's work for a limited time; return its exit code."""
 
     async def limited() -> int:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(limit_s):
             return await work
 
     with outages_hidden() as reasons:
         try:
             return asyncio.run(limited())
         except TimeoutError:
-            return output.fail(command, f"NATS has not answered for {_TIMEOUT_S:g} s", code=1)
+            return output.fail(command, f"NATS has not answered for {limit_s:g} s", code=1)
         except ConnectionError as error:
             return output.fail(command, ": ".join((str(error), *reasons)), code=1)
 

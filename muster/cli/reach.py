@@ -68,18 +68,25 @@ def run(
     call: Callable[[Sequence[str]], int],
 ) -> int:
     """Call a command that reaches a cluster; return its exit code."""
-    problem = commands.missing("labeler")
-    if problem:
-        return output.fail(command, problem, code=1)
     needs = NEEDS[command]
     for option, replaced in _REPLACED.items():
         if any(token.split("=")[0] == option for token in tokens):
             needs &= ~replaced
     if not needs:
         return output.fail(command, "--context: not with the addresses of everything it would open")
+    return run_with(command, needs, lambda: call(tokens), context=context, namespace=namespace)
+
+
+def run_with(
+    command: str, needs: Need, call: Callable[[], int], *, context: str, namespace: str
+) -> int:
+    """Make a call that has these needs in a cluster; return its exit code."""
+    problem = commands.missing("labeler")
+    if problem:
+        return output.fail(command, problem, code=1)
     try:
         with reached(command, needs, context=context, namespace=namespace):
-            return call(tokens)
+            return call()
     except installation.Unreachable as error:
         return output.fail(command, str(error), code=1)
 

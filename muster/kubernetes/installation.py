@@ -18,8 +18,9 @@ HTTP_PORT: Final = 8080
 _NAME: Final = "app.kubernetes.io/name"
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _AUTHORITY: Final = "muster-nats-ca"
+_SETTINGS: Final = "configuration"
 _RECEIVERS: Final = "receivers"
-"""The notifier's volume with the Secret of receivers."""
+"""Volumes of the notifier: its settings, and the Secret of receivers."""
 
 
 class Unreachable(Exception):
@@ -59,9 +60,14 @@ class _SecretVolume(objects.Object, frozen=True):
     secret_name: str = ""
 
 
+class _ConfigMapVolume(objects.Object, frozen=True):
+    name: str = ""
+
+
 class _Volume(objects.Object, frozen=True):
     name: str = ""
     secret: _SecretVolume | None = None
+    config_map: _ConfigMapVolume | None = None
 
 
 class _Spec(objects.Object, frozen=True):
@@ -196,16 +202,27 @@ def absent(pods: Sequence[Pod], part: str, namespace: str) -> str:
 
 def receivers_secret(pods: Sequence[Pod], namespace: str) -> str:
     """Return the name of the Secret of receivers that the notifier reads. Raises Unreachable."""
-    notifiers = [pod for pod in pods if pod.part == NOTIFIER]
-    if not notifiers:
-        raise Unreachable(absent(pods, NOTIFIER, namespace))
-    for pod in notifiers:
-        for volume in pod.spec.volumes or ():
-            if volume.name == _RECEIVERS and volume.secret:
-                return volume.secret.secret_name
+    for volume in _volumes(pods, NOTIFIER, namespace):
+        if volume.name == _RECEIVERS and volume.secret:
+            return volume.secret.secret_name
     raise Unreachable(
         f"the notifier in the namespace {namespace} reads no Secret of receivers: upgrade muster"
     )
+
+
+def settings_map(pods: Sequence[Pod], part: str, namespace: str) -> str:
+    """Return the name of the ConfigMap with the settings of a part. Raises Unreachable."""
+    for volume in _volumes(pods, part, namespace):
+        if volume.name == _SETTINGS and volume.config_map:
+            return volume.config_map.name
+    raise Unreachable(f"{part} in the namespace {namespace} reads no settings from a ConfigMap")
+
+
+def _volumes(pods: Sequence[Pod], part: str, namespace: str) -> list[_Volume]:
+    there = [pod for pod in pods if pod.part == part]
+    if not there:
+        raise Unreachable(absent(pods, part, namespace))
+    return [volume for pod in there for volume in pod.spec.volumes or ()]
 
 
 def login(nats: Pod, role: Role) -> Login:

@@ -261,10 +261,11 @@ class NotificationEvent(facts.Event, frozen=True, kw_only=True):
 
 
 class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
-    """The receiver accepted the notification."""
+    """The receiver accepted the notification; `answer` is what it answered, such as `HTTP 200`."""
 
     TYPE = "notification.delivered"
     SUBJECT = "muster.notification.{node}.{receiver}.notification.delivered"
+    answer: facts.Text = ""
 
 
 class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +66,15 @@ def test_what_is_refused_is_given_up() -> None:
     deliveries, a = make(), delivery_of("a")
     deliveries.receive(a, 0.0)
     assert deliveries.receive(answered(a, REFUSED), 1.0) == [queue.GivenUp(a, 1, REFUSED)]
+    assert deliveries.waiting == 0
+
+
+def test_a_test_message_is_sent_once() -> None:
+    deliveries, a = make(), delivery_of("a")
+    test = msgspec.structs.replace(a.notification, is_test=True)
+    a = queue.Delivery(number=a.number, notification=test)
+    assert deliveries.receive(a, 0.0) == [queue.Send(a, 1)]
+    assert deliveries.receive(answered(a, AWAY), 1.0) == [queue.GivenUp(a, 1, AWAY)]
     assert deliveries.waiting == 0
 
 

@@ -16,12 +16,12 @@ import orjson
 import pytest
 import yaml
 
-from muster.cli.__main__ import app, call
+from muster.cli.__main__ import app
 from muster.local import webhook
 from muster_notifier.config import schema
 from muster_notifier.receivers import directory
 from tests.worlds import muster_in_cluster
-from tests.worlds.muster_in_cluster import World, rights
+from tests.worlds.muster_in_cluster import World, command, rights
 
 RECEIVERS: Final = "muster-notifier-receivers"
 CONTEXT: Final = ("--context", "muster")
@@ -51,19 +51,6 @@ async def notifier(where: Path) -> AsyncIterator[tuple[World, webhook.WebhookRec
         yield world, slack, secret
 
 
-async def command(world: World, *arguments: str) -> tuple[int, str, list[str]]:
-    """Run a command in a thread; return its exit code, standard output, and lines of errors."""
-    out, errors = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(errors),
-    ):
-        patch.setenv("KUBECONFIG", str(world.kubeconfig))
-        code = await asyncio.to_thread(call, arguments)
-    return code, out.getvalue(), errors.getvalue().splitlines()
-
-
 async def stored(world: World) -> dict[str, str]:
     path = f"/api/v1/namespaces/{muster_in_cluster.NAMESPACE}/secrets/{RECEIVERS}"
     answer = await world.api.request("GET", path, timeout_s=10)
@@ -81,7 +68,7 @@ def test_a_tested_receiver_is_added_to_those_that_are_there(tmp_path: Path) -> N
             assert (code, errors) == (0, [TAKEN.format("slack"), rights(world, "notify")])
             assert out == (
                 f"slack: written to the Secret {RECEIVERS}; the notifier uses it within two "
-                "minutes, without a restart\n"
+                "minutes, without a restart; then: muster --context muster notify test slack\n"
             )
             assert "this is a test message" in slack.received()[0].body
             hook = ("notify", "setup", "webhook", "--name", "hook", "--url", slack.url)

@@ -38,7 +38,7 @@ SENTENCES_NOT_RUN: Final = {
     'kubectl drain "$NODE" --ignore-daemonsets': "the stand-in has no evictions",
     "helm -n muster get values muster --revision NUMBER": "no Helm",
     'muster --context "$CONTEXT" why "$NODE" RESOURCE': "the resource is the reader's",
-    "muster notify test --config FILE NAME": "the file is the reader's",
+    'muster --context "$CONTEXT" notify test NAME': "the receiver is the reader's",
 }
 """Commands in sentences that are only parsed, with the reason."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typing import Any, Final
 
 import orjson
 import prometheus_client
+import pytest
 
+from muster.cli import __main__ as commands
 from muster.cli import keyfiles
 from muster.kubernetes import api as kubernetes_api
 from muster.local import httpd, kubernetes, nats
@@ -176,3 +179,16 @@ def rights(world: World, command: str, nats: str = "") -> str:
     """Return the line that says whose rights a command used."""
     where = f"context muster ({world.stand_in.url}), namespace muster; as alice"
     return f"muster {command}: {where}{'; NATS as ' if nats else ''}{nats}"
+
+
+async def command(world: World, *arguments: str) -> tuple[int, str, list[str]]:
+    """Run a command in a thread; return its exit code, standard output, and lines of errors."""
+    out, errors = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        patch.setenv("KUBECONFIG", str(world.kubeconfig))
+        code = await asyncio.to_thread(commands.call, arguments)
+    return code, out.getvalue(), errors.getvalue().splitlines()

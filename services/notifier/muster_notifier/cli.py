@@ -5,7 +5,7 @@ Exit codes: 0 success, 1 the receiver did not accept the message, 2 the input ca
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -15,10 +15,10 @@ import msgspec
 from cyclopts import Parameter
 
 from muster import codec, matching, vocabulary
-from muster.cli import output
+from muster.cli import events, output, reach
 from muster.nats import bus, consumers, storage, streams
 from muster.service import settings
-from muster_notifier import receiver_setup, test_message
+from muster_notifier import receiver_setup, running, test_message
 from muster_notifier.config import files, schema
 from muster_notifier.receivers import factory, results
 from muster_notifier.routing import muting, routes
@@ -26,7 +26,14 @@ from muster_notifier.routing import muting, routes
 _BUS_S: Final = 5.0
 _NAME: Final = "notify"
 
-_Config = Annotated[Path, Parameter(name="--config", help="The notifier's settings file.")]
+_Config = Annotated[
+    Path | None,
+    Parameter(name="--config", help="A settings file of the notifier, instead of a running one."),
+]
+_Context = Annotated[
+    str | None, Parameter(help="The kubeconfig's context of the cluster with the notifier.")
+]
+_Namespace = Annotated[str, Parameter(help="The namespace of muster in that cluster.")]
 _Format = Annotated[
     Literal["muster", "alertmanager"],
     Parameter(name="--config-format", help="Whose format that file has: muster or Alertmanager."),
@@ -45,27 +52,36 @@ def run_test(
     receiver: str,
     /,
     *,
-    config: _Config,
+    config: _Config = None,
     config_format: _Format = "muster",
+    context: _Context = None,
+    namespace: _Namespace = reach.NAMESPACE,
     json: output.Json = False,
 ) -> int:
-    """Send a marked test message to a receiver; print the requests and results.
+    """Let the running notifier send a marked test message; print what the receiver answered.
+
+    With `--config`, this command itself sends it, and prints the requests, too.
 
     Parameters
     ----------
     receiver
-        The receiver's name in the settings.
-    config
-        The notifier's settings file.
-    config_format
-        Whose format that file has: muster or Alertmanager.
+        The receiver's name.
     json
         Print one JSON object.
 
     """
+    if config is None:
+
+        def ask() -> int:
+            work = _printed(running.test(receiver, at=datetime.now(UTC)), as_json=json)
+            return events.run_within(_NAME, work, limit_s=running.LIMIT_S)
+
+        return _in_cluster(ask, context, namespace)
+    if context is not None:
+        return output.fail(_NAME, "--config: not with --context")
     try:
         configured = _read(config, config_format)
-        return asyncio.run(_test(configured, receiver, as_json=json))
+        return asyncio.run(_printed(_test(configured, receiver), as_json=json))
     except settings.BadSettings as error:
         return output.fail(_NAME, "\n".join(error.problems))
     except (factory.Unusable, ValueError) as error:
@@ -76,42 +92,63 @@ def run_test(
 def run_explain(
     *,
     labels: str,
-    config: _Config,
+    config: _Config = None,
     config_format: _Format = "muster",
+    context: _Context = None,
+    namespace: _Namespace = reach.NAMESPACE,
     offline: output.Flag = False,
     json: output.Json = False,
 ) -> int:
     """Print which routes, groups and mutes an alert would match, and who is notified.
 
-    The exit code is 1 if that is nobody.
+    The exit code is 1 if that is nobody. Give `--context` or `--config`.
 
     Parameters
     ----------
     labels
         The alert's labels, such as kind=stuck,node=node-a.
-    config
-        The notifier's settings file.
-    config_format
-        Whose format that file has: muster or Alertmanager.
     offline
-        Do not ask NATS for silences and alerts.
+        With `--config`: do not ask NATS for silences and alerts.
     json
         Print one JSON object.
 
     """
+    if (config is None) == (context is None):
+        return output.fail(_NAME, "give --context CONTEXT or --config FILE")
+
+    if offline and config is None:
+        return output.fail(_NAME, "--offline: only with --config")
     try:
-        explanation = asyncio.run(
-            _explain(_read(config, config_format), _parse_labels(labels), offline=offline)
-        )
+        asked = _parse_labels(labels)
+        if config is not None:
+            explaining = _explain(_read(config, config_format), asked, offline=offline)
+            return _shown(asyncio.run(explaining), as_json=json)
     except settings.BadSettings as error:
         return output.fail(_NAME, "\n".join(error.problems))
     except ValueError as error:
         return output.fail(_NAME, str(error))
-    if json:
+
+    def explain() -> int:
+        work = _explain_running(asked, context or "", namespace, as_json=json)
+        return events.run_within(_NAME, work, limit_s=running.LIMIT_S)
+
+    return _in_cluster(explain, context, namespace)
+
+
+def _shown(explanation: "_Explanation", *, as_json: bool) -> int:
+    if as_json:
         output.print_json(explanation)
     else:
         output.show(*explanation.lines())
     return 0 if explanation.notified else 1
+
+
+def _in_cluster(call: Callable[[], int], context: str | None, namespace: str) -> int:
+    """Make a call with the bus of a cluster, if one is named; return its exit code."""
+    if context is None:
+        return call()
+    whole = reach.Need.WHOLE_BUS
+    return reach.run_with(_NAME, whole, call, context=context, namespace=namespace)
 
 
 @app.command(name="import")
@@ -147,11 +184,19 @@ def _read(file: Path, config_format: str) -> schema.Settings:
     return files.read(file, written_for=config_format, environment=os.environ)
 
 
-async def _test(configured: schema.Settings, name: str, *, as_json: bool) -> int:
+async def _test(configured: schema.Settings, name: str) -> list[test_message.Attempt]:
     receivers = {receiver.name: receiver for receiver in configured.receivers}
-    if name not in receivers:
-        raise ValueError(f"no receiver is called {name}; the receivers are: {', '.join(receivers)}")
-    attempts = await test_message.send(receivers[name], configured)
+    test_message.check(name, receivers)
+    return await test_message.send(receivers[name], configured)
+
+
+async def _printed(
+    sending: Coroutine[object, object, list[test_message.Attempt]], *, as_json: bool
+) -> int:
+    try:
+        attempts = await sending
+    except running.Unusable as error:
+        return output.fail(_NAME, str(error), code=1)
     if as_json:
         output.print_json(attempts)
     else:
@@ -214,17 +259,44 @@ def _muted(muted: muting.Muted) -> str:
     return f"{muted.cause}: {muted.by}"
 
 
+async def _explain_running(
+    labels: Mapping[str, str], context: str, namespace: str, *, as_json: bool
+) -> int:
+    """Explain with the settings of the running notifier, and the receivers that it has besides."""
+    try:
+        configured = await running.settings_in(context, namespace)
+        mutes = schema.initial_muting(configured)
+        async with running.connected() as link:
+            more = await running.more_receivers(link, configured)
+            await _read_bus(link, mutes)
+    except running.Unusable as error:
+        return output.fail(_NAME, str(error), code=1)
+    except settings.BadSettings as error:
+        return output.fail(_NAME, "\n".join(error.problems))
+    complete = schema.with_receivers(configured, more)
+    return _shown(_explained(complete, labels, mutes), as_json=as_json)
+
+
 async def _explain(
     configured: schema.Settings, labels: Mapping[str, str], *, offline: bool
 ) -> _Explanation:
     mutes = schema.initial_muting(configured)
     if not offline:
         try:
-            async with asyncio.timeout(_BUS_S):
-                await _read_bus(configured, mutes)
+            async with (
+                asyncio.timeout(_BUS_S),
+                bus.Bus(configured.bus.url, producer="clients/notify", name="notify") as connected,
+            ):
+                await _read_bus(connected, mutes)
         except TimeoutError:
             problem = "does not answer: silences and inhibiting alerts are not considered"
             output.warn(_NAME, f"NATS at {configured.bus.url} {problem}")
+    return _explained(configured, labels, mutes)
+
+
+def _explained(
+    configured: schema.Settings, labels: Mapping[str, str], mutes: muting.Muting
+) -> _Explanation:
     at = datetime.now(UTC)
     equal = matching.Operator.EQUAL
     conditions = [matching.Matcher(name, equal, labels[name]) for name in sorted(labels)]
@@ -271,28 +343,27 @@ def _parse_labels(text: str) -> dict[str, str]:
     return labels | ({"kind": kind, "alertname": kind} if kind else {})
 
 
-async def _read_bus(configured: schema.Settings, mutes: muting.Muting) -> None:
+async def _read_bus(connected: bus.Bus, mutes: muting.Muting) -> None:
     """Add the current silences, maintenance and alerts, which may mute other alerts."""
-    async with bus.Bus(configured.bus.url, producer="clients/notify", name="notify") as connected:
-        async for change in storage.follow(connected.link, streams.SILENCES):
-            if change is None:
-                break
-            key, value = change
-            if not value:
-                continue
-            try:
-                mutes.observe_silence(muting.SilenceChanged(key, matching.decode_silence(value)))
-            except matching.MalformedSilence as error:
-                output.warn(_NAME, f"silence {key} cannot be read: {error}")
-        newest: dict[str, codec.CloudEvent] = {}
-        for event in await consumers.newest(connected.link, streams.ALERTS, "muster.alert.>"):
-            assert isinstance(event.data, vocabulary.AlertChanged), "only alerts were read"
-            newest[event.data.fingerprint] = event
-        for event in newest.values():
-            assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are read"
-            mutes.observe_alert(event.data, routes.labels_of(event.data))
-        for event in await consumers.newest(
-            connected.link, streams.ALERTS, "muster.verdict.*.*.verdict.changed"
-        ):
-            assert isinstance(event.data, vocabulary.VerdictChanged), "only verdicts were read"
-            mutes.observe_verdict(event.data)
+    async for change in storage.follow(connected.link, streams.SILENCES):
+        if change is None:
+            break
+        key, value = change
+        if not value:
+            continue
+        try:
+            mutes.observe_silence(muting.SilenceChanged(key, matching.decode_silence(value)))
+        except matching.MalformedSilence as error:
+            output.warn(_NAME, f"silence {key} cannot be read: {error}")
+    newest: dict[str, codec.CloudEvent] = {}
+    for event in await consumers.newest(connected.link, streams.ALERTS, "muster.alert.>"):
+        assert isinstance(event.data, vocabulary.AlertChanged), "only alerts were read"
+        newest[event.data.fingerprint] = event
+    for event in newest.values():
+        assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are read"
+        mutes.observe_alert(event.data, routes.labels_of(event.data))
+    for event in await consumers.newest(
+        connected.link, streams.ALERTS, "muster.verdict.*.*.verdict.changed"
+    ):
+        assert isinstance(event.data, vocabulary.VerdictChanged), "only verdicts were read"
+        mutes.observe_verdict(event.data)

@@ -273,7 +273,7 @@ async def _write(plan: setup_plan.Plan, options: _Options, context: str) -> int:
         )
     output.show(
         f"{plan.name}: written to the Secret {secret}; the notifier uses it within two minutes, "
-        "without a restart"
+        f"without a restart; then: muster --context {context} notify test {plan.name}"
     )
     return 0
 

@@ -1,7 +1,8 @@
 """Adapter: sends a marked test message to a receiver, and records its requests and answers."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,9 @@ from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters
 from muster_notifier.receivers import endpoint, factory, message, results
 from muster_notifier.routing import notifications
+
+_OPENING: Final = ("pagerduty", "alertmanager")
+"""The kinds of receivers that a message opens an incident at; a test must leave none open."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -32,7 +36,16 @@ class Attempt(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Return the requests and the answer for people."""
         requests = [line for request in self.requests for line in request.splitlines()]
-        return ["sent:", *requests, self.answer]
+        return [*(["sent:", *requests] if requests else ()), self.answer]
+
+
+def check(name: str, names: Collection[str]) -> None:
+    """Raise ValueError if there is no receiver of this name."""
+    if name not in names:
+        raise ValueError(f"no receiver is called {name}; the receivers are: {', '.join(names)}")
+
+
+Deliver = Callable[[notifications.Notification], Awaitable[Attempt]]
 
 
 async def send(receiver: receiver_settings.Receiver, configured: schema.Settings) -> list[Attempt]:
@@ -43,10 +56,10 @@ async def send(receiver: receiver_settings.Receiver, configured: schema.Settings
     sender = factory.make(receiver, configured)
     for problem in sender.problems:
         output.warn("notify", f"template: {problem}")
-    notification: notifications.Notification | None = example(receiver.name, at=datetime.now(UTC))
-    attempts: list[Attempt] = []
     data: Mapping[str, str] = {}
-    while notification is not None:
+
+    async def deliver(notification: notifications.Notification) -> Attempt:
+        nonlocal data
         requests: list[str] = []
         endpoint.RECORDED.set(requests)
         result = await sender.send(notification, data)
@@ -54,19 +67,23 @@ async def send(receiver: receiver_settings.Receiver, configured: schema.Settings
         if not requests:
             requests.append(message.compose(notification, receiver.templates).text)
         shown = [sender.mask(request) for request in requests]
-        attempts.append(
-            Attempt(shown, result.kind, result.outcome, result.detail, result.retry_after_s)
-        )
-        # a test must leave no incident open
-        is_kept_open = receiver.pagerduty is not None or receiver.alertmanager is not None
-        is_over = len(attempts) > 1 or result.kind is not results.Kind.TAKEN or not is_kept_open
-        notification = (
-            None if is_over else dead_letters.as_of_now(notification, fires=set(), notified=())
-        )
+        return Attempt(shown, result.kind, result.outcome, result.detail, result.retry_after_s)
+
+    return await send_by(deliver, receiver.name, receiver.way, at=datetime.now(UTC))
+
+
+async def send_by(deliver: Deliver, name: str, way: str, *, at: datetime) -> list[Attempt]:
+    """Deliver a test message and, if that opens an incident, the message that resolves it."""
+    notification = _example(name, at=at)
+    attempts = [await deliver(notification)]
+    if attempts[0].kind is results.Kind.TAKEN and way in _OPENING:
+        over = dead_letters.as_of_now(notification, fires=set(), notified=())
+        assert over is not None, "the test message fires"
+        attempts.append(await deliver(over))
     return attempts
 
 
-def example(receiver: str, *, at: datetime) -> notifications.Notification:
+def _example(receiver: str, *, at: datetime) -> notifications.Notification:
     """Return a notification that is marked as a test."""
     alert = vocabulary.AlertChanged(
         node="node-example",
@@ -83,7 +100,7 @@ def example(receiver: str, *, at: datetime) -> notifications.Notification:
     notification = notifications.create(
         after=at.isoformat(),
         receiver=receiver,
-        group='{}:{kind="test"}',
+        group=f'{{}}:{{kind="test",at="{at.isoformat()}"}}',
         labels={"kind": "test"},
         reason=vocabulary.NotificationReason.FIRST,
         firing=[alert],

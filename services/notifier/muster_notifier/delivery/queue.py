@@ -10,6 +10,7 @@
 | being sent | refused | dead letter |
 | being sent | temporary failure, and a newer delivery waits | superseded by the newer one |
 | being sent | temporary failure, after `retry_for_s` | dead letter |
+| being sent | any failure of a test message | given up, without a dead letter |
 | being sent | perhaps accepted; repeats are visible | retried after `UNKNOWN_S`, then dead letter |
 | being sent | temporary failure | postponed: waits for its back-off |
 
@@ -223,7 +224,8 @@ class DeliveryQueue:
         delivery, result = event.delivery, event.result
         delay_s = results.delay_s(slot.attempts, result, chance=event.chance)
         is_doubtful = result.is_unknown and self._shows_repeats
-        is_over = is_doubtful and slot.unknown >= len(UNKNOWN_S)
+        is_test = delivery.notification.is_test
+        is_over = is_test or (is_doubtful and slot.unknown >= len(UNKNOWN_S))
         if is_doubtful and not is_over:
             delay_s = max(delay_s, UNKNOWN_S[slot.unknown])
         slot.unknown += is_doubtful

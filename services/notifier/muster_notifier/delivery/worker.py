@@ -74,7 +74,7 @@ class _DeliveryLog:
             "delivered", **_log_fields(notification), attempts=attempts, result=result.detail
         )
         event = vocabulary.NotificationDelivered(
-            **self._about(notification), at=at, attempts=attempts
+            **self._about(notification), at=at, attempts=attempts, answer=result.detail[:2048]
         )
         await self._publish(event, f"{notification.id}:delivered:{number}")
 
@@ -357,9 +357,10 @@ class ReceiverWorker:
         self, delivery: queue.Delivery, result: results.Result, *, attempts: int
     ) -> None:
         notification, at = delivery.notification, datetime.now(UTC)
-        await self._dependencies.put(
-            *dead_letters.dead_letter(notification, result, attempts=attempts, at=at)
-        )
+        if not notification.is_test:
+            await self._dependencies.put(
+                *dead_letters.dead_letter(notification, result, attempts=attempts, at=at)
+            )
         await self._log.failed(notification, result, attempts=attempts, at=at)
         await self._finish(delivery)
 

@@ -1,0 +1,144 @@
+"""Adapter: NATS and Kubernetes: what commands ask of the notifier that runs.
+
+It says whom it notifies. A test message goes through its outbox, like any other notification, and
+its answer comes back as an event: the notifier's network and secrets are tested, not the user's.
+"""
+
+import asyncio
+import contextlib
+import os
+from datetime import datetime, timedelta
+from typing import Final
+
+from muster import vocabulary
+from muster.cli import events
+from muster.kubernetes import installation
+from muster.nats import bus, consumers, storage, streams
+from muster.service import settings
+from muster_notifier import test_message
+from muster_notifier.config import receiver_settings, schema
+from muster_notifier.receivers import results
+from muster_notifier.routing import notifications
+
+LIMIT_S: Final = 90.0
+"""How long a command may take."""
+_ANSWER_S: Final = 30.0
+_EVERY_S: Final = 5
+"""A receiver gets one test message in this time."""
+_CLOCKS_S: Final = 600.0
+"""How far this machine's clock may be from the server's."""
+_ANNOUNCED: Final = vocabulary.ReceiversConfigured.SUBJECT.replace("{node}", "*")
+
+
+class Unusable(Exception):
+    """The running notifier cannot do this; the text says why."""
+
+
+def connected() -> contextlib.AbstractAsyncContextManager[bus.Bus]:
+    """Connect to NATS, of a cluster if a command has opened one. Raises ConnectionError."""
+    return events.connect("notify", os.environ.get("NATS_URL"))
+
+
+async def settings_in(context: str, namespace: str) -> schema.Settings:
+    """Return the settings of the notifier in a cluster. Raises Unreachable and BadSettings."""
+    from muster.cli import cluster as clusters  # noqa: PLC0415  # the client, only where it is used
+
+    async with clusters.opened(context=context, namespace=namespace) as cluster:
+        text = await cluster.settings(installation.NOTIFIER, "notifier.yaml")
+    source = "the notifier's ConfigMap"
+    documents = settings.parse(text.encode(), source=source)
+    tree = settings.only(documents, schema.Settings, source=source)
+    return settings.validate(schema.Settings, tree or {}, source=source)
+
+
+async def more_receivers(
+    link: bus.Bus, configured: schema.Settings
+) -> tuple[receiver_settings.Receiver, ...]:
+    """Return the receivers that the notifier has beside its settings; only name and kind are true.
+
+    Kinds other than the console are all shown as one, because the notifier does not publish more.
+    """
+    announced = await _announced(link)
+    known = {receiver.name for receiver in configured.receivers}
+    log, other = receiver_settings.Console(), receiver_settings.File(path="?")
+    return tuple(
+        receiver_settings.Receiver(name=name, console=log)
+        if kind == "console"
+        else receiver_settings.Receiver(name=name, file=other)
+        for name, kind in announced.receivers.items()
+        if name not in known
+    )
+
+
+async def test(name: str, *, at: datetime) -> list[test_message.Attempt]:
+    """Let the notifier send a test message, dated `at`. Raises Unusable, ConnectionError."""
+    async with connected() as link:
+        announced = await _announced(link)
+        if name in announced.refused:
+            raise Unusable(f"the notifier leaves out {name}, as its log explains")
+        try:
+            test_message.check(name, announced.receivers)
+        except ValueError as error:
+            raise Unusable(str(error)) from None
+
+        async def deliver(notification: notifications.Notification) -> test_message.Attempt:
+            return await _deliver(link, notification)
+
+        way = announced.receivers[name]
+        return await test_message.send_by(deliver, name, way, at=at)
+
+
+async def _announced(link: bus.Bus) -> vocabulary.ReceiversConfigured:
+    newest = await consumers.newest(link.link, streams.NOTIFICATIONS, _ANNOUNCED)
+    if not newest:
+        raise Unusable("no notifier has said whom it notifies: does one run, with NATS?")
+    announced = newest[-1].data
+    assert isinstance(announced, vocabulary.ReceiversConfigured), "the subject decides"
+    return announced
+
+
+async def _deliver(link: bus.Bus, notification: notifications.Notification) -> test_message.Attempt:
+    """Put a test message into the outbox, and return what became of it."""
+    name = notification.receiver
+    subject = f"muster.outbox.{name}.test"
+    period = int(notification.at.timestamp()) // _EVERY_S
+    key = f"test {name} {notification.reason} {period}"
+    body = notifications.encode(notification)
+    if not await storage.enqueue(link.link, subject, body, key=key):
+        raise Unusable(f"{name} has just been tested: wait {_EVERY_S} s")
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await _answer(link, notification)
+    except TimeoutError:
+        await storage.remove_waiting(link.link, streams.OUTBOX, subject)
+        detail = f"the notifier has not sent it for {_ANSWER_S:g} s; its log says why"
+        outcome = results.Outcome.TIMED_OUT
+        return test_message.Attempt([], outcome.kind, outcome, detail, None)
+
+
+async def _answer(link: bus.Bus, notification: notifications.Notification) -> test_message.Attempt:
+    filters = [f"muster.notification.*.{notification.receiver}.notification.*"]
+    since = notification.at - timedelta(seconds=_CLOCKS_S)
+    following = consumers.follow(link.link, streams.NOTIFICATIONS, filters=filters, since=since)
+    async for event in following:
+        match event.data:
+            case vocabulary.NotificationDelivered() as done if _is_about(done, notification):
+                outcome, detail = results.Outcome.TAKEN, done.answer
+            case vocabulary.NotificationFailed() as failed if _is_about(failed, notification):
+                outcome, detail = _outcome(failed.outcome), failed.error
+            case _:
+                continue
+        return test_message.Attempt([], outcome.kind, outcome, detail, None)
+    raise AssertionError("following never ends")
+
+
+def _is_about(
+    event: vocabulary.NotificationEvent, notification: notifications.Notification
+) -> bool:
+    return (event.group, event.reason) == (notification.group, notification.reason)
+
+
+def _outcome(word: str) -> results.Outcome:
+    """Return an outcome; another version of the notifier may have more of them."""
+    is_known = word in set(results.Outcome)
+    return results.Outcome(word) if is_known else results.Outcome.REJECTED

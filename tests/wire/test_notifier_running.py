@@ -1,0 +1,141 @@
+"""Commands that ask the running notifier: it sends the test message, and its settings explain."""
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pytest
+
+from muster.local import processes, webhook
+from muster.nats import bus, consumers, storage, streams
+from muster_notifier import running
+from muster_notifier.test_message import Attempt
+from tests.worlds import manifests, muster_in_cluster
+from tests.worlds.muster_in_cluster import World, command, rights
+
+CONTEXT: Final = ("--context", "muster")
+T0: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+ADMIN: Final = "admin with Secret muster-nats-admin"
+
+
+@contextlib.asynccontextmanager
+async def notifier(
+    where: Path, hook: webhook.WebhookReceiver
+) -> AsyncIterator[tuple[World, bus.Bus, str]]:
+    """Run a cluster with NATS and a notifier, whose receivers are all at `hook`."""
+    more = where / "receivers"
+    more.mkdir()
+    about = f"{{url: '{hook.url}', reach: loopback}}"
+    (more / "ops.yaml").write_text(f"webhook: {about}")
+    (more / "bad.yaml").write_text("{")
+    (more / "key").write_text("R0")
+    pager = f"{{url: '{hook.url}', reach: loopback, routing_key_from: {{file: key}}}}"
+    (more / "pager.yaml").write_text(f"pagerduty: {pager}")
+    async with (
+        muster_in_cluster.empty(where / "cluster") as world,
+        muster_in_cluster.passwords(world, where) as url,
+        muster_in_cluster.connected(url) as link,
+    ):
+        await world.pod("muster-notifier", 0, 8080, hook.url)
+        address = url.replace("//admin:", "//notifier:")
+        settings = {"bus": {"url": address}, "receivers_directory": str(more)}
+        file = where / "notifier.json"
+        file.write_bytes(orjson.dumps(settings))
+        program = processes.Program("notifier", "muster_notifier", ("--config", str(file)))
+        process = processes.Process(program, where / "notifier.log")
+        await process.start()
+        try:
+            async for event in consumers.follow(
+                link.link, streams.NOTIFICATIONS, filters=["muster.>"], since=T0
+            ):
+                assert event.data.TYPE == "receivers.configured"
+                break
+            yield world, link, url
+        finally:
+            await process.end()
+
+
+def test_the_running_notifier_sends_the_test_message_and_its_answer_is_printed(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(170),
+            webhook.WebhookReceiver() as hook,
+            notifier(tmp_path, hook) as (world, link, url),
+        ):
+            code, out, errors = await command(world, "notify", "test", "ops", *CONTEXT)
+            assert (code, out) == (0, "answered: taken: HTTP 200\n")
+            assert errors == [rights(world, "notify", ADMIN)]
+            (sent,) = hook.received()
+            assert orjson.loads(sent.body)["data"]["test"] is True
+            for name, problem in (
+                ("none", "no receiver is called none; the receivers are: console, ops, pager"),
+                ("bad", "the notifier leaves out bad, as its log explains"),
+            ):
+                code, out, errors = await command(world, "notify", "test", name, *CONTEXT)
+                assert (code, out, errors[-1]) == (1, "", f"muster notify: {problem}")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("NATS_URL", url)
+                await others(hook)
+            dead = await storage.waiting_subjects(
+                link.link, streams.DEAD_LETTERS, "muster.dlq.notification.>"
+            )
+            assert dead == []
+
+    asyncio.run(story())
+
+
+async def others(hook: webhook.WebhookReceiver) -> None:
+    """Test receivers that fail, that are asked too often, or that open incidents."""
+
+    async def tested(name: str, second: int) -> list[str]:
+        attempts: list[Attempt] = await running.test(name, at=T0 + dt.timedelta(seconds=second))
+        return [attempt.answer for attempt in attempts]
+
+    for second, status, answer in (
+        (0, 404, "answered: refused (not_found): HTTP 404"),
+        (10, 503, "answered: temporary (unwell): HTTP 503"),
+    ):
+        hook.behave(webhook.Behaviour(status=status))
+        assert await tested("ops", second) == [answer]
+    with pytest.raises(running.Unusable, match="ops has just been tested: wait 5 s"):
+        await tested("ops", 14)
+    count = len(hook.received())
+    hook.behave(webhook.Behaviour())
+    assert await tested("pager", 0) == ["answered: taken: HTTP 200"] * 2
+    actions = [orjson.loads(each.body)["event_action"] for each in hook.received()[count:]]
+    assert actions == ["trigger", "resolve"]
+
+
+def test_an_alert_is_explained_with_the_settings_and_receivers_of_the_running_notifier(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(170),
+            webhook.WebhookReceiver() as hook,
+            notifier(tmp_path, hook) as (world, _, _),
+        ):
+            volumes: list[dict[str, Any]] = manifests.pods("minimal")["muster-notifier"]["volumes"]
+            (name,) = [v["configMap"]["name"] for v in volumes if v["name"] == "configuration"]
+            tree = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+            text = 'routes: [{matchers: [kind="stuck"], receivers: [console]}]\n'
+            await world.create("configmaps", {**tree, "data": {"notifier.yaml": text}})
+            explain = ("notify", "explain", *CONTEXT, "--labels")
+            code, out, errors = await command(world, *explain, "kind=missing")
+            assert (code, errors) == (0, [rights(world, "notify", ADMIN)])
+            assert out.splitlines()[-1] == "notified   ops, pager"
+            code, out, _ = await command(world, *explain, "kind=stuck")
+            log_alone = "notified   nobody: its receivers are only the notifier's log"
+            assert (code, out.splitlines()[-1]) == (1, log_alone)
+            world.deny("get", "configmaps")
+            code, _, errors = await command(world, *explain, "kind=stuck")
+            missing = f"missing right: get the ConfigMap {name} in the namespace muster ("
+            assert (code, errors[-1].startswith(f"muster notify: {missing}")) == (1, True)
+
+    asyncio.run(story())
