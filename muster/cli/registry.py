@@ -44,7 +44,7 @@ COMMANDS: Final = {
     "dlq": Command(
         "List what could not be delivered, and send it again.",
         (),
-        "muster.cli.notifications:dead_letters_app",
+        "muster.cli.dlq:dead_letters_app",
     ),
     "doctor": Command(
         "Say whether muster itself is well: pods, bus, streams, leaders, versions, receivers.",
@@ -65,7 +65,7 @@ COMMANDS: Final = {
     "silence": Command(
         "Suppress the notifications for some alerts for a while.",
         (),
-        "muster.cli.notifications:silence_app",
+        "muster.cli.silence:silence_app",
     ),
     "status": Command(
         "Show the fleet as the health service sees it: verdicts, alerts, plugins with problems.",

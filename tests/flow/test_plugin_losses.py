@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
 
 import grpc.aio
@@ -82,17 +82,18 @@ def test_the_plugin_is_registered_again_with_the_reason(
 
 
 HARMS = [
-    ("its server ends by itself", signal.SIGUSR1, "server_ended"),
-    ("no process listens on its socket, which still exists", signal.SIGUSR2, "probe_failed"),
+    # on a busy machine the probe may notice first
+    ("its server ends by itself", signal.SIGUSR1, {"server_ended", "probe_failed"}),
+    ("no process listens on its socket, which still exists", signal.SIGUSR2, {"probe_failed"}),
 ]
 
 
 @pytest.mark.parametrize("kind", kubelets.WORLDS)
 @pytest.mark.parametrize(
-    ("harm", "reason"), [harm[1:] for harm in HARMS], ids=[harm[0] for harm in HARMS]
+    ("harm", "reasons"), [harm[1:] for harm in HARMS], ids=[harm[0] for harm in HARMS]
 )
 def test_losses_of_the_plugin_itself_are_detected_and_repaired(
-    kind: kubelets.Worlds, harm: signal.Signals, reason: str
+    kind: kubelets.Worlds, harm: signal.Signals, reasons: Collection[str]
 ) -> None:
     async def story() -> None:
         async with kind() as world, kubelets.plugin(world, program=kubelets.SABOTAGED) as process:
@@ -101,7 +102,8 @@ def test_losses_of_the_plugin_itself_are_detected_and_repaired(
             await kubelets.offered(world, 1)
             process.process.send_signal(harm)
             async with asyncio.timeout(kubelets.BOUND_S):
-                assert (await process.said("deregistered"))["reason"] == reason
+                reason = (await process.said("deregistered"))["reason"]
+                assert reason in reasons
                 assert (await process.said("registered"))["reason"] == reason
             await kubelets.offered(world, 1)
 

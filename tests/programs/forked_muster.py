@@ -12,19 +12,20 @@ import sys
 
 import kubernetes.client
 
-from muster.cli import cluster, events, health, keyfiles, notifications
+from muster.cli import cluster, dlq, events, health, keyfiles, silence
 from muster_labeler.cli import label_gpus
 from muster_plugin.config import files
 
 IMPORTED = (
     cluster,
+    dlq,
     events,
     files,
     health,
     keyfiles,
     kubernetes.client,
     label_gpus,
-    notifications,
+    silence,
 )
 """What commands would import by themselves, which takes longer than they do."""
 

@@ -27,7 +27,7 @@ EVENT: Final = vocabulary.PluginStopping(
 
 def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await story()
 
     asyncio.run(limited())
