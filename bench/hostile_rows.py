@@ -169,5 +169,5 @@ def _cost(name: str, service: str, phases: list[Phase]) -> report.Row:
         "MiB",
         target={"health": _HEALTH_MIB, NATS: _NATS_MIB}.get(service, _POD_MIB),
         floor=before.memory_mib[service],
-        how=f"during or after; CPU {cpu} % of a core",
+        how=f"during or after; CPU, % of a core: {cpu}",
     )

@@ -166,7 +166,7 @@ class Cluster:
         return _decoded(answer.body, installation.Secret, path).data or {}
 
     async def apply_secret(self, name: str, manifest: object, *, manager: str, force: bool) -> None:
-        """Apply a part of a Secret. Raises Unreachable, also if others own what would change."""
+        """Apply a part of a Secret. Raises Unreachable, for example if others own a field."""
         answer = await self.api.request(
             "PATCH",
             self._secret_path(name),

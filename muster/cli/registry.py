@@ -33,7 +33,7 @@ COMMANDS: Final = {
         "Create and change the keys and credentials for the bus.", ("auth",), "muster.cli.auth:app"
     ),
     "check": Command(
-        "Say what is wrong with a cluster's GPUs, fuse and autoscalers.", ("labeler",)
+        "Report what is wrong with a cluster's GPUs, fuse and autoscalers.", ("labeler",)
     ),
     "config": Command("Check, show and import the configuration of the devices."),
     "demo": Command(
@@ -56,7 +56,7 @@ COMMANDS: Final = {
         (),
         "muster.cli.events:app",
     ),
-    "gpu-name": Command("Say which accelerator name a GPU product gets, and why."),
+    "gpu-name": Command("Show which accelerator name a GPU product gets, and why."),
     "label-gpus": Command("Show how GPU nodes would be labelled, or label them.", ("labeler",)),
     "notify": Command(
         "Add and test receivers, explain routes, import an Alertmanager's settings.", ("notifier",)

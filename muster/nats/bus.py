@@ -225,7 +225,7 @@ class Bus:
                 removed = await jetstream.sweep_consumers(client)
             except connection.LOST as error:
                 runtime.end_if_cancelled()
-                self._log.warning("sweep_failed", error=str(error) or type(error).__name__)
+                self._log.warning("stream_check_failed", error=str(error) or type(error).__name__)
             else:
                 if removed:
                     self._log.warning("consumers_removed", count=removed)

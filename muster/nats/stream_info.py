@@ -79,7 +79,7 @@ class _Consumers(msgspec.Struct):
 async def stored(client: Client, stream: str) -> tuple[int, float]:
     """Return a stream's bytes, and the age of its oldest message in seconds by the server's clock.
 
-    Raises nats-py's errors, also if the server has no such stream.
+    Raises nats-py's errors, including when the server has no such stream.
     """
     info = await _ask(client, f"STREAM.INFO.{stream}", _Info)
     return info.state.bytes, _age_s(info)

@@ -386,7 +386,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="g",
-        title="it has one device more than the kubelet knows",
+        title="it has one more device than the kubelet knows of",
         inject=add_device_unreported,
         heal=report_devices,
         verdict=Verdict.MISMATCH,
@@ -395,7 +395,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="g-node",
-        title="the node's allocatable is one device less than there are",
+        title="the node's allocatable is one device too low",
         inject=miscount,
         heal=count_correctly,
         verdict=Verdict.MISMATCH,

@@ -387,7 +387,7 @@ class DeviceManager:
 
 
 def preference_error(reason: str) -> AllocationError:
-    """Phrase a failed GetPreferredAllocation, which fails the pod too."""
+    """Return the error of a failed GetPreferredAllocation, which fails the pod too."""
     return AllocationError(f"device plugin GetPreferredAllocation rpc failed with err: {reason}")
 
 

@@ -160,8 +160,8 @@ class _Watch:
     def begin(self, version: int, *, wants_initial: bool) -> list[trees.Tree]:
         """Return the first events: the existing objects, or the changes after `version`.
 
-        `wants_initial` is the streaming list of client-go: the existing objects, then a marked
-        bookmark.
+        `wants_initial` asks for client-go's streaming list: the existing objects, then a bookmark
+        with the annotation `k8s.io/initial-events-end`.
         """
         if wants_initial:
             marked = trees.with_value(self.bookmark(), {_ENDED: "true"}, *_ANNOTATIONS)

@@ -176,7 +176,7 @@ class TrafficMonitor:
         try:
             report = _REPORT.decode(message.data).data
         except codec.UNREADABLE as error:
-            logs.logger().error("connections_unreadable", error=str(error)[:200])
+            logs.logger().error("connection_report_unreadable", error=str(error)[:200])
             return
         self._is_answered = True
         self._answered_at = self._asked_at = self._now()

@@ -34,7 +34,7 @@ class Node:
 
     `owners` are the field managers of each label that names a model; `our_labels` are all labels
     that muster owns; `labelled_from` is the source and product of the newest label. `ready_since`
-    is None while the node is not Ready. `is_selected`: whether the policy's selector matches.
+    is None while the node is not Ready. `is_selected` means that the policy's selector matches.
     """
 
     name: str
@@ -113,8 +113,8 @@ class Node:
 class Pod:
     """A pod that uses fuse, or is one of muster's own.
 
-    `is_agent`: it is a device plugin; `is_nri`: it adds devices by annotation. `messages` say
-    why its containers failed or wait.
+    `is_agent` means that it is a device plugin, `is_nri` that it adds devices by annotation.
+    `messages` say why its containers failed or wait.
     """
 
     namespace: str

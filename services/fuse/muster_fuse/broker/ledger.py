@@ -55,7 +55,7 @@ class Ledger:
             await self._run(self._connections.open)
             recorded = await self._run(lambda: self._records.load(pod.uid))
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("mounts_not_restored", pod=pod.uid, error=str(error))
+            log.warning("mounts_not_restored", pod_uid=pod.uid, error=str(error))
             return
         for mount in recorded:
             self.mounts.add(mount)
@@ -110,7 +110,7 @@ class Ledger:
             count = await self._run(lambda: sum(map(self._connections.abort, left)))
         except OSError as error:
             # the mounts stay in the records, and the next call tries again
-            log.warning("abort_failed", pod=pod_uid, mounts=len(left), error=str(error))
+            log.warning("abort_failed", pod_uid=pod_uid, mounts=len(left), error=str(error))
             return 0
         for mount in left:
             self.mounts.forget(mount)
@@ -136,7 +136,7 @@ class Ledger:
             try:
                 await self._run(lambda: self._records.save(pod_uid, made))
             except OSError as error:
-                log.warning("record_not_written", pod=pod_uid, error=str(error))
+                log.warning("mount_record_not_written", pod_uid=pod_uid, error=str(error))
 
     async def _run(self, call: Callable[[], blocking.Result]) -> blocking.Result:
         """Run a call in a thread, one at a time. Raises its exceptions, or TimeoutError."""

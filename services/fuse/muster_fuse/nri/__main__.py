@@ -12,17 +12,17 @@ from muster.service import entry, logs, metrics, probes, runtime, sections
 from muster_fuse.nri import connection, grants, session
 
 GRANTED: Final = prometheus_client.Counter(
-    "muster_fuse_nri_granted_total", "Containers that were given the device."
+    "muster_fuse_nri_granted_total", "Containers that were given /dev/fuse."
 )
 DENIED: Final = metrics.counter(
     "muster_fuse_nri_denied_total",
-    "Containers that were refused, by reason.",
+    "Containers that were denied /dev/fuse, by reason.",
     "reason",
     grants.Reason,
 )
 WITHOUT_DEVICE: Final = prometheus_client.Counter(
     "muster_fuse_nri_without_device_total",
-    "Containers that run without the device that their pod asks for.",
+    "Containers that run without /dev/fuse although their pod asks for it.",
 )
 CONNECTED: Final = prometheus_client.Gauge(
     "muster_fuse_nri_connected", "1 while the runtime asks about each new container."

@@ -61,7 +61,7 @@ class Volumes:
         """Serve the pods that had volumes when the broker last ended. Raises OSError."""
         self._records, strange = await self._run(self._stored.load)
         for problem in strange:
-            logs.logger().warning("record_unreadable", problem=problem)
+            logs.logger().warning("volume_record_unreadable", problem=problem)
         for record in [*self._records.values()]:
             directory = self._pods / record.pod.uid
             try:
@@ -158,9 +158,9 @@ class Volumes:
         if problem == before:
             return
         if problem:
-            logs.logger().warning("pod_volume_failed", pod=uid, problem=problem)
+            logs.logger().warning("pod_volume_failed", pod_uid=uid, problem=problem)
         else:
-            logs.logger().info("pod_volume_recovered", pod=uid)
+            logs.logger().info("pod_volume_recovered", pod_uid=uid)
 
     async def _run(self, call: Callable[[], Result]) -> Result:
         return await self._serial.run(call, timeout_s=_STEP_S)

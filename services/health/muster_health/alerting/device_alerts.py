@@ -338,7 +338,7 @@ def ended(faults: DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, .
     slot, resource = key
     otherwise = "the plugin no longer reports it"
     if slot == AlertKind.DEVICES_SHORT:
-        otherwise = "as many devices as before, or as the changed configuration intends"
+        otherwise = "there are as many devices as before, or as the new configuration expects"
     why = faults.ended.get((AlertKind(slot), resource), otherwise)
     return (evidence.of("plugin", why),)
 

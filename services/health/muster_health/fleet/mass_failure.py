@@ -171,7 +171,7 @@ class SuspectCounts:
             failure.gone.add(failure.members[key])
 
     def has_own_reason(self, key: str) -> bool:
-        """Return whether a member whose pod is gone has not that in common with the others."""
+        """Return whether the pod of a member is gone for a reason that the others do not share."""
         failure = self._member_of.get(key)
         return failure is not None and len(failure.gone) <= self._settings.storm_min
 

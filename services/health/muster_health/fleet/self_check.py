@@ -115,7 +115,8 @@ class FleetClocks:
             return ""
         clocks = sorted((plugin.clock for plugin in self._skewed), key=lambda c: c.seconds)
         middle = clocks[len(clocks) // 2].text()
-        return f"{len(clocks)} of {len(self._plugins)} plugins; for the median plugin, {middle}"
+        skewed = f"{len(clocks)} of {len(self._plugins)} plugins have a skewed clock"
+        return f"{skewed}; the median plugin: {middle}"
 
     def forget(self, plugin: tracked_plugin.TrackedPlugin) -> None:
         """Forget a plugin that is removed."""

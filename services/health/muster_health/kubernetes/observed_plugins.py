@@ -54,7 +54,10 @@ class ObservedPlugins:
         self._has_observed = False
 
     def observe(self, facts: Facts) -> list[signals.ClusterObserved]:
-        """Return all findings and what works now, which is every plugin in the first round."""
+        """Return the lasting findings, and the plugins whose findings have ended.
+
+        In the first round, return every plugin that works instead of the latter.
+        """
         current = dict(_observed(facts))
         lasting = {place: current[place] for place in current if place in self._seen | self._open}
         candidates = self._open if self._has_observed else set(_served(facts))

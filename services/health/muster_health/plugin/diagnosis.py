@@ -58,11 +58,12 @@ _PLUGIN_OR_NODE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """All evidence about a silent plugin. `is_subscribed`: an unanswered probe had a subscriber.
+    """All evidence about a silent plugin.
 
-    `cluster` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
-    the last reported number of Healthy devices by resource. `was_heard` means that we or a former
-    process received a sign of life.
+    `is_subscribed` means that an unanswered probe had a subscriber. `cluster` is None when
+    Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is the last reported
+    number of Healthy devices by resource. `was_heard` means that we or a former process received a
+    sign of life.
     """
 
     silent_s: float

@@ -230,9 +230,10 @@ class VerdictState:
     def restore(
         self, before: snapshot.Snapshot, now: float, *, waited_s: float, is_overdue: bool
     ) -> None:
-        """Restore what a former process saved; `is_overdue`: the overdue return was reported.
+        """Restore what a former process saved.
 
-        The verdict has lasted for `waited_s`, measured with the clocks of two machines.
+        The verdict has lasted for `waited_s`, according to the clocks of two machines. `is_overdue`
+        means that the alert about the plugin's overdue return is already firing.
         """
         # a suspicion belongs to the state that is replaced; kept, it would stay due for ever
         self.investigation.suspicion = None

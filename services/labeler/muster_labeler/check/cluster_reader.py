@@ -63,7 +63,7 @@ class _Overlay(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FullNode:
-    """A node, reduced to the labeler's model and as it was read."""
+    """A node in two forms: reduced to the labeler's model, and as the API returned it."""
 
     node: model.Node
     raw: objects.Node
@@ -107,7 +107,7 @@ class ClusterReader:
         return await self._all(NODES, objects.Node, projection.node, permission=GPU[0])
 
     async def full_nodes(self) -> list[FullNode] | None:
-        """Return all nodes, reduced and as they were read."""
+        """Return all nodes, each in both forms."""
         return await self._all(NODES, objects.Node, _node, permission=GPU[0])
 
     async def pods(self) -> list[FullPod] | None:

@@ -101,7 +101,7 @@ class Row:
 
     @property
     def is_labelled_after(self) -> bool:
-        """Return whether the node has a usable label after its row is written."""
+        """Return whether the node has a usable label after the planned change."""
         value = self.new if self.step in {Step.WRITE, Step.REMOVE} else self.current
         return bool(value) and accelerators.is_name(value or "")
 

@@ -52,7 +52,7 @@ def _check(
     node: str | None = None,
     cluster: options.Cluster = options.CLUSTER,
 ) -> int:
-    """Say what is wrong with a cluster's GPUs, fuse, autoscalers, device plugins, and muster.
+    """Report what is wrong with a cluster's GPUs, fuse, autoscalers, device plugins, and muster.
 
     It changes nothing.
 
@@ -181,7 +181,7 @@ def _gpu_name(
     tsv: Flag = False,
     aliases: Path | None = None,
 ) -> int:
-    """Say which accelerator name a GPU product gets, and why.
+    """Show which accelerator name a GPU product gets, and why.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ _FILE_BYTES_MAX: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The receivers that can be used, and by name why the others cannot."""
+    """The usable receivers, and the names of the others, each with the reason."""
 
     receivers: tuple[receiver_settings.Receiver, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -69,7 +69,7 @@ class DeviceList(enum.StrEnum):
 
 
 class DeviceIds(enum.StrEnum):
-    """The names of GPUs for the container runtime."""
+    """What the container runtime gets to identify a GPU: its UUID or its index."""
 
     UUID = "uuid"
     INDEX = "index"

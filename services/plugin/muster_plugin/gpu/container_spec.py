@@ -137,7 +137,7 @@ def _environment(
     names: Sequence[str], channels: Sequence[int], options: gpus.ContainerOptions
 ) -> dict[str, str]:
     strategies = frozenset(options.device_list)
-    # also if CDI provides the rest
+    # even if CDI provides the rest
     environment = {f"NVIDIA_{feature.upper()}": "enabled" for feature in _features(options)}
     if gpus.DeviceList.ENVVAR in strategies:
         environment[VISIBLE_DEVICES] = ",".join(names)

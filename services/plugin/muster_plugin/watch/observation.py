@@ -159,7 +159,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Report that the observed state of a plugin changed; `gone`: it is no longer watched."""
+    """Report that the observed state of a plugin changed; if `gone`, it is no longer watched."""
 
     watched: vocabulary.Watched
     gone: bool = False

@@ -107,7 +107,7 @@ def write_memory(root: Path, text: bytes) -> None:
 
 @contextlib.contextmanager
 def _folder(root: Path) -> Iterator[int]:
-    """Open the folder of the file with what was learned. Raises OSError, also if it is a link."""
+    """Open the folder of the file with what was learned. Raises OSError, for example for a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(root / _MEMORY_FOLDER, flags)
     try:

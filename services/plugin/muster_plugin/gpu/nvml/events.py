@@ -59,7 +59,7 @@ NvmlEvent: TypeAlias = (
 
 
 class EventListener:
-    """Receives the events of the GPUs with these handles; calls `on_event` in the thread."""
+    """Receives the events of the GPUs with these handles; its thread calls `on_event`."""
 
     def __init__(
         self,
