@@ -1,6 +1,7 @@
 """A directory of receivers: each that can be used is used, whatever is wrong with the others."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,11 @@ def test_a_receiver_that_cannot_be_used_is_left_out_alone(
     (tmp_path / "bad.yaml").write_text(text)
     (tmp_path / "log.yaml").write_text("console: {}")
     (tmp_path / "empty").write_text(" \n")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.yaml")).write_text("console: {}")
     content = directory.read(tmp_path, SETTINGS)
     log = receiver_settings.Receiver(name="log", console=receiver_settings.Console())
     assert content.receivers == (log,)
-    assert list(content.refused) == ["bad"]
+    assert list(content.refused) == ["bad", "\\udcff"]
     assert problem in content.refused["bad"]
 
 

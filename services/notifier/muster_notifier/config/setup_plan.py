@@ -52,7 +52,7 @@ class Plan:
         """Return why this receiver cannot be added to the present keys; empty if it can."""
         own = {key: text.encode() for key, text in self.files().items()}
         before = {key: value for key, value in present.items() if key in _keys(self.name)}
-        if before not in ({}, own) and not replaces:
+        if f"{self.name}{SUFFIX}" in before and before != own and not replaces:
             return f"there is already a receiver {self.name}: choose another --name, or --replace"
         others = {key for key in present if key.endswith(SUFFIX)} - own.keys()
         if len(others) >= schema.RECEIVERS_MAX:

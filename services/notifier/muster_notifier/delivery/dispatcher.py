@@ -10,6 +10,7 @@ from muster.nats import bus, storage, streams
 from muster.service import entry, logs, metrics
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters, queue, without_nats, worker
+from muster_notifier.delivery import metrics as delivery_metrics
 from muster_notifier.receivers import factory
 from muster_notifier.routing import grouping, notifications
 
@@ -44,6 +45,7 @@ class Dispatcher:
         self._may_act = may_act
         self._firing = firing
         self._left_out = frozenset(left_out)
+        delivery_metrics.forget()
         self.receivers: list[without_nats.Receiver] = []
         """How to send to each receiver directly."""
         self._workers = {r.name: self._worker(r) for r in settings.receivers}

@@ -31,6 +31,11 @@ SECONDS: Final = prometheus_client.Histogram(
 )
 
 
+def forget() -> None:
+    """Forget the queues of receivers that may no longer exist."""
+    _QUEUED.clear()
+
+
 def begin(receiver: str, waiting: Callable[[], int]) -> None:
     """Export a receiver's metrics from the start; `waiting` returns how many notifications wait."""
     _QUEUED.labels(receiver).set_function(waiting)

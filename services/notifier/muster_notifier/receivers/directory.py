@@ -105,7 +105,11 @@ def _texts(path: Path) -> Mapping[str, bytes]:
         names = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
     except FileNotFoundError:
         return {}
-    return {name: _text(path / name) for name in names[:_FILES_MAX]}
+    return {
+        # a name that is no text could not be logged or published
+        name.encode("ascii", "backslashreplace").decode(): _text(path / name)
+        for name in names[:_FILES_MAX]
+    }
 
 
 def _text(file: Path) -> bytes:
