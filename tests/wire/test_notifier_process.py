@@ -453,14 +453,30 @@ def test_a_notification_for_a_receiver_that_is_no_longer_configured_is_a_dead_le
     play(story, tmp_path)
 
 
+def mount(directory: pathlib.Path, version: int, **texts: str) -> None:
+    """Give a directory this content as the kubelet does (pkg/volume/util/atomic_writer.go, 1.37).
+
+    The files are links through `..data`, a link that is replaced in one step.
+    """
+    content = directory / f"..{version}"
+    content.mkdir(parents=True)
+    for name, text in texts.items():
+        (content / f"{name}.yaml").write_text(text)
+    (directory / "..data_tmp").symlink_to(content.name)
+    (directory / "..data_tmp").rename(directory / "..data")
+    for name in texts:
+        link = directory / f"{name}.yaml"
+        if not link.is_symlink():
+            link.symlink_to(f"..data/{name}.yaml")
+
+
 def test_receivers_of_the_directory_come_and_go_without_a_restart_and_lose_nothing(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
         more = tmp_path / "receivers"
-        more.mkdir()
         right = f"webhook: {{url: '{made.hook.url}', reach: loopback}}\n"
-        (more / "ops.yaml").write_text("webhok: {}")
+        mount(more, 1, ops="webhok: {}")
         notifier = await made.start(
             receivers=[{"name": "console", "console": {}}], receivers_directory=str(more)
         )
@@ -479,19 +495,19 @@ def test_receivers_of_the_directory_come_and_go_without_a_restart_and_lose_nothi
         await until(console, "ops")
         (line,) = made.log("receiver_refused")
         assert line["error"] == "ops: webhok: unknown key (value {}); did you mean webhook?"
-        (more / "ops.yaml").write_text(right)
+        mount(more, 2, ops=right)
         await until(console | ops)
         await made.says("a", AlertState.FIRING)
         await made.received(1)
         made.hook.behave(webhook.Behaviour(status=503, times=1000))
         await made.says("a", AlertState.RESOLVED)
         await made.received(2)
-        (more / "ops.yaml").write_text("{}")
+        mount(more, 3, ops="{}")
         await until(console, "ops")
         waiting = "muster.outbox.ops.>"
         assert await storage.waiting_subjects(made.bus.link, streams.OUTBOX, waiting)
         made.hook.behave(webhook.Behaviour())
-        (more / "ops.yaml").write_text(right)
+        mount(more, 4, ops=right)
 
         def is_resolved(kept: Sequence[webhook.Received]) -> bool:
             return kept[-1].status == 200 and "all_resolved" in kept[-1].body
