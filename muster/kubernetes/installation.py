@@ -27,6 +27,15 @@ class Unreachable(Exception):
     """The cluster, or muster in it, cannot be used; the text says what was tried and is missing."""
 
 
+class Allocation(enum.Enum):
+    """How far a pod has come that asks for a device."""
+
+    GIVEN = enum.auto()
+    WAITING = enum.auto()
+    UNSCHEDULABLE = enum.auto()
+    REFUSED = enum.auto()
+
+
 class Role(enum.StrEnum):
     """The NATS user of a command: a reader receives events, an administrator may also write."""
 
@@ -77,11 +86,16 @@ class _Spec(objects.Object, frozen=True):
     volumes: tuple[_Volume, ...] | None = None
 
 
+class _Status(objects.PodStatus, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
 class Pod(objects.HasMetadata, frozen=True):
     """One of muster's pods."""
 
     spec: _Spec = _Spec()
-    status: objects.PodStatus = objects.PodStatus()
+    status: _Status = _Status()
 
     @property
     def name(self) -> str:
@@ -223,6 +237,24 @@ def _volumes(pods: Sequence[Pod], part: str, namespace: str) -> list[_Volume]:
     if not there:
         raise Unreachable(absent(pods, part, namespace))
     return [volume for pod in there for volume in pod.spec.volumes or ()]
+
+
+def allocation(pods: Iterable[Pod]) -> tuple[Allocation, str]:
+    """Return whether any of these pods runs, and on which node, or else why none does."""
+    state, text = Allocation.WAITING, "there is no such pod"
+    for pod in pods:
+        if pod.is_ready:
+            return Allocation.GIVEN, pod.spec.node_name
+        if pod.status.phase == "Failed":
+            # the kubelet's words for what a device plugin answered
+            why = f"{pod.status.reason}: {pod.status.message}"
+            state, text = Allocation.REFUSED, f"{pod.name} on {pod.spec.node_name}: {why}"
+        elif state is not Allocation.REFUSED:
+            state, text = Allocation.WAITING, f"{pod.name} is {pod.status.phase or 'unknown'}"
+            for condition in pod.status.conditions or ():
+                if condition.reason == "Unschedulable":
+                    state, text = Allocation.UNSCHEDULABLE, condition.message
+    return state, text
 
 
 def login(nats: Pod, role: Role) -> Login:

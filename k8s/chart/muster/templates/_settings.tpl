@@ -34,6 +34,14 @@
 {{- dict "settings" $all "secrets" $sorted | toJson -}}
 {{- end -}}
 
+{{- define "muster.resources" -}}
+{{- /* prints the names of the resources that the plugin with these settings serves, but those of single nodes */ -}}
+{{- $resources := list -}}
+{{- range .resources }}{{ $resources = append $resources .name }}{{ end -}}
+{{- if hasKey . "gpus" }}{{ $resources = append $resources "nvidia.com/gpu" }}{{ end -}}
+{{- toJson $resources -}}
+{{- end -}}
+
 {{- define "muster.secrets" -}}
 {{- /* changes each secretRef in .tree to the file that it is mounted as, and adds it to .secrets */ -}}
 {{- $secrets := .secrets -}}
