@@ -26,7 +26,7 @@
 {{- /* prints the names of the parts of files/manifests.yaml that the values ask for, in their order */ -}}
 {{- $v := .Values -}}
 {{- $fuse := or $v.fuse.enabled false -}}
-{{- $keys := and $v.keys.create (not $v.nats.external.url) -}}
+{{- $keys := and ($v.keys).create (not $v.nats.external.url) -}}
 {{- $parts := list "base" -}}
 {{- range list
   (list $v.production.enabled "production")

@@ -6,7 +6,8 @@
 {{- $spec := deepCopy .object.spec.template.spec -}}
 {{- $main := omit (first $spec.containers) "ports" "livenessProbe" "readinessProbe" -}}
 {{- $_ := set $main "name" "test" -}}
-{{- $_ := set $main "args" (concat (list "muster.cli.helm_test") (slice $resources 0 (min 1 (len $resources)))) -}}
+{{- $_ := set $main "args" (list "muster.cli.helm_test") -}}
+{{- with $resources }}{{ $_ := set $main "args" (append $main.args (first .)) }}{{ end -}}
 {{- $_ := set $main "env" (concat $main.env (list
   (dict "name" "NATS_URL" "value" "$(MUSTER_HEALTH__BUS__URL)")
   (dict "name" "NAMESPACE" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.namespace")))
