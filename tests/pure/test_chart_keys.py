@@ -39,11 +39,11 @@ def test_keys_are_made_before_anything_is_installed_or_upgraded(values: Values) 
     assert pod["containers"][0]["args"] == words
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"keys": {"create": False}}, {"nats": {"external": {"url": "tls://a:4222"}}}],
-    ids=str,
-)
+OWN: Final[Values] = {"nats": {"external": {"url": "tls://nats.example:4222"}}}
+
+
+# the last: `helm upgrade --reuse-values` of a release that had no such value
+@pytest.mark.parametrize("values", [{"keys": {"create": False}}, OWN, {"keys": None}], ids=str)
 def test_who_has_keys_gets_no_job(values: Values) -> None:
     assert hooks(values) == hooks({**values, **PRODUCTION}) == {}
 
