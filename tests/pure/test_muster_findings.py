@@ -62,7 +62,9 @@ def test_pods_that_are_ready_or_young_or_end_are_no_finding() -> None:
     ending = msgspec.structs.replace(
         _pod(), metadata=objects.Metadata(deletion_timestamp="2026-01-01T12:00:00Z")
     )
-    assert _messages(ready, ending, _pod(age_s=29, phase="Pending")) == []
+    unready = [_condition("Ready", "False")]
+    over = _pod(phase="Succeeded", conditions=unready, containerStatuses=[_container(ready=False)])
+    assert _messages(ready, ending, over, _pod(age_s=29, phase="Pending")) == []
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,13 @@ def _writes_below_dev(pod: objects.Pod) -> bool:
 
 
 def _problem(pod: objects.Pod, now: datetime) -> str:
-    """Return why a pod is not ready; empty if it is ready, is ending or has only just started."""
+    """Return why a pod is not ready; empty if it is ready, ends or has only just started."""
     created = pod.metadata.created_at
     is_new = created is not None and now - created < _STARTS
     ready = objects.condition(pod.conditions, "Ready")
-    if pod.metadata.is_being_deleted or is_new or (ready is not None and ready.status == "True"):
+    # such as the Job that makes keys
+    is_done = pod.metadata.is_being_deleted or pod.phase == "Succeeded"
+    if is_done or is_new or (ready is not None and ready.status == "True"):
         return ""
     scheduled = objects.condition(pod.conditions, "PodScheduled")
     if scheduled is not None and scheduled.status == "False":
