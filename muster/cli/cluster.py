@@ -200,17 +200,36 @@ class Cluster:
             raise Unreachable(f"the Secret {name} has no {login.secret.key}")
         return content.decode("utf-8", "replace")
 
-    async def _authority(self, name: str) -> str:
-        return (await self._config_map(name, "ca.crt")).strip()
-
-    async def _config_map(self, name: str, key: str) -> str:
+    async def config_map(self, name: str) -> dict[str, str]:
+        """Return the content of a ConfigMap. Raises Unreachable."""
         path = f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
         answer = await self.api.request("GET", path, timeout_s=_REQUEST_S)
         if not answer.is_ok:
             raise _unreachable(
                 answer, f"get the ConfigMap {name} in the namespace {self.namespace}"
             )
-        text = (_decoded(answer.body, installation.ConfigMap, path).data or {}).get(key)
+        return _decoded(answer.body, installation.ConfigMap, path).data or {}
+
+    async def log(
+        self, pod: Pod, container: str, *, is_previous: bool, lines: int, bytes_max: int
+    ) -> str:
+        """Return the last lines of a container's log. Raises Unreachable."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod.name}/log"
+        query = {"container": container, "tailLines": str(lines), "limitBytes": str(bytes_max)}
+        query |= {"previous": "true"} if is_previous else {}
+        # limitBytes ends within a line, and a server may ignore it
+        answer = await self.api.request(
+            "GET", path, query=query, timeout_s=_REQUEST_S, body_bytes_max=2 * bytes_max
+        )
+        if not answer.is_ok:
+            raise _unreachable(answer, f"get pods/log in the namespace {self.namespace}")
+        return answer.body.decode("utf-8", "replace")
+
+    async def _authority(self, name: str) -> str:
+        return (await self._config_map(name, "ca.crt")).strip()
+
+    async def _config_map(self, name: str, key: str) -> str:
+        text = (await self.config_map(name)).get(key)
         if not text:
             raise Unreachable(f"the ConfigMap {name} has no {key}")
         return text

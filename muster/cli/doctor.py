@@ -4,13 +4,23 @@ import asyncio
 import shlex
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 import cyclopts
 import msgspec
 
 from muster import commands
-from muster.cli import doctor_findings, doctor_observer, events, health, output, reach, texts
+from muster.cli import (
+    doctor_bundle,
+    doctor_findings,
+    doctor_observer,
+    events,
+    health,
+    output,
+    reach,
+    texts,
+)
 from muster.cli.doctor_facts import Commands, Finding, Level
 from muster.service import sections
 
@@ -32,6 +42,8 @@ def doctor(
     url: events.Url = None,
     health: health.Health = None,
     within: str = "30s",
+    bundle: Path | None = None,
+    force: output.Flag = False,
     json: output.Json = False,
 ) -> int:
     """Say whether muster itself is well: pods, bus, streams, leaders, versions, receivers.
@@ -46,7 +58,12 @@ def doctor(
     namespace
         The namespace of muster in that cluster.
     within
-        How long it may take: `30s`, `2m`.
+        How long it may take: `30s`, `2m`; with a bundle once more.
+    bundle
+        Write an archive for a bug report to this file, such as muster.tar.gz: the findings, pods,
+        the ends of their logs, streams, settings and versions, all without secrets.
+    force
+        Overwrite that file.
 
     """
     if context and (problem := commands.missing("labeler")):
@@ -69,24 +86,43 @@ def doctor(
         health=health,
         within_s=lasts.total_seconds(),
     )
-    code, findings = asyncio.run(_examine(target))
-    if json:
-        output.print_json(
-            {"exit_code": code, "findings": [msgspec.to_builtins(each) for each in findings]}
-        )
-    else:
-        show(findings, code)
+    try:
+        if bundle:
+            doctor_bundle.check(bundle, force=force)
+        code, findings, content = asyncio.run(_examine(target, has_bundle=bundle is not None))
+        if json:
+            output.print_json(_summary(findings, code))
+        else:
+            output.show(*lines(findings, code))
+        if bundle:
+            doctor_bundle.write(bundle, content, force=force)
+            output.warn("doctor", f"wrote {bundle}; read it before you give it to others")
+    except doctor_bundle.Refused as error:
+        return output.fail("doctor", f"--bundle: {error}")
     return code
 
 
-async def _examine(target: doctor_observer.Target) -> tuple[int, list[Finding]]:
+async def _examine(
+    target: doctor_observer.Target, *, has_bundle: bool
+) -> tuple[int, list[Finding], bytes]:
+    """Return the exit code, the findings, and the bundle."""
     with events.outages_hidden(everything=True) as reasons:
         async with doctor_observer.opened(target, output.progress, reasons) as observer:
             seen = await observer.observe()
-            now = observer.now()
+            findings = doctor_findings.evaluate(seen, _commands(target), observer.now())
+            code = doctor_findings.exit_code(seen, findings)
+            archive = doctor_bundle.Bundle(observer.secrets)
+            if has_bundle:
+                text = "".join(f"{line}\n" for line in lines(findings, code))
+                archive.add_text("report.txt", text)
+                archive.add_tree("report.json", _summary(findings, code))
+                await archive.collect(observer, seen)
     output.progress("")
-    findings = doctor_findings.evaluate(seen, _commands(target), now)
-    return doctor_findings.exit_code(seen, findings), findings
+    return code, findings, archive.archive() if has_bundle else b""
+
+
+def _summary(findings: Sequence[Finding], code: int) -> dict[str, object]:
+    return {"exit_code": code, "findings": findings}
 
 
 def _commands(target: doctor_observer.Target) -> Commands:
@@ -98,11 +134,6 @@ def _commands(target: doctor_observer.Target) -> Commands:
         muster=f"muster --context {context}{named}",
         kubectl=f"kubectl --context {context} -n {namespace}",
     )
-
-
-def show(findings: Sequence[Finding], code: int) -> None:
-    """Print the findings, each with its next step, and the conclusion."""
-    output.show(*lines(findings, code))
 
 
 def lines(findings: Sequence[Finding], code: int) -> list[str]:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import time
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -114,8 +115,10 @@ class Observer:
         self._bus: bus.Bus | None = None
         self._less: NotSeen | None = None
         """Why there are only a reader's rights."""
-        self._source = ""
+        self.source = ""
         """The address of health."""
+        self.secrets: list[str] = []
+        """What must not be shown: the credentials that are used."""
 
     async def observe(self) -> Observations:
         """Observe everything."""
@@ -162,6 +165,10 @@ class Observer:
             receivers=receivers.result(),
             refused=refused.result(),
         )
+
+    def go_on(self) -> None:
+        """Take the time of a whole run again, for what is asked for besides."""
+        self._deadline = asyncio.get_running_loop().time() + self._target.within_s
 
     def now(self) -> datetime:
         """Return the cluster's time, or this machine's."""
@@ -224,7 +231,7 @@ class Observer:
             why = "no health service is named: --context CONTEXT or --health URL"
             raise _Unseen(NotSeen(why, is_refused=not self._target.is_named))
         try:
-            self._source, _, state = await asyncio.to_thread(health.fetch, address)
+            self.source, _, state = await asyncio.to_thread(health.fetch, address)
         except (ConnectionError, ValueError) as error:
             return Broken(str(error))
         return state
@@ -242,6 +249,8 @@ class Observer:
             raise _Unseen(NotSeen("no NATS is named: --url URL", is_refused=False))
         here = [] if url else health.running_here()
         target = url or (here[0][1] if here else None) or client.DEFAULT_URL
+        if password := re.match(r"[a-z]+://[^:@/,]+:([^@/,]*)@", target):
+            self.secrets += [password[1], urllib.parse.unquote(password[1])]
         connected = await self._stack.enter_async_context(
             bus.Bus(target, producer="clients/doctor", name="doctor")
         )
@@ -278,6 +287,7 @@ class Observer:
             opened_ = await reach.open_bus(cluster, self._stack, role=role, own=self._creds)
         variables, rights = opened_
         os.environ.update(variables)
+        self.secrets.append(variables.get("NATS_CREDS", ""))
         return variables["NATS_URL"], f"{rights}, as {await cluster.user()}"
 
     async def _on_bus(
@@ -306,7 +316,7 @@ class Observer:
             names = [part.removeprefix("muster-") for part in _SERVICES]
             local = {} if self._target.is_named else {n: health.running_here(n) for n in names}
             places = {name: here[0][0] for name, here in local.items() if here}
-            return {"health": self._source, **places} if self._source else places
+            return {"health": self.source, **places} if self.source else places
         asked = [pod for pod in pods if pod.part in _SERVICES and pod.is_ready][:_SERVICES_MAX]
         forwarded = [self.cluster.forwarded(pod, installation.HTTP_PORT) for pod in asked]
         opened_ = await asyncio.gather(*map(self._stack.enter_async_context, forwarded))

@@ -114,6 +114,16 @@ class Pod(objects.HasMetadata, frozen=True):
         return objects.is_true(conditions, "Ready") and not self.metadata.is_being_deleted
 
     @property
+    def containers(self) -> list[str]:
+        """Return the names of its containers."""
+        return [container.name for container in self.spec.containers or ()]
+
+    @property
+    def config_maps(self) -> list[str]:
+        """Return the names of the ConfigMaps whose content is mounted."""
+        return [each.config_map.name for each in self.spec.volumes or () if each.config_map]
+
+    @property
     def image(self) -> str:
         """Return the image of the first container."""
         return next((container.image for container in self.spec.containers or ()), "")

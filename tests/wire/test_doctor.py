@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +21,7 @@ from muster import vocabulary
 from muster.cli import registry
 from muster.nats import bus, lock, storage, streams
 from muster.service import probes
-from tests.worlds import muster_in_cluster
+from tests.worlds import manifests, muster_in_cluster, nats_with_passwords
 from tests.worlds.muster_in_cluster import World
 
 UNSET: Final = {"NATS_URL", "NATS_CREDS", "NATS_CA", "MUSTER_HEALTH_URL", "http_proxy"}
@@ -182,6 +184,188 @@ def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path
         assert blind["pods"][1].startswith("missing right: list pods in the namespace muster (")
 
     asyncio.run(story())
+
+
+SECRET: Final = "hunter2-S3cr3tW0rd"  # noqa: S105  # to be removed
+SETTINGS: Final = f"""
+bus: {{url: "nats://notifier:{SECRET}@muster-nats:4222"}}
+group_wait_s: 5
+receivers:
+  - {{name: ops, slack: {{token: {{env: SLACK_TOKEN}}, channel: "#ops"}}}}
+  - {{name: old, webhook: {{url: "https://hooks.example.com/services/{SECRET}"}}}}
+  - {{name: pager, pagerduty: {{routing_key: "{SECRET}"}}}}
+"""
+LOG: Final = f"""
+{{"event":"bus_disconnected","url":"nats://notifier:{SECRET}@muster-nats:4222"}}
+{{"event":"delivery_failed","url":"https://hooks.example.com/services/{SECRET}","status":404}}
+{{"event":"rejected","body":"{{\\"token\\":\\"{SECRET}\\"}}"}}
+plain text with password={SECRET} and Authorization: Bearer {SECRET}
+{{"event":"listening","http":"http://0.0.0.0:8080"}}
+"""
+
+
+async def with_secrets(world: World) -> None:
+    """Put a secret in every place where one can be."""
+    await world.secret("muster-notifier-receivers", "slack-token", SECRET)
+    tree = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
+    broken = f"receivers: [{{{{token: {SECRET}"
+    data = {"notifier.yaml": SETTINGS, "broken.yaml": broken, "nats.conf": f"password: {SECRET}"}
+    await world.create("configmaps", {**tree, "data": data})
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "muster-gate-0",
+            "labels": {
+                "app.kubernetes.io/name": "muster-gate",
+                "app.kubernetes.io/part-of": "muster",
+            },
+            "annotations": {"note": SECRET},
+        },
+        "spec": {
+            "containers": [
+                {
+                    "name": "gate",
+                    "image": "muster:1",
+                    "args": [SECRET],
+                    "env": [{"name": "PASSWORD", "value": SECRET}],
+                }
+            ],
+            "volumes": [{"name": "configuration", "configMap": {"name": "settings"}}],
+        },
+    }
+    await world.create("pods", pod)
+    ended = {
+        "reason": "Error",
+        "exitCode": 1,
+        "message": f"cannot log on to nats://gate:{SECRET}@muster-nats:4222",
+    }
+    container = {
+        "name": "gate",
+        "ready": False,
+        "restartCount": 2,
+        "image": "muster:1",
+        "imageID": "",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": ended},
+    }
+    await world.status("muster-gate-0", {"phase": "Running", "containerStatuses": [container]})
+    world.stand_in.logs["muster-gate-0"] = LOG
+
+
+def unpacked(file: Path) -> dict[str, str]:
+    with tarfile.open(file) as archive:
+        return {
+            entry.name: content.read().decode()
+            for entry in archive
+            if (content := archive.extractfile(entry)) is not None
+        }
+
+
+def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.tar.gz"
+
+    async def story() -> None:
+        async with complete(tmp_path) as (world, _):
+            await with_secrets(world)
+            code, findings, errors = await in_cluster(world, "--bundle", str(file))
+            assert (code, errors) == (
+                1,
+                f"muster doctor: wrote {file}; read it before you give it to others\n",
+            )
+            assert findings["pods"] == (
+                "FAIL",
+                "no pod is ready of muster-gate: muster-gate-0 CrashLoopBackOff",
+            )
+
+    asyncio.run(story())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    content = unpacked(file)
+    passwords = (SECRET, nats_with_passwords.PASSWORD)
+    leaks = [n for n, text in content.items() for word in passwords if word in n + text]
+    assert leaks == []
+    names = {name.removeprefix("muster-doctor/") for name in content}
+    assert names >= {
+        *("report.txt", "report.json", "versions.json", "bus.json", "status.json", "pods.json"),
+        *("logs/muster-gate-0/gate.log", "logs/muster-gate-0/gate.previous.log"),
+        *("settings/settings/notifier.yaml", "settings/settings/nats.conf", "not-included.txt"),
+    }
+    assert sorted(content["muster-doctor/not-included.txt"].splitlines()) == [
+        *(
+            f"settings/{name}: get /api/v1/namespaces/muster/configmaps/{name}: HTTP 404 "
+            f'configmaps "{name}" not found'
+            for name in sorted(mounted())
+        ),
+        "settings/settings/broken.yaml: not YAML as muster reads it",
+    ]
+    settings = orjson.loads(content["muster-doctor/settings/settings/notifier.yaml"])
+    assert settings == {
+        "bus": {"url": "nats://muster-nats:4222"},
+        "group_wait_s": 5,
+        "receivers": [
+            {"name": "ops", "slack": {"token": {"env": "SLACK_TOKEN"}, "channel": "#ops"}},
+            {"name": "old", "webhook": {"url": "https://hooks.example.com/(removed)"}},
+            {"name": "pager", "pagerduty": {"routing_key": "(removed)"}},
+        ],
+    }
+    log = content["muster-doctor/logs/muster-gate-0/gate.log"]
+    assert log.splitlines()[-1] == '{"event":"listening","http":"http://0.0.0.0:8080"}'
+    (gate,) = [
+        pod for pod in orjson.loads(content["muster-doctor/pods.json"])
+        if pod["name"] == "muster-gate-0"
+    ]  # fmt: skip
+    assert gate["containers"] == [{"name": "gate", "image": "muster:1", "variables": ["PASSWORD"]}]
+    ended = gate["status"]["containerStatuses"][0]["lastState"]["terminated"]
+    assert ended["message"] == "cannot log on to nats://muster-nats:4222"
+
+
+def mounted() -> set[str]:
+    """Return the ConfigMaps that pods of the stand-in mount, and which it does not have."""
+    pods = manifests.pods("minimal")
+    parts = ("muster-health", "muster-nats", "muster-notifier", "muster-plugin")
+    volumes = [volume for part in parts for volume in pods[part].get("volumes", ())]
+    return {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
+
+
+def test_without_the_right_to_read_logs_the_bundle_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.tar.gz"
+
+    async def story() -> None:
+        async with complete(tmp_path) as (world, _):
+            world.deny("get", "pods/log")
+            world.deny("get", "configmaps")
+            await in_cluster(world, "--bundle", str(file))
+
+    asyncio.run(story())
+    notes = unpacked(file)["muster-doctor/not-included.txt"].splitlines()
+    assert len(notes) > 4
+    rights = ("missing right: get pods/log in", "missing right: get the ConfigMap")
+    assert [note for note in notes if not any(right in note for right in rights)] == []
+
+
+def test_a_bundle_overwrites_a_file_only_when_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bundle.tar.gz"
+    file.write_bytes(b"mine")
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    options = ("--url", "nats://127.0.0.1:1", "--within", "1s", "--bundle")
+    for named, problem in (
+        (file, f"{file}: exists; --force overwrites it"),
+        (link, f"{link}: exists; --force overwrites it"),
+        (tmp_path, f"{tmp_path}: a directory"),
+        (tmp_path / "a" / "b", f"{tmp_path}/a: no such directory"),
+    ):
+        assert registry.call("doctor", *options, str(named)) == 2
+        assert capsys.readouterr() == ("", f"muster doctor: --bundle: {problem}\n")
+    assert file.read_bytes() == b"mine"
+    assert registry.call("doctor", *options, str(link), "--force") == 1
+    assert file.read_bytes() == b"mine"
+    assert not link.is_symlink()
+    assert "muster-doctor/report.txt" in unpacked(link)
+    assert stat.S_IMODE(link.stat().st_mode) == 0o600
+    assert sorted(tmp_path.iterdir()) == [file, link]
 
 
 def test_a_nats_that_does_not_answer_fails_and_names_no_other_muster(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""Pure: removes secrets from texts and trees that leave the operator's machine.
+
+It removes what is known to be secret, and what looks like it: values of keys such as `password`,
+credentials in addresses, paths of addresses (those of webhooks are secrets), tokens and keys by
+their format. It removes too much rather than too little.
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import muster
+
+REMOVED: Final = "(removed)"
+
+_KNOWN_MIN: Final = 6
+"""Shorter values occur in many texts by chance."""
+_WORDS: Final = (
+    r"pass(?:word|wd|phrase)?|secret|token|credential|authorization|api[-_]?key|access[-_]?key|"
+    r"routing[-_]?key|service[-_]?key|integration[-_]?key|private|seed|nkey|jwt|cookie|signature|"
+    r"creds"
+)
+_KEY: Final = re.compile(rf"{_WORDS}|headers", re.IGNORECASE)
+_REFERENCES: Final = frozenset({"env", "file", "at"})
+"""Where a secret is, instead of the secret itself."""
+_PAIR: Final = re.compile(
+    rf"""(?P<key>[\w.-]*(?:{_WORDS})[\w.-]*\\?["']?\s*[:=]\s*)(?P<value>\\?"[^"\n]*"|'[^'\n]*'|[^\s,;&}}]+)""",
+    re.IGNORECASE,
+)
+_SCHEME: Final = re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.IGNORECASE)
+_URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>[^\s\"'<>`\\]*)", re.IGNORECASE)
+_FORMATS: Final = (
+    re.compile(r"-----BEGIN [^-\n]+-----.*?(?:-----END [^-\n]+-----|\Z)", re.DOTALL),
+    # a JWT; a seed of an nkey; tokens of Slack and of GitHub
+    re.compile(r"eyJ[\w-]{8,}(?:\.[\w-]*){1,2}"),
+    re.compile(r"S[UAONCXP][A-Z2-7]{56}"),
+    re.compile(r"xox[a-z]-[\w-]+|gh[a-z]_\w{20,}"),
+)
+_HOST: Final = re.compile(r"[\w.-]+(?::\d{1,5})?|\[[\da-f:]+\](?::\d{1,5})?", re.IGNORECASE)
+_PATHS: Final = frozenset({"", "state", "metrics", "readyz", "healthz"})
+"""Paths of muster's own pages."""
+
+
+class Redaction:
+    """Removes secrets; `known` are values that are secret, whatever they look like."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        values = {value.strip() for value in known}
+        whole = {value for value in values if len(value) >= _KNOWN_MIN}
+        lines = {line for value in whole for line in value.split("\n") if len(line) >= _KNOWN_MIN}
+        written = {form for value in whole | lines for form in _forms(value)}
+        self._known = sorted(written, key=len, reverse=True)
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        for value in self._known:
+            text = text.replace(value, REMOVED)
+        for pattern in _FORMATS:
+            text = pattern.sub(REMOVED, text)
+        text = _URL.sub(_address, text)
+        text = _SCHEME.sub(rf"\1 {REMOVED}", text)
+        return _PAIR.sub(rf"\g<key>{REMOVED}", text)
+
+    def tree(self, tree: object) -> object:
+        """Return a JSON or YAML tree without secrets, in keys too."""
+        return self._tree(tree, is_secret=False)
+
+    def _tree(self, tree: object, *, is_secret: bool) -> object:
+        match tree:
+            case Mapping():
+                return {
+                    self.text(str(key)): self._tree(
+                        value,
+                        is_secret=bool(_KEY.search(str(key)))
+                        or (is_secret and str(key) not in _REFERENCES),
+                    )
+                    for key, value in tree.items()
+                }
+            case list() | tuple():
+                return [self._tree(item, is_secret=is_secret) for item in tree]
+            case None | bool():
+                return tree
+            case _ if is_secret:
+                return REMOVED
+            case int() | float():
+                return tree
+            case _:
+                return self.text(str(tree))
+
+
+def _forms(value: str) -> Iterable[str]:
+    """Return how a value is written: as it is, in addresses, and in Secrets."""
+    encoded = value.encode("utf-8", "surrogatepass")
+    quoted = re.sub(rb"[^\w.~-]", lambda match: b"%%%02X" % match[0][0], encoded)
+    yield from (value, quoted.decode(), base64.b64encode(encoded).decode())
+
+
+def _address(match: re.Match[str]) -> str:
+    """Return an address without credentials and path."""
+    if match[0].startswith(muster.RUNBOOKS_URL):
+        return match[0]
+    # a password may contain anything: the host is behind the last @
+    host, *more = re.split(r"[/?#]", match["rest"].rpartition("@")[2], maxsplit=1)
+    where = host if _HOST.fullmatch(host) else REMOVED
+    path = "".join(more)
+    return f"{match['scheme']}://{where}" + (
+        f"/{path if path in _PATHS else REMOVED}" if more else ""
+    )
