@@ -226,12 +226,15 @@ def absent(pods: Sequence[Pod], part: str, namespace: str) -> str:
 
 def receivers_secret(pods: Sequence[Pod], namespace: str) -> str:
     """Return the name of the Secret of receivers that the notifier reads. Raises Unreachable."""
-    for volume in _volumes(pods, NOTIFIER, namespace):
-        if volume.name == _RECEIVERS and volume.secret:
-            return volume.secret.secret_name
-    raise Unreachable(
-        f"the notifier in the namespace {namespace} reads no Secret of receivers: upgrade muster"
-    )
+    volumes = _volumes(pods, NOTIFIER, namespace)
+    names = {v.secret.secret_name for v in volumes if v.name == _RECEIVERS and v.secret}
+    if not names:
+        problem = "reads no Secret of receivers: upgrade muster"
+        raise Unreachable(f"the notifier in the namespace {namespace} {problem}")
+    if len(names) > 1:
+        which = ", ".join(sorted(names))
+        raise Unreachable(f"several notifiers are in the namespace {namespace}, with {which}")
+    return names.pop()
 
 
 def settings_map(pods: Sequence[Pod], part: str, namespace: str) -> str:

@@ -61,3 +61,38 @@ def test_only_ready_pods_of_a_part_that_stay_are_asked() -> None:
     assert installation.absent(pods[2:3], "muster-health", "muster") == (
         "no pod of muster-health is ready in the namespace muster: c (Running)"
     )
+
+
+def notifier(overlay: str, secret: str = "") -> installation.Pod:
+    labels = {"app.kubernetes.io/name": "muster-notifier"}
+    text = json.dumps(
+        {"metadata": {"labels": labels}, "spec": manifests.pods(overlay)["muster-notifier"]}
+    )
+    changed = text.replace("muster-notifier-receivers", secret) if secret else text
+    return msgspec.json.decode(changed, type=installation.Pod)
+
+
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
+def test_the_notifiers_pod_names_its_secret_of_receivers_and_its_settings(overlay: str) -> None:
+    pods = [nats(overlay), notifier(overlay), notifier(overlay)]
+    assert installation.receivers_secret(pods, "muster") == "muster-notifier-receivers"
+    name = installation.settings_map(pods, installation.NOTIFIER, "muster")
+    assert name.startswith("muster-notifier-settings-")
+
+
+def test_a_secret_of_receivers_that_is_not_certain_is_refused() -> None:
+    def refusal(*pods: installation.Pod) -> str:
+        with pytest.raises(installation.Unreachable) as refused:
+            installation.receivers_secret(pods, "muster")
+        return str(refused.value)
+
+    ours = notifier("minimal")
+    assert refusal(ours, notifier("minimal", "gpus-notifier-receivers")) == (
+        "several notifiers are in the namespace muster, with gpus-notifier-receivers, "
+        "muster-notifier-receivers"
+    )
+    older = msgspec.structs.replace(ours, spec=nats("minimal").spec)
+    assert refusal(older) == (
+        "the notifier in the namespace muster reads no Secret of receivers: upgrade muster"
+    )
+    assert refusal(nats("minimal")) == "no pod of muster-notifier is in the namespace muster"
