@@ -317,16 +317,20 @@ def lamps_crashing(world: World) -> AbstractContextManager[None]:
 def lamps_unregistered(world: World) -> Iterator[None]:
     """Remove the socket by which it is registered."""
     world.lamps.registration.unlink()
-    yield
-    world.lamps.delete_pod()
+    try:
+        yield
+    finally:
+        world.lamps.delete_pod()
 
 
 @contextlib.contextmanager
 def lamps_uncallable(world: World) -> Iterator[None]:
     """Remove the socket on which it is called."""
     world.lamps.service.unlink()
-    yield
-    world.lamps.delete_pod()
+    try:
+        yield
+    finally:
+        world.lamps.delete_pod()
 
 
 @pytest.mark.parametrize(

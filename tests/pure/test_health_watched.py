@@ -271,6 +271,22 @@ def test_a_pod_that_was_not_replaced_explains_nothing(
     assert verdicts(world, "a") == [Verdict.HEALTHY, Verdict.PLUGIN_DOWN]
 
 
+@pytest.mark.parametrize(
+    ("age_s", "verdict"), [(25.0, Verdict.PLUGIN_DOWN), (3.0, Verdict.MAINTENANCE)]
+)
+def test_a_new_pod_that_has_served_already_explains_nothing(age_s: float, verdict: Verdict) -> None:
+    world = world_of("a")
+    world.plugins["a"].others = (replaced(POD, age_s=3.0),)
+    world.observe("a", DOWN)
+    world.run(2.0)
+    world.observe("a", WELL)
+    world.run(20.0)
+    world.plugins["a"].others = (replaced(POD, age_s=age_s),)
+    world.observe("a", DOWN)
+    world.run(15.0)
+    assert verdicts(world, "a")[1:] == [Verdict.MAINTENANCE, Verdict.HEALTHY, verdict]
+
+
 def test_a_process_that_runs_in_no_pod_is_not_excused_by_the_lack_of_one() -> None:
     world = world_of("a")
     world.plugins["a"].others = ()

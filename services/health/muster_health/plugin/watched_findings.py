@@ -63,6 +63,8 @@ AWAY: Final = frozenset(
 """The rules that a planned stop may explain: nothing answers."""
 _NEW_POD_S: Final = 60.0
 """A pod younger than this counts as created after the plugin's process ended."""
+_STARTS_S: Final = 2.0
+"""A pod that is older than the plugin's return by less than this may have been created after it."""
 _REPLACED_S: Final = 300.0
 """How long two pods may serve after the newer one was created."""
 _TEXT_MAX: Final = 500
@@ -168,8 +170,17 @@ def offered_otherwise(
     )
 
 
-def planned(problem: Problem, watched: vocabulary.Watched, answer: signals.Facts) -> Rule | None:
-    """Return the rule by which the stop was planned; None if Kubernetes shows no plan."""
+def planned(
+    problem: Problem,
+    watched: vocabulary.Watched,
+    answer: signals.Facts,
+    *,
+    back_s: float | None = None,
+) -> Rule | None:
+    """Return the rule by which the stop was planned; None if Kubernetes shows no plan.
+
+    `back_s` is how many seconds ago the plugin answered again after a stop, if it did.
+    """
     if problem.rule not in AWAY:
         return None
     pods = None if watched.process and not watched.pod else answer.pods
@@ -177,7 +188,7 @@ def planned(problem: Problem, watched: vocabulary.Watched, answer: signals.Facts
         (answer.exists is False, Rule.WATCHED_NODE_GONE),
         (bool(answer.planned), Rule.WATCHED_NODE_PLANNED),
         (pods is not None and all(pod.deleting for pod in pods), Rule.WATCHED_POD_DELETED),
-        (pods is not None and all(_is_new(pod) for pod in pods), Rule.WATCHED_POD_REPLACED),
+        (pods is not None and all(_is_new(pod, back_s) for pod in pods), Rule.WATCHED_POD_REPLACED),
     )
     return next((rule for applies, rule in rows if applies), None)
 
@@ -214,9 +225,12 @@ def shown(
     return seen
 
 
-def _is_new(pod: signals.Pod) -> bool:
-    is_young = pod.age_s is not None and pod.age_s <= _NEW_POD_S
-    return pod.deleting or (is_young and not pod.restarts)
+def _is_new(pod: signals.Pod, back_s: float | None) -> bool:
+    """Return whether a pod is about to start or end; one that has served before is neither."""
+    if pod.deleting or pod.age_s is None:
+        return pod.deleting
+    has_served = back_s is not None and pod.age_s > back_s + _STARTS_S
+    return pod.age_s <= _NEW_POD_S and not pod.restarts and not has_served
 
 
 def _observed(watched: vocabulary.Watched, source: str) -> tuple[vocabulary.Evidence, ...]:

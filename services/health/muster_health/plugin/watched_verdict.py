@@ -6,7 +6,7 @@ It is the same machine as for our own plugins, with these differences:
 |-------------|---------------------------------------------|-------------|------------------------|
 | any         | no observation, however long                | as before   | as before              |
 | all but (1) | a problem is observed                       | unchanged   | asks after 0.5 s (2)   |
-| all but (1) | Kubernetes: it is planned                   | MAINTENANCE | MAINTENANCE            |
+| all but (1) | Kubernetes: it is planned (5)               | MAINTENANCE | MAINTENANCE            |
 | all but (1) | Kubernetes: it is not; or no answer, twice  | ILL         | see `watched_findings` |
 | ILL         | the same, with another rule or text         | ILL         | as before, confirmed   |
 | (3)         | another problem for 15 s                    | unchanged   | asks                   |
@@ -19,7 +19,8 @@ It is the same machine as for our own plugins, with these differences:
 
 It is never SUSPECT or LOST: the agent has confirmed what it reports. (1) MAINTENANCE. (2) The short
 wait lets failures on many nodes become one mass failure. Kubernetes is asked at most once in 10 s.
-(3) Any with a verdict other than HEALTHY. (4) Under WATCHED_NOT_REGISTERED.
+(3) Any with a verdict other than HEALTHY. (4) Under WATCHED_NOT_REGISTERED. (5) A new pod that has
+served already is no plan.
 """
 
 from collections.abc import Mapping
@@ -63,6 +64,8 @@ class WatchedMachine(verdict.VerdictMachine):
         "_ask_not_before",
         "_asked",
         "_attempts",
+        "_back_at",
+        "_is_away",
         "_seen",
         "name",
         "source",
@@ -92,6 +95,10 @@ class WatchedMachine(verdict.VerdictMachine):
         self._asked = 0
         """The number of the current query to Kubernetes; 0 without one."""
         self._attempts = 0
+        self._is_away = False
+        """Whether nothing answered at the last observation."""
+        self._back_at: float | None = None
+        """When it answered again after that."""
         self._ask_not_before = 0.0
         self._seen: tuple[vocabulary.Evidence, ...] | None = None
         """The observed evidence for the verdict; None if a former process reached the verdict."""
@@ -120,6 +127,9 @@ class WatchedMachine(verdict.VerdictMachine):
     ) -> list[steps.Step]:
         """Handle an observation; during a planned stop, ignore that nothing answers."""
         is_away = problem is not None and problem.rule in watched_findings.AWAY
+        if self._is_away and not is_away:
+            self._back_at = now
+        self._is_away = is_away
         if self.state is State.MAINTENANCE and is_away:
             return []
         if problem is None:
@@ -200,7 +210,10 @@ class WatchedMachine(verdict.VerdictMachine):
         if answer is not None and watched_findings.is_replacing(problem, answer):
             self._ask_not_before = self.reported.due = now + _ASK_PACE_S
             return []
-        rule = None if answer is None else watched_findings.planned(problem, watched, answer)
+        rule = None
+        if answer is not None:
+            back_s = None if self._back_at is None else now - self._back_at
+            rule = watched_findings.planned(problem, watched, answer, back_s=back_s)
         if rule is not None:
             why = (*problem.evidence, *self._shown(answer, watched))
             return self._maintenance(rule, why, self.context.settings.maintenance_s, now)
