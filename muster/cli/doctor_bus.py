@@ -12,13 +12,25 @@ from typing import Final
 from muster import codec, vocabulary
 from muster.cli import status
 from muster.cli.doctor_facts import LOCKS, WELL, Broken, Leader, NotSeen, Receivers
-from muster.nats import bus, jetstream, lock, stream_info, streams
+from muster.nats import bus, connection, jetstream, lock, stream_info, streams
 
+_RIGHTS_S: Final = 2.0
+"""How long to wait for an answer that only an administrator gets."""
 _REFUSED_MAX: Final = 50
 _PLUGINS_MAX: Final = 100_000
 _LISTEN_S: Final = 6.0
 _INTERVALS: Final = 1.5
 """For how long heartbeats are listened to: in intervals of the slowest plugin, and at most."""
+
+
+async def has_all_rights(connected: bus.Bus) -> bool:
+    """Return whether NATS answers what it answers only to an administrator."""
+    live = await connected.link.client()
+    try:
+        await stream_info.describe(live, f"KV_{streams.LEADER.name}", timeout_s=_RIGHTS_S)
+    except connection.LOST:
+        return False
+    return True
 
 
 async def stores(connected: bus.Bus, *, timeout_s: float) -> Mapping[str, streams.Usage | None]:

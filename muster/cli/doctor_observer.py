@@ -268,6 +268,8 @@ class Observer:
         except connection.LOST:
             return Broken(f"NATS is connected, but has not answered for {self._request_s:g} s")
         took_s = time.monotonic() - began
+        if self.cluster is None and not await doctor_bus.has_all_rights(connected):
+            self._less = NotSeen("no answer about streams: only an administrator of NATS gets one")
         server = live.connected_server_version
         return Bus(
             rights=rights or _user(target),

@@ -368,6 +368,25 @@ def test_a_bundle_overwrites_a_file_only_when_forced(
     assert sorted(tmp_path.iterdir()) == [file, link]
 
 
+def test_a_reader_hears_that_only_an_administrator_is_told_about_streams(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with complete(tmp_path) as (world, link):
+            reader = link.link._url.replace("//admin:", "//reader:")
+            place = world.stand_in.ports["muster-health-0", 8080]
+            health = f"http://{place.host}:{place.port}"
+            options = ("--url", reader, "--health", health, "--within", "2m")
+            code, findings, errors = await doctor(tmp_path, *options)
+        assert (code, errors) == (2, "")
+        why = "no answer about streams: only an administrator of NATS gets one"
+        unseen = {check for check, finding in findings.items() if finding[1] == why}
+        assert unseen == {"streams", "consumers", "dead letters", "leaders"}
+        assert findings["receivers"] == ("OK", "ops (slack)")
+        assert findings["plugins"] == ("OK", "1 on 1 node, all well")
+        assert "as reader, whom the address names" in findings["bus"][1]
+
+    asyncio.run(story())
+
+
 def test_a_nats_that_does_not_answer_fails_and_names_no_other_muster(tmp_path: Path) -> None:
     url = "nats://somebody:s3cret-word@127.0.0.1:1"
     code, findings, errors = asyncio.run(doctor(tmp_path, "--url", url, "--within", "6s"))
