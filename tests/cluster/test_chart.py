@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def workspace() -> Iterator[slack.Slack]:
 
 
 def test_install_a_message_in_slack_upgrade_and_rollback(
-    empty: tuple[real_cluster.Cluster, Path], workspace: slack.Slack
+    empty: tuple[real_cluster.Cluster, Path], workspace: slack.Slack, say: Callable[[str], None]
 ) -> None:
     cluster, folder = empty
     began = time.monotonic()
@@ -57,7 +57,7 @@ def test_install_a_message_in_slack_upgrade_and_rollback(
         printed = cluster.shell(install, folder, expect=1)
     assert "the cluster has no default StorageClass" in printed
     assert "Notified: ops" in cluster.shell(install, folder)
-    slack.tried(cluster, folder, workspace, since=began)
+    say(f"Helm: {slack.tried(cluster, folder, workspace, since=began)}")
     starts = _starts(cluster)
     changed = {"settings": {"labeler": {"policy": {"writes_per_s": 10}}}}
     (folder / "changed.yaml").write_text(yaml.safe_dump(changed))

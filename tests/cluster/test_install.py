@@ -38,7 +38,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
     finally:
         cluster.good("delete", "node", NODE)
         cluster.good("delete", "clusterrole,clusterrolebinding", READS_STATUS)
-        cluster.good("delete", "-k", str(OVERLAY), "--timeout=120s")
+        cluster.rest()
     assert cluster.snapshot() == before
 
 

@@ -1,7 +1,7 @@
 """docs/install.md followed word for word with kustomize, from the first command to Slack."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -84,7 +84,12 @@ def test_the_plugin_cannot_write_below_the_nodes_dev(
 
 
 def test_slack_hears_that_the_plugin_of_a_device_in_use_fails(
-    cluster: real_cluster.Cluster, folder: Path, workspace: slack.Slack, began: float, printed: str
+    cluster: real_cluster.Cluster,
+    folder: Path,
+    workspace: slack.Slack,
+    began: float,
+    printed: str,
+    say: Callable[[str], None],
 ) -> None:
     assert printed
-    slack.tried(cluster, folder, workspace, since=began)
+    say(f"kustomize: {slack.tried(cluster, folder, workspace, since=began)}")

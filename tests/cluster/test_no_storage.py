@@ -15,7 +15,7 @@ def test_the_steps_fail_and_say_that_the_class_is_missing(
     cluster.shell(real_cluster.block("install.md", "create secret generic muster-nats-"), folder)
     steps = real_cluster.block("install.md", "kubectl apply -k my-muster")
     with cluster.no_default_storage():
-        printed = cluster.shell(steps.replace("--timeout=180s", "--timeout=10s"), folder, expect=1)
+        printed = cluster.shell(steps.replace("--timeout=180s", "--timeout=5s"), folder, expect=1)
         assert printed.splitlines()[-2:] == [
             "Waiting for 1 pods to be ready...",
             "error: timed out waiting for the condition",

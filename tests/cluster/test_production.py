@@ -1,15 +1,28 @@
-"""docs/install.md followed word for word: production, with keys, gate, TLS and three servers."""
+"""docs/install.md followed word for word: production, with keys, gate, TLS and three servers.
 
+Then attacks on it from inside the plugin's own pod, with its own token.
+"""
+
+import asyncio
 import json
 import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.worlds import real_cluster
+from tests.worlds.hostile_cluster import EVENTS, World
 from tests.worlds.real_cluster import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
+ATTACK_S: Final = 15.0
+VERDICT_S: Final = 10.0
+"""On a machine that also runs the cluster and the attack; 2 s is usual."""
+RECOVERED_S: Final = 60.0
 CONNECTS = """
 import asyncio, ssl, sys, nats
 async def main():
@@ -27,10 +40,13 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def installed(
-    cluster: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> real_cluster.Cluster:
-    last = cluster.install_production(tmp_path_factory.mktemp("production"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("production")
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: real_cluster.Cluster, folder: Path) -> real_cluster.Cluster:
+    last = cluster.install_production(folder)
     assert last.splitlines()[-1].split() == [cluster.node, "20"]
     return cluster
 
@@ -82,3 +98,36 @@ def test_no_other_token_gets_in(
         input=CONNECTS, env=installed.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "Authorization Violation" in done.stdout, (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("attack", ["large", "names", "events", "storm", "medium"])
+def test_an_attack_harms_no_service_and_no_other_node_and_its_own_node_is_back_after_it(
+    installed: real_cluster.Cluster,
+    folder: Path,
+    attack: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    world = World(installed, folder, installed.node)
+    world.until_back(world.node, within_s=100)
+    before = world.services()
+    assert {said.split()[0] for _, conditions in before.values() for said in conditions} == {"True"}
+
+    async def story() -> dict[str, int]:
+        async with world.victim(attack) as victim:
+            published = await world.kept(victim)
+            assert sorted(published.values()) == [1, EVENTS]
+            attacking = asyncio.create_task(asyncio.to_thread(world.attack, attack, ATTACK_S))
+            await asyncio.sleep(ATTACK_S / 3)
+            victim.failing.set()
+            record_property("verdict_s", await world.until_fallen(victim, within_s=VERDICT_S))
+            counts = await attacking
+            assert await world.kept(victim) == published
+            return counts
+
+    counts = asyncio.run(story())
+    record_property("counts", counts)
+    assert counts.keys() - {"sent", "opened"}, "NATS objected to nothing"
+    began = time.monotonic()
+    world.until_back(world.node, within_s=RECOVERED_S)
+    record_property("recovered_s", time.monotonic() - began)
+    assert world.services() == before

@@ -146,6 +146,9 @@ class World:
                 task.cancel()
             await asyncio.gather(*being, return_exceptions=True)
             self.cluster.good("delete", "node", made.node)
+            # nobody ends it there, and the garbage collector waits for most of a minute
+            pod = ("pod", "--field-selector", f"spec.nodeName={made.node}")
+            self.cluster.good("-n", "muster", "delete", *pod, "--force", "--grace-period=0")
 
     async def kept(self, victim: Victim) -> dict[str, int]:
         """Return how many messages of a victim are in the streams, by subject."""
