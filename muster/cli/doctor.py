@@ -1,6 +1,7 @@
 """Adapter: the terminal: `muster doctor` says in one screen whether muster itself is well."""
 
 import asyncio
+import os
 import shlex
 from collections.abc import Sequence
 from datetime import timedelta
@@ -68,9 +69,10 @@ def doctor(
     """
     if context and (problem := commands.missing("labeler")):
         return output.fail("doctor", problem)
-    if context and (url or health):
-        # what the cluster has is what is asked about
-        return output.fail("doctor", "--context: not with --url or --health")
+    if context:
+        # as other commands with a context do, it ignores the variables
+        url = None if url == os.environ.get("NATS_URL") else url
+        health = None if health == os.environ.get("MUSTER_HEALTH_URL") else health
     try:
         msgspec.convert({"url": url or "nats://127.0.0.1"}, sections.Bus)
     except msgspec.ValidationError:

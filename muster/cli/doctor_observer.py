@@ -73,7 +73,8 @@ async def opened(
 ) -> AsyncIterator["Observer"]:
     """Observe until the block ends; `reasons` has why NATS was last lost."""
     async with contextlib.AsyncExitStack() as stack:
-        own = stack.enter_context(reach.restored()) if target.context else os.environ
+        is_opened = target.context and target.url is None
+        own = stack.enter_context(reach.restored()) if is_opened else os.environ
         yield Observer(target, progress, reasons, stack, own.get("NATS_CREDS"))
 
 
@@ -268,7 +269,7 @@ class Observer:
         except connection.LOST:
             return Broken(f"NATS is connected, but has not answered for {self._request_s:g} s")
         took_s = time.monotonic() - began
-        if self.cluster is None and not await doctor_bus.has_all_rights(connected):
+        if not rights and not await doctor_bus.has_all_rights(connected):
             self._less = NotSeen("no answer about streams: only an administrator of NATS gets one")
         server = live.connected_server_version
         return Bus(
