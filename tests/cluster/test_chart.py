@@ -5,14 +5,19 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 import yaml
 
+from muster.nats.auth import cluster_secrets
 from scripts.cluster import layout, tools
 from tests.worlds import manifests, real_cluster, slack
+from tests.worlds.real_cluster import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+FUSE: Final = "smarter-devices/fuse"
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +92,51 @@ def test_production(empty: tuple[real_cluster.Cluster, Path]) -> None:
     waits = [line for line in steps if "rollout status" in line or "kubectl wait" in line]
     assert len(waits) == 4
     cluster.shell("\n".join(waits), folder)
+
+
+def test_keys_that_nobody_made_are_kept_by_an_upgrade_and_left_by_an_uninstall(
+    empty: tuple[real_cluster.Cluster, Path],
+) -> None:
+    cluster, folder = empty
+    (soft,) = yaml.safe_load(real_cluster.block("install.md", "podAntiAffinity"))["patches"]
+    (operation,) = yaml.safe_load(soft["patch"])
+    values = yaml.safe_load(real_cluster.block("install.md", "repository: "))
+    values |= {"receivers": [], "production": {"enabled": True}}
+    # all servers on the one node
+    values["nats"] = {"affinity": {"podAntiAffinity": operation["value"]}}
+    (folder / "values.yaml").write_text(yaml.safe_dump(values))
+    cluster.good("apply", "-f", str(folder / "muster/k8s/base/namespace.yaml"))
+    install = real_cluster.block("install.md", "helm install")
+    cluster.shell(install, folder)
+    until(lambda: cluster.allocatable(FUSE) == "20", "the kubelet has the plugin's devices")
+    assert cluster.get("serviceaccount", "muster-keys", "-n", "muster") == {}
+    made = _keys(cluster)
+    assert {name for name, _ in made} == {
+        str(part) for part in cluster_secrets.Wanted("muster").parts(production=True)
+    }
+    cluster.shell(install.replace("helm install", "helm upgrade"), folder)
+    assert _keys(cluster) == made
+    context = cluster.good("config", "current-context").strip()
+    since = ("--since", "10m", "--no-follow")
+    events = cluster.muster("--context", context, "events", "--type", "plugin.registered", *since)
+    assert FUSE in events
+    tested = cluster.shell("helm test muster --namespace muster --logs --timeout 5m", folder)
+    assert f"passed: a pod got {FUSE}: {cluster.node}" in tested
+    assert "passed: console got the test alert" in tested
+    cluster.shell("helm uninstall muster --namespace muster --wait", folder)
+    assert _keys(cluster) == made
+    cluster.shell(real_cluster.block("security.md", "get secret muster-keys"), folder)
+    cluster.shell("muster auth accounts", folder)
+
+
+def _keys(cluster: real_cluster.Cluster) -> set[tuple[str, str]]:
+    """Return the kind, name and version of what the Job made."""
+    label = "app.kubernetes.io/name=muster-keys"
+    listed = cluster.get("secrets,configmaps", "", "-n", "muster", "-l", label)
+    return {
+        (f"{item['kind']} {item['metadata']['name']}", item["metadata"]["resourceVersion"])
+        for item in listed["items"]
+    }
 
 
 def _starts(cluster: real_cluster.Cluster) -> dict[str, set[str]]:
