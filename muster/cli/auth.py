@@ -268,7 +268,7 @@ def cluster(
     from muster.cli import cluster_keys  # noqa: PLC0415  # the Kubernetes client, only where it is used
 
     of = cluster_keys.Installation(name=name, namespace=namespace, production=production)
-    return cluster_keys.run("auth cluster", of, context=context)
+    return cluster_keys.run("muster auth cluster", of, context=context)
 
 
 def _run(command: str, make: Callable[[], Sequence[str]]) -> int:

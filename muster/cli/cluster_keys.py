@@ -2,12 +2,16 @@
 
 Another process may do the same at once: whoever creates an object first decides its content, and
 nobody replaces what is there.
+
+`python -m muster.cli.cluster_keys` is the program of a Job. The services' image has no `cyclopts`.
 """
 
+import argparse
 import asyncio
 import base64
 import os
 import secrets
+import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,11 +21,12 @@ from typing import Final, assert_never
 
 import msgspec
 
-from muster.cli import keyfiles, output
+from muster.cli import keyfiles
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import objects
 from muster.nats.auth import cluster_secrets
 from muster.nats.auth.cluster_secrets import Kind, Origin, Part, Step, Stored
+from muster.service import entry
 
 _REQUEST_S: Final = 20.0
 _LASTS: Final = timedelta(days=3650)
@@ -49,14 +54,27 @@ class _Held(objects.HasMetadata, frozen=True):
     data: dict[str, str] | None = None
 
 
-def run(command: str, of: Installation, *, context: str | None) -> int:
+def main() -> int:
+    """Create what the cluster lacks that this runs in; return the exit code."""
+    parser = argparse.ArgumentParser(description="Create the Secrets that an installation lacks.")
+    parser.add_argument("--namespace", required=True)
+    parser.add_argument("--production", action="store_true")
+    chosen = parser.parse_args()
+    name = os.environ.get("MUSTER_AUTH_NAME", "muster")
+    of = Installation(name=name, namespace=chosen.namespace, production=chosen.production)
+    return run("muster-keys", of, context=None)
+
+
+def run(program: str, of: Installation, *, context: str | None) -> int:
     """Create what is missing, and print it; return the exit code: 2 if a person has to decide."""
     try:
         return asyncio.run(_run(of, context))
     except cluster_secrets.Refused as error:
-        return output.fail(command, str(error))
+        entry.complain(program, str(error))
+        return 2
     except (Failed, kubernetes_api.NoCluster) as error:
-        return output.fail(command, str(error), code=1)
+        entry.complain(program, str(error))
+        return 1
 
 
 async def _run(of: Installation, context: str | None) -> int:
@@ -66,10 +84,10 @@ async def _run(of: Installation, context: str | None) -> int:
     changed = 0
     async with await kubernetes_api.find(kubeconfig=kubeconfig, context=context) as api:
         async for line in complete(api, of):
-            output.show(line)
+            entry.show(line)
             changed += 1
     if not changed:
-        output.show("nothing is missing")
+        entry.show("nothing is missing")
     return 0
 
 
@@ -180,3 +198,7 @@ async def _write(
 
 def _path(namespace: str, part: Part) -> str:
     return f"/api/v1/namespaces/{namespace}/{_PATHS[part.kind]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,11 +15,11 @@ from typing import Final
 import msgspec
 
 from muster import client, vocabulary
-from muster.cli import events, output
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import installation
 from muster.kubernetes.installation import Allocation
 from muster.nats import bus
+from muster.service import entry
 
 _NAME: Final = "helm-test"
 _REQUEST_S: Final = 10.0
@@ -38,20 +38,19 @@ class Failed(Exception):
 def main() -> int:
     """Test the installation that this pod is in; return the exit code."""
     url, namespace = os.environ["NATS_URL"], os.environ["NAMESPACE"]
-    with events.outages_hidden():
-        return asyncio.run(_run(url, namespace, sys.argv[1:]))
+    return asyncio.run(_run(url, namespace, sys.argv[1:]))
 
 
 async def _run(url: str, namespace: str, resources: list[str]) -> int:
     tests = [_alert(url), *(_device(namespace, resource) for resource in resources)]
     if not resources:
-        output.show("skipped: devices: muster serves none here")
+        entry.show("skipped: devices: muster serves none here")
     failures = 0
     for ended in asyncio.as_completed(tests):
         try:
-            output.show(await ended)
+            entry.show(await ended)
         except Failed as error:
-            output.show(f"failed: {error}")
+            entry.show(f"failed: {error}")
             failures += 1
     return min(1, failures)
 

@@ -83,10 +83,10 @@ def run(
         asyncio.run(serve(current, Source(chosen.config, read)))
     except settings.BadSettings as error:
         for problem in error.problems:
-            _complain(service, problem)
+            complain(f"muster-{service}", problem)
         return 2
     except CannotStart as error:
-        _complain(service, str(error))
+        complain(f"muster-{service}", str(error))
         return 2
     return 0
 
@@ -106,8 +106,15 @@ def node_name(configured: str) -> str:
         ) from None
 
 
-def _complain(service: str, problem: str) -> None:
-    sys.stderr.write(escaping.plain(f"muster-{service}: {problem}") + "\n")
+def show(line: str) -> None:
+    """Print a line to standard output."""
+    sys.stdout.write(escaping.plain(line) + "\n")
+    sys.stdout.flush()
+
+
+def complain(program: str, problem: str) -> None:
+    """Print a line about a problem of a program to standard error."""
+    sys.stderr.write(escaping.plain(f"{program}: {problem}") + "\n")
 
 
 def _print(service: str, text: str) -> int:
@@ -120,7 +127,7 @@ def _print(service: str, text: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0
-        _complain(service, f"standard output: {error.strerror}")
+        complain(f"muster-{service}", f"standard output: {error.strerror}")
         return 1
     return 0
 

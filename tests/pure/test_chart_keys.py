@@ -35,7 +35,7 @@ def test_keys_are_made_before_anything_is_installed_or_upgraded(values: Values) 
     pod = made["Job"]["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "muster-keys"
     production = ["--production"] if values else []
-    words = ["muster.cli", "auth", "cluster", "--namespace", "$(NAMESPACE)", *production]
+    words = ["muster.cli.cluster_keys", "--namespace", "$(NAMESPACE)", *production]
     assert pod["containers"][0]["args"] == words
 
 
