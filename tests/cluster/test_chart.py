@@ -104,6 +104,7 @@ def test_keys_that_nobody_made_are_kept_by_an_upgrade_and_left_by_an_uninstall(
     values |= {"receivers": [], "production": {"enabled": True}}
     # all servers on the one node
     values["nats"] = {"affinity": {"podAntiAffinity": operation["value"]}}
+    values["settings"] = {"notifier": {"group_wait_s": 1}}
     (folder / "values.yaml").write_text(yaml.safe_dump(values))
     cluster.good("apply", "-f", str(folder / "muster/k8s/base/namespace.yaml"))
     install = real_cluster.block("install.md", "helm install")

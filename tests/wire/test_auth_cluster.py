@@ -26,6 +26,12 @@ from muster.nats.auth.cluster_secrets import Kind, Part
 from tests.worlds import nats_with_gate
 
 USER: Final = "keys"
+# the services' image has no libraries of the command line
+JOB: Final = """
+import runpy, sys
+sys.modules.update(cyclopts=None, rich=None)
+runpy.run_module("muster.cli.cluster_keys", run_name="__main__")
+"""
 WANTED: Final = cluster_secrets.Wanted("muster")
 KEYS: Final = WANTED.parts(production=True)
 PATHS: Final = {Kind.SECRET: "secrets", Kind.CONFIG_MAP: "configmaps"}
@@ -45,10 +51,10 @@ class World:
         async with await kubernetes_api.find(kubeconfig=str(self.kubeconfig), context=None) as api:
             return [line async for line in cluster_keys.complete(api, of)]
 
-    async def command(self, *options: str) -> tuple[int, list[str], str]:
-        """Run the command; return its exit code, its lines and what it complains of."""
+    async def command(self, *words: str) -> tuple[int, list[str], str]:
+        """Run a program; return its exit code, its lines and what it complains of."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "muster.cli", "auth", "cluster", *options),
+            *(sys.executable, *words),
             env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -110,7 +116,7 @@ def contents(objects: dict[str, Any]) -> dict[str, Any]:
 
 def test_passwords_are_made_once(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        code, lines, errors = await world.command()
+        code, lines, errors = await world.command("-c", JOB, "--namespace", "muster")
         assert (code, errors) == (0, "")
         assert lines == [f"created: {part}" for part in WANTED.passwords]
         first = await world.made()
@@ -215,7 +221,7 @@ def test_what_cannot_be_used_is_named_and_stays(tmp_path: Path) -> None:
         line_feed = base64.b64encode(b"secret\n").decode()
         await world.change(WANTED.passwords[0], {"data": {"password": line_feed}})
         before = await world.made()
-        assert await world.command() == (
+        assert await world.command("-m", "muster.cli", "auth", "cluster") == (
             2,
             [],
             (

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -15,6 +16,13 @@ import muster
 from muster import vocabulary
 from muster.local import nats
 from muster.nats import bus
+
+# the services' image has no libraries of the command line
+POD: Final = """
+import runpy, sys
+sys.modules.update(cyclopts=None, rich=None)
+runpy.run_module("muster.cli.helm_test", run_name="__main__")
+"""
 
 
 def tick() -> vocabulary.Event:
@@ -63,7 +71,7 @@ def test_the_outcome_is_the_notifiers_and_no_alert_is_left(
         ):
             await link.publish(tick())
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "muster.cli.helm_test"),
+                *(sys.executable, "-c", POD),
                 env={**os.environ, "NATS_URL": server.url, "NAMESPACE": "muster"},
                 stdout=subprocess.PIPE,
             )
