@@ -6,7 +6,7 @@ import pytest
 from muster import vocabulary
 from muster.vocabulary import NotificationReason
 from muster_notifier.receivers import headline, message
-from scripts import messages
+from scripts import message_pictures, messages
 
 SAMPLES = messages.samples()
 
@@ -14,6 +14,11 @@ SAMPLES = messages.samples()
 def test_the_files_are_what_the_receivers_show_now() -> None:
     kept = {path: path.read_text("utf-8") for path in messages.FOLDER.glob("*.txt")}
     assert kept == messages.documents(), "run: python scripts/messages.py"
+
+
+def test_the_pictures_show_what_the_receivers_send_now() -> None:
+    kept = {path: path.read_text("utf-8") for path in message_pictures.FOLDER.glob("message-*")}
+    assert kept == message_pictures.documents(), "run: python scripts/message_pictures.py"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
