@@ -187,7 +187,7 @@ def test_a_suspended_holder_does_not_act_when_it_resumes(tmp_path: Path) -> None
                 await acts.of("b")
         # on a busy machine the leader may change again, but nobody acts in a past term
         names, revisions = zip(*acts.holders(), strict=True)
-        assert names[:2] == ("a", "b")
+        assert [name for name, _ in itertools.groupby(names)][:2] == ["a", "b"]
         assert list(revisions) == sorted(set(revisions))
 
     play(tmp_path, story)
