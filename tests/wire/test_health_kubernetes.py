@@ -513,10 +513,10 @@ def test_lists_of_pods_wait_for_their_turn_and_not_for_other_queries(tmp_path: P
             return 200, b"{}"
 
         async with served(tmp_path, answer) as (cluster, results):
-            cluster.start(replace(QUERY, timeout_s=0.8))
-            for number in range(16):
-                cluster.start(replace(QUERY, number=number, timeout_s=0.8, resources=(GPU,)))
-            answers = [await results.get() for _ in range(17)]
+            cluster.start(replace(QUERY, timeout_s=2.0))
+            for number in range(32):
+                cluster.start(replace(QUERY, number=number, timeout_s=2.0, resources=(GPU,)))
+            answers = [await results.get() for _ in range(33)]
         assert most == 4
         pairs = [
             (answer.resources, answer.facts)
@@ -524,7 +524,7 @@ def test_lists_of_pods_wait_for_their_turn_and_not_for_other_queries(tmp_path: P
             if isinstance(answer, signals.ClusterAnswered)
         ]
         assert pairs.count(((), None)) == 1
-        assert pairs.count(((GPU,), signals.Facts(holders=()))) == 16
+        assert pairs.count(((GPU,), signals.Facts(holders=()))) == 32
 
     asyncio.run(story())
 

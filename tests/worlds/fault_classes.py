@@ -468,7 +468,7 @@ FAULTS: Final = (
         heal=unthrottle,
         verdict=Verdict.DEGRADED,
         alert=AlertKind.DEGRADED,
-        evidence=("ms late|it sends a heartbeat every",),
+        evidence=("ms late|it sends a heartbeat every|health checker",),
     ),
     Fault(
         name="o",
