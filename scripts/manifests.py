@@ -22,7 +22,7 @@ from muster.nats.auth import permissions, server_conf
 from muster_fuse import config as fuse_config
 from muster_health.model import config as health_config
 from muster_labeler import config as labeler_config
-from muster_labeler.naming import label_forms
+from muster_labeler.naming import allowed_labels
 from muster_notifier.config import receiver_settings
 from muster_notifier.config import schema as notifier_schema
 from muster_plugin.config import resources
@@ -76,12 +76,12 @@ def _admission() -> str:
     """Return the admission policy with the labels that the labeler may write."""
     forms = ",\n".join(
         f"        {json.dumps(key)}: {json.dumps(f'^({form})$')}"
-        for key, form in label_forms.FORMS.items()
+        for key, form in allowed_labels.FORMS.items()
     )
     made = (
         f"    - name: forms\n      expression: >-\n        {{\n{forms}\n        }}\n"
-        f"    - name: profileKey\n      expression: '\"^{label_forms.PROFILE_KEY}$\"'\n"
-        f"    - name: profileLabel\n      expression: '\"^{label_forms.PROFILE_LABEL}$\"'\n"
+        f"    - name: profileKey\n      expression: '\"^{allowed_labels.PROFILE_KEY}$\"'\n"
+        f"    - name: profileLabel\n      expression: '\"^{allowed_labels.PROFILE_LABEL}$\"'\n"
     )
     text = (ROOT / "k8s/base/admission.yaml").read_text("utf-8")
     return _MADE.sub(lambda match: f"{match[1]}{made}{match[2]}", text)

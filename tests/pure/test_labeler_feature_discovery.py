@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from muster import vocabulary
-from muster_labeler.naming import feature_discovery, label_forms, node_labels, sources
+from muster_labeler.naming import allowed_labels, feature_discovery, node_labels, sources
 
 NODE = {"gpu.machine", "gpu.mode", "mig.capable", "mps.capable", "vgpu.present"}
 """What NVIDIA's tests of GPUs and MIG devices leave to other tests."""
@@ -686,9 +686,9 @@ VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
 
 def is_of_its_form(key: str, value: str) -> bool:
     """Return whether the admission policy lets the labeler write a label."""
-    form = label_forms.FORMS.get(key)
+    form = allowed_labels.FORMS.get(key)
     if form is None:
-        return re.fullmatch(label_forms.PROFILE_LABEL, f"{key}={value}") is not None
+        return re.fullmatch(allowed_labels.PROFILE_LABEL, f"{key}={value}") is not None
     return re.fullmatch(form, value) is not None
 
 
@@ -708,11 +708,11 @@ def test_no_form_is_one_of_a_label_that_is_never_written() -> None:
             sets = list(node_labels.LabelSet)
             kinds = {sources.Product("NVIDIA A30", 24576): 1}
             written |= node_labels.wanted_labels(sets, "a30", kinds=kinds, gpus=node).keys()
-    of_profile = {key for key in written if re.fullmatch(label_forms.PROFILE_KEY, key)}
-    assert written - of_profile == label_forms.FORMS.keys()
+    of_profile = {key for key in written if re.fullmatch(allowed_labels.PROFILE_KEY, key)}
+    assert written - of_profile == allowed_labels.FORMS.keys()
     prefix = "nvidia.com/mig-1g.10gb."
     assert of_profile == {
-        f"{prefix}{name}" for name in (*label_forms.MEASURES, "product", "sharing-strategy")
+        f"{prefix}{name}" for name in (*allowed_labels.MEASURES, "product", "sharing-strategy")
     }
 
 
