@@ -29,6 +29,7 @@ from muster_health.alerting import (
     watched_alerts,
 )
 from muster_health.model import alerts, steps
+from muster_notifier import monitor
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import chat, message, webhook
 from muster_notifier.receivers import email as mails
@@ -193,8 +194,11 @@ def _of_fleet(kind: AlertKind) -> vocabulary.AlertChanged:
         resource=NODE if kind is AlertKind.NOISY_NODE else "",
     )
     event = _event(alert)
-    if kind in {AlertKind.HEALTH_SILENT, AlertKind.DEAD_LETTERS}:
-        return msgspec.structs.replace(event, node=vocabulary.FLEET, plugin="notifier")
+    if kind in monitor.ADVICE:
+        advice = monitor.ADVICE[kind]
+        return msgspec.structs.replace(
+            event, node=vocabulary.FLEET, plugin=monitor.PLUGIN, advice=advice
+        )
     return event
 
 

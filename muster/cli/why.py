@@ -127,7 +127,9 @@ def unknown_name(view: NodeView) -> str:
     names = sorted({plugin.node for plugin in view.state.plugins})
     near = validation.near(view.node, names)
     name = validation.key_name(view.node)
-    return f"no plugin and no event from node {name}{'; ' if near else ''}{near}"
+    # of several fleets on a machine, another one than the user means may have answered
+    asked = f"; asked health at {texts.plain(view.source)}" if view.source else ""
+    return f"no plugin and no event from node {name}{'; ' if near else ''}{near}{asked}"
 
 
 def report(view: NodeView) -> dict[str, object]:

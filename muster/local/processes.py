@@ -18,7 +18,7 @@ from typing import Final
 
 import orjson
 
-_UP_TIMEOUT_S: Final = 20.0
+_UP_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S: Final = 5.0
 _LINE_BYTES_MAX: Final = 1024 * 1024
 _PR_SET_PDEATHSIG: Final = 1
@@ -137,7 +137,8 @@ class Process:
             raise ProgramFailed(f"{self.program.name} ended at once: {self.last_line}")
         ended.cancel()
         if not self._listening.is_set():
-            raise ProgramFailed(f"{self.program.name} not up after {_UP_TIMEOUT_S:g} s")
+            waited = f"{self.program.name} not up after {_UP_TIMEOUT_S:g} s"
+            raise ProgramFailed(f"{waited}: is the machine busy? Its last line: {self.last_line}")
 
     async def wait(self) -> int:
         """Return the exit code once the process has ended."""

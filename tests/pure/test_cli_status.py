@@ -207,7 +207,9 @@ def test_an_unknown_node_is_named_with_the_nearest_name() -> None:
     view = why.NodeView(
         node="nod-a", source="x", state=state(plugin("node-a")), events=[], since="1d"
     )
-    assert why.unknown_name(view) == "no plugin and no event from node nod-a; did you mean node-a?"
+    assert why.unknown_name(view) == (
+        "no plugin and no event from node nod-a; did you mean node-a?; asked health at x"
+    )
 
 
 AMD = {

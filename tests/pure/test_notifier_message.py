@@ -92,6 +92,12 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
     ]
 
 
+def test_a_test_message_names_no_impact() -> None:
+    test = msgspec.structs.replace(notification(firing=(alert(),)), is_test=True)
+    words = message.compose(test)
+    assert words.title == "TEST, nothing is wrong: node-a: device-plugin is frozen"
+
+
 def test_of_several_alerts_the_title_counts_and_the_text_names_each() -> None:
     sent = notification(
         firing=(alert(pods=("ml/train-0", "ml/train-1")), alert("00000000000000cc")),

@@ -175,8 +175,8 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
 
             code, out, errors = await asyncio.to_thread(muster, tmp_path, "why", "node.a")
             assert (code, out) == (2, "")
-            expected = "muster why: no plugin and no event from node node.a; did you mean node.b?\n"
-            assert errors == expected
+            expected = "muster why: no plugin and no event from node node.a; did you mean node.b?"
+            assert errors == f"{expected}; asked health at {health}\n"
 
     asyncio.run(story())
 

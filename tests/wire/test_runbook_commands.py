@@ -35,9 +35,11 @@ BLOCKS_NOT_RUN: Final = {
 """How many commands of blocks cannot run here, by the reason that the page gives."""
 SENTENCES_NOT_RUN: Final = {
     "kubectl -n muster rollout undo daemonset/muster-plugin": "the stand-in has no revisions",
+    "kubectl -n NAMESPACE delete pod NAME": "the pod is the reader's",
     'kubectl drain "$NODE" --ignore-daemonsets': "the stand-in has no evictions",
     "helm -n muster get values muster --revision NUMBER": "no Helm",
     'muster --context "$CONTEXT" why "$NODE" RESOURCE': "the resource is the reader's",
+    'muster --context "$CONTEXT" doctor': "it fails here, as not all of muster runs",
     'muster --context "$CONTEXT" notify test NAME': "the receiver is the reader's",
 }
 """Commands in sentences that are only parsed, with the reason."""

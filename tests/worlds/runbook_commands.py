@@ -14,7 +14,7 @@ _BLOCK: Final = re.compile(
 )
 _INLINE: Final = re.compile(r"`((?:kubectl|muster|helm) [^`]+)`")
 _ASSIGNMENT: Final = re.compile(r"([A-Z]+)=")
-_CHANGE: Final = re.compile(r" (?:delete|cordon|drain|rollout (?:restart|undo)|replay) ")
+_CHANGE: Final = re.compile(r" (?:delete|(?:un)?cordon|drain|rollout (?:restart|undo)|replay) ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,15 @@ _COUNT_S: Final = 10.0
 _ANNOUNCE_S: Final = 60.0
 _NAMES_MAX: Final = 64
 _DEAD_LETTERS: Final = "notifications could not be delivered"
-_ADVICE: Final = {
-    vocabulary.AlertKind.DEAD_LETTERS: "muster dlq list; once the receiver works: muster dlq replay"
+ADVICE: Final = {
+    vocabulary.AlertKind.DEAD_LETTERS: (
+        "muster dlq list; once the receiver works: muster dlq replay"
+    ),
+    vocabulary.AlertKind.HEALTH_SILENT: (
+        "muster doctor; then the log of health's pod; if it hangs, restart it"
+    ),
 }
+"""What to do first about the notifier's own alerts."""
 _SILENT: Final = "the health service is silent: plugins are not monitored"
 _DEAD = prometheus_client.Gauge(
     "muster_notifier_dead_letters", "Notifications that could not be delivered."
@@ -242,7 +248,7 @@ class OwnAlerts:
             starts_at=since,
             ends_at=None if fires else at,
             evidence=(vocabulary.Evidence(source=PLUGIN, observed=observed),),
-            advice=_ADVICE.get(kind, ""),
+            advice=ADVICE.get(kind, ""),
             runbook=f"{self._runbook_url}{kind}.md",
         )
         return codec.CloudEvent(

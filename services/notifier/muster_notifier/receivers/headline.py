@@ -64,6 +64,8 @@ def title(notification: notifications.Notification) -> str:
         return line(f"{notification.group}: {', '.join(counts) or 'nothing fires'}")
     if not count:
         return line(f"Resolved after {lasted(notification)}: {_what(shown, ended)}")
+    if notification.is_test:
+        return line(_what(shown, count))
     text = _fitting(shown, count, _impact(notification))
     if notification.reason is NotificationReason.ACKNOWLEDGED:
         text = f"Silenced: {text}"
