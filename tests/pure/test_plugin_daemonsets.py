@@ -22,7 +22,8 @@ def document(*matches: Any) -> settings.Document:
 
 
 def base() -> dict[str, Any]:
-    (daemonset,) = daemonsets.plugins_of([*yaml.safe_load_all(BASE.read_text("utf-8"))])
+    objects = daemonsets.objects_of([*yaml.safe_load_all(BASE.read_text("utf-8"))])
+    (daemonset,) = daemonsets.plugins_of(objects)
     return daemonset
 
 
@@ -108,4 +109,22 @@ def test_what_no_daemonset_can_select_is_refused(matches: list[Any], problem: st
 
 def test_other_daemonsets_are_not_the_plugins() -> None:
     other = {"kind": "DaemonSet", "spec": {"template": {"spec": {"containers": [{"args": ["x"]}]}}}}
-    assert daemonsets.plugins_of([other, {"kind": "List", "items": [base()]}, None, {}]) == [base()]
+    objects = daemonsets.objects_of([other, {"kind": "List", "items": [base()]}, None, {}])
+    assert daemonsets.plugins_of(objects) == [base()]
+
+
+@pytest.mark.parametrize(
+    "expressions", [[], [{"key": KEY, "operator": "NotIn", "values": ["mps"]}]]
+)
+def test_what_was_made_from_a_daemonset_can_be_made_again_from_the_result(
+    expressions: list[Any],
+) -> None:
+    daemonset = base()
+    if expressions:
+        terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        daemonset["spec"]["template"]["spec"]["affinity"] = {"nodeAffinity": required}
+    before = document({KEY: "shared"}, {KEY: "old"})
+    now = document({KEY: "shared"}, {KEY: "new"})
+    deployed, *_ = daemonsets.for_labels(before, daemonset)
+    assert daemonsets.for_labels(now, deployed) == daemonsets.for_labels(now, daemonset)

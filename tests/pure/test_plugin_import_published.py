@@ -339,7 +339,8 @@ def test_a_published_file_means_the_same_here_or_says_what_is_lost(
             "",
             (
                 "several configurations: any, tesla-t4; name the one of nodes without the label "
-                "nvidia.com/device-plugin.config with --default"
+                "nvidia.com/device-plugin.config with `muster config import --default`, "
+                "or call it `default`"
             ),
         ),
         (SLICING, "all", "all: no such configuration; there are any, tesla-t4"),

@@ -128,6 +128,14 @@ def test_the_configuration_of_one_node_is_shown(
             ["import", "--from", "smarter", "--default", "a", "FILE"],
             "--default: only for configurations of NVIDIA's plugin",
         ),
+        (
+            ["show", "FILE", "--default", "a"],
+            "--default: only for configurations of NVIDIA's plugin",
+        ),
+        (
+            ["validate", "FILE", "--format", "nvidia", "--default", "a"],
+            "--default: FILE does not have several configurations",
+        ),
         (["import", "--from", "nvidia", "FILE"], "FILE: version: unknown version: 'v9'"),
     ],
     ids=lambda given: str(given)[:20].replace("\0", "0"),
@@ -225,6 +233,14 @@ def test_the_gpus_that_the_rules_match_are_shown_or_why_there_are_none(
     code, printed, errors = run("show", str(file), "--matches")
     assert (code, printed.splitlines()[1:]) == (0, ["nvidia.com/gpu  -       no device"])
     assert errors.startswith("muster config: no GPU can be used: no_library: ")
+
+
+def test_some_nodes_can_have_no_gpus(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "muster.yaml"
+    file.write_text(f"gpus: {{}}\n{FUSE % DEVICES}nodes: [{{match: mps-*, gpus: null}}]\n")
+    for node, summary in {"mps-1": "1 resource", "a": "1 resource and GPUs"}.items():
+        printed = called(capfd, "validate", str(file), "--node", node)
+        assert printed == (0, f"{file}: can be used; {summary} on {node}\n", "")
 
 
 def test_text_that_is_no_xid_is_a_warning(
@@ -327,13 +343,16 @@ def test_a_daemonset_is_printed_for_each_label_value_with_what_to_add_to_other_s
     source = Path(__file__).parents[2] / "k8s" / "base" / "plugin.yaml"
     manifests.write_bytes(source.read_bytes())
     code, printed, errors = called(capfd, "daemonsets", str(rules), str(manifests))
-    names = [each["metadata"]["name"] for each in yaml.safe_load(printed)["items"]]
+    account, *made = yaml.safe_load(printed)["items"]
+    assert account in yaml.safe_load_all(source.read_bytes()), "the rest is unchanged"
+    names = [each["metadata"]["name"] for each in made]
     assert (code, names) == (0, ["muster-plugin", "muster-plugin-t4"])
     where = "namespace: muster, daemonset: muster-plugin-t4"
     assert errors.splitlines() == [
         f"muster config: add to health's cluster.plugins: {{plugin: device-plugin-t4, {where}}}",
-        "muster config: add to the gate's plugins: device-plugin-t4",
+        "muster config: set the gate's variable MUSTER_GATE__PLUGINS: '[\"device-plugin-t4\"]'",
     ]
+    assert run("daemonsets", str(rules), "-", stdin=source.read_text())[:2] == (0, printed)
     code, printed, errors = called(capfd, "daemonsets", str(rules), str(rules))
     problem = "0 DaemonSets that run muster_plugin; expected one"
     assert (code, printed, errors) == (2, "", f"muster config: {rules}: {problem}\n")

@@ -52,7 +52,24 @@ _File = Annotated[
         help="A YAML file, or a manifest that contains one; - is stdin.",
     ),
 ]
+_Manifests = Annotated[
+    str,
+    Parameter(
+        name="MANIFESTS",
+        allow_leading_hyphen=True,
+        validator=_refuse_option,
+        help="The plugin's DaemonSet, as `kubectl get daemonset NAME -o yaml` prints it, or all of "
+        "muster, as `kubectl kustomize DIR` prints it: the rest is printed unchanged; - is stdin.",
+    ),
+]
 _Domain = Annotated[str | None, Parameter(help="The domain of generic-device-plugin's resources.")]
+_Default = Annotated[
+    str,
+    Parameter(
+        show_default=False,
+        help="The one of NVIDIA's several configurations that nodes without a label get.",
+    ),
+]
 
 
 @Parameter(name="*")
@@ -64,6 +81,7 @@ class Options:
         config_settings.Format, Parameter(help="The plugin that the file is for.")
     ] = config_settings.Format.MUSTER
     domain: _Domain = None
+    default: _Default = ""
     node: Annotated[str, Parameter(show_default=False, help="The node's name.")] = ""
     label: Annotated[
         tuple[str, ...],
@@ -105,7 +123,8 @@ def validate(file: _File, /, options: Options = _DEFAULTS) -> None:
     on_node = _on_node(file, options, configuration)
     gpu_warnings = [*xid_policy.warnings(configuration.gpus)]
     for number, node in enumerate(configuration.nodes):
-        gpu_warnings += (f"nodes[{number}].{text}" for text in xid_policy.warnings(node.gpus))
+        texts = xid_policy.warnings(node.gpus or None)
+        gpu_warnings += (f"nodes[{number}].{text}" for text in texts)
     rule_warnings = config_settings.warnings(configuration.resources, configuration.nodes)
     for warning in (*rule_warnings, *gpu_warnings):
         output.warn("config", f"{file}: warning: {warning}")
@@ -168,13 +187,7 @@ def import_file(
         Parameter(name="--from", help="The plugin that the file is for."),
     ],
     domain: _Domain = None,
-    default: Annotated[
-        str,
-        Parameter(
-            show_default=False,
-            help="The one of NVIDIA's several configurations that nodes without a label get.",
-        ),
-    ] = "",
+    default: _Default = "",
     accept_losses: Annotated[
         bool,
         Parameter(
@@ -186,14 +199,12 @@ def import_file(
 ) -> int:
     """Print another plugin's configuration as muster's; differences and losses go to stderr."""
     form = config_settings.Format(peer)
-    if default and form is not config_settings.Format.NVIDIA:
-        raise settings.BadSettings(["--default: only for configurations of NVIDIA's plugin"])
     imported = files.import_peer(
         _text(file),
         source=file,
         peer=form,
         domain=_checked_domain(domain, form),
-        default=default,
+        default=_checked_default(default, form),
     )
     for difference in imported.differences:
         output.warn("config", f"difference: {difference}")
@@ -205,19 +216,11 @@ def import_file(
 
 @app.command(name="daemonsets")
 @_reporting
-def print_daemonsets(file: _File, manifests: str, /) -> None:
-    """Print muster's DaemonSet, and one for each label value that the file's `nodes` match.
-
-    Parameters
-    ----------
-    file
-        A YAML file, or a manifest that contains one; - is stdin.
-    manifests
-        A file with the plugin's DaemonSet, such as `kubectl get daemonset NAME -o yaml` prints.
-
-    """
+def print_daemonsets(file: _File, manifests: _Manifests, /) -> None:
+    """Print muster's DaemonSet, and one for each label value that the file's `nodes` match."""
     configuration = _read(file, _DEFAULTS)
-    plugins = daemonsets.plugins_of(settings.parse(_text(manifests), source=manifests))
+    objects = daemonsets.objects_of(settings.parse(_text(manifests), source=manifests))
+    plugins = daemonsets.plugins_of(objects)
     if len(plugins) != 1:
         problem = f"{len(plugins)} DaemonSets that run muster_plugin; expected one"
         raise settings.BadSettings([f"{manifests}: {problem}"])
@@ -225,11 +228,15 @@ def print_daemonsets(file: _File, manifests: str, /) -> None:
         made = daemonsets.for_labels(configuration, plugins[0])
     except validation.Refused as error:
         raise settings.BadSettings([f"{file}: {problem}" for problem in error.problems]) from None
-    output.print_yaml({"apiVersion": "v1", "kind": "List", "items": made})
-    for each in made[1:]:
-        plugin, name = daemonsets.plugin_name(each), daemonsets.name_of(each)
-        output.warn("config", f"add to health's cluster.plugins: {{plugin: {plugin}, {name}}}")
-        output.warn("config", f"add to the gate's plugins: {plugin}")
+    at = objects.index(plugins[0])
+    items = [*objects[:at], *made, *objects[at + 1 :]]
+    output.print_yaml({"apiVersion": "v1", "kind": "List", "items": items})
+    names = [daemonsets.plugin_name(each) for each in made[1:]]
+    for plugin, each in zip(names, made[1:], strict=True):
+        entry = f"{{plugin: {plugin}, {daemonsets.name_of(each)}}}"
+        output.warn("config", f"add to health's cluster.plugins: {entry}")
+    listed = msgspec.json.encode(names).decode()
+    output.warn("config", f"set the gate's variable MUSTER_GATE__PLUGINS: '{listed}'")
 
 
 def schema() -> dict[str, Any]:
@@ -261,6 +268,7 @@ def _read(file: str, options: Options) -> config_settings.Settings:
         source=file,
         written_for=options.format,
         domain=_checked_domain(options.domain, options.format),
+        default=_checked_default(options.default, options.format),
     )
     labels = dict(_label(text) for text in options.label)
     try:
@@ -297,6 +305,12 @@ def _checked_domain(domain: str | None, form: config_settings.Format) -> str | N
     if domain and form is not config_settings.Format.GENERIC:
         raise settings.BadSettings(["--domain: only for resources of generic-device-plugin"])
     return domain or None
+
+
+def _checked_default(default: str, form: config_settings.Format) -> str:
+    if default and form is not config_settings.Format.NVIDIA:
+        raise settings.BadSettings(["--default: only for configurations of NVIDIA's plugin"])
+    return default
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -25,45 +25,51 @@ _APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _MARK: Final = "configuration"
 _PLUGIN: Final = "device-plugin"
 """The default of the setting `name`."""
+_NAME: Final = "MUSTER_PLUGIN__NAME"
+_LABELS: Final = "MUSTER_PLUGIN__LABELS"
+_NODE_AFFINITY: Final = ("spec", "template", "spec", "affinity", "nodeAffinity")
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _NAME_MAX: Final = 63
 _UNUSABLE: Final = re.compile(r"[^a-z0-9]+")
 _PATTERN: Final = re.compile(r"[*?\[]")
 
 
-def plugins_of(documents: Sequence[object]) -> list[Manifest]:
-    """Return the DaemonSets of the plugin among manifests."""
+def objects_of(documents: Sequence[object]) -> list[Manifest]:
+    """Return the objects of manifests, also those in a List."""
     listed: list[object] = []
     for document in documents:
         items = document.get("items") if isinstance(document, Mapping) else None
         listed += items if isinstance(items, list) else [document]
-    return [each for each in listed if isinstance(each, dict) and _container(each) is not None]
+    return [each for each in listed if isinstance(each, dict)]
+
+
+def plugins_of(objects: Sequence[Manifest]) -> list[Manifest]:
+    """Return the DaemonSets of the plugin."""
+    return [each for each in objects if _container(each) is not None]
 
 
 def for_labels(document: settings.Document, daemonset: Manifest) -> list[Manifest]:
     """Return the DaemonSet for all other nodes, and one for each value. Raises Refused.
 
-    An override that matches by the node's name needs no DaemonSet.
+    An override that matches by the node's name needs no DaemonSet. The result of an earlier call
+    may be given again.
     """
     key, values = _label(document.nodes)
     base = _plain(daemonset)
+    if _variable(base, _LABELS) == _text({key: ""}):
+        _let_on(base, key)
     copies = [_for_value(base, key, value) for value in values]
     names = [str(_below(each, "metadata")["name"]) for each in (base, *copies)]
     if len({*names}) < len(names):
         raise validation.Refused(["nodes: two values would make DaemonSets of the same name"])
     _keep_off(base, key, values)
-    _set_variable(base, "MUSTER_PLUGIN__LABELS", {key: ""})
+    _set_variable(base, _LABELS, _text({key: ""}))
     return [base, *copies]
 
 
 def plugin_name(daemonset: Manifest) -> str:
     """Return the plugin's name on the bus."""
-    container = _container(daemonset)
-    assert container is not None, "it is a DaemonSet of the plugin"
-    variables = container.get("env")
-    for variable in variables if isinstance(variables, list) else []:
-        if isinstance(variable, Mapping) and variable.get("name") == "MUSTER_PLUGIN__NAME":
-            return str(variable.get("value"))
-    return _PLUGIN
+    return _variable(daemonset, _NAME) or _PLUGIN
 
 
 def name_of(daemonset: Manifest) -> str:
@@ -113,8 +119,8 @@ def _for_value(base: Manifest, key: str, value: str) -> Manifest:
     except msgspec.ValidationError:
         problem = f"{name}: not a plugin's name; shorten the label's value"
         raise validation.Refused([f"nodes: {problem}"]) from None
-    _set_variable(made, "MUSTER_PLUGIN__NAME", name)
-    _set_variable(made, "MUSTER_PLUGIN__LABELS", {key: value})
+    _set_variable(made, _NAME, name)
+    _set_variable(made, _LABELS, _text({key: value}))
     return made
 
 
@@ -132,25 +138,58 @@ def _plain(daemonset: Manifest) -> Manifest:
 
 
 def _keep_off(made: Manifest, key: str, values: Sequence[str]) -> None:
-    required = _below(
-        made,
-        *("spec", "template", "spec", "affinity", "nodeAffinity"),
-        "requiredDuringSchedulingIgnoredDuringExecution",
-    )
+    required = _below(made, *_NODE_AFFINITY, _REQUIRED)
     terms = required.setdefault("nodeSelectorTerms", [{}])
     for term in terms if isinstance(terms, list) else []:
         expressions = term.setdefault("matchExpressions", [])
         expressions.append({"key": key, "operator": "NotIn", "values": [*values]})
 
 
-def _set_variable(made: Manifest, name: str, value: str | Mapping[str, str]) -> None:
+def _let_on(made: Manifest, key: str) -> None:
+    """Undo `_keep_off`; a term without expressions would select no node."""
+    terms = _below(made, *_NODE_AFFINITY, _REQUIRED).get("nodeSelectorTerms")
+    kept = [_without_last(term, key) for term in terms] if isinstance(terms, list) else []
+    if any(kept):
+        required = _below(made, *_NODE_AFFINITY, _REQUIRED)
+        required["nodeSelectorTerms"] = [term for term in kept if term]
+        return
+    for *above, last in ((*_NODE_AFFINITY, _REQUIRED), _NODE_AFFINITY, _NODE_AFFINITY[:-1]):
+        if last == _REQUIRED or not _below(made, *above, last):
+            del _below(made, *above)[last]
+
+
+def _without_last(term: Manifest, key: str) -> Manifest:
+    """Return a node selector term without the expression that `_keep_off` adds as the last."""
+    expressions = term.get("matchExpressions")
+    *others, last = expressions if isinstance(expressions, list) and expressions else [{}]
+    if (last.get("key"), last.get("operator")) != (key, "NotIn"):
+        return term
+    left = {name: value for name, value in term.items() if name != "matchExpressions"}
+    return left | ({"matchExpressions": others} if others else {})
+
+
+def _variable(daemonset: Manifest, name: str) -> str:
+    """Return the value of a variable of the plugin's container; empty if it has none."""
+    container = _container(daemonset)
+    assert container is not None, "it is a DaemonSet of the plugin"
+    variables = container.get("env")
+    for variable in variables if isinstance(variables, list) else []:
+        if isinstance(variable, Mapping) and variable.get("name") == name:
+            return str(variable.get("value") or "")
+    return ""
+
+
+def _text(labels: Mapping[str, str]) -> str:
+    return msgspec.json.encode(labels).decode()
+
+
+def _set_variable(made: Manifest, name: str, value: str) -> None:
     container = _container(made)
     assert container is not None, "it is a DaemonSet of the plugin"
     variables = container.setdefault("env", [])
     assert isinstance(variables, list), "the API server accepts only a list"
     variables[:] = [each for each in variables if each.get("name") != name]
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    variables.append({"name": name, "value": text})
+    variables.append({"name": name, "value": value})
 
 
 def _container(daemonset: Mapping[str, object]) -> dict[str, object] | None:

@@ -29,12 +29,19 @@ _KEYS: Final = {
 
 
 def read(
-    text: bytes, *, source: str, written_for: config_settings.Format, domain: str | None = None
+    text: bytes,
+    *,
+    source: str,
+    written_for: config_settings.Format,
+    domain: str | None = None,
+    default: str = "",
 ) -> config_settings.Settings:
     """Return the settings of muster's or another plugin's file. Raises settings.BadSettings."""
     if written_for is not config_settings.Format.MUSTER:
-        configuration = import_peer(text, source=source, peer=written_for, domain=domain).rules
-        tree = msgspec.to_builtins(configuration)
+        imported = import_peer(
+            text, source=source, peer=written_for, domain=domain, default=default
+        )
+        tree = msgspec.to_builtins(imported.rules)
         return settings.validate(config_settings.Settings, tree, source=source)
     document = settings.only(
         settings.parse(text, source=source), config_settings.Settings, source=source

@@ -58,7 +58,7 @@ class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaul
     """An override for some nodes; each resource replaces the resource of the same name.
 
     `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
-    `gpus` replaces the whole section.
+    `gpus` replaces the whole section; null means no GPUs.
     """
 
     match: (
@@ -66,7 +66,7 @@ class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaul
         | Mapping[str, config_resources.Glob]
     )
     resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
-    gpus: config_gpus.Gpus | None = None
+    gpus: config_gpus.Gpus | msgspec.UnsetType | None = msgspec.UNSET
 
     def demands(self) -> Iterator[validation.Demand]:
         """Yield the consistency checks of this section."""
@@ -87,7 +87,7 @@ class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaul
             yield "match: empty; write resources for every node at the top level"
 
     def _empty_problems(self) -> Iterator[str]:
-        if not self.resources and self.gpus is None:
+        if not self.resources and self.gpus is msgspec.UNSET:
             yield "resources: give resources, gpus or both"
 
 
@@ -116,7 +116,8 @@ class Document(
         chosen, gpus = self.resources, self._gpus
         for override in self.nodes:
             if override.applies_to(node, labels):
-                chosen, gpus = _replaced(chosen, override.resources), override.gpus or gpus
+                chosen = _replaced(chosen, override.resources)
+                gpus = gpus if override.gpus is msgspec.UNSET else override.gpus
         return NodeConfiguration(resources=chosen, gpus=gpus)
 
     @property
@@ -134,7 +135,8 @@ def name_problems(
     """Yield the resources that have the same name, on every node or on some nodes."""
     yield from _repeated(resources, gpus)
     for at, override in validation.whole(nodes):
-        yield from errors.prefixed(f"nodes[{at}]", _repeated(override.resources, override.gpus))
+        repeated = _repeated(override.resources, override.gpus or None)
+        yield from errors.prefixed(f"nodes[{at}]", repeated)
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:

@@ -19,8 +19,8 @@ _NAMED: Final = "default"
 _VALUE: Final = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _NODES_MAX: Final = 100
 _TOLD: Final = (
-    f"the plugin cannot read its node's labels: set {LABEL} in `labels`, with one DaemonSet for "
-    "each value (docs/migration.md)"
+    f"the plugin cannot read its node's label {LABEL}: `muster config daemonsets` makes one "
+    "DaemonSet for each value (docs/migration.md)"
 )
 
 
@@ -44,7 +44,7 @@ def read(
             f"{chosen}: no such configuration; there are {known}"
             if default
             else f"several configurations: {known}; name the one of nodes without the label "
-            f"{LABEL} with --default"
+            f"{LABEL} with `muster config import --default`, or call it `{_NAMED}`"
         )
     imported: dict[str, peer_file.ImportedConfiguration] = {}
     for name, document in files:
