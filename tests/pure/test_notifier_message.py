@@ -81,7 +81,7 @@ def test_pods_that_an_alert_counts_and_does_not_name_are_counted_in_the_message(
 def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() -> None:
     fires = alert(pods=("ml/train-0", "ml/train-1"))
     words = message.compose(notification(firing=(fires,)))
-    assert words.title == "node-a: device-plugin is frozen; 2 pods hold devices, new ones fail"
+    assert words.title == "node-a: device-plugin is frozen; 2 pods hold devices, new pods fail"
     assert words.text.splitlines() == [
         "critical since 2026-01-01 12:00:00 UTC: node-a device-plugin nvidia.com/gpu GPU-1",
         "pods that use it: ml/train-0, ml/train-1",
@@ -105,7 +105,7 @@ def test_of_several_alerts_the_title_counts_and_the_text_names_each() -> None:
     )
     words = message.compose(sent)
     assert words.title == (
-        "stuck on node-a (2 alerts); 2 pods hold devices, new ones fail (1 resolved)"
+        "stuck on node-a (2 alerts); 2 pods hold devices, new pods fail (1 resolved)"
     )
     where = "node-a device-plugin nvidia.com/gpu GPU-1"
     assert words.text.splitlines() == [
@@ -281,6 +281,12 @@ def test_templates_replace_the_built_in_texts() -> None:
         "* critical device-plugin is frozen since 2026-01-01 12:00:00 UTC; ml/a",
         "muster why node-a",
     ]
+
+
+def test_a_template_can_begin_the_built_in_title_with_the_name_of_the_cluster() -> None:
+    sent = notification(firing=(alert(),))
+    composed = message.compose(sent, receiver_settings.Templates(title="prod-eu: $title"))
+    assert composed.title == "prod-eu: node-a: device-plugin is frozen; new pods fail"
 
 
 def test_a_template_that_cannot_be_used_is_ignored_and_the_message_says_so() -> None:

@@ -151,7 +151,7 @@ def secret(directory: pathlib.Path, text: str) -> receiver_settings.Secret:
 
 
 NO_PREVIEWS = {"unfurl_links": False, "unfurl_media": False}
-TITLE = "node-a: device-plugin <is> stuck; 1 pod holds devices, new ones fail"
+TITLE = "node-a: device-plugin <is> stuck; 1 pod holds devices, new pods fail"
 CODE = (
     "critical since 2026-01-01 12:00:00 UTC: node-a device-plugin\n"
     "pods that use it: ml/train-0\n"
@@ -668,7 +668,7 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
     first, last = [
         email.message_from_bytes(text, policy=email.policy.default) for _, _, text in mailbox.mails
     ]
-    assert first["Subject"] == "node-a: ünï .code . QUIT; 1 pod holds devices, new ones fail"
+    assert first["Subject"] == "node-a: ünï .code . QUIT; 1 pod holds devices, new pods fail"
     assert last["Subject"] == "Resolved after 5 min: node-a: device-plugin <is> stuck"
     assert first["References"] == last["References"]
     assert (first["Message-ID"], last["Message-ID"]) == (

@@ -16,15 +16,15 @@ TITLE_MAX: Final = 100
 """What, where and impact are this long at most, as far as their names allow."""
 LINE_MAX: Final = 400
 
-_NEW_ONES_FAIL: Final = ("{hold} devices, new ones fail", "new pods fail")
+_NEW_PODS_FAIL: Final = ("{hold} devices, new pods fail", "new pods fail")
 _IMPACTS: Final = {
-    AlertKind.PLUGIN_DOWN: _NEW_ONES_FAIL,
-    AlertKind.STUCK: _NEW_ONES_FAIL,
-    AlertKind.MISMATCH: _NEW_ONES_FAIL,
-    AlertKind.MISSING: _NEW_ONES_FAIL,
-    AlertKind.MAINTENANCE_OVERDUE: _NEW_ONES_FAIL,
-    AlertKind.DEREGISTERED: ("{hold} it, new ones fail", "new pods fail"),
-    AlertKind.FLAPPING: ("{hold} devices, new ones may fail", "new pods may fail"),
+    AlertKind.PLUGIN_DOWN: _NEW_PODS_FAIL,
+    AlertKind.STUCK: _NEW_PODS_FAIL,
+    AlertKind.MISMATCH: _NEW_PODS_FAIL,
+    AlertKind.MISSING: _NEW_PODS_FAIL,
+    AlertKind.MAINTENANCE_OVERDUE: _NEW_PODS_FAIL,
+    AlertKind.DEREGISTERED: ("{hold} it, new pods fail", "new pods fail"),
+    AlertKind.FLAPPING: ("{hold} devices, new pods may fail", "new pods may fail"),
     AlertKind.NODE_DOWN: ("{hold} its devices", "its devices are out of reach"),
     AlertKind.UNREACHABLE: ("pods still get devices",) * 2,
     AlertKind.DEGRADED: ("pods still get devices",) * 2,

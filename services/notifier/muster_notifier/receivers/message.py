@@ -198,6 +198,8 @@ def alert_lines(
 ) -> list[str]:
     """Return the lines that describe one alert; if it is the only one, the title has said what."""
     plugin = f"{alert.watched} (watched)" if alert.watched else alert.plugin
+    # of the fleet it is the service that raised the alert, which the evidence names
+    plugin = "" if alert.node == vocabulary.FLEET else plugin
     where = " ".join((headline.node_name(alert.node), plugin, alert.resource, devices(alert)))
     fires = alert.state is vocabulary.AlertState.FIRING
     span = f"since {headline.format_time(alert.starts_at)}"
