@@ -54,6 +54,9 @@ def main() -> int:
     try:
         with output.guarded():
             return call(sys.argv[1:])
+    except cyclopts.UnusedCliTokensError as error:
+        unused = " ".join(error.unused_tokens or ())
+        return output.fail(" ".join(error.command_chain or ()), f"unexpected: {unused}")
     except cyclopts.CycloptsError as error:
         return output.fail(" ".join(error.command_chain or ()), str(error))
     except output.Unwritable as error:
@@ -63,12 +66,13 @@ def main() -> int:
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Call a command; those that use a cluster by themselves get `--context` as their own."""
+    """Call a command; all but those in `reach.NEEDS` get `--context` as an option of their own."""
     command = registry.command_of(arguments)
-    if command is None or command in reach.NEEDS:
+    if command is None or command in reach.NEEDS or command not in registry.targets():
         return int(app.meta(arguments) or 0)
     first = list(arguments).index(command)
-    return int(app([command, *arguments[first + 1 :], *arguments[:first]]) or 0)
+    # `app` has the options of `muster` itself in every help text
+    return registry.call(command, *arguments[first + 1 :], *arguments[:first])
 
 
 if __name__ == "__main__":

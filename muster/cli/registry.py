@@ -12,6 +12,7 @@ from typing import Annotated, Final, NamedTuple
 import cyclopts
 from cyclopts import Parameter
 
+import muster
 from muster import commands
 from muster.cli import output
 
@@ -118,6 +119,7 @@ def call(name: str, *arguments: str) -> int:
     """Run a command in this process; return its exit code."""
     app = cyclopts.App(
         name="muster",
+        version=f"muster {muster.__version__}",
         print_error=False,
         exit_on_error=False,
         result_action="return_int_as_exit_code_else_zero",

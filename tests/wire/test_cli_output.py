@@ -91,6 +91,7 @@ def test_the_list_of_commands_says_what_each_command_says_itself(name: str) -> N
     ("arguments", "problem"),
     [
         (("status", "--foo"), "muster status: Unknown option: --foo.\n"),
+        (("config", "validate", "a", "b"), "muster config validate: unexpected: b\n"),
         (("why",), 'muster why: Command "why" parameter NODE requires an argument.\n'),
         (
             ("silence", "expire"),
@@ -113,6 +114,18 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
 ) -> None:
     assert run(full_disk(), arguments, monkeypatch) == 2
     assert capsys.readouterr().err == problem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "times"),
+    [(("config", "import"), 0), (("label-gpus",), 0), (("events",), 1)],
+)
+def test_the_help_lists_the_namespace_of_muster_only_where_the_command_uses_that(
+    arguments: tuple[str, ...], times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    printed = tmp_path / "help"
+    assert run(printed.open("w", encoding="utf-8"), (*arguments, "--help"), monkeypatch) == 0
+    assert printed.read_text("utf-8").count("--namespace") == times
 
 
 def test_a_table_in_a_pipe_is_aligned_text(capsys: pytest.CaptureFixture[str]) -> None:
