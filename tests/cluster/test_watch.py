@@ -88,7 +88,7 @@ def world(
                 folder,
                 RARELY_FLAPPING,
                 overlay="watch",
-                components=["watch-drivers"],
+                components=["watch-drivers", "watch-rights"],
                 reads=READS,
             )
         )
@@ -361,8 +361,10 @@ def test_a_driver_whose_pool_lacks_a_slice_offers_too_little(world: World) -> No
     rule, limit_s = "watched_fewer_devices", SHOWN_BY_API_S
     with expected(world, dra_driver.NAME, "MISMATCH", rule, within_s=limit_s) as seen:
         world.lamps.publish(said=2)
-        shown = seen()
-        world.lamps.publish(generation=2)
+        try:
+            shown = seen()
+        finally:
+            world.lamps.publish(generation=2)
     assert "1 of 2 slices" in texts(shown), texts(shown)
 
 
@@ -373,6 +375,8 @@ def test_a_driver_whose_slices_were_deleted_offers_nothing(world: World) -> None
         expected(world, dra_driver.NAME, "MISMATCH", rule, within_s=limit_s) as seen,
     ):
         world.lamps.withdraw()
-        shown = seen()
-        world.lamps.publish()
+        try:
+            shown = seen()
+        finally:
+            world.lamps.publish()
     assert "no ResourceSlice" in texts(shown), texts(shown)

@@ -63,8 +63,6 @@ AWAY: Final = frozenset(
 """The rules that a planned stop may explain: nothing answers."""
 _NEW_POD_S: Final = 60.0
 """A pod younger than this counts as created after the plugin's process ended."""
-_STARTS_S: Final = 2.0
-"""A pod that is older than the plugin's return by less than this may have been created after it."""
 _REPLACED_S: Final = 300.0
 """How long two pods may serve after the newer one was created."""
 _TEXT_MAX: Final = 500
@@ -179,7 +177,7 @@ def planned(
 ) -> Rule | None:
     """Return the rule by which the stop was planned; None if Kubernetes shows no plan.
 
-    `back_s` is how many seconds ago the plugin answered again after a stop, if it did.
+    `back_s` is how many seconds ago the plugin first answered, or answered again after a stop.
     """
     if problem.rule not in AWAY:
         return None
@@ -229,7 +227,7 @@ def _is_new(pod: signals.Pod, back_s: float | None) -> bool:
     """Return whether a pod is about to start or end; one that has served before is neither."""
     if pod.deleting or pod.age_s is None:
         return pod.deleting
-    has_served = back_s is not None and pod.age_s > back_s + _STARTS_S
+    has_served = back_s is not None and pod.age_s > back_s
     return pod.age_s <= _NEW_POD_S and not pod.restarts and not has_served
 
 

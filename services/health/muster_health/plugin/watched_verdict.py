@@ -95,10 +95,10 @@ class WatchedMachine(verdict.VerdictMachine):
         self._asked = 0
         """The number of the current query to Kubernetes; 0 without one."""
         self._attempts = 0
-        self._is_away = False
-        """Whether nothing answered at the last observation."""
+        self._is_away = True
+        """Whether nothing answered at the last observation, or there was none."""
         self._back_at: float | None = None
-        """When it answered again after that."""
+        """When it answered after that."""
         self._ask_not_before = 0.0
         self._seen: tuple[vocabulary.Evidence, ...] | None = None
         """The observed evidence for the verdict; None if a former process reached the verdict."""
