@@ -17,25 +17,34 @@ REMOVED: Final = "(removed)"
 _KNOWN_MIN: Final = 6
 """Shorter values occur in many texts by chance."""
 _WORDS: Final = (
-    r"pass(?:word|wd|phrase)?|secret|token|credential|authorization|api[-_]?key|access[-_]?key|"
+    r"pass(?:word|wd|phrase)?|pwd|secret|token|credential|authorization|api[-_]?key|access[-_]?key|"
     r"routing[-_]?key|service[-_]?key|integration[-_]?key|private|seed|nkey|jwt|cookie|signature|"
     r"creds"
 )
 _KEY: Final = re.compile(rf"{_WORDS}|headers", re.IGNORECASE)
 _REFERENCES: Final = frozenset({"env", "file", "at"})
 """Where a secret is, instead of the secret itself."""
+# each pattern looks at a run of characters once: logs have lines of many thousand characters
+_NAME: Final = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]+"
 _PAIR: Final = re.compile(
-    rf"""(?P<key>[\w.-]*(?:{_WORDS})[\w.-]*\\?["']?\s*[:=]\s*)(?P<value>\\?"[^"\n]*"|'[^'\n]*'|[^\s,;&}}]+)""",
+    rf"""(?P<key>{_NAME}\\?["']?\s*(?::|=>?)\s*)(?P<value>"""
+    r"""\\".*?(?<!\\)\\"|"(?:[^"\\\n]|\\.)*"|'(?:[^'\n]|'')*'|[^\s,;&}]+)""",
     re.IGNORECASE,
 )
+_OPTION: Final = re.compile(rf"((?<!\S)(?=--){_NAME}\s+)[^\s-]\S*", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.IGNORECASE)
-_URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>[^\s\"'<>`\\]*)", re.IGNORECASE)
+_HEADER: Final = re.compile(
+    r"((?:authorization|cookie)\\?[\"']?\s*:\s*\\?[\"']?)[^\"'\\\n]+", re.IGNORECASE
+)
+_URL: Final = re.compile(
+    r"(?<![a-z0-9+.-])(?P<scheme>[a-z0-9+.-]+)://(?P<rest>[^\s\"'<>`\\]*)", re.IGNORECASE
+)
 _FORMATS: Final = (
     re.compile(r"-----BEGIN [^-\n]+-----.*?(?:-----END [^-\n]+-----|\Z)", re.DOTALL),
-    # a JWT; a seed of an nkey; tokens of Slack and of GitHub
-    re.compile(r"eyJ[\w-]{8,}(?:\.[\w-]*){1,2}"),
+    # a JWT; a seed of an nkey; tokens of Slack, GitLab, NVIDIA and GitHub
+    re.compile(r"eyJ[\w-]{8,}(?:\.[\w-]*){0,2}"),
     re.compile(r"S[UAONCXP][A-Z2-7]{56}"),
-    re.compile(r"xox[a-z]-[\w-]+|gh[a-z]_\w{20,}"),
+    re.compile(r"(?:xox[a-z]|xapp|glpat|nvapi)-[\w-]+|gh[a-z]_\w{20,}"),
 )
 _HOST: Final = re.compile(r"[\w.-]+(?::\d{1,5})?|\[[\da-f:]+\](?::\d{1,5})?", re.IGNORECASE)
 _PATHS: Final = frozenset({"", "state", "metrics", "readyz", "healthz"})
@@ -60,6 +69,8 @@ class Redaction:
             text = pattern.sub(REMOVED, text)
         text = _URL.sub(_address, text)
         text = _SCHEME.sub(rf"\1 {REMOVED}", text)
+        text = _HEADER.sub(rf"\1{REMOVED}", text)
+        text = _OPTION.sub(rf"\1{REMOVED}", text)
         return _PAIR.sub(rf"\g<key>{REMOVED}", text)
 
     def tree(self, tree: object) -> object:

@@ -34,6 +34,17 @@ PLACES: Final = (
     "eyJhbGciOiJIUzI1NiJ9.{}.{}",
     "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----",
     "-----BEGIN NATS USER JWT-----\n{}\n",
+    '{{"password": "a\\"{}"}}',
+    'a string of JSON: "{{\\"password\\":\\"a \\\\\\"{}\\"}}"',
+    "password: 'it''s {}'",
+    "password => {}",
+    "pwd={}",
+    "Authorization: GenieKey {}",
+    "Proxy-Authorization: Digest a=b, response={}",
+    "Cookie: a=b; c={}",
+    "muster --bot-token {}",
+    "glpat-{}",
+    "xapp-1-{}",
 )
 KEYS: Final = (
     *("password", "Password", "bot_token", "api-key", "client_secret", "routingKey", "headers"),
@@ -74,6 +85,13 @@ def test_what_is_known_to_be_secret_is_removed_in_every_form(secret: str, text: 
     assert secret not in clean
     assert encoded not in clean
     assert secret not in repr(knowing.tree({"any": [text + secret], secret: 1}))
+
+
+@pytest.mark.parametrize("run", ["a", "pass", "eyJ", "a+", "password-", "eyJaaaaaaaa.", "a://"])
+def test_a_long_run_of_characters_is_looked_at_once(run: str) -> None:
+    # in a log, one such line was enough to keep the command busy for hours
+    before = run * (60_000 // len(run))
+    assert "abcdef" not in BLIND.text(f"{before} password=abcdef")
 
 
 @pytest.mark.parametrize(
