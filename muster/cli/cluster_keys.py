@@ -114,7 +114,7 @@ async def complete(api: kubernetes_api.Api, of: Installation) -> AsyncIterator[s
 def _made(
     of: Installation, stored: Mapping[Part, Stored], steps: tuple[Step, ...]
 ) -> dict[Step, dict[str, str]]:
-    """Return the content of each object, by its keys."""
+    """Return the content of each object, by its keys. Raises Refused."""
     wanted, at = cluster_secrets.Wanted(of.name), datetime.now(UTC)
     derived: dict[str, str] = {}
     if any(step.origin is Origin.KEYS for step in steps):
@@ -135,7 +135,10 @@ def _made(
             case Origin.CERTIFICATE:
                 authority = stored[wanted.authority].data
                 hosts = cluster_secrets.hosts(of.name, of.namespace)
-                made = keyfiles.certificate(authority, hosts, at=at, lasts=_LASTS)
+                try:
+                    made = keyfiles.certificate(authority, hosts, at=at, lasts=_LASTS)
+                except keyfiles.BadAuthority as error:
+                    raise cluster_secrets.Refused(f"{wanted.authority}: {error}") from None
                 files = {**made, "ca.crt": authority["ca.crt"]}
             case Origin.TRUST:
                 files = dict(stored[wanted.certificate].data)

@@ -172,10 +172,13 @@ class Refused(Exception):
 
 def check(file: Path, *, force: bool) -> None:
     """Raise Refused if a file may not be written."""
-    if not file.parent.is_dir():
-        raise Refused(f"{file.parent}: no such directory")
-    if file.is_dir():
-        raise Refused(f"{file}: a directory")
+    try:
+        if not file.parent.is_dir():
+            raise Refused(f"{file.parent}: no such directory")
+        if file.is_dir():
+            raise Refused(f"{file}: a directory")
+    except OSError as error:
+        raise Refused(f"{file}: {error.strerror}") from None
     if not force and os.path.lexists(file):
         raise Refused(f"{file}: exists; --force overwrites it")
 

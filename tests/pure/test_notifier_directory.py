@@ -1,6 +1,7 @@
 """A directory of receivers: each that can be used is used, whatever is wrong with the others."""
 
 import asyncio
+import itertools
 import os
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def test_a_receiver_has_its_files_name_and_its_secrets_are_files_beside_it(tmp_p
         ("{console: {}, file: {path: /a}}", "receiver bad: give exactly one of "),
         ("pagerduty: {routing_key_from: {file: none}}", "No such file or directory"),
         ("pagerduty: {routing_key_from: {file: empty}}", "empty"),
+        # unfolded, it needs more memory than a machine has
+        ("pagerduty: {routing_key_from: {file: bomb, at: a.k}}", "bomb: a.k: empty"),
     ],
 )
 def test_a_receiver_that_cannot_be_used_is_left_out_alone(
@@ -49,6 +52,11 @@ def test_a_receiver_that_cannot_be_used_is_left_out_alone(
     (tmp_path / "bad.yaml").write_text(text)
     (tmp_path / "log.yaml").write_text("console: {}")
     (tmp_path / "empty").write_text(" \n")
+    bomb = [
+        f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}"
+        for a, b in itertools.pairwise("abcdefghij")
+    ]
+    (tmp_path / "bomb").write_text("\n".join(["a: &a {k: 1, l: 2}", *bomb]))
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.yaml")).write_text("console: {}")
     content = directory.read(tmp_path, SETTINGS)
     log = receiver_settings.Receiver(name="log", console=receiver_settings.Console())

@@ -252,9 +252,12 @@ def test_a_tree_read_elsewhere_is_validated_like_a_file() -> None:
 
 def test_a_text_of_several_documents_is_read_as_strictly_as_a_file() -> None:
     assert ours.parse(b"a: 1\n---\n[b]\n", source="X") == [{"a": 1}, ["b"]]
+    # as JSON writes it
+    assert ours.parse(rb'{"a": "\ud83d\ude00"}', source="X") == [{"a": "\N{GRINNING FACE}"}]
     for text, problem in [
         (b"a: &a 1\nb: *a", "X: not YAML: aliases are not allowed"),
         (b"a: 1\n---\nb: 1\nb: 2", "X: not YAML: duplicate key 'b'"),
+        (b'"\\ud83d"', "X: not YAML: half a character"),
         (b"x" * 1_100_000, "X: larger than 1048576 bytes"),
     ]:
         with pytest.raises(ours.BadSettings, match=problem):

@@ -236,3 +236,22 @@ def test_what_cannot_be_used_is_named_and_stays(tmp_path: Path) -> None:
             await world.run(production=False)
 
     play(tmp_path, story)
+
+
+def test_an_authority_that_cannot_sign_is_named_and_stays(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.run()
+        await world.remove(WANTED.certificate, WANTED.trust)
+        garbage = base64.b64encode(b"garbage").decode()
+        await world.change(WANTED.authority, {"data": {"ca.key": garbage}})
+        before = await world.made()
+        code, lines, errors = await world.command(
+            "-c", JOB, "--namespace", "muster", "--production"
+        )
+        assert (code, lines) == (2, [])
+        start = "muster-keys: Secret muster-nats-authority: no authority made by muster: "
+        assert errors.startswith(start)
+        assert len(errors.splitlines()) == 1
+        assert await world.made() == before
+
+    play(tmp_path, story)

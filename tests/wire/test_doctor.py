@@ -359,6 +359,7 @@ def test_a_bundle_overwrites_a_file_only_when_forced(
         (link, f"{link}: exists; --force overwrites it"),
         (tmp_path, f"{tmp_path}: a directory"),
         (tmp_path / "a" / "b", f"{tmp_path}/a: no such directory"),
+        (tmp_path / ("a" * 256), f"{tmp_path}/{'a' * 256}: File name too long"),
     ):
         assert registry.call("doctor", *options, str(named)) == 2
         assert capsys.readouterr() == ("", f"muster doctor: --bundle: {problem}\n")

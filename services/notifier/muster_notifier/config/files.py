@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from muster.service import logs, settings
 from muster_notifier.config import (
@@ -156,7 +155,8 @@ def secret(where: receiver_settings.Secret) -> str:
 def _inside(text: bytes, at: str) -> str:
     """Return a value within a YAML file."""
     try:
-        branch: object = yaml.safe_load(text)
+        branch: object
+        (branch,) = settings.parse(text, source=at)
         for key in at.split("."):
             branch = (
                 msgspec.convert(branch, list[object])[int(key)]
