@@ -267,8 +267,8 @@ def cluster(
         return output.fail("auth cluster", problem, code=1)
     from muster.cli import cluster_keys  # noqa: PLC0415  # the Kubernetes client, only where it is used
 
-    of = cluster_keys.Installation(name=name, namespace=namespace, production=production)
-    return cluster_keys.run("muster auth cluster", of, context=context)
+    installation = cluster_keys.Installation(name=name, namespace=namespace, production=production)
+    return cluster_keys.run("muster auth cluster", installation, context=context)
 
 
 def _run(command: str, make: Callable[[], Sequence[str]]) -> int:

@@ -29,7 +29,7 @@ from muster.nats.auth.cluster_secrets import Kind, Origin, Part, Step, Stored
 from muster.service import entry
 
 _REQUEST_S: Final = 20.0
-_LASTS: Final = timedelta(days=3650)
+_CERTIFICATE_LASTS: Final = timedelta(days=3650)
 _PASSWORD_BYTES: Final = 24
 _LABELS: Final = {"app.kubernetes.io/name": "muster-keys", "app.kubernetes.io/part-of": "muster"}
 _PATHS: Final = {Kind.SECRET: "secrets", Kind.CONFIG_MAP: "configmaps"}
@@ -55,20 +55,20 @@ class _Held(objects.HasMetadata, frozen=True):
 
 
 def main() -> int:
-    """Create what the cluster lacks that this runs in; return the exit code."""
+    """Create what is missing in the cluster that this runs in; return the exit code."""
     parser = argparse.ArgumentParser(description="Create the Secrets that an installation lacks.")
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--production", action="store_true")
     chosen = parser.parse_args()
     name = os.environ.get("MUSTER_AUTH_NAME", "muster")
-    of = Installation(name=name, namespace=chosen.namespace, production=chosen.production)
-    return run("muster-keys", of, context=None)
+    installation = Installation(name=name, namespace=chosen.namespace, production=chosen.production)
+    return run("muster-keys", installation, context=None)
 
 
-def run(program: str, of: Installation, *, context: str | None) -> int:
+def run(program: str, installation: Installation, *, context: str | None) -> int:
     """Create what is missing, and print it; return the exit code: 2 if a person has to decide."""
     try:
-        return asyncio.run(_run(of, context))
+        return asyncio.run(_run(installation, context))
     except cluster_secrets.Refused as error:
         entry.complain(program, str(error))
         return 2
@@ -77,13 +77,13 @@ def run(program: str, of: Installation, *, context: str | None) -> int:
         return 1
 
 
-async def _run(of: Installation, context: str | None) -> int:
+async def _run(installation: Installation, context: str | None) -> int:
     kubeconfig = os.environ.get("KUBECONFIG") or None
     if kubeconfig is None and (context or "KUBERNETES_SERVICE_HOST" not in os.environ):
         kubeconfig = str(Path.home() / ".kube/config")
     changed = 0
     async with await kubernetes_api.find(kubeconfig=kubeconfig, context=context) as api:
-        async for line in complete(api, of):
+        async for line in complete(api, installation):
             entry.show(line)
             changed += 1
     if not changed:
@@ -91,31 +91,33 @@ async def _run(of: Installation, context: str | None) -> int:
     return 0
 
 
-async def complete(api: kubernetes_api.Api, of: Installation) -> AsyncIterator[str]:
+async def complete(api: kubernetes_api.Api, installation: Installation) -> AsyncIterator[str]:
     """Create what is missing; yield a line for each object that was created or signed again.
 
     Raises Failed, and cluster_secrets.Refused.
     """
-    parts = cluster_secrets.Wanted(of.name).parts(production=of.production)
+    parts = cluster_secrets.Wanted(installation.name).parts(production=installation.production)
     for _ in range(cluster_secrets.ROUNDS_MAX):
-        held = {part: each for part in parts if (each := await _read(api, of.namespace, part))}
+        held = {
+            part: each for part in parts if (each := await _read(api, installation.namespace, part))
+        }
         stored = {part: _stored(part, each) for part, each in held.items()}
-        steps = cluster_secrets.plan(of.name, stored, production=of.production)
+        steps = cluster_secrets.plan(installation.name, stored, production=installation.production)
         if not steps:
             return
-        made = _made(of, stored, steps)
+        made = _made(installation, stored, steps)
         for step in steps:
             version = held[step.part].metadata.resource_version if step.part in held else ""
-            if await _write(api, of, step.part, made[step], version):
+            if await _write(api, installation, step.part, made[step], version):
                 yield f"{'signed again' if version else 'created'}: {step.part}"
     raise Failed("others have changed the same objects meanwhile: run this again")
 
 
 def _made(
-    of: Installation, stored: Mapping[Part, Stored], steps: tuple[Step, ...]
+    installation: Installation, stored: Mapping[Part, Stored], steps: tuple[Step, ...]
 ) -> dict[Step, dict[str, str]]:
-    """Return the content of each object, by its keys. Raises Refused."""
-    wanted, at = cluster_secrets.Wanted(of.name), datetime.now(UTC)
+    """Return for each step what its object is to contain, by key. Raises Refused."""
+    wanted, at = cluster_secrets.Wanted(installation.name), datetime.now(UTC)
     derived: dict[str, str] = {}
     if any(step.origin is Origin.KEYS for step in steps):
         random, now_s = secrets.token_bytes, at.timestamp()
@@ -134,9 +136,9 @@ def _made(
                 files = derived
             case Origin.CERTIFICATE:
                 authority = stored[wanted.authority].data
-                hosts = cluster_secrets.hosts(of.name, of.namespace)
+                hosts = cluster_secrets.hosts(installation.name, installation.namespace)
                 try:
-                    made = keyfiles.certificate(authority, hosts, at=at, lasts=_LASTS)
+                    made = keyfiles.certificate(authority, hosts, at=at, lasts=_CERTIFICATE_LASTS)
                 except keyfiles.BadAuthority as error:
                     raise cluster_secrets.Refused(f"{wanted.authority}: {error}") from None
                 files = {**made, "ca.crt": authority["ca.crt"]}
@@ -170,16 +172,20 @@ def _stored(part: Part, held: _Held) -> Stored:
 
 
 async def _write(
-    api: kubernetes_api.Api, of: Installation, part: Part, content: Mapping[str, str], version: str
+    api: kubernetes_api.Api,
+    installation: Installation,
+    part: Part,
+    content: Mapping[str, str],
+    version: str,
 ) -> bool:
     """Create an object, or change the version that was read; return whether nobody was faster."""
     data = dict(content)
     if part.kind is Kind.SECRET:
         data = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
     metadata: dict[str, object] = {}
-    if part in cluster_secrets.Wanted(of.name).signed:
+    if part in cluster_secrets.Wanted(installation.name).signed:
         metadata["annotations"] = {cluster_secrets.VERSION: cluster_secrets.rights()}
-    path = _path(of.namespace, part)
+    path = _path(installation.namespace, part)
     if version:
         body = {"metadata": {**metadata, "resourceVersion": version}, "data": data}
         answer = await api.request(

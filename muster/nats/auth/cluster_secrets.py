@@ -1,4 +1,4 @@
-"""Pure: the passwords or keys of an installation in a cluster: which objects lack, and what to do.
+"""Pure: passwords or keys of an installation in a cluster: which objects are missing, what to do.
 
 With passwords, each user of NATS has a Secret. With keys, the Secret `NAME-keys` has all of them;
 from it come accounts.conf for NATS, the gate's files and the services' credentials. An authority,
@@ -18,11 +18,11 @@ from typing import Final, NamedTuple
 from muster.nats.auth import accounts, nkeys, permissions
 
 VERSION: Final = "muster.dev/permissions"
-"""The annotation of what lists rights: which ones. What was made by hand has none."""
+"""The annotation of what lists rights; its value is `rights()`. What was made by hand has none."""
 ROUNDS_MAX: Final = 6
-"""How often a plan can be needed until all is there: one more than origins depend on each other."""
+"""How many plans may be needed until all is there: each makes what earlier ones provided for."""
 _PASSWORD: Final = re.compile(r"(?!\d+$)[A-Za-z0-9_.~-]+")
-_READER: Final = "cluster"
+_READER_NAME: Final = "cluster"
 
 
 class Refused(Exception):
@@ -173,7 +173,7 @@ def plan(name: str, existing: Existing, *, production: bool) -> tuple[Step, ...]
 
 
 def rights() -> str:
-    """Return which rights this version of muster gives to the roles."""
+    """Return a digest of the rights that this version of muster gives to the roles."""
     key = nkeys.Key(nkeys.Kind.ACCOUNT, bytes(nkeys.SECRET_BYTES))
     operator = nkeys.Key(nkeys.Kind.OPERATOR, bytes(nkeys.SECRET_BYTES))
     ring = {name: [operator if name == "operator" else key] for name in accounts.KINDS}
@@ -190,7 +190,7 @@ def ring(seeds: Stored) -> accounts.Keyring:
 def derive(seeds: Stored, *, random: accounts.Random, at: float) -> dict[str, str]:
     """Return what is made from the keys, by file name."""
     keys = ring(seeds)
-    user = permissions.reader(_READER).user
+    user = permissions.reader(_READER_NAME).user
     role = accounts.Role.READER
     reader = accounts.credentials(keys, role, name=user, random=random, at=at)
     return accounts.derive(keys, random=random, at=at) | {f"{role}.creds": reader}
