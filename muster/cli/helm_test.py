@@ -29,6 +29,7 @@ _AGAIN_S: Final = 30.0
 _DEVICE_S: Final = 180.0
 _ALERT_S: Final = 180.0
 _BEFORE: Final = timedelta(minutes=1)
+"""From how long ago events are read: the clocks of nodes may differ."""
 
 
 class Failed(Exception):
@@ -112,7 +113,7 @@ async def _alert(url: str) -> str:
 
 async def _delivered(link: bus.Bus, url: str) -> str:
     clock = asyncio.get_running_loop().time
-    alert = _example(await _leader(url))
+    alert = _example(await _leading_term(url))
     await link.publish(alert)
     began = clock()
     try:
@@ -127,7 +128,7 @@ async def _delivered(link: bus.Bus, url: str) -> str:
     return f"passed: {outcome.receiver} got the test alert, {clock() - began:.0f} s after it fired"
 
 
-async def _leader(url: str) -> int:
+async def _leading_term(url: str) -> int:
     """Return the term of the health service that leads: the notifier drops alerts of others."""
     ticks = client.events("watchdog.ticked", since=_BEFORE, url=url)
     async with contextlib.aclosing(ticks) as events_:
