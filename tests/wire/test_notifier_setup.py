@@ -155,7 +155,7 @@ HOST: Final = ("--host", "smtp.example.com")
         (
             ("slack",),
             None,
-            "give --secret-file; it contains: A bot's token (xoxb-...), or the URL ",
+            "give --secret-file FILE, which contains: A bot's token (xoxb-...), or the URL ",
         ),
         (("slack",), " \n", "the secret is empty"),
         (("slack",), "a\nb", "the secret is longer than one line of 16 KiB, or not printable"),

@@ -115,7 +115,6 @@ def run_explain(
     """
     if (config is None) == (context is None):
         return output.fail(_NAME, "give --context CONTEXT or --config FILE")
-
     if offline and config is None:
         return output.fail(_NAME, "--offline: only with --config")
     try:
@@ -360,7 +359,7 @@ async def _read_bus(connected: bus.Bus, mutes: muting.Muting) -> None:
         assert isinstance(event.data, vocabulary.AlertChanged), "only alerts were read"
         newest[event.data.fingerprint] = event
     for event in newest.values():
-        assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are read"
+        assert isinstance(event.data, vocabulary.AlertChanged), "only alerts were read"
         mutes.observe_alert(event.data, routes.labels_of(event.data))
     for event in await consumers.newest(
         connected.link, streams.ALERTS, "muster.verdict.*.*.verdict.changed"

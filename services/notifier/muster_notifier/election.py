@@ -53,13 +53,13 @@ class Election(lock.Lock):
         """Wait until another notifier has become the leader after us."""
         await self._lost.wait()
 
-    def _on_leader(self, _: leadership.Leadership, now: leadership.Leadership) -> None:
-        _IS_LEADER.set(now.term is not None)
-        if now.term is not None:
+    def _on_leader(self, _: leadership.Leadership, current: leadership.Leadership) -> None:
+        _IS_LEADER.set(current.term is not None)
+        if current.term is not None:
             self.has_led = True
             self._is_elected.set()
-        elif now.leader:
-            self._on_other_leader(now.leader)
+        elif current.leader:
+            self._on_other_leader(current.leader)
 
     def _on_other_leader(self, leader: str) -> None:
         if self.has_led:

@@ -270,7 +270,9 @@ def count_receivers(kinds: Mapping[str, str]) -> None:
     if set(kinds.values()) - {"console"}:
         logs.logger().info("receivers_configured", **kinds)
     else:
-        logs.logger().warning("nobody_is_notified_yet", advice="add a receiver to the settings")
+        logs.logger().warning(
+            "nobody_is_notified_yet", advice="muster notify setup adds a receiver"
+        )
 
 
 def log_refused(refused: Mapping[str, str]) -> None:

@@ -209,9 +209,8 @@ def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options
         return output.fail(_NAME, str(error))
     if options.print_ or options.context is None:
         return _print(plan, options)
-    problem = commands.missing("labeler") or ""
-    if problem:
-        return output.fail(_NAME, problem, code=1)
+    if missing := commands.missing("labeler"):
+        return output.fail(_NAME, missing, code=1)
     try:
         return asyncio.run(_write(plan, options, options.context))
     except installation.Unreachable as error:
@@ -297,12 +296,12 @@ def _secret(options: _Options, question: str) -> str:
             with file.open("rb") as opened:
                 text = opened.read(_SECRET_BYTES_MAX + 1).decode()
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no text"
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise _Unusable(f"--secret-file: {file}: {reason}") from None
     elif sys.stdin.isatty():
         text = getpass.getpass(f"{question} ")
     else:
-        raise _Unusable(f"give --secret-file; it contains: {question.removesuffix(':')}")
+        raise _Unusable(f"give --secret-file FILE, which contains: {question.removesuffix(':')}")
     secret = text.strip()
     if not secret:
         raise _Unusable("the secret is empty")

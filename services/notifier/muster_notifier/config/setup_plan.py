@@ -13,6 +13,7 @@ from muster import escaping
 from muster_notifier.config import receiver_settings, schema
 
 SUFFIX: Final = ".yaml"
+"""The end of the file of each receiver, in the Secret and in `receivers_directory`."""
 _URLS: Final = ("https://", "http://")
 Tree = dict[str, object]
 

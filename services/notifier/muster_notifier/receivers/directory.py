@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from muster import blocking
-from muster_notifier.config import files, receiver_settings, schema
+from muster_notifier.config import files, receiver_settings, schema, setup_plan
 from muster_notifier.receivers import factory
 
-SUFFIX: Final = ".yaml"
 _PERIOD_S: Final = 1.0
 _READ_S: Final = 5.0
 _FILES_MAX: Final = 4 * schema.RECEIVERS_MAX
@@ -79,7 +78,7 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
     receivers: list[receiver_settings.Receiver] = []
     refused: dict[str, str] = {}
     for file, text in texts.items():
-        name = file.removesuffix(SUFFIX)
+        name = file.removesuffix(setup_plan.SUFFIX)
         if name == file:
             continue
         problem = "the settings have a receiver of this name" if name in taken else ""
@@ -106,7 +105,7 @@ def _texts(path: Path) -> Mapping[str, bytes]:
     except FileNotFoundError:
         return {}
     return {
-        # a name that is no text could not be logged or published
+        # a name that is not text could not be logged or published
         name.encode("ascii", "backslashreplace").decode(): _text(path / name)
         for name in names[:_FILES_MAX]
     }
