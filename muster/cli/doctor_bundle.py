@@ -73,8 +73,8 @@ class Bundle:
     async def collect(self, observer: doctor_observer.Observer, seen: Observations) -> None:
         """Add what was observed, and the cluster's logs and settings."""
         versions = {} if isinstance(seen.versions, NotSeen) else seen.versions
-        machine = {"muster": muster.__version__, "python": platform.python_version()}
-        self.add_tree("versions.json", {"command": machine, "processes": versions})
+        command = {"muster": muster.__version__, "python": platform.python_version()}
+        self.add_tree("versions.json", {"command": command, "processes": versions})
         self.add_tree(
             "bus.json", {"streams": _or_why(seen.stores), "consumers": _or_why(seen.consumers)}
         )

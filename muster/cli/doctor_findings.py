@@ -29,6 +29,7 @@ from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 import muster
+from muster import wording
 from muster.cli import status
 from muster.cli.doctor_facts import (
     WELL,
@@ -118,13 +119,9 @@ def _steps(*steps: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names, and how many there are besides."""
+    """Return the first names in the given order, and how many more there are."""
     left = len(names) - _SHOWN_MAX
     return ", ".join(names[:_SHOWN_MAX]) + (f" and {left} more" if left > 0 else "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -> Answer:
@@ -138,7 +135,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
         return Level.FAIL, f"no pod is ready of {_some(none)}", step
     unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]
     restarted = [
-        f"{pod.name}: {_count(pod.restarts, 'restart')}, the last at {at:%H:%M} UTC "
+        f"{pod.name}: {wording.counted(pod.restarts, 'restart')}, the last at {at:%H:%M} UTC "
         f"({pod.last_end})"
         for pod in running
         if (at := pod.restarted_at) is not None and at > now - RESTART_RECENT
@@ -154,7 +151,11 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
         )
     restarts = sum(pod.restarts for pod in running)
     text = ", ".join(f"{part.removeprefix('muster-')} {ready[part]}" for part in sorted(parts))
-    return Level.OK, f"all {len(running)} are ready ({text}); {_count(restarts, 'restart')}", ""
+    return (
+        Level.OK,
+        f"all {len(running)} are ready ({text}); {wording.counted(restarts, 'restart')}",
+        "",
+    )
 
 
 def _state(part: str, pods: Iterable[installation.Pod]) -> str:
@@ -233,19 +234,16 @@ def _consumers(consumers: Sequence[streams.Durable], commands: Commands) -> Answ
     if not any(consumer.stream == alerts for consumer in consumers):
         return Level.FAIL, f"nobody consumes {alerts}: no notifier runs", _steps(step, runbook)
     slow = [
-        f"{consumer.name} of {consumer.stream}: {_count(consumer.waiting, 'message')} waiting, "
-        f"{consumer.redelivered} delivered again"
+        f"{consumer.name} of {consumer.stream}: {wording.counted(consumer.waiting, 'message')} "
+        f"waiting, {consumer.redelivered} delivered again"
         for consumer in consumers
         if consumer.waiting > WAITING_MAX or consumer.redelivered
     ]
     if slow:
         return Level.WARN, _some(slow), _steps(step, runbook)
-    waiting = sum(consumer.waiting for consumer in consumers)
-    return (
-        Level.OK,
-        f"{_count(len(consumers), 'durable consumer')}, {_count(waiting, 'message')} waiting",
-        "",
-    )
+    waiting = wording.counted(sum(consumer.waiting for consumer in consumers), "message")
+    count = wording.counted(len(consumers), "durable consumer")
+    return Level.OK, f"{count}, {waiting} waiting", ""
 
 
 def _dead_letters(stores: Mapping[str, streams.Usage | None], commands: Commands) -> Answer:
@@ -288,7 +286,7 @@ def _health(health: status.State | Broken | NotSeen, commands: Commands) -> Answ
     level = Level.FAIL if health.service.is_disconnected else Level.WARN
     if notes:
         return level, "; ".join(notes), _steps(step, _runbook("health_impaired"))
-    return Level.OK, f"it answers; {_count(len(health.alerts), 'alert')} firing", ""
+    return Level.OK, f"it answers; {wording.counted(len(health.alerts), 'alert')} firing", ""
 
 
 def _plugins_or_broken(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
@@ -308,7 +306,7 @@ def _plugins(plugins: Sequence[status.Plugin], commands: Commands) -> Answer:
     unwell = [plugin for plugin in plugins if plugin.verdict not in WELL]
     nodes = len({plugin.node for plugin in plugins})
     if not unwell:
-        return Level.OK, f"{len(plugins)} on {_count(nodes, 'node')}, all well", ""
+        return Level.OK, f"{len(plugins)} on {wording.counted(nodes, 'node')}, all well", ""
     step = _steps(f"{commands.muster} status", _runbook("plugins_unwell"))
     names = [f"{each.node} {each.name} is {each.verdict or status.UNKNOWN}" for each in unwell]
     level = Level.FAIL if len(unwell) == len(plugins) else Level.WARN
@@ -318,7 +316,8 @@ def _plugins(plugins: Sequence[status.Plugin], commands: Commands) -> Answer:
 def _versions(versions: Mapping[str, str], commands: Commands) -> Answer:
     users = Counter(versions.values())
     if set(users) <= {muster.__version__}:
-        return Level.OK, f"{muster.__version__}: this command and {len(versions)} others", ""
+        others = wording.counted(len(versions), "other")
+        return Level.OK, f"{muster.__version__}: this command and {others}", ""
     by_version = [
         f"{version or 'unknown'}: {_some(sorted(n for n, v in versions.items() if v == version))}"
         for version in sorted(users)
@@ -330,8 +329,10 @@ def _versions(versions: Mapping[str, str], commands: Commands) -> Answer:
 def _certificates(ends: Mapping[str, datetime], now: datetime) -> Answer:
     if not ends:
         return Level.OK, "none: NATS is used without TLS", ""
-    texts = [f"{name} until {end:%Y-%m-%d}" for name, end in sorted(ends.items())]
-    first = min(ends.values())
+    # the first to end first, because not all are shown
+    by_end = sorted((end, name) for name, end in ends.items())
+    texts = [f"{name} until {end:%Y-%m-%d}" for end, name in by_end]
+    first, _ = by_end[0]
     if first > now + CERTIFICATE_WARN:
         return Level.OK, _some(texts), ""
     level = Level.FAIL if first <= now + CERTIFICATE_FAIL else Level.WARN

@@ -273,8 +273,8 @@ class Observer:
             self._less = NotSeen("no answer about streams: only an administrator of NATS gets one")
         server = live.connected_server_version
         return Bus(
-            rights=rights or _user(target),
-            server=f"nats-server {_number(str(server))}",
+            rights=rights or _rights_of(target),
+            server=f"nats-server {_version_number(str(server))}",
             round_trip_s=took_s,
         )
 
@@ -378,12 +378,12 @@ def _led(
     return leaders
 
 
-def _number(version: str) -> str:
+def _version_number(version: str) -> str:
     number = re.search(r"\d+(\.\d+)+", version)
     return number[0] if number else "of an unknown version"
 
 
-def _user(url: str) -> str:
+def _rights_of(url: str) -> str:
     """Return whose rights a connection has, without the password."""
     user = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
     if user:

@@ -132,7 +132,7 @@ def test_a_well_muster_is_ok_in_every_check() -> None:
         "OK    leaders        health: pod-a since 2026-01-02 03:04 UTC; notifier: pod-b",
         "OK    health         it answers; 0 alerts firing",
         "OK    plugins        1 on 1 node, all well",
-        f"OK    versions       {version}: this command and 1 others",
+        f"OK    versions       {version}: this command and 1 other",
         "OK    certificates   none: NATS is used without TLS",
         "OK    receivers      ops (slack)",
         "OK    configuration  no plugin has refused its configuration",
@@ -414,6 +414,15 @@ ROWS: Final = [
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW - timedelta(days=1)}},
         (Level.FAIL, "NATS until 2026-01-01", f"{RUNBOOKS}nats_down.md"),
+    ),
+    (
+        Check.CERTIFICATES,
+        {"certificates": {name: NOW + timedelta(days=31 - n) for n, name in enumerate("abcd")}},
+        (
+            Level.WARN,
+            "d until 2026-01-30, c until 2026-01-31, b until 2026-02-01 and 1 more",
+            f"{RUNBOOKS}nats_down.md",
+        ),
     ),
     (
         Check.RECEIVERS,
