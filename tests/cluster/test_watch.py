@@ -88,7 +88,7 @@ def world(
                 folder,
                 RARELY_FLAPPING,
                 overlay="watch",
-                components=["watch-drivers", "watch-rights"],
+                components=["watch-drivers"],
                 reads=READS,
             )
         )
