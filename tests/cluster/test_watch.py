@@ -17,13 +17,14 @@ from typing import Any, Final
 import pytest
 
 from muster import vocabulary
+from muster.kubernetes import plugin_facts
 from scripts.cluster import layout
 from scripts.cluster import peers as programs
 from tests.worlds import cluster_faults, dra_driver, dra_pods, peers, real_cluster
 from tests.worlds.cluster_faults import Muster
 from tests.worlds.nvml import fake, scenes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.peers, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.peers, pytest.mark.timeout(900)]
 
 ALL: Final = (peers.NVIDIA, peers.INTEL, peers.SAMPLE, peers.GENERIC)
 AGENT: Final = "device-plugin"
@@ -37,7 +38,8 @@ RARELY_FLAPPING: Final = {"flap_window_s": 30.0}
 _LAMPS: Final = {"name": "lamps", "labels": ["app=lamps"], "drivers": [dra_driver.NAME]}
 READS: Final = {"reads_plugins": True, "known": [_LAMPS]}
 """Health reads every minute what the API shows of the driver, and wants to see it twice."""
-SHOWN_BY_API_S: Final = 240.0
+SHOWN_BY_API_S: Final = plugin_facts.NEW_NODE_S + 240.0
+"""A node that has just become Ready is not judged."""
 
 
 @dataclass(frozen=True)
