@@ -35,6 +35,7 @@ _REFUSAL_S: Final = 1.0
 _BRIEF_S: Final = 0.3
 """The longest wait for a body that may say that a success is none."""
 _SUCCESS: Final = 2
+_NO_URL: Final = "expected a URL such as https://host/path"
 
 Check = Callable[[Sequence[str]], str | None]
 """Returns why these addresses may not be connected to, or None if they may."""
@@ -92,14 +93,19 @@ class Endpoint:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Raise ValueError if this is not an HTTP URL."""
-        split = urllib.parse.urlsplit(url)
+        try:
+            split = urllib.parse.urlsplit(url)
+            given_port = split.port
+        except ValueError:
+            # its text has a part of the URL, which may be a password
+            raise ValueError(_NO_URL) from None
         if split.scheme not in {"http", "https"} or not split.hostname:
-            raise ValueError("expected a URL such as https://host/path")
+            raise ValueError(_NO_URL)
         self._tls = (tls or _tls()) if split.scheme == "https" else None
         self._host = split.hostname.encode("idna").decode()
         if _is_short_address(self._host):
             raise ValueError(f"{self._host}: write all four numbers of the address")
-        port = split.port or (443 if self._tls else 80)
+        port = given_port or (443 if self._tls else 80)
         user, _, authority = split.netloc.rpartition("@")
         authority = authority.encode("idna").decode()
         self._headers = {"Host": authority, "User-Agent": user_agent, "Connection": "close"}

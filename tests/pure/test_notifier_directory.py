@@ -75,6 +75,14 @@ def test_names_are_taken_once_and_there_is_a_limit(tmp_path: Path) -> None:
     assert content.refused["r63"] == "there are already 64 receivers"
 
 
+def test_files_beyond_the_limit_are_named_once(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number:03}.txt").touch()
+    content = directory.read(tmp_path, SETTINGS)
+    reason = "only 256 files are read: this and all after it are not"
+    assert content == directory.Content((), {"256.txt": reason})
+
+
 def test_a_directory_that_is_absent_has_no_receivers(tmp_path: Path) -> None:
     async def read(path: str | None) -> directory.Content:
         return await directory.Directory(path).read(SETTINGS)

@@ -331,6 +331,13 @@ def test_a_url_that_cannot_be_is_refused(url: str) -> None:
         endpoint(url)
 
 
+@pytest.mark.parametrize("url", ["http://user:hunter2@ex\u2100.com/", "http://user:hunter2/"])
+def test_a_password_in_a_refused_url_is_not_in_the_error(url: str) -> None:
+    with pytest.raises(ValueError, match="expected a URL") as refused:
+        endpoint(url)
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0177.0.0.1", "1.2.3.4.5"])
 def test_an_address_of_other_than_four_numbers_is_refused_at_once(host: str) -> None:
     with pytest.raises(ValueError, match="write all four numbers of the address"):

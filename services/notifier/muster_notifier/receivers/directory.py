@@ -77,7 +77,10 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
     taken = {receiver.name for receiver in settings.receivers}
     receivers: list[receiver_settings.Receiver] = []
     refused: dict[str, str] = {}
-    for file, text in texts.items():
+    for number, (file, text) in enumerate(texts.items()):
+        if number == _FILES_MAX:
+            refused[file] = f"only {_FILES_MAX} files are read: this and all after it are not"
+            break
         name = file.removesuffix(setup_plan.SUFFIX)
         if name == file:
             continue
@@ -107,7 +110,7 @@ def _texts(path: Path) -> Mapping[str, bytes]:
     return {
         # a name that is not text could not be logged or published
         name.encode("ascii", "backslashreplace").decode(): _text(path / name)
-        for name in names[:_FILES_MAX]
+        for name in names[: _FILES_MAX + 1]
     }
 
 
