@@ -341,7 +341,7 @@ def lamps_uncallable(world: World) -> Iterator[None]:
         (lamps_stopped, "STUCK", "watched_no_answer", 25.0),
         (lamps_crashing, "PLUGIN_DOWN", "watched_not_served", 15.0),
         (lamps_unregistered, "DEREGISTERED", "watched_socket_removed", 8.0),
-        (lamps_uncallable, "PLUGIN_DOWN", "watched_not_served", 25.0),
+        (lamps_uncallable, "DEREGISTERED", "watched_socket_removed", 25.0),
     ],
 )
 def test_what_happens_to_a_driver_is_found(
