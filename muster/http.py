@@ -93,12 +93,15 @@ class Endpoint:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Raise ValueError if this is not an HTTP URL."""
+        # the texts of urllib's errors have parts of the URL, which may be a password
         try:
             split = urllib.parse.urlsplit(url)
+        except ValueError:
+            raise ValueError(_NO_URL) from None
+        try:
             given_port = split.port
         except ValueError:
-            # its text has a part of the URL, which may be a password
-            raise ValueError(_NO_URL) from None
+            raise ValueError("the port of the URL is not a number from 0 to 65535") from None
         if split.scheme not in {"http", "https"} or not split.hostname:
             raise ValueError(_NO_URL)
         self._tls = (tls or _tls()) if split.scheme == "https" else None

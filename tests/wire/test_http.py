@@ -333,7 +333,7 @@ def test_a_url_that_cannot_be_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://user:hunter2@ex\u2100.com/", "http://user:hunter2/"])
 def test_a_password_in_a_refused_url_is_not_in_the_error(url: str) -> None:
-    with pytest.raises(ValueError, match="expected a URL") as refused:
+    with pytest.raises(ValueError, match="URL") as refused:
         endpoint(url)
     assert "hunter2" not in str(refused.value)
 

@@ -377,7 +377,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> 
     assert str(port) in printed
     assert asyncio.run(ends("receivers: [{name: a, webhook: {url: 'http://h:99999/'}}]")) == (
         2,
-        "muster-notifier: receiver a: Port out of range 0-65535\n",
+        "muster-notifier: receiver a: the port of the URL is not a number from 0 to 65535\n",
     )
 
 
