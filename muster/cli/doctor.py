@@ -47,7 +47,7 @@ def doctor(
     force: output.Flag = False,
     json: output.Json = False,
 ) -> int:
-    """Say whether muster itself is well: pods, bus, streams, leaders, versions, receivers.
+    """Check whether muster itself is well: pods, bus, streams, leaders, versions, receivers.
 
     The exit code is 0 if muster is well, 1 if something fails, and 2 if not everything could be
     looked at.
@@ -110,15 +110,15 @@ async def _examine(
     """Return the exit code, the findings, and the bundle."""
     with events.outages_hidden(everything=True) as reasons:
         async with doctor_observer.opened(target, output.progress, reasons) as observer:
-            seen = await observer.observe()
-            findings = doctor_findings.evaluate(seen, _commands(target), observer.now())
-            code = doctor_findings.exit_code(seen, findings)
+            observed = await observer.observe()
+            findings = doctor_findings.evaluate(observed, _commands(target), observer.now())
+            code = doctor_findings.exit_code(observed, findings)
             archive = doctor_bundle.Bundle(observer.secrets)
             if has_bundle:
                 text = "".join(f"{line}\n" for line in lines(findings, code))
                 archive.add_text("report.txt", text)
                 archive.add_tree("report.json", _summary(findings, code))
-                await archive.collect(observer, seen)
+                await archive.collect(observer, observed)
     output.progress("")
     return code, findings, archive.archive() if has_bundle else b""
 

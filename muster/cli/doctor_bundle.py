@@ -70,27 +70,28 @@ class Bundle:
                 archive.addfile(entry, io.BytesIO(content))
         return written.getvalue()
 
-    async def collect(self, observer: doctor_observer.Observer, seen: Observations) -> None:
+    async def collect(self, observer: doctor_observer.Observer, observed: Observations) -> None:
         """Add what was observed, and the cluster's logs and settings."""
-        versions = {} if isinstance(seen.versions, NotSeen) else seen.versions
+        versions = {} if isinstance(observed.versions, NotSeen) else observed.versions
         command = {"muster": muster.__version__, "python": platform.python_version()}
         self.add_tree("versions.json", {"command": command, "processes": versions})
         self.add_tree(
-            "bus.json", {"streams": _or_why(seen.stores), "consumers": _or_why(seen.consumers)}
+            "bus.json",
+            {"streams": _or_reason(observed.stores), "consumers": _or_reason(observed.consumers)},
         )
-        if isinstance(seen.health, status.State):
-            summary = status.summary(seen.health, source=observer.source, everything=False)
+        if isinstance(observed.health, status.State):
+            summary = status.summary(observed.health, source=observer.source, everything=False)
             self.add_tree("status.json", summary)
         else:
-            self.notes.append(f"status.json: {seen.health.why}")
-        if isinstance(seen.pods, NotSeen):
-            self.notes.append(f"pods.json, logs, settings: {seen.pods.why}")
+            self.notes.append(f"status.json: {observed.health.why}")
+        if isinstance(observed.pods, NotSeen):
+            self.notes.append(f"pods.json, logs, settings: {observed.pods.why}")
             return
-        self.add_tree("pods.json", [_description(pod) for pod in seen.pods])
+        self.add_tree("pods.json", [_description(pod) for pod in observed.pods])
         assert observer.cluster is not None, "the pods are from there"
         observer.go_on()
-        await self._add_logs(observer, observer.cluster, seen.pods)
-        await self._add_settings(observer, observer.cluster, seen.pods)
+        await self._add_logs(observer, observer.cluster, observed.pods)
+        await self._add_settings(observer, observer.cluster, observed.pods)
 
     def _add(self, name: str, content: bytes) -> None:
         if len(content) > min(self._left, _FILE_BYTES_MAX):
@@ -200,8 +201,9 @@ def write(file: Path, content: bytes, *, force: bool) -> None:
         raise Refused(f"{file}: {error.strerror or error}") from None
 
 
-def _or_why(seen: object) -> object:
-    return {"not_looked_at": seen.why} if isinstance(seen, NotSeen) else seen
+def _or_reason(observed: object) -> object:
+    """Return what was observed, or why it was not."""
+    return {"not_looked_at": observed.why} if isinstance(observed, NotSeen) else observed
 
 
 def _description(pod: installation.Pod) -> dict[str, object]:

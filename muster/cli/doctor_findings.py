@@ -47,7 +47,7 @@ from muster.cli.doctor_facts import (
 from muster.kubernetes import installation
 from muster.nats import streams
 
-Seen = TypeVar("Seen")
+Observed = TypeVar("Observed")
 
 SLOW_S: Final = 0.5
 WAITING_MAX: Final = 1_000
@@ -75,39 +75,62 @@ _NOBODY_LEADS: Final = {
 Answer = tuple[Level, str, str]
 
 
-def evaluate(seen: Observations, commands: Commands, now: datetime) -> list[Finding]:
+def evaluate(observed: Observations, commands: Commands, now: datetime) -> list[Finding]:
     """Return a finding for each check."""
     checks: tuple[tuple[Check, Answer], ...] = (
-        (Check.PODS, _each(seen.pods, lambda pods: _pods(pods, commands, now))),
-        (Check.IMAGES, _each(seen.pods, lambda pods: _images(pods, commands))),
-        (Check.BUS, _bus(seen.bus, commands)),
-        (Check.STREAMS, _each(seen.stores, lambda stores: _stores(stores, commands))),
-        (Check.CONSUMERS, _each(seen.consumers, lambda some: _consumers(some, commands))),
-        (Check.DEAD_LETTERS, _each(seen.stores, lambda stores: _dead_letters(stores, commands))),
-        (Check.LEADERS, _each(seen.leaders, lambda leaders: _leaders(leaders, commands))),
-        (Check.HEALTH, _health(seen.health, commands)),
-        (Check.PLUGINS, _plugins_or_broken(seen.health, commands)),
-        (Check.VERSIONS, _each(seen.versions, lambda versions: _versions(versions, commands))),
-        (Check.CERTIFICATES, _each(seen.certificates, lambda ends: _certificates(ends, now))),
-        (Check.RECEIVERS, _each(seen.receivers, lambda names: _receivers(names, commands))),
-        (Check.CONFIGURATION, _each(seen.refused, lambda some: _configuration(some, commands))),
+        (Check.PODS, _if_observed(observed.pods, lambda pods: _pods(pods, commands, now))),
+        (Check.IMAGES, _if_observed(observed.pods, lambda pods: _images(pods, commands))),
+        (Check.BUS, _bus(observed.bus, commands)),
+        (Check.STREAMS, _if_observed(observed.stores, lambda stores: _stores(stores, commands))),
+        (
+            Check.CONSUMERS,
+            _if_observed(observed.consumers, lambda consumers: _consumers(consumers, commands)),
+        ),
+        (
+            Check.DEAD_LETTERS,
+            _if_observed(observed.stores, lambda stores: _dead_letters(stores, commands)),
+        ),
+        (
+            Check.LEADERS,
+            _if_observed(observed.leaders, lambda leaders: _leaders(leaders, commands)),
+        ),
+        (Check.HEALTH, _health(observed.health, commands)),
+        (Check.PLUGINS, _plugins_or_broken(observed.health, commands)),
+        (
+            Check.VERSIONS,
+            _if_observed(observed.versions, lambda versions: _versions(versions, commands)),
+        ),
+        (
+            Check.CERTIFICATES,
+            _if_observed(observed.certificates, lambda ends: _certificates(ends, now)),
+        ),
+        (
+            Check.RECEIVERS,
+            _if_observed(observed.receivers, lambda names: _receivers(names, commands)),
+        ),
+        (
+            Check.CONFIGURATION,
+            _if_observed(observed.refused, lambda refused: _configuration(refused, commands)),
+        ),
     )
     return [Finding(check, *answer) for check, answer in checks]
 
 
-def exit_code(seen: Observations, findings: Iterable[Finding]) -> int:
+def exit_code(observed: Observations, findings: Iterable[Finding]) -> int:
     """Return 1 if something fails, 2 if not everything could be looked at, otherwise 0."""
     if any(finding.level is Level.FAIL for finding in findings):
         return 1
-    return 2 if any(isinstance(part, NotSeen) and part.is_refused for part in seen.parts()) else 0
+    return (
+        2 if any(isinstance(part, NotSeen) and part.is_refused for part in observed.parts()) else 0
+    )
 
 
-def _each(seen: Seen | NotSeen, judge: Callable[[Seen], Answer]) -> Answer:
-    return _unseen(seen) if isinstance(seen, NotSeen) else judge(seen)
+def _if_observed(observed: Observed | NotSeen, judge: Callable[[Observed], Answer]) -> Answer:
+    return _not_looked_at(observed) if isinstance(observed, NotSeen) else judge(observed)
 
 
-def _unseen(seen: NotSeen) -> Answer:
-    return Level.NOT_LOOKED_AT, seen.why, ""
+def _not_looked_at(observed: NotSeen) -> Answer:
+    return Level.NOT_LOOKED_AT, observed.why, ""
 
 
 def _runbook(page: str) -> str:
@@ -118,10 +141,10 @@ def _steps(*steps: str) -> str:
     return "; ".join(filter(None, steps))
 
 
-def _some(names: Sequence[str]) -> str:
-    """Return the first names in the given order, and how many more there are."""
-    left = len(names) - _SHOWN_MAX
-    return ", ".join(names[:_SHOWN_MAX]) + (f" and {left} more" if left > 0 else "")
+def _first(texts: Sequence[str]) -> str:
+    """Return the first texts in the given order, and how many more there are."""
+    left = len(texts) - _SHOWN_MAX
+    return ", ".join(texts[:_SHOWN_MAX]) + (f" and {left} more" if left > 0 else "")
 
 
 def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -> Answer:
@@ -132,7 +155,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
     step = commands.in_cluster(f"describe pods -l {installation.PART_OF}")
     none = [f"{part}: {_state(part, running)}" for part in sorted(parts) if not ready[part]]
     if none:
-        return Level.FAIL, f"no pod is ready of {_some(none)}", step
+        return Level.FAIL, f"no pod is ready of {_first(none)}", step
     unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]
     restarted = [
         f"{pod.name}: {wording.counted(pod.restarts, 'restart')}, the last at {at:%H:%M} UTC "
@@ -141,12 +164,12 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
         if (at := pod.restarted_at) is not None and at > now - RESTART_RECENT
     ]
     if unready:
-        return Level.WARN, f"not ready: {_some(unready)}", step
+        return Level.WARN, f"not ready: {_first(unready)}", step
     if restarted:
         name = restarted[0].partition(":")[0]
         return (
             Level.WARN,
-            _some(restarted),
+            _first(restarted),
             commands.in_cluster(f"logs {name} --previous --tail=50"),
         )
     restarts = sum(pod.restarts for pod in running)
@@ -160,7 +183,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
 
 def _state(part: str, pods: Iterable[installation.Pod]) -> str:
     states = [f"{pod.name} {pod.reason}" for pod in pods if pod.part == part]
-    return _some(states) if states else "there is none"
+    return _first(states) if states else "there is none"
 
 
 def _images(pods: Sequence[installation.Pod], commands: Commands) -> Answer:
@@ -175,13 +198,13 @@ def _images(pods: Sequence[installation.Pod], commands: Commands) -> Answer:
     ]
     if several:
         step = commands.in_cluster("get deployments,daemonsets,statefulsets -o wide")
-        return Level.WARN, _some(several), step
+        return Level.WARN, _first(several), step
     return Level.OK, ", ".join(sorted({i for some in images.values() for i in some})), ""
 
 
 def _bus(bus: Bus | Broken | NotSeen, commands: Commands) -> Answer:
     if isinstance(bus, NotSeen):
-        return _unseen(bus)
+        return _not_looked_at(bus)
     if isinstance(bus, Broken):
         step = commands.in_cluster(f"get pods -l app.kubernetes.io/name={installation.NATS}")
         return Level.FAIL, bus.why, _steps(step, _runbook("nats_down"))
@@ -197,13 +220,13 @@ def _stores(stores: Mapping[str, streams.Usage | None], commands: Commands) -> A
         step = commands.in_cluster(f"rollout restart deployment/{installation.HEALTH}")
         return (
             Level.FAIL,
-            f"{_some(missing)}: missing; health creates them when it connects",
+            f"{_first(missing)}: missing; health creates them when it connects",
             _steps(step, _runbook("nats_down")),
         )
     there = [store for store in stores.values() if store is not None]
     full = [_share(store) for store in there if store.refuses and store.share >= SHARE_FAIL]
     if full:
-        return Level.FAIL, f"full, and refuses messages: {_some(full)}", _runbook("evictions")
+        return Level.FAIL, f"full, and refuses messages: {_first(full)}", _runbook("evictions")
     nearly = [_share(store) for store in there if store.refuses and store.share >= SHARE_WARN]
     early = [
         text
@@ -215,9 +238,9 @@ def _stores(stores: Mapping[str, streams.Usage | None], commands: Commands) -> A
         f"{store.name}: {', '.join(store.away)} does not follow" for store in there if store.away
     ]
     if away:
-        return Level.WARN, _some(away), _runbook("nats_down")
+        return Level.WARN, _first(away), _runbook("nats_down")
     if early or nearly:
-        return Level.WARN, _some([*early, *nearly]), _runbook("evictions")
+        return Level.WARN, _first([*early, *nearly]), _runbook("evictions")
     fullest = max(there, key=lambda store: store.share, default=None)
     text = f"; the fullest is {_share(fullest)}" if fullest else ""
     return Level.OK, f"all {len(stores)} streams and buckets exist{text}", ""
@@ -240,7 +263,7 @@ def _consumers(consumers: Sequence[streams.Durable], commands: Commands) -> Answ
         if consumer.waiting > WAITING_MAX or consumer.redelivered
     ]
     if slow:
-        return Level.WARN, _some(slow), _steps(step, runbook)
+        return Level.WARN, _first(slow), _steps(step, runbook)
     waiting = wording.counted(sum(consumer.waiting for consumer in consumers), "message")
     count = wording.counted(len(consumers), "durable consumer")
     return Level.OK, f"{count}, {waiting} waiting", ""
@@ -277,7 +300,7 @@ def _since(leader: Leader) -> str:
 
 def _health(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
     if isinstance(health, NotSeen):
-        return _unseen(health)
+        return _not_looked_at(health)
     step = commands.in_cluster("logs deployment/muster-health --tail=50")
     if isinstance(health, Broken):
         return Level.FAIL, health.why, _steps(step, _runbook("health_silent"))
@@ -292,7 +315,7 @@ def _health(health: status.State | Broken | NotSeen, commands: Commands) -> Answ
 def _plugins_or_broken(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
     match health:
         case NotSeen():
-            return _unseen(health)
+            return _not_looked_at(health)
         case Broken():
             return Level.NOT_LOOKED_AT, "health does not answer", ""
         case _:
@@ -310,7 +333,7 @@ def _plugins(plugins: Sequence[status.Plugin], commands: Commands) -> Answer:
     step = _steps(f"{commands.muster} status", _runbook("plugins_unwell"))
     names = [f"{each.node} {each.name} is {each.verdict or status.UNKNOWN}" for each in unwell]
     level = Level.FAIL if len(unwell) == len(plugins) else Level.WARN
-    return level, f"{len(unwell)} of {len(plugins)} not well: {_some(names)}", step
+    return level, f"{len(unwell)} of {len(plugins)} not well: {_first(names)}", step
 
 
 def _versions(versions: Mapping[str, str], commands: Commands) -> Answer:
@@ -319,7 +342,7 @@ def _versions(versions: Mapping[str, str], commands: Commands) -> Answer:
         others = wording.counted(len(versions), "other")
         return Level.OK, f"{muster.__version__}: this command and {others}", ""
     by_version = [
-        f"{version or 'unknown'}: {_some(sorted(n for n, v in versions.items() if v == version))}"
+        f"{version or 'unknown'}: {_first(sorted(n for n, v in versions.items() if v == version))}"
         for version in sorted(users)
     ]
     step = commands.in_cluster("get deployments,daemonsets,statefulsets -o wide")
@@ -334,9 +357,9 @@ def _certificates(ends: Mapping[str, datetime], now: datetime) -> Answer:
     texts = [f"{name} until {end:%Y-%m-%d}" for end, name in by_end]
     first, _ = by_end[0]
     if first > now + CERTIFICATE_WARN:
-        return Level.OK, _some(texts), ""
+        return Level.OK, _first(texts), ""
     level = Level.FAIL if first <= now + CERTIFICATE_FAIL else Level.WARN
-    return level, _some(texts), _runbook("nats_down")
+    return level, _first(texts), _runbook("nats_down")
 
 
 def _receivers(receivers: Receivers | None, commands: Commands) -> Answer:
@@ -349,10 +372,10 @@ def _receivers(receivers: Receivers | None, commands: Commands) -> Answer:
         step = "notify setup slack" if commands.kubectl else "notify setup --help"
         return Level.WARN, text, f"{commands.muster} {step}"
     if receivers.left_out:
-        text = f"the notifier leaves out: {_some(receivers.left_out)}"
+        text = f"the notifier leaves out: {_first(receivers.left_out)}"
         return Level.WARN, text, _steps(logs, runbook)
     named = sorted(receivers.kinds.items())
-    return Level.OK, _some([f"{name} ({kind})" for name, kind in named if kind != CONSOLE]), ""
+    return Level.OK, _first([f"{name} ({kind})" for name, kind in named if kind != CONSOLE]), ""
 
 
 def _configuration(refused: Mapping[str, str], commands: Commands) -> Answer:
@@ -360,4 +383,4 @@ def _configuration(refused: Mapping[str, str], commands: Commands) -> Answer:
         return Level.OK, "no plugin has refused its configuration", ""
     texts = [f"{name}: {problem}" for name, problem in sorted(refused.items())]
     node = min(refused).partition(" ")[0]
-    return Level.WARN, _some(texts), _steps(f"{commands.muster} why {node}", _runbook(_REFUSED))
+    return Level.WARN, _first(texts), _steps(f"{commands.muster} why {node}", _runbook(_REFUSED))

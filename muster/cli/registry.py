@@ -48,7 +48,7 @@ COMMANDS: Final = {
         "muster.cli.dlq:dead_letters_app",
     ),
     "doctor": Command(
-        "Say whether muster itself is well: pods, bus, streams, leaders, versions, receivers.",
+        "Check whether muster itself is well: pods, bus, streams, leaders, versions, receivers.",
         (),
         "muster.cli.doctor:app",
     ),
