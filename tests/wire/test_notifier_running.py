@@ -12,7 +12,9 @@ import pytest
 
 from muster.local import processes, webhook
 from muster.nats import bus, consumers, storage, streams
-from muster_notifier import running
+from muster_notifier import running, test_message
+from muster_notifier.receivers import results
+from muster_notifier.routing import notifications
 from muster_notifier.test_message import Attempt
 from tests.worlds import manifests, muster_in_cluster
 from tests.worlds.muster_in_cluster import World, command, rights
@@ -110,6 +112,20 @@ async def others(hook: webhook.WebhookReceiver) -> None:
     assert await tested("pager", 0) == ["answered: taken: HTTP 200"] * 2
     actions = [orjson.loads(each.body)["event_action"] for each in hook.received()[count:]]
     assert actions == ["trigger", "resolve"]
+
+
+def test_the_message_that_resolves_a_test_is_no_repeat_of_the_first() -> None:
+    sent: list[notifications.Notification] = []
+
+    async def deliver(notification: notifications.Notification) -> Attempt:
+        sent.append(notification)
+        return Attempt([], results.Kind.TAKEN, results.Outcome.TAKEN, "HTTP 200", None)
+
+    asyncio.run(test_message.send_by(deliver, "pager", "pagerduty", at=T0))
+    first, second = sent
+    assert (first.state, second.state) == ("firing", "resolved")
+    assert first.group == second.group
+    assert second.id == f"{first.id}-resolved"
 
 
 def test_an_alert_is_explained_with_the_settings_and_receivers_of_the_running_notifier(

@@ -79,6 +79,8 @@ async def send_by(deliver: Deliver, name: str, way: str, *, at: datetime) -> lis
     if attempts[0].kind is results.Kind.TAKEN and way in _OPENING:
         over = dead_letters.as_of_now(notification, fires=set(), notified=())
         assert over is not None, "the test message fires"
+        # its own id: with the first one's, it would count as a repeat while that is being recorded
+        over = msgspec.structs.replace(over, id=f"{over.id}-resolved")
         attempts.append(await deliver(over))
     return attempts
 
