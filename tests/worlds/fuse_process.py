@@ -20,12 +20,14 @@ class Node:
         self.helper = root / "helper"
         self.helper.write_text("#!/bin/sh\n")
         self.settings = root / "fuse.yaml"
-        self.write(bus={"url": bus_url})
+        self._bus_url = bus_url
+        self.write()
 
     def write(self, **more: object) -> None:
         """Write the settings."""
         chosen = {
             "node": "n1.example",
+            "bus": {"url": self._bus_url},
             "state": str(self.state),
             "helper": str(self.helper),
             "kubelet": {"directory": str(self.kubelet.root)},
