@@ -20,6 +20,7 @@ PATHS: Final = {
     "PersistentVolumeClaim": "/api/v1/namespaces/gpus/persistentvolumeclaims",
     "Secret": "/api/v1/namespaces/gpus/secrets",
     "Namespace": "/api/v1/namespaces",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
 RECEIVER: Final = {
     "name": "ops",
@@ -50,6 +51,7 @@ def _api(*objects: dict[str, Any]) -> Iterator[str]:
     answers: dict[str, Any] = {
         "/api/v1": _resources("PersistentVolumeClaim", "Secret", "Namespace"),
         "/apis/storage.k8s.io/v1": _resources("StorageClass"),
+        "/apis/rbac.authorization.k8s.io/v1": _resources("ClusterRoleBinding"),
     }
     for kind, path in PATHS.items():
         items = [item for item in objects if item["kind"] == kind]
@@ -178,3 +180,58 @@ def test_a_namespace_that_allows_no_plugin_is_refused(level: str) -> None:
         "pod-security.kubernetes.io/enforce=privileged"
     )
     assert refusal({}, FAST, namespace) == ([] if level == "privileged" else [problem])
+
+
+def _binding(part: str, namespace: str, *, release: str = "") -> dict[str, Any]:
+    """Return what binds a part of muster to its rights, which Helm has installed or not."""
+    labels = {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": "muster"}
+    helms = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": namespace}
+    metadata = {"name": "any", "labels": labels, "annotations": helms if release else {}}
+    account = {"kind": "ServiceAccount", "name": part, "namespace": namespace}
+    return {"kind": "ClusterRoleBinding", "metadata": metadata, "subjects": [account]}
+
+
+@pytest.mark.parametrize(
+    ("binding", "printed"),
+    [
+        (
+            _binding("muster-labeler", "two", release="muster"),
+            (
+                "muster is installed already, in the namespace two (the release muster), "
+                "and two in one cluster would both change its nodes: upgrade that one, "
+                "or first remove it: muster uninstall --muster-namespace two"
+            ),
+        ),
+        (
+            _binding("muster-labeler", "gpus", release="other"),
+            (
+                "muster is installed already, in the namespace gpus (the release other), "
+                "and two in one cluster would both change its nodes: upgrade that one, "
+                "or first remove it: muster uninstall --muster-namespace gpus"
+            ),
+        ),
+        (
+            _binding("muster-labeler", "muster"),
+            (
+                "muster is installed already, in the namespace muster (without Helm), "
+                "and two in one cluster would both change its nodes: upgrade that one, "
+                "or first remove it: muster uninstall"
+            ),
+        ),
+        # its own, at an upgrade
+        (_binding("muster-labeler", "gpus", release="muster"), None),
+        (_binding("muster-health", "two", release="muster"), None),
+    ],
+    ids=str,
+)
+def test_a_second_muster_in_a_cluster_is_refused(
+    binding: dict[str, Any], printed: str | None
+) -> None:
+    assert refusal({}, FAST, binding) == ([] if printed is None else [printed])
+    assert refusal({"fullnameOverride": "second"}, FAST, binding) == refusal({}, FAST, binding)
+    assert refusal({"checkCluster": False}, FAST, binding) == []
+
+
+def test_bindings_of_others_are_nothing_to_it() -> None:
+    theirs = {"kind": "ClusterRoleBinding", "metadata": {"name": "bare"}}
+    assert refusal({}, FAST, theirs) == []

@@ -48,6 +48,16 @@ watch.drivers and gpu.enabled both mount /var/run/cdi: choose one of them
 the cluster has no default StorageClass, and NATS needs a volume: set nats.storage.className{{ with $names }} (there are: {{ sortAlpha . | join ", " }}){{ else }} (there is none at all: install a storage provider first){{ end }}, or make one the default
 {{- end }}
 {{- end -}}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $annotations := .metadata.annotations | default dict -}}
+{{- $by := index $annotations "meta.helm.sh/release-name" | default "" -}}
+{{- $where := (first (.subjects | default (list dict))).namespace | default "muster" -}}
+{{- $ours := and (eq $by $.Release.Name) (eq $.Release.Namespace (index $annotations "meta.helm.sh/release-namespace" | default "")) -}}
+{{- if and (eq "muster-labeler" (index $labels "app.kubernetes.io/name" | default "")) (not $ours) }}
+muster is installed already, in the namespace {{ $where }} ({{ with $by }}the release {{ . }}{{ else }}without Helm{{ end }}), and two in one cluster would both change its nodes: upgrade that one, or first remove it: muster uninstall{{ if ne $where "muster" }} --muster-namespace {{ $where }}{{ end }}
+{{- end }}
+{{- end -}}
 {{- $enforced := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" (lookup "v1" "Namespace" "" $namespace) -}}
 {{- if has $enforced (list "baseline" "restricted") }}
 the namespace {{ $namespace }} enforces the Pod Security level {{ $enforced }}, and the plugin mounts the kubelet's directory: kubectl label namespace {{ $namespace }} --overwrite pod-security.kubernetes.io/enforce=privileged
