@@ -148,7 +148,7 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -> Answer:
-    running = [pod for pod in pods if not pod.is_over]
+    running = [pod for pod in pods if not (pod.is_over or pod.is_test)]
     ready = Counter(pod.part for pod in running if pod.is_ready)
     parts = Counter(dict.fromkeys(NEEDED, 0))
     parts.update(pod.part for pod in running)
@@ -189,7 +189,7 @@ def _state(part: str, pods: Iterable[installation.Pod]) -> str:
 def _images(pods: Sequence[installation.Pod], commands: Commands) -> Answer:
     images: dict[str, set[str]] = {}
     for pod in pods:
-        if not pod.is_over:
+        if not (pod.is_over or pod.is_test):
             images.setdefault(pod.part, set()).add(pod.image)
     several = [
         f"{part} runs {' and '.join(sorted(some))}"

@@ -16,8 +16,10 @@ NOTIFIER: Final = "muster-notifier"
 NATS_PORT: Final = 4222
 HTTP_PORT: Final = 8080
 _NAME: Final = "app.kubernetes.io/name"
+_TESTS: Final = {"muster-test", "muster-test-device"}
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
-_AUTHORITY: Final = "muster-nats-ca"
+_TLS: Final = "-nats-tls"
+"""The end of the name of NATS' certificate; before it is what all names begin with."""
 _SETTINGS: Final = "configuration"
 _RECEIVERS: Final = "receivers"
 """Volumes of the notifier: its settings, and the Secret of receivers."""
@@ -137,6 +139,11 @@ class Pod(objects.HasMetadata, frozen=True):
     def is_over(self) -> bool:
         """Whether this is a pod of a Job that has ended well."""
         return self.status.phase == "Succeeded"
+
+    @property
+    def is_test(self) -> bool:
+        """Whether this is a pod of `helm test`, which says nothing about muster's parts."""
+        return self.part in _TESTS
 
     @property
     def reason(self) -> str:
@@ -277,7 +284,8 @@ def login(nats: Pod, role: Role) -> Login:
     only, which a cluster has in a Secret of this name if somebody put them there.
     """
     secrets = [volume.secret.secret_name for volume in nats.spec.volumes or () if volume.secret]
-    authority = _AUTHORITY if any(name.endswith("-tls") for name in secrets) else ""
+    names = [name.removesuffix(_TLS) for name in secrets if name.endswith(_TLS)]
+    authority = f"{names[0]}-nats-ca" if names else ""
     for container in nats.spec.containers or ():
         for variable in container.env or ():
             source = variable.value_from and variable.value_from.secret_key_ref
@@ -291,7 +299,7 @@ def login(nats: Pod, role: Role) -> Login:
                 )
     return Login(
         role=role,
-        secret=SecretKey(name=f"muster-{role}-creds", key="nats.creds"),
+        secret=SecretKey(name=f"{names[0] if names else 'muster'}-{role}-creds", key="nats.creds"),
         is_password=False,
         authority=authority,
         server=nats.spec.subdomain,

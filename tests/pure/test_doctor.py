@@ -188,7 +188,15 @@ ROWS: Final = [
     ),
     (
         Check.PODS,
-        {"pods": [*PODS, pod("muster-keys", ready=False, phase="Succeeded")]},
+        {
+            "pods": [
+                *PODS,
+                pod("muster-keys", ready=False, phase="Succeeded"),
+                # of `helm test`
+                pod("muster-test", ready=False, phase="Failed"),
+                pod("muster-test-device", ready=False, phase="Pending"),
+            ]
+        },
         (Level.OK, "all 3 are ready (health 1, notifier 1, plugin 1); 0 restarts", ""),
     ),
     (

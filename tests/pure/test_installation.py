@@ -40,6 +40,15 @@ def test_production_has_credentials_and_tls(role: Role) -> None:
     assert login.address("127.0.0.1:1", "") == "tls://127.0.0.1:1"
 
 
+def test_with_another_full_name_the_credentials_and_the_authority_have_it() -> None:
+    values = {"fullnameOverride": "gpus", "production": {"enabled": True}}
+    (server,) = [each for each in manifests.of_chart(values) if each["kind"] == "StatefulSet"]
+    text = json.dumps({"spec": server["spec"]["template"]["spec"]})
+    login = installation.login(msgspec.json.decode(text, type=installation.Pod), Role.READER)
+    secret = installation.SecretKey(name="gpus-reader-creds", key="nats.creds")
+    assert (login.secret, login.authority) == (secret, "gpus-nats-ca")
+
+
 def test_only_ready_pods_of_a_part_that_stay_are_asked() -> None:
     def pod(name: str, part: str, *, is_ready: bool = True, **metadata: str) -> installation.Pod:
         labels = {"app.kubernetes.io/name": part}

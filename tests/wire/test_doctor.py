@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import tarfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -256,15 +255,6 @@ async def with_secrets(world: World) -> None:
     world.stand_in.logs["muster-gate-0"] = LOG
 
 
-def unpacked(file: Path) -> dict[str, str]:
-    with tarfile.open(file) as archive:
-        return {
-            entry.name: content.read().decode()
-            for entry in archive
-            if (content := archive.extractfile(entry)) is not None
-        }
-
-
 def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> None:
     file = tmp_path / "bundle.tar.gz"
 
@@ -283,7 +273,7 @@ def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> N
 
     asyncio.run(story())
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    content = unpacked(file)
+    content = muster_in_cluster.unpacked(file)
     passwords = (SECRET, nats_with_passwords.PASSWORD)
     leaks = [n for n, text in content.items() for word in passwords if word in n + text]
     assert leaks == []
@@ -340,7 +330,7 @@ def test_without_the_right_to_read_logs_the_bundle_says_so(tmp_path: Path) -> No
             await in_cluster(world, "--bundle", str(file))
 
     asyncio.run(story())
-    notes = unpacked(file)["muster-doctor/not-included.txt"].splitlines()
+    notes = muster_in_cluster.unpacked(file)["muster-doctor/not-included.txt"].splitlines()
     assert len(notes) > 4
     rights = ("missing right: get pods/log in", "missing right: get the ConfigMap")
     assert [note for note in notes if not any(right in note for right in rights)] == []
@@ -367,7 +357,7 @@ def test_a_bundle_overwrites_a_file_only_when_forced(
     assert registry.call("doctor", *options, str(link), "--force") == 1
     assert file.read_bytes() == b"mine"
     assert not link.is_symlink()
-    assert "muster-doctor/report.txt" in unpacked(link)
+    assert "muster-doctor/report.txt" in muster_in_cluster.unpacked(link)
     assert stat.S_IMODE(link.stat().st_mode) == 0o600
     assert sorted(tmp_path.iterdir()) == [file, link]
 

@@ -20,14 +20,12 @@ class Node:
         self.helper = root / "helper"
         self.helper.write_text("#!/bin/sh\n")
         self.settings = root / "fuse.yaml"
-        self._bus_url = bus_url
-        self.write()
+        self.write(bus={"url": bus_url})
 
     def write(self, **more: object) -> None:
         """Write the settings."""
         chosen = {
             "node": "n1.example",
-            "bus": {"url": self._bus_url},
             "state": str(self.state),
             "helper": str(self.helper),
             "kubelet": {"directory": str(self.kubelet.root)},

@@ -7,8 +7,9 @@ import io
 import os
 import subprocess
 import sys
+import tarfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +32,8 @@ NAMESPACE: Final = "muster"
 USER: Final = "alice"
 UNSET: Final = {"NATS_URL", "NATS_CREDS", "NATS_CA", "MUSTER_HEALTH_URL", "http_proxy"}
 PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_LINE_MIN: Final = 16
+"""Shorter lines are brackets and the like."""
 _ANY: Final = "muster.example"
 """A name in a certificate that is no address of this machine."""
 
@@ -192,3 +195,37 @@ async def command(world: World, *arguments: str) -> tuple[int, str, list[str]]:
         patch.setenv("KUBECONFIG", str(world.kubeconfig))
         code = await asyncio.to_thread(commands.call, arguments)
     return code, out.getvalue(), errors.getvalue().splitlines()
+
+
+def unpacked(file: Path) -> dict[str, str]:
+    """Return the files of an archive that `muster doctor --bundle` wrote."""
+    with tarfile.open(file) as archive:
+        return {
+            entry.name: content.read().decode()
+            for entry in archive
+            if (content := archive.extractfile(entry)) is not None
+        }
+
+
+def leaked(content: Mapping[str, str], secrets: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return which values of Secrets, or long lines of them, files have, and where."""
+    words: dict[str, str] = {}
+    for secret in secrets:
+        for key, encoded in secret.get("data", {}).items():
+            value = base64.b64decode(encoded).decode("utf-8", "replace")
+            # the frames of keys and certificates say nothing
+            lines = [
+                line
+                for line in value.splitlines()
+                if len(line) >= _LINE_MIN and not line.startswith("---")
+            ]
+            name = f"{secret['metadata']['name']} {key}"
+            words |= dict.fromkeys(filter(None, (encoded, value.strip(), *lines)), name)
+    return sorted(
+        {
+            f"{file}: {name}"
+            for file, text in content.items()
+            for word, name in words.items()
+            if word in file + text
+        }
+    )

@@ -270,9 +270,10 @@ async def _write(plan: setup_plan.Plan, options: _Options, context: str) -> int:
             manager=plan.manager,
             force=options.replace,
         )
+    where = "" if options.namespace == reach.NAMESPACE else f" --namespace {options.namespace}"
     output.show(
         f"{plan.name}: written to the Secret {secret}; the notifier uses it within two minutes, "
-        f"without a restart; then: muster --context {context} notify test {plan.name}"
+        f"without a restart; then: muster --context {context}{where} notify test {plan.name}"
     )
     return 0
 
