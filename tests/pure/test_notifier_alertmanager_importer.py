@@ -242,28 +242,29 @@ def test_what_is_not_imported_is_reported(tmp_path: Path) -> None:
     assert load(more, tmp_path)[1] == [
         "receivers.0.email_configs.0.html: not imported",
         f"receivers.1.webhook_configs.0.url: {REACH}",
-        "receivers.3: no part of it is imported: alerts routed to it notify nobody",
+        "receivers.3: no part of it is imported: nobody is notified of alerts routed to it",
         (
             "receivers.4.slack_configs.0.channel: not imported: an incoming webhook has a fixed"
             " channel"
         ),
         f"receivers.4.msteamsv2_configs.0.webhook_url: {REACH}",
-        "route.group_by: no alert of muster has a label cluster",
+        "route.group_by: no muster alert has a label cluster",
         'route.routes.1.matchers: team="ml": no alert has a label team: not imported',
-        "inhibit_rules.0.equal: no alert of muster has cluster: left out",
-        "templates: not imported: docs/notifier.md describes templates of muster",
+        "inhibit_rules.0.equal: no muster alert has cluster: left out",
+        "templates: not imported: docs/notifier.md describes muster's templates",
         "tracing: not imported",
-        "global.resolve_timeout: not needed: health reports itself when an alert is resolved",
+        "global.resolve_timeout: not needed: health reports when an alert is resolved",
         "global.smtp_hello: not imported",
     ]
 
 
 SLACK = "slack_configs: [{api_url: 'https://hooks.slack.com/services/T'}]"
 NOBODY_ELSE = (
-    "route.receiver: no receiver is imported: alerts that match no other route notify nobody"
+    "route.receiver: no receiver is imported: "
+    "nobody is notified of alerts that match no other route"
 )
-NO_ROUTE = "no imported route leads to it, so it gets no alert of muster"
-NO_PART = "no part of it is imported: alerts routed to it notify nobody"
+NO_ROUTE = "no imported route leads to it, so it gets no muster alerts"
+NO_PART = "no part of it is imported: nobody is notified of alerts routed to it"
 OTHER_KIND = "this kind is not imported: it gets no notifications"
 NO_LOGIN = "not imported: the receiver may refuse notifications without it"
 NO_KEY = "not imported: no routing_key (service_key is Events API v1)"
@@ -363,9 +364,12 @@ receivers:
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("Secret", "a Secret's manifest: take the file out of it: kubectl get secret "),
-        ("ConfigMap", "a ConfigMap's manifest: take the file out of it: kubectl get configmap "),
-        ("AlertmanagerConfig", "an object of Kubernetes (AlertmanagerConfig), no settings"),
+        ("Secret", "a Secret manifest; extract the file first: kubectl get secret "),
+        ("ConfigMap", "a ConfigMap manifest; extract the file first: kubectl get configmap "),
+        (
+            "AlertmanagerConfig",
+            "a Kubernetes manifest (AlertmanagerConfig), not an Alertmanager configuration",
+        ),
     ],
 )
 def test_a_manifest_is_refused_with_the_command_that_takes_the_file_out_of_it(
@@ -398,15 +402,15 @@ def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
     ]
     assert sorted(line for line in left_out if line.startswith(("inhibit", "route"))) == [
         (
-            "inhibit_rules.0: not imported: no alert of muster has cluster, instance, so it would"
+            "inhibit_rules.0: not imported: no muster alert has cluster, instance, so it would"
             " apply to all alerts"
         ),
         (
             'inhibit_rules.1.source_matchers: alertname="Watchdog": no alertname is called'
             " Watchdog: not imported"
         ),
-        "inhibit_rules.1: not imported: no alert of muster matches it, or every one does",
-        "inhibit_rules.2.equal: no alert of muster has cluster: left out",
+        "inhibit_rules.1: not imported: no muster alert matches it, or every one does",
+        "inhibit_rules.2.equal: no muster alert has cluster: left out",
         (
             'route.routes.0.matchers: env!="dev": no alert has a label env: left out, as it always'
             " matches"

@@ -64,24 +64,24 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("receivers: []", "receivers: 0 are given, 1 to 64 are expected"),
+        ("receivers: []", "receivers: expected 1 to 64, not 0"),
         (
             "receivers: [{name: a, console: {}}, {name: a, console: {}}]",
-            "receivers: given twice: a",
+            "receivers: used twice: a",
         ),
         (
             "receivers: [{name: a}]",
-            "receivers[0]: receiver a: give exactly one of webhook, slack,",
+            "receivers[0]: receiver a: set exactly one of webhook, slack,",
         ),
         (
             "receivers: [{name: a, console: {}, webhook: {url: 'http://h'}}]",
-            "receivers[0]: receiver a: give exactly one of webhook, slack,",
+            "receivers[0]: receiver a: set exactly one of webhook, slack,",
         ),
         (
             "receivers: [{name: a, webhok: {url: 'http://h'}}]",
             "receivers[0].webhok: unknown key (value {url: 'http://h'}); did you mean webhook?",
         ),
-        ("group_by: [node, node]", "group_by: given twice: node"),
+        ("group_by: [node, node]", "group_by: used twice: node"),
         ("group_by: [sevrity]", "group_by: no alert has a label sevrity; known labels: al"),
         ("routes: [{receivers: [b]}]", "no receiver is called b"),
         ("mute_times: [nights]", "no time interval is called nights"),
@@ -89,7 +89,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ("routes: [{matchers: ['node=~(']}]", "routes[0]: node=~'(': missing )"),
         (
             "receivers: [{name: a, webhook: {url: 'http://h', url_from: {env: X}}}]",
-            "receivers[0].webhook: give exactly one of: url, url_from",
+            "receivers[0].webhook: set exactly one of: url, url_from",
         ),
         (
             'receivers: [{name: a, email: {host: h, sender: a@b.c, to: ["a@b.c,\\nb@b.c"]}}]',
@@ -101,7 +101,7 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ),
         (
             "receivers: [{name: a, webhook: {url: 'https://u:secret@h/'}}]",
-            "receivers[0].webhook.url: contains a password: give it as url_from",
+            "receivers[0].webhook.url: contains a password; use url_from instead",
         ),
         (
             "routes: [{matchers: ['sevirity=critical']}]",

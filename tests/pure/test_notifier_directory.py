@@ -12,7 +12,7 @@ from muster_notifier.receivers import directory
 
 SETTINGS = schema.Settings()
 WRONG = "expected the settings of one receiver"
-OWN = "a secret is a file of the same directory: {file: NAME}"
+OWN = "a secret must be a file in the same directory: {file: NAME}"
 
 
 def test_a_receiver_has_its_files_name_and_its_secrets_are_files_beside_it(tmp_path: Path) -> None:
@@ -34,12 +34,12 @@ def test_a_receiver_has_its_files_name_and_its_secrets_are_files_beside_it(tmp_p
         ("a: {}\n---\nb: {}\n", WRONG),
         ("{", "not YAML: "),
         ("slak: {}", "slak: unknown key (value {}); did you mean slack?"),
-        ("{name: x, file: {path: /a}}", "name: must be that of the file, or be left out"),
+        ("{name: x, file: {path: /a}}", "name: must equal the file's name or be omitted"),
         ("pagerduty: {routing_key_from: {file: /etc/shadow}}", OWN),
         ("pagerduty: {routing_key_from: {file: ../x}}", OWN),
         ("webhook: {url: 'https://a', secrets: [{env: NATS_PASSWORD}]}", OWN),
         ("{}", WRONG),
-        ("{console: {}, file: {path: /a}}", "receiver bad: give exactly one of "),
+        ("{console: {}, file: {path: /a}}", "receiver bad: set exactly one of "),
         ("pagerduty: {routing_key_from: {file: none}}", "No such file or directory"),
         ("pagerduty: {routing_key_from: {file: empty}}", "empty"),
         # unfolded, it needs more memory than a machine has

@@ -123,7 +123,7 @@ def test_the_manifest_is_this_receivers_part_of_the_secret_under_its_own_manager
 def test_a_receiver_replaces_another_only_if_it_is_told_to() -> None:
     plan = setup_plan.teams("ops", "https://t.example", reach=PUBLIC)
     own = {key: text.encode() for key, text in plan.files().items()}
-    taken = "there is already a receiver ops: choose another --name, or --replace"
+    taken = "there is already a receiver ops: pass another --name, or --replace"
     other = {"pager.yaml": b"", "pager.secret": b""}
     for present, replaces, expected in (
         ({}, False, ""),

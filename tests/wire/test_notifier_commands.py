@@ -209,7 +209,7 @@ def test_what_an_alert_would_meet_is_explained(tmp_path: pathlib.Path) -> None:
             assert (code, out.splitlines()[-1]) == (0, "notified   pager")
             info = ("notify", "explain", "--config", str(file), "--labels", "severity=info")
             code, out, _ = await muster(url, *info, "--offline")
-            log_alone = "notified   nobody: its receivers are only the notifier's log"
+            log_alone = "notified   nobody: its only receiver is the notifier's log"
             assert (code, out.splitlines()[-1]) == (1, log_alone)
             file.write_bytes(orjson.dumps(settings | {"default_receivers": []}))
             code, out, _ = await muster(url, *info, "--offline")

@@ -147,7 +147,7 @@ def test_an_alert_is_explained_with_the_settings_and_receivers_of_the_running_no
             assert (code, errors) == (0, [rights(world, "notify", ADMIN)])
             assert out.splitlines()[-1] == "notified   ops, pager"
             code, out, _ = await command(world, *explain, "kind=stuck")
-            log_alone = "notified   nobody: its receivers are only the notifier's log"
+            log_alone = "notified   nobody: its only receiver is the notifier's log"
             assert (code, out.splitlines()[-1]) == (1, log_alone)
             world.deny("get", "configmaps")
             code, _, errors = await command(world, *explain, "kind=stuck")

@@ -85,7 +85,7 @@ def test_a_tested_receiver_is_added_to_those_that_are_there(tmp_path: Path) -> N
             ]
             secret.write_text(f"{slack.url}/services/y")
             code, _, errors = await command(world, *SLACK, *about, *CONTEXT)
-            taken = "there is already a receiver slack: choose another --name, or --replace"
+            taken = "there is already a receiver slack: pass another --name, or --replace"
             assert (code, errors[-1]) == (2, f"muster notify: {taken}")
             code, _, _ = await command(world, *SLACK, *about, *CONTEXT, "--replace", "--no-test")
             assert code == 0

@@ -1,7 +1,7 @@
-"""Adapter: the process: receives alerts, groups them, notifies people and keeps the ledger.
+"""Adapter: runs the notifier: receives and groups alerts, notifies people, and updates the ledger.
 
-At the start, the ledger, the outbox, the silences and the current alerts are read, so that a
-restart neither loses nor repeats a notification.
+At startup, it reads the ledger, the outbox, the silences and the current alerts, so that a restart
+neither loses nor repeats a notification.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ _CLOCK_S: Final = 10.0
 
 _WAITING = prometheus_client.Gauge(
     "muster_notifier_oldest_waiting_timestamp_seconds",
-    "Since when the oldest notification of a receiver has been waiting; 0: none waits.",
+    "When the oldest waiting notification of a receiver was queued; 0 if none is waiting.",
     ["receiver"],
 )
 _STALE_ALERTS = prometheus_client.Counter(
     "muster_notifier_stale_alerts_total",
-    "Alerts that were dropped because a former leader of health sent them.",
+    "Alerts dropped because a former leader of the health service sent them.",
 )
 
 
@@ -68,7 +68,7 @@ async def _serve(settings: schema.Settings) -> None:
 
 
 async def _serve_receivers(settings: schema.Settings) -> None:
-    """Serve until it is over; when the directory of receivers changes, begin again with these."""
+    """Serve until shutdown; restart with the new receivers when the receivers directory changes."""
     more = directory.Directory(settings.receivers_directory)
     has_changed = True
 
@@ -183,7 +183,7 @@ class _Notifier:
         return self._bus.link.problem() or restoring
 
     def _nats_problem(self) -> str:
-        """Return why NATS cannot be used; empty if it works, or if we have not been the leader."""
+        """Return why NATS is unusable; empty if it is usable, or if we have not been the leader."""
         if not self.election.has_led or self.election.is_leader:
             return ""
         return self.problem() or ""
@@ -221,7 +221,7 @@ class _Notifier:
         await self._outage_alarm.settle()
 
     async def run(self) -> None:
-        """Notify people forever, and without NATS while NATS is lost."""
+        """Notify people forever; if NATS is lost, alert the receivers to that without NATS."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lead())
             if self._settings.watchdog.enabled:
@@ -299,8 +299,10 @@ class _Notifier:
             match delivery.event.data:
                 case vocabulary.WatchdogTicked() as tick:
                     if self._watchdog.term == 0:
-                        # an earlier process of ours may have raised the alert
-                        await self._own_alerts.health_recovered(f"{tick.holder} ticks")
+                        # an earlier notifier process may have raised the alert
+                        await self._own_alerts.health_recovered(
+                            f"{tick.holder} sends watchdog ticks"
+                        )
                     await self._ticks.put(runtime.Delivery(tick, delivery.ack))
                 case vocabulary.AlertChanged(leader=term) if self._watchdog.is_stale(term):
                     _STALE_ALERTS.inc()

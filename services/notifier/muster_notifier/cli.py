@@ -1,4 +1,4 @@
-"""Adapter: the commands `muster notify`: test a receiver, explain routing, import settings.
+"""Adapter: the `muster notify` commands: test a receiver, explain routing, import settings.
 
 Exit codes: 0 success, 1 the receiver did not accept the message, 2 the input cannot be used.
 """
@@ -28,15 +28,17 @@ _NAME: Final = "notify"
 
 _Config = Annotated[
     Path | None,
-    Parameter(name="--config", help="A settings file of the notifier, instead of a running one."),
+    Parameter(
+        name="--config", help="A notifier settings file to use instead of a running notifier."
+    ),
 ]
 _Context = Annotated[
-    str | None, Parameter(help="The kubeconfig's context of the cluster with the notifier.")
+    str | None, Parameter(help="The kubeconfig context of the cluster that runs the notifier.")
 ]
 _Namespace = Annotated[str, Parameter(help="The namespace of muster in that cluster.")]
 _Format = Annotated[
     Literal["muster", "alertmanager"],
-    Parameter(name="--config-format", help="Whose format that file has: muster or Alertmanager."),
+    Parameter(name="--config-format", help="The format of that file: muster's or Alertmanager's."),
 ]
 
 app = cyclopts.App(
@@ -58,9 +60,9 @@ def run_test(
     namespace: _Namespace = reach.NAMESPACE,
     json: output.Json = False,
 ) -> int:
-    """Let the running notifier send a marked test message; print what the receiver answered.
+    """Have the running notifier send a marked test message, and print the receiver's answer.
 
-    With `--config`, this command itself sends it, and prints the requests, too.
+    With `--config`, this command sends the message itself, and also prints the requests.
 
     Parameters
     ----------
@@ -78,7 +80,7 @@ def run_test(
 
         return _in_cluster(ask, context, namespace)
     if context is not None:
-        return output.fail(_NAME, "--config: not with --context")
+        return output.fail(_NAME, "--config cannot be combined with --context")
     try:
         configured = _read(config, config_format)
         return asyncio.run(_printed(_test(configured, receiver), as_json=json))
@@ -101,22 +103,22 @@ def run_explain(
 ) -> int:
     """Print which routes, groups and mutes an alert would match, and who is notified.
 
-    The exit code is 1 if that is nobody. Give `--context` or `--config`.
+    The exit code is 1 if nobody is notified. Either `--context` or `--config` is required.
 
     Parameters
     ----------
     labels
         The alert's labels, such as kind=stuck,node=node-a.
     offline
-        With `--config`: do not ask NATS for silences and alerts.
+        With `--config`: do not read silences and alerts from NATS.
     json
         Print one JSON object.
 
     """
     if (config is None) == (context is None):
-        return output.fail(_NAME, "give --context CONTEXT or --config FILE")
+        return output.fail(_NAME, "pass --context CONTEXT or --config FILE")
     if offline and config is None:
-        return output.fail(_NAME, "--offline: only with --config")
+        return output.fail(_NAME, "--offline requires --config")
     try:
         asked = _parse_labels(labels)
         if config is not None:
@@ -143,7 +145,7 @@ def _shown(explanation: "_Explanation", *, as_json: bool) -> int:
 
 
 def _in_cluster(call: Callable[[], int], context: str | None, namespace: str) -> int:
-    """Make a call with the bus of a cluster, if one is named; return its exit code."""
+    """Run `call`, connected to a cluster's bus if a context is given; return its exit code."""
     if context is None:
         return call()
     whole = reach.Need.WHOLE_BUS
@@ -152,16 +154,16 @@ def _in_cluster(call: Callable[[], int], context: str | None, namespace: str) ->
 
 @app.command(name="import")
 def run_import(file: Path, /, *, accept_losses: output.Flag = False) -> int:
-    """Print an Alertmanager's settings as muster's; what is left out or lost goes to stderr.
+    """Convert an Alertmanager configuration and print it; list all that is left out on stderr.
 
-    If somebody would be left without a notification, nothing is printed, and the exit code is 1.
+    If somebody would no longer be notified, nothing is printed and the exit code is 1.
 
     Parameters
     ----------
     file
         The Alertmanager's configuration file.
     accept_losses
-        Print the settings although somebody is left without a notification.
+        Print the settings even if somebody would no longer be notified.
 
     """
     try:
@@ -228,9 +230,9 @@ class _Matched(msgspec.Struct, frozen=True):
 
 
 class _Explanation(msgspec.Struct, frozen=True):
-    """What would happen to an alert. `owners` are the receivers that its pods' owners may name.
+    """How an alert is routed. `owners` lists the receivers that its pods' owners may name.
 
-    `notified` are the receivers that get it now; the console is nobody.
+    `notified` lists the receivers that get it now, except the console, which reaches nobody.
     """
 
     alert: str
@@ -261,7 +263,7 @@ def _muted(muted: muting.Muted) -> str:
 async def _explain_running(
     labels: Mapping[str, str], context: str, namespace: str, *, as_json: bool
 ) -> int:
-    """Explain with the settings of the running notifier, and the receivers that it has besides."""
+    """Explain with the running notifier's settings and additional receivers."""
     try:
         configured = await running.settings_in(context, namespace)
         mutes = schema.initial_muting(configured)
@@ -328,22 +330,22 @@ def _explained(
 def _why_nobody(matched: list[_Matched], unmuted: Mapping[str, None], *, is_muted: bool) -> str:
     if is_muted or (not unmuted and any(route.muted and route.receivers for route in matched)):
         return "it is muted now"
-    return "its receivers are only the notifier's log" if unmuted else "no route has a receiver"
+    return "its only receiver is the notifier's log" if unmuted else "no route has a receiver"
 
 
 def _parse_labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     for matcher in matching.parse(text):
         if matcher.operator is not matching.Operator.EQUAL:
-            raise ValueError(f"--labels: {matcher}: write name=value")
+            raise ValueError(f"--labels: {matcher}: expected name=value")
         labels[matcher.name] = matcher.value
-    # an alert has both labels, with the same value
+    # `kind` and `alertname` always have the same value
     kind = labels.get("kind") or labels.get("alertname")
     return labels | ({"kind": kind, "alertname": kind} if kind else {})
 
 
 async def _read_bus(connected: bus.Bus, mutes: muting.Muting) -> None:
-    """Add the current silences, maintenance and alerts, which may mute other alerts."""
+    """Add to `mutes` the current silences, maintenance and alerts, read from NATS."""
     async for change in storage.follow(connected.link, streams.SILENCES):
         if change is None:
             break

@@ -1,7 +1,7 @@
-"""Pure: one Alertmanager configuration file: its sections, and what an import leaves out of it.
+"""Pure: reads sections of an Alertmanager configuration, and records the parts not imported.
 
-A setting contains only the place of a secret in the file, so an object of Kubernetes that contains
-the file is refused. Relative paths begin in the directory of the file.
+Settings refer to a secret by its path in the file, so a Kubernetes manifest that embeds the file is
+refused. Relative paths are relative to the file's directory.
 """
 
 import posixpath
@@ -16,16 +16,16 @@ _DURATION: Final = re.compile(
 )
 _UNITS: Final = (365 * 86_400.0, 7 * 86_400.0, 86_400.0, 3600.0, 60.0, 1.0, 0.001)
 _WHY: Final = {
-    "global.resolve_timeout": "not needed: health reports itself when an alert is resolved",
-    "templates": "not imported: docs/notifier.md describes templates of muster",
+    "global.resolve_timeout": "not needed: health reports when an alert is resolved",
+    "templates": "not imported: docs/notifier.md describes muster's templates",
 }
 _MANIFESTS: Final = {
     "Secret": (
-        "a Secret's manifest: take the file out of it: kubectl get secret NAME -n NAMESPACE "
+        "a Secret manifest; extract the file first: kubectl get secret NAME -n NAMESPACE "
         r"-o jsonpath='{.data.alertmanager\.yaml}' | base64 -d > alertmanager.yaml"
     ),
     "ConfigMap": (
-        "a ConfigMap's manifest: take the file out of it: kubectl get configmap NAME -n NAMESPACE "
+        "a ConfigMap manifest; extract the file first: kubectl get configmap NAME -n NAMESPACE "
         r"-o jsonpath='{.data.alertmanager\.yml}' > alertmanager.yml"
     ),
 }
@@ -38,7 +38,7 @@ class Unreadable(ValueError):
 class Section:
     """A mapping in the file, and its path; `left_out` collects the parts that are not imported.
 
-    It records which keys were read: all others are left out.
+    It records which keys were read, to report all others as left out.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Section:
 
     @property
     def has_integrations(self) -> bool:
-        """Whether a receiver has any way to notify somebody."""
+        """Whether a receiver has at least one integration."""
         return any(key.endswith("_configs") and self._values[key] for key in self._values)
 
     def get(self, key: str, default: object = None) -> object:
-        """Return a value."""
+        """Return the value of a key, or the default."""
         self._known.add(key)
         return self._values.get(key, default)
 
@@ -96,19 +96,19 @@ class Section:
         return list(value)
 
     def labels(self, key: str, known: Collection[str]) -> tuple[list[str], list[str]]:
-        """Return the labels in a list that muster knows, and the others."""
+        """Split a list of labels into those that muster knows and the others."""
         names = [str(name) for name in self.items(key)]
         return [name for name in names if name in known], [n for n in names if n not in known]
 
     def secret(self, key: str) -> Tree | None:
-        """Return where a secret is: in its own file, or inside the imported one."""
+        """Return the location of a secret: its own file, or a path in the imported file."""
         file, value = self.get(f"{key}_file"), self.get(key)
         if file:
             return {"file": self.resolved(str(file))}
         return {"file": self._file, "at": self._at(key)} if value else None
 
     def resolved(self, path: str) -> str:
-        """Return a path, which begins in the directory of the file."""
+        """Return a path, resolved relative to the file's directory."""
         return posixpath.join(posixpath.dirname(self._file), path)
 
     def seconds(self, key: str) -> float:
@@ -120,19 +120,19 @@ class Section:
         return sum(int(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
 
     def leave_out_others(self, *known: str) -> None:
-        """Report all keys as left out that are neither `known` nor have been read."""
+        """Report the keys as left out that are neither in `known` nor were read."""
         for key in self._values:
             if key not in self._known.union(known):
                 self.differ(key, _WHY.get(self._at(key), "not imported"))
 
     def differ(self, key: str, text: str) -> None:
-        """Report, only once, that something is left out or differs."""
+        """Report once that a part is left out or differs."""
         line = f"{self._at(key)}: {text}"
         if line not in self._left_out:
             self._left_out.append(line)
 
     def lose(self, key: str, text: str) -> None:
-        """Report, only once, what leaves somebody without a notification."""
+        """Report once a missing part without which somebody is no longer notified."""
         line = f"{self._at(key)}: {text}"
         if line not in self._losses:
             self._losses.append(line)
@@ -142,7 +142,11 @@ class Section:
 
 
 def refuse_manifest(document: object) -> None:
-    """Refuse an object of Kubernetes: a place inside it could not be named. Raises Unreadable."""
+    """Refuse a Kubernetes manifest, whose embedded file has no paths. Raises Unreadable."""
     if isinstance(document, Mapping) and "kind" in document and "apiVersion" in document:
         kind = str(document["kind"])
-        raise Unreadable(_MANIFESTS.get(kind, f"an object of Kubernetes ({kind}), no settings"))
+        raise Unreadable(
+            _MANIFESTS.get(
+                kind, f"a Kubernetes manifest ({kind}), not an Alertmanager configuration"
+            )
+        )

@@ -1,9 +1,9 @@
-"""Pure: imports an Alertmanager configuration file as settings of the notifier.
+"""Pure: converts an Alertmanager configuration file to settings of the notifier.
 
 It imports the route, the receivers webhook, slack, pagerduty, email and msteams, inhibit_rules and
-time_intervals. Everything else is reported as left out; differences are reported as well. What
-leaves somebody without a notification is a loss. Secrets stay in the file: a setting contains only
-the place of the secret in it. Relative paths begin in the directory of the file.
+time_intervals. Everything else is reported as left out; differences are reported as well. A missing
+part is a loss if somebody is no longer notified without it. Secrets stay in the file, and settings
+refer to them by path. Relative paths are relative to the file's directory.
 """
 
 import re
@@ -29,7 +29,7 @@ _REACH_WHY: Final = (
 _NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _SMTP_PORT: Final = 25
 _SMTPS_PORT: Final = 465
-"""The port for mail encrypted from the start (RFC 8314), as in Alertmanager."""
+"""The port for mail with implicit TLS (RFC 8314), as in Alertmanager."""
 _MINUTES: Final = 60
 _GLOBAL: Final = (
     *("smtp_smarthost", "smtp_from", "smtp_require_tls", "smtp_auth_username"),
@@ -45,9 +45,9 @@ _ACCESS: Final = (
 
 
 class Importer:
-    """Imports one file; `left_out` lists every part that is left out or differs.
+    """Converts one file; `left_out` lists every part that is left out or differs.
 
-    `losses` lists what leaves somebody without a notification.
+    `losses` lists the missing parts without which somebody is no longer notified.
     """
 
     def __init__(self, file: str) -> None:
@@ -58,7 +58,7 @@ class Importer:
         """For each receiver in the file, the names of those imported from it."""
 
     def read(self, document: object) -> Tree:
-        """Return our settings. Raises Unreadable."""
+        """Return the notifier's settings. Raises Unreadable."""
         alertmanager_file.refuse_manifest(document)
         top = _Section(document, "", self._file, self.left_out, self.losses)
         if "route" not in top or "receivers" not in top:
@@ -71,7 +71,7 @@ class Importer:
         ]
         root = self._route(top.section("route"))
         if root is None:
-            raise _Unreadable("route: the root has matchers that no alert of muster matches")
+            raise _Unreadable("route: no muster alert matches the root's matchers")
         rules = [_inhibit_rule(section) for section in top.sections("inhibit_rules")]
         times = [*top.sections("time_intervals"), *top.sections("mute_time_intervals")]
         keys = ("group_wait_s", "group_interval_s", "repeat_interval_s")
@@ -90,18 +90,18 @@ class Importer:
         return settings
 
     def _note_unreached(self, root: Tree) -> None:
-        """Note the receivers to which no imported route leads, and alerts without a receiver."""
+        """Report receivers that no imported route leads to, and alerts without a receiver."""
         reached = set(_reached(root))
         for name, own in self._receiver_names.items():
             if own and reached.isdisjoint(own):
-                text = "no imported route leads to it, so it gets no alert of muster"
+                text = "no imported route leads to it, so it gets no muster alerts"
                 self.losses.append(f"receiver {name}: {text}")
         if not root.get("receivers"):
-            text = "alerts that match no other route notify nobody"
+            text = "nobody is notified of alerts that match no other route"
             self.losses.append(f"route.receiver: no receiver is imported: {text}")
 
     def _receiver(self, receiver: _Section, general: _Section, index: int) -> Iterator[Tree]:
-        """Yield one of our receivers for each integration."""
+        """Yield a receiver in the notifier's settings for each integration."""
         name = str(receiver.get("name", ""))
         base = _NAME.sub("-", name).strip("-_")[:50] or f"receiver-{index}"
         own: list[str] = []
@@ -123,7 +123,7 @@ class Importer:
                 yield {"name": unique, **way, "send_resolved": resolved}
         self._receiver_names[name] = own
         if not own:
-            text = "no part of it is imported: alerts routed to it notify nobody"
+            text = "no part of it is imported: nobody is notified of alerts routed to it"
             (receiver.lose if receiver.has_integrations else receiver.differ)("", text)
         receiver.leave_out_others()
 
@@ -144,7 +144,7 @@ class Importer:
         if "group_by" in route:
             known, unknown = route.labels("group_by", (*routes.LABEL_NAMES, routes.ALL_LABELS))
             for name in unknown:
-                route.differ("group_by", f"no alert of muster has a label {name}")
+                route.differ("group_by", f"no muster alert has a label {name}")
             settings["group_by"] = known
         for key in ("group_wait", "group_interval", "repeat_interval"):
             if key in route:
@@ -254,7 +254,7 @@ def _teams(section: _Section, _: _Section) -> Tree | None:
 
 
 def _lose_access(http: _Section) -> None:
-    """Report what is missing to log in: a receiver that refuses us notifies nobody."""
+    """Report missing credentials as a loss: a receiver that refuses messages notifies nobody."""
     for key in http.names():
         if key in _ACCESS:
             http.lose(key, "not imported: the receiver may refuse notifications without it")
@@ -262,7 +262,7 @@ def _lose_access(http: _Section) -> None:
 
 
 def _reach(section: _Section, key: str, url: object = None) -> Tree:
-    """Return the reach of a URL: as in Alertmanager, except for a well-known public host."""
+    """Return the reach of a URL: unrestricted as in Alertmanager, except for known public hosts."""
     if _PUBLIC.fullmatch(str(url or section.get(key))):
         return {}
     section.differ(key, _REACH_WHY)
@@ -280,7 +280,7 @@ _WAYS: Final[Mapping[str, Callable[[_Section, _Section], Tree | None]]] = {
 
 
 def _reached(route: Tree) -> Iterator[str]:
-    """Yield the receivers of a route and of all below it, in our settings."""
+    """Yield the receivers of a converted route and of all routes below it."""
     for key, value in route.items():
         if key == "receivers" and isinstance(value, list):
             yield from map(str, value)
@@ -297,14 +297,14 @@ def _inhibit_rule(rule: _Section) -> Tree | None:
     equal, unknown = rule.labels("equal", routes.LABEL_NAMES)
     shown = ", ".join(unknown)
     if not source or not target:
-        rule.differ("", "not imported: no alert of muster matches it, or every one does")
+        rule.differ("", "not imported: no muster alert matches it, or every one does")
         return None
     if unknown and not equal:
-        text = f"not imported: no alert of muster has {shown}, so it would apply to all alerts"
+        text = f"not imported: no muster alert has {shown}, so it would apply to all alerts"
         rule.differ("", text)
         return None
     if unknown:
-        rule.differ("equal", f"no alert of muster has {shown}: left out")
+        rule.differ("equal", f"no muster alert has {shown}: left out")
     settings: Tree = {"source_matchers": source, "target_matchers": target, "equal": equal}
     return settings | ({"name": str(rule.get("name"))} if "name" in rule else {})
 
@@ -346,7 +346,7 @@ def _time_interval(named: _Section) -> Tree:
 
 
 def _range(value: object, *, is_year: bool) -> str:
-    """Return a time range as it is written; YAML 1.1 reads 1:12 as a number of minutes."""
+    """Return a time range as text; YAML 1.1 reads 1:12 as a number of minutes."""
     if isinstance(value, int) and value >= _MINUTES and not is_year:
         return f"{value // _MINUTES}:{value % _MINUTES}"
     return str(value)

@@ -24,7 +24,7 @@ _MASKED_MIN: Final = 6
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:
-    """Return an Alertmanager's file as our settings tree; log each left-out part once.
+    """Return an Alertmanager file as a tree of our settings; log each left-out part once.
 
     Raises BadSettings.
     """
@@ -37,7 +37,7 @@ def alertmanager(text: bytes, source: str) -> dict[str, Any]:
 
 
 def translate(text: bytes, source: str) -> tuple[dict[str, Any], alertmanager_importer.Importer]:
-    """Return an Alertmanager's file as our settings tree, and what is left out or lost."""
+    """Return an Alertmanager file as a tree of our settings, and the importer with its losses."""
     documents = settings.parse(text, source=source)
     importer = alertmanager_importer.Importer(str(Path(source).absolute()))
     try:
@@ -64,15 +64,15 @@ def read(file: Path, *, written_for: str, environment: Mapping[str, str]) -> sch
 def receiver(text: bytes, *, name: str, directory: Path) -> receiver_settings.Receiver:
     """Return the receiver in a file of a directory of receivers. Raises BadSettings.
 
-    Its secrets are files of that directory: whoever may add a receiver could otherwise send other
-    secrets of the notifier to an address of their own.
+    Its secrets must be files in that directory. Otherwise, anyone who may add a receiver could send
+    other secrets of the notifier to an address of their own.
     """
     documents = settings.parse(text, source=name)
     tree = documents[0] if len(documents) == 1 else None
     if not isinstance(tree, dict) or not tree:
         raise settings.BadSettings([f"{name}: expected the settings of one receiver"])
     if tree.setdefault("name", name) != name:
-        raise settings.BadSettings([f"{name}: name: must be that of the file, or be left out"])
+        raise settings.BadSettings([f"{name}: name: must equal the file's name or be omitted"])
     problems: list[str] = []
     placed = _placed(tree, directory, problems)
     if problems:
@@ -81,7 +81,7 @@ def receiver(text: bytes, *, name: str, directory: Path) -> receiver_settings.Re
 
 
 def _placed(tree: object, directory: Path, problems: list[str]) -> object:
-    """Return a tree in which the file of each secret has its whole path; add what is refused."""
+    """Return the tree with the full path of each secret's file; add refused ones to `problems`."""
     if isinstance(tree, list):
         return [_placed(each, directory, problems) for each in tree]
     if not isinstance(tree, dict):
@@ -89,7 +89,7 @@ def _placed(tree: object, directory: Path, problems: list[str]) -> object:
     placed = {key: _placed(value, directory, problems) for key, value in tree.items()}
     file = tree.get("file")
     if "env" in tree or (isinstance(file, str) and (not file or "/" in file)):
-        problems.append("a secret is a file of the same directory: {file: NAME}")
+        problems.append("a secret must be a file in the same directory: {file: NAME}")
     elif isinstance(file, str):
         placed["file"] = str(directory / file)
     return placed
@@ -110,7 +110,7 @@ class NoSecret(Exception):
 
 
 class SecretReader:
-    """Reads secrets, and masks those already read in any text."""
+    """Reads secrets, and masks the secrets it has read in texts."""
 
     def __init__(self) -> None:
         self._read: list[str] = []
@@ -153,7 +153,7 @@ def secret(where: receiver_settings.Secret) -> str:
 
 
 def _inside(text: bytes, at: str) -> str:
-    """Return a value within a YAML file."""
+    """Return the value at the path `at` in a YAML file."""
     try:
         branch: object
         (branch,) = settings.parse(text, source=at)

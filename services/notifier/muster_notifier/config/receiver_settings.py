@@ -49,7 +49,7 @@ class Reach(enum.StrEnum):
 
 
 class Secret(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to read a secret: from a file, a place inside a YAML file, or a variable.
+    """Where to read a secret: a file, a key in a YAML file, or an environment variable.
 
     `at` is the path of keys in the file: `receivers.0.slack_configs.0.api_url`.
     """
@@ -61,9 +61,9 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a secret without a source or with two sources."""
         if (self.file is None) == (self.env is None):
-            raise ValueError("give exactly one of: file, env")
+            raise ValueError("set exactly one of: file, env")
         if self.at is not None and self.file is None:
-            raise ValueError("at: needs a file")
+            raise ValueError("at: requires file")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +77,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a receiver without a URL or with two."""
         if (self.url is None) == (self.url_from is None):
-            raise ValueError("give exactly one of: url, url_from")
+            raise ValueError("set exactly one of: url, url_from")
         if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
-            raise ValueError("url: contains a password: give it as url_from")
+            raise ValueError("url: contains a password; use url_from instead")
 
 
 class Format(enum.StrEnum):
@@ -100,7 +100,7 @@ class Webhook(Address, frozen=True, kw_only=True):
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
-    """A channel, by a bot token (one message per group, edited in place) or by a webhook."""
+    """A Slack channel, by bot token (one message per group, edited in place) or by webhook."""
 
     token_from: Secret | None = None
     channel: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -112,13 +112,13 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse settings that are insufficient for sending."""
         if (self.token_from is None) == (self.webhook_from is None):
-            raise ValueError("give exactly one of: token_from, webhook_from")
+            raise ValueError("set exactly one of: token_from, webhook_from")
         if self.token_from is not None and not self.channel:
             raise ValueError("channel: required with token_from")
 
 
 class PagerDuty(msgspec.Struct, frozen=True, kw_only=True):
-    """A service's integration of Events API v2."""
+    """A PagerDuty service, with its Events API v2 integration."""
 
     routing_key_from: Secret
     url: Url = "https://events.pagerduty.com/v2/enqueue"
@@ -127,7 +127,7 @@ class PagerDuty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tls(enum.StrEnum):
-    """How mail is encrypted: by STARTTLS (required), from the start, or not at all."""
+    """How mail is encrypted: STARTTLS (required), implicit TLS, or none."""
 
     STARTTLS = "starttls"
     IMPLICIT = "implicit"
@@ -135,7 +135,7 @@ class Tls(enum.StrEnum):
 
 
 class Email(msgspec.Struct, frozen=True, kw_only=True):
-    """Mail through a relay; it may be in our own network, because the operator chooses it."""
+    """Mail through a relay, which may be in a private network, because the operator chooses it."""
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 587
@@ -150,7 +150,7 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse an incomplete login, an invalid address, and a password in clear text."""
         if bool(self.username) != (self.password_from is not None):
-            raise ValueError("give both of: username, password_from; or neither")
+            raise ValueError("set both username and password_from, or neither")
         for name, addresses in (("sender", (self.sender,)), ("to", self.to)):
             for address in addresses:
                 if not _MAIL.fullmatch(address):
@@ -172,7 +172,7 @@ class Alertmanager(Address, frozen=True, kw_only=True):
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """The Kubernetes API; without `url`, that of the cluster we run in."""
+    """The Kubernetes API; without `url`, that of the cluster that the notifier runs in."""
 
     url: Url | None = None
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  # a path
@@ -210,7 +210,7 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
 class Templates(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that replace the built-in ones; docs/notifier.md lists the variables (`$name`).
 
-    `alert` is filled in once for each alert; `text` has all of them as `$alerts`.
+    `alert` is filled in once for each alert; `text` contains the results as `$alerts`.
     """
 
     title: Text | None = None
@@ -256,4 +256,4 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
         if len(set_ways) != 1:
             ways = ", ".join(WAYS)
             names = " and ".join(set_ways) or "none"
-            raise ValueError(f"receiver {self.name}: give exactly one of {ways}; {names} given")
+            raise ValueError(f"receiver {self.name}: set exactly one of {ways}; {names} set")

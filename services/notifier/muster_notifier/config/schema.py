@@ -59,7 +59,7 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
     equal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse invalid matchers, and labels that no alert has: two missing labels are equal."""
+        """Refuse invalid matchers, and labels that no alert has: missing labels are equal."""
         routes.refuse_useless_matchers((*self.source_matchers, *self.target_matchers))
         routes.refuse_unknown_labels(self.equal, where="equal")
 
@@ -108,11 +108,11 @@ class TimeInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
-    """Owners of a workload are notified about the devices that its pods use.
+    """Notifies owners of workloads about the devices that their pods use.
 
     The annotation, on the pod or on its namespace, names one or more of `receivers`, separated by
-    commas. Others than muster's operators can write annotations too, so an annotation can only
-    choose a receiver, and never contains an address.
+    commas. Not only muster's operators can write annotations, so an annotation can only select a
+    receiver, and never contains an address.
     """
 
     receivers: tuple[ReceiverName, ...] = ()
@@ -125,11 +125,11 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert is raised when health's ticks stop; optionally we ping an external monitor."""
+    """Raises an alert when health's ticks stop; optionally pings an external monitor."""
 
     enabled: bool = True
     patience_s: sections.Period = 60.0
-    """How long health may take to send its first tick after our start."""
+    """How long health may take to send its first tick after the notifier's start."""
     ping: receiver_settings.Address | None = None
     ping_interval_s: sections.Period = 60.0
 
@@ -181,13 +181,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     watchdog: Watchdog = Watchdog()
     templates: receiver_settings.Templates = receiver_settings.Templates()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = muster.RUNBOOKS_URL
-    """The beginning of the runbook link, before `<kind>.md`, in the notifier's own alerts."""
+    """The prefix of runbook links in the notifier's own alerts, before `<kind>.md`."""
 
     def __post_init__(self) -> None:
         """Refuse duplicate or unknown names, and a notifier without receivers."""
         if not 1 <= len(self.receivers) <= RECEIVERS_MAX:
             count = len(self.receivers)
-            raise ValueError(f"receivers: {count} are given, 1 to {RECEIVERS_MAX} are expected")
+            raise ValueError(f"receivers: expected 1 to {RECEIVERS_MAX}, not {count}")
         routes.refuse_unknown_labels(self.group_by)
         names = [receiver.name for receiver in self.receivers]
         times = [interval.name for interval in self.time_intervals]
@@ -216,7 +216,7 @@ def _walk(routes: tuple[Route, ...]) -> Iterator[Route]:
 def _refuse_duplicates(what: str, names: list[str] | tuple[str, ...]) -> None:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
-        raise ValueError(f"{what}: given twice: {', '.join(twice)}")
+        raise ValueError(f"{what}: used twice: {', '.join(twice)}")
 
 
 def _refuse_unknown(what: str, used: tuple[str, ...], names: list[str]) -> None:
@@ -226,7 +226,7 @@ def _refuse_unknown(what: str, used: tuple[str, ...], names: list[str]) -> None:
 
 
 def with_receivers(settings: Settings, more: tuple[receiver_settings.Receiver, ...]) -> Settings:
-    """Return the settings with more receivers, which are notified of what matches no route."""
+    """Return the settings with more receivers, which get the alerts that match no route."""
     default = settings.default_receivers
     if default is not None:
         default = (*default, *(receiver.name for receiver in more))

@@ -1,4 +1,4 @@
-"""Pure: what `muster notify setup` writes: one receiver, in the notifier's Secret of receivers.
+"""Pure: plans what `muster notify setup` writes: one receiver in the notifier's receivers Secret.
 
 The Secret has two keys for each receiver: `NAME.yaml`, its settings, and `NAME.secret`, if it needs
 one. Each receiver has a field manager of its own, so that adding one never removes another.
@@ -13,7 +13,7 @@ from muster import escaping
 from muster_notifier.config import receiver_settings, schema
 
 SUFFIX: Final = ".yaml"
-"""The end of the file of each receiver, in the Secret and in `receivers_directory`."""
+"""The suffix of each receiver's file name, in the Secret and in `receivers_directory`."""
 _URLS: Final = ("https://", "http://")
 Tree = dict[str, object]
 
@@ -37,7 +37,7 @@ class Plan:
         return files | ({_secret_file(self.name): self.secret} if self.secret else {})
 
     def manifest(self, *, secret: str, namespace: str) -> Tree:
-        """Return the part of the Secret that this receiver is, for server-side apply."""
+        """Return the Secret with only this receiver's keys, for server-side apply."""
         encoded = {
             key: base64.b64encode(text.encode()).decode() for key, text in self.files().items()
         }
@@ -54,7 +54,7 @@ class Plan:
         own = {key: text.encode() for key, text in self.files().items()}
         before = {key: value for key, value in present.items() if key in _keys(self.name)}
         if f"{self.name}{SUFFIX}" in before and before != own and not replaces:
-            return f"there is already a receiver {self.name}: choose another --name, or --replace"
+            return f"there is already a receiver {self.name}: pass another --name, or --replace"
         others = {key for key in present if key.endswith(SUFFIX)} - own.keys()
         if len(others) >= schema.RECEIVERS_MAX:
             return f"there are already {len(others)} receivers"
@@ -62,7 +62,7 @@ class Plan:
 
 
 def slack(name: str, secret: str, *, channel: str, reach: receiver_settings.Reach) -> Plan:
-    """Return a Slack channel; the secret is a bot's token, or the URL of an incoming webhook."""
+    """Plan a Slack channel; the secret is a bot token, or the URL of an incoming webhook."""
     if is_slack_webhook(secret):
         settings: Tree = {"webhook_from": _from(name)}
     else:
@@ -76,7 +76,7 @@ def is_slack_webhook(secret: str) -> bool:
 
 
 def pagerduty(name: str, secret: str, *, url: str, reach: receiver_settings.Reach) -> Plan:
-    """Return a PagerDuty service; the secret is its routing key, the URL its region's, if any."""
+    """Plan a PagerDuty service; the secret is its routing key, `url` its region's URL, if any."""
     own = {"url": url} if url else {}
     settings = {"routing_key_from": _from(name), **own, **_reach(reach)}
     return Plan(name=name, settings={"pagerduty": settings}, secret=secret)
@@ -84,7 +84,7 @@ def pagerduty(name: str, secret: str, *, url: str, reach: receiver_settings.Reac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mail:
-    """How mail is sent; without a username, the relay asks for no password."""
+    """How mail is sent; without a username, no password is sent."""
 
     host: str
     port: int
@@ -95,7 +95,7 @@ class Mail:
 
 
 def email(name: str, secret: str, mail: Mail) -> Plan:
-    """Return mail to some addresses; the secret is the password, if there is a username."""
+    """Plan mail to some addresses; the secret is the password, if there is a username."""
     login = {"username": mail.username, "password_from": _from(name)} if mail.username else {}
     settings = {
         "host": mail.host,
@@ -109,13 +109,13 @@ def email(name: str, secret: str, mail: Mail) -> Plan:
 
 
 def teams(name: str, secret: str, *, reach: receiver_settings.Reach) -> Plan:
-    """Return a workflow of Microsoft Teams; the secret is its URL."""
+    """Plan a Microsoft Teams workflow; the secret is its URL."""
     settings: Tree = {"url_from": _from(name), **_reach(reach)}
     return Plan(name=name, settings={"teams": settings}, secret=secret)
 
 
 def webhook(name: str, secret: str, *, url: str, reach: receiver_settings.Reach) -> Plan:
-    """Return a webhook; the secret is its URL or, if the URL is given, its signing key, if any."""
+    """Plan a webhook; the secret is its URL or, if `url` is set, its signing key, if any."""
     keys = {"secrets": [_from(name)]} if secret else {}
     settings: Tree = {"url": url, **keys} if url else {"url_from": _from(name)}
     return Plan(name=name, settings={"webhook": settings | _reach(reach)}, secret=secret)
