@@ -15,8 +15,9 @@ NATS: Final = "muster-nats"
 NOTIFIER: Final = "muster-notifier"
 NATS_PORT: Final = 4222
 HTTP_PORT: Final = 8080
+TESTS: Final = frozenset({"muster-test", "muster-test-device"})
+"""The pods of `helm test`: no parts of muster, and one stays when it has failed."""
 _NAME: Final = "app.kubernetes.io/name"
-_TESTS: Final = {"muster-test", "muster-test-device"}
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _TLS: Final = "-nats-tls"
 """The end of the name of NATS' certificate; before it is what all names begin with."""
@@ -143,7 +144,7 @@ class Pod(objects.HasMetadata, frozen=True):
     @property
     def is_test(self) -> bool:
         """Whether this is a pod of `helm test`, which says nothing about muster's parts."""
-        return self.part in _TESTS
+        return self.part in TESTS
 
     @property
     def reason(self) -> str:

@@ -67,6 +67,14 @@ def test_pods_that_are_ready_or_young_or_end_are_no_finding() -> None:
     assert _messages(ready, ending, over, _pod(age_s=29, phase="Pending")) == []
 
 
+@pytest.mark.parametrize("part", ["muster-test", "muster-test-device"])
+def test_a_pod_of_helm_test_is_no_part_of_muster(part: str) -> None:
+    failed = _pod(phase="Failed", containerStatuses=[_container(ready=False)])
+    labels = {"app.kubernetes.io/name": part}
+    metadata = msgspec.structs.replace(failed.metadata, labels=labels)
+    assert _messages(msgspec.structs.replace(failed, metadata=metadata)) == []
+
+
 @pytest.mark.parametrize(
     ("mounts", "is_confined"),
     [

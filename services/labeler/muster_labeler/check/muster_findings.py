@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from muster.kubernetes import objects
+from muster.kubernetes import installation, objects
 from muster_labeler.check import findings
 from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
@@ -63,13 +63,14 @@ def _writes_below_dev(pod: objects.Pod) -> bool:
 
 
 def _problem(pod: objects.Pod, now: datetime) -> str:
-    """Return why a pod is not ready; empty if it is ready, ends or has only just started."""
+    """Return why a pod is not ready; empty if it is, ends, has just started or is only a test."""
     created = pod.metadata.created_at
     is_new = created is not None and now - created < _STARTS
     ready = objects.condition(pod.conditions, "Ready")
     # such as the Job that makes keys
     is_done = pod.metadata.is_being_deleted or pod.phase == "Succeeded"
-    if is_done or is_new or (ready is not None and ready.status == "True"):
+    is_test = (pod.metadata.labels or {}).get(_NAME) in installation.TESTS
+    if is_done or is_test or is_new or (ready is not None and ready.status == "True"):
         return ""
     scheduled = objects.condition(pod.conditions, "PodScheduled")
     if scheduled is not None and scheduled.status == "False":
