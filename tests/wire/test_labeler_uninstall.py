@@ -1,5 +1,6 @@
 """`muster uninstall` against the API stand-in."""
 
+import concurrent.futures
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from muster_labeler import model
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
+from tests.worlds.real_cluster import until
 
 PART = {"app.kubernetes.io/part-of": "muster"}
 NODES = "remains: nodes still list muster's resources with 0 devices; see docs/upgrade.md"
@@ -49,6 +51,44 @@ def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> No
         entry["metadata"]["name"] for entry in here.send("GET", "/api/v1/namespaces")["items"]
     ]
     assert here.run("uninstall", "--yes") == (0, "muster is not installed\n", "")
+
+
+def _workload(kind: str, name: str) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": name, "namespace": "muster"}}
+
+
+def _pod(name: str) -> dict[str, Any]:
+    labels = {**PART, "app.kubernetes.io/name": name}
+    metadata = {"name": name, "namespace": "muster", "labels": labels}
+    spec = {"containers": [{"name": "main", "image": "muster"}]}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _names(here: Cluster, path: str) -> list[str]:
+    return [entry["metadata"]["name"] for entry in here.send("GET", path)["items"]]
+
+
+def test_nats_ends_after_the_pods_that_use_it_and_the_namespace_after_nats(here: Cluster) -> None:
+    here.put(_namespace(**PART))
+    here.put(
+        _workload("DaemonSet", "muster-plugin"),
+        _workload("Deployment", "muster-health"),
+        _workload("StatefulSet", "muster-nats"),
+        *(_pod(name) for name in ("muster-plugin", "muster-health", "muster-nats")),
+    )
+    apps, pods = "/apis/apps/v1/namespaces/muster", "/api/v1/namespaces/muster/pods"
+    with concurrent.futures.ThreadPoolExecutor() as thread:
+        code = thread.submit(here.run, "uninstall", "--yes")
+        until(lambda: not _names(here, f"{apps}/deployments"), "the Deployment is deleted")
+        here.send("DELETE", f"{pods}/muster-plugin")
+        assert _names(here, f"{apps}/daemonsets") == []
+        assert _names(here, f"{apps}/statefulsets") == ["muster-nats"]
+        here.send("DELETE", f"{pods}/muster-health")
+        until(lambda: not _names(here, f"{apps}/statefulsets"), "the StatefulSet is deleted")
+        assert "muster" in _names(here, "/api/v1/namespaces")
+        here.send("DELETE", f"{pods}/muster-nats")
+        assert code.result()[0] == 0
+    assert "muster" not in _names(here, "/api/v1/namespaces")
 
 
 def test_after_an_interruption_it_goes_on_with_the_nodes(here: Cluster) -> None:

@@ -29,6 +29,7 @@ _KINDS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
     "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
     "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims",
     "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",

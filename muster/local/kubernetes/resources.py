@@ -191,6 +191,14 @@ RESOURCES = (
         first_status={},
     ),
     Resource(
+        group="apps",
+        plural="statefulsets",
+        kind="StatefulSet",
+        short_names=("sts",),
+        has_status=True,
+        first_status={},
+    ),
+    Resource(
         group="resource.k8s.io",
         plural="resourceslices",
         kind="ResourceSlice",

@@ -1,8 +1,8 @@
 """Adapter: the command line: `muster uninstall` removes muster from a cluster, nodes included.
 
-First it removes the namespace, so that no labeler is left that would label a node again; then
-labels, annotations and conditions of nodes; then muster's objects outside the namespace. Each step
-can be repeated.
+First it ends the workloads, NATS last, and removes the namespace, so that no labeler is left that
+would label a node again; then it removes labels, annotations and conditions of nodes; then muster's
+objects outside the namespace. Each step can be repeated.
 """
 
 import asyncio
@@ -42,6 +42,16 @@ _KINDS: Final = (
     ("security.openshift.io", "securitycontextconstraints"),
 )
 """API group and plural name of each kind of object that muster has outside its namespace."""
+_APPS: Final = "apps"
+_WORKLOADS: Final = (
+    (("daemonsets", "deployments"), "app.kubernetes.io/name!=muster-nats"),
+    (("statefulsets",), ""),
+)
+"""What ends at the same time, in this order, each with a selector of its pods.
+
+NATS with clients stays for its lame-duck time; and the controller of namespaces that finds pods
+waits for half of their grace period, however soon they end.
+"""
 _READING: Final = (
     Permission("list", "nodes"),
     Permission("get", "namespaces"),
@@ -52,11 +62,20 @@ _WRITING: Final = (
     Permission("patch", "nodes"),
     Permission("patch", "nodes/status"),
     Permission("delete", "namespaces"),
+    Permission("list", "pods"),
+    *(
+        Permission("deletecollection", plural, _APPS)
+        for plurals, _ in _WORKLOADS
+        for plural in plurals
+    ),
     *(Permission("delete", plural, group) for group, plural in _KINDS),
 )
+_PODS_END_S: Final = 60.0
+"""A pod on a node that is lost never ends, and must not hold up the namespace."""
 _ENDS_S: Final = 180.0
 """NATS may take a minute to stop; a namespace that takes longer waits for something else."""
 _LOOK_S: Final = 0.5
+_ENDED: Final = {"Succeeded", "Failed"}
 _NODES_KEEP: Final = (
     "remains: nodes still list muster's resources with 0 devices; see docs/upgrade.md"
 )
@@ -82,6 +101,14 @@ class _Installation:
     kept_volumes: tuple[str, ...]
     nodes: int
     """The number of nodes on which muster wrote something."""
+
+
+class _PodStatus(objects.Object, frozen=True):
+    phase: str = ""
+
+
+class _Pod(objects.HasMetadata, frozen=True):
+    status: _PodStatus = _PodStatus()
 
 
 class _Claim(objects.Object, frozen=True):
@@ -141,7 +168,9 @@ async def _run(request: Request) -> int:
             _COMMAND, api, "Remove muster from"
         ):
             return Exit.PROBLEMS if sys.stdin.isatty() else Exit.USAGE
-        await cluster.remove_namespace()
+        if installation.has_namespace:
+            await cluster.end_workloads()
+            await cluster.remove_namespace()
         code = await label_gpus.carry_out(_of_nodes(request), {})
         await cluster.remove(installation.outside)
     for volume in installation.kept_volumes:
@@ -195,7 +224,7 @@ class _Cluster:
         outside = []
         for group, plural in _KINDS:
             path = f"/apis/{group}/v1"
-            async for entry in self._all(f"{path}/{plural}", objects.HasMetadata, _PART):
+            async for entry in self._all(f"{path}/{plural}", objects.HasMetadata, "=".join(_PART)):
                 place = entry.metadata.namespace
                 if place != self._namespace:
                     below = f"/namespaces/{place}" if place else ""
@@ -208,6 +237,22 @@ class _Cluster:
         )
         is_there = installation.has_namespace or installation.outside or installation.nodes
         return installation if is_there else None
+
+    async def end_workloads(self) -> None:
+        """Delete the workloads; wait for their pods, but not for ever. Raises _Refused."""
+        clock = asyncio.get_running_loop().time
+        for plurals, selector in _WORKLOADS:
+            for plural in plurals:
+                await self._delete(f"/apis/{_APPS}/v1/namespaces/{self._namespace}/{plural}")
+            began = clock()
+            while running := await self._running_pods(selector):
+                passed_s = clock() - began
+                if passed_s > _PODS_END_S:
+                    break
+                pods = wording.counted(running, "pod")
+                output.progress(f"waiting for {pods} to end: {passed_s:.0f} s")
+                await asyncio.sleep(_LOOK_S)
+        output.progress("")
 
     async def remove_namespace(self) -> None:
         """Delete the namespace and wait until it is gone. Raises _Refused."""
@@ -239,6 +284,13 @@ class _Cluster:
             # 409 for a namespace: it is already being deleted
             raise _refusal(answer)
 
+    async def _running_pods(self, selector: str) -> int:
+        """Return how many of muster's pods have not ended. Raises Refused."""
+        path = f"{self._path}/pods"
+        label = ",".join(filter(None, ("=".join(_PART), selector)))
+        phases = [pod.status.phase async for pod in self._all(path, _Pod, label)]
+        return sum(phase not in _ENDED for phase in phases)
+
     async def _namespace_object(self) -> _Namespace | None:
         """Return muster's namespace; None if it is gone. Raises _Refused if it is not muster's."""
         answer = await self._api.request("GET", self._path, timeout_s=self._timeout_s)
@@ -262,11 +314,9 @@ class _Cluster:
             if is_kept and claim is not None and claim.namespace == self._namespace:
                 yield volume.metadata.name
 
-    async def _all(
-        self, path: str, shape: type[Shape], label: tuple[str, str] | None = None
-    ) -> AsyncIterator[Shape]:
+    async def _all(self, path: str, shape: type[Shape], label: str = "") -> AsyncIterator[Shape]:
         """Yield the objects of a kind; none if the cluster lacks the kind. Raises _Refused."""
-        query = {"labelSelector": "=".join(label)} if label else {}
+        query = {"labelSelector": label} if label else {}
         try:
             async for page in self._api.pages(path, query=query, timeout_s=self._timeout_s):
                 for item in page.items:
