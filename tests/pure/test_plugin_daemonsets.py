@@ -88,10 +88,10 @@ def test_a_node_gets_exactly_one_of_the_daemonsets_and_the_configuration_that_it
     ("matches", "problem"),
     [
         (["edge-*"], "nodes: none matches by a label, so one DaemonSet is enough"),
-        ([{KEY: "a*"}], "nodes[0].match: only one label with a plain value has a DaemonSet"),
+        ([{KEY: "a*"}], "nodes[0].match: a DaemonSet needs one label with a plain value"),
         (
             [{KEY: "a", "zone": "b"}],
-            "nodes[0].match: only one label with a plain value has a DaemonSet",
+            "nodes[0].match: a DaemonSet needs one label with a plain value",
         ),
         ([{KEY: "a"}, {"zone": "b"}], f"nodes: they match by several labels: {KEY}, zone"),
         ([{KEY: str(number)} for number in range(8)], "nodes: 8 values; at most 7"),

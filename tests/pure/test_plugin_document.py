@@ -188,10 +188,7 @@ def test_every_problem_is_reported_at_once_with_key_value_and_nearest_name() -> 
         "resources[1].groups[0].count: expected a whole number of at least 1, found 0",
         "resources[1].groups[0].devices[0].limit: expected a whole number of at least 1, found 0",
         "resources[1].groups[0].devices[0].path: 'dev/x' is not an absolute path",
-        (
-            "resources[1].groups[0].devices[0].permissions: 'rx' is not r, w, m or several, each "
-            "once"
-        ),
+        ("resources[1].groups[0].devices[0].permissions: 'rx' is not a combination of r, w and m"),
         "resources[1].checks.period_s: expected a number of at least 0.1, found 0",
     ]
 
@@ -215,9 +212,9 @@ HERE: Final = "resources[0].groups[0].devices[0]"
         ("{path: '/dev/a[9-0]'}", "path: '/dev/a[9-0]' has 9-0 in a set, in the wrong order"),
         ("{path: '/dev/a', exclude: [b]}", "exclude[0]: 'b' is not an absolute path"),
         ("{path: /dev/a, mountPath: b}", "mountPath: 'b' is not an absolute path"),
-        ("{path: /dev/a, permissions: ''}", "permissions: '' is not r, w, m or several, each once"),
-        ("{path: /dev/a, permissions: rr}", "permissions: 'rr' is not r, w, m or several, each on"),
-        ("{path: /dev/a, permissions: rwx}", "permissions: 'rwx' is not r, w, m or several, each"),
+        ("{path: /dev/a, permissions: ''}", "permissions: '' is not a combination of r, w and m"),
+        ("{path: /dev/a, permissions: rr}", "permissions: 'rr' is not a combination of"),
+        ("{path: /dev/a, permissions: rwx}", "permissions: 'rwx' is not a combination"),
         (
             "{path: /dev/a, readOnly: true}",
             "readOnly: only for a Mount; for a Device write permissi",
@@ -300,8 +297,8 @@ def test_each_group_or_resource_that_cannot_be_is_refused(text: str, problem: st
         ("requests.a/x", "name: 'requests.a/x' starts with 'requests.', which quotas use"),
         ("A.com/x", "name: 'A.com' is not a lower-case DNS name of at most 244 characters"),
         (f"{'a' * 245}/x", f"name: {'a' * 245!r} is not a lower-case DNS name of at most 244 char"),
-        ("a.com/-x", "name: '-x' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and end with"),
-        (f"a.com/{'x' * 64}", f"name: {'x' * 64!r} is not 1 to 63 of A-Z a-z 0-9 - _ . that"),
+        ("a.com/-x", "name: '-x' must have 1 to 63 of A-Z a-z 0-9 - _ . and begin and end with"),
+        (f"a.com/{'x' * 64}", f"name: {'x' * 64!r} must have 1 to 63 of A-Z a-z 0-9 - _ . and"),
     ],
 )
 def test_what_the_kubelet_would_refuse_is_refused(name: str, problem: str) -> None:

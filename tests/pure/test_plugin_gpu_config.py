@@ -97,7 +97,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
             "gpus.resources[0].name: 'gpu' has no domain; write it as nvidia.com/gpu",
             "gpus.resources[0]: give either product (for GPUs) or mig (a profile)",
             (
-                "gpus.resources[1].name: '_' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and "
+                "gpus.resources[1].name: '_' must have 1 to 63 of A-Z a-z 0-9 - _ . and begin and "
                 "end with a letter or digit"
             ),
             (
@@ -119,10 +119,10 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         [
             (
                 "gpus.resources[1]: resources[0] matches all that 'NVIDIA A100-SXM4-40GB' "
-                "does; write the narrower one first"
+                "does; put the narrower one first"
             ),
             (
-                "gpus.resources[3]: resources[2] matches all that '1g.5gb' does; write the "
+                "gpus.resources[3]: resources[2] matches all that '1g.5gb' does; put the "
                 "narrower one first"
             ),
         ],
@@ -191,9 +191,9 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         },
         [
             (
-                f"gpus.sharing.resources[0].name: '{'x' * 60}.shared' is not 1 to 63 of A-Z a-z "
+                f"gpus.sharing.resources[0].name: '{'x' * 60}.shared' must have 1 to 63 of A-Z a-z "
                 "0-9 - "
-                "_ . that begin and end with a letter or digit"
+                "_ . and begin and end with a letter or digit"
             ),
         ],
     ),

@@ -402,7 +402,7 @@ def test_every_problem_of_a_file_of_generic_is_reported_at_once() -> None:
         "FILE: devices[1].groups[0]: has paths and usb; generic refuses to star",
         "FILE: devices[2].name: 'u_s': expected two or more of a-z, 0-9 and -",
         "FILE: devices[2].groups[1].paths[0].path: 'a' is not an absolute path",
-        "FILE: devices[3].groups[0].paths[0].permissions: 'rwx' is not r, w, m ",
+        "FILE: devices[3].groups[0].paths[0].permissions: 'rwx' is not a combin",
         "FILE: devices[4].groups[0].paths[0].path: 'dev/a' is not an absolute p",
         "FILE: devices[5].groups[0].paths[0].optional: expected true or false, ",
         "FILE: devices[5].groups[0].paths[0].type: expected Device or Mount, fo",

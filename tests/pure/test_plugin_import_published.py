@@ -265,7 +265,7 @@ CASES: Final[list[tuple[str, str, config_settings.Format, dict[str, Any], list[s
         NVIDIA_NAMED,
         NVIDIA,
         {"gpus": {"migStrategy": "single"}},
-        ["config.name: the ConfigMap 'my-configurations' is not here: give its manifest too"],
+        ["config.name: the ConfigMap 'my-configurations' is missing: add its manifest"],
     ),
     ("NVIDIA's DaemonSet", NVIDIA_STATIC, NVIDIA, {"gpus": {}}, []),
     (
@@ -291,7 +291,7 @@ CASES: Final[list[tuple[str, str, config_settings.Format, dict[str, Any], list[s
                 "given": {"deviceSpecs": True},
             }
         },
-        ["cdi.enabled: the operator gives GPUs to containers by CDI; set gpus.given.deviceList"],
+        ["cdi.enabled: the operator passes GPUs to containers by CDI; set gpus.given.deviceList"],
     ),
     (
         "iktos",
@@ -343,7 +343,7 @@ def test_a_published_file_means_the_same_here_or_says_what_is_lost(
                 "or call it `default`"
             ),
         ),
-        (SLICING, "all", "all: no such configuration; there are any, tesla-t4"),
+        (SLICING, "all", "all: no such configuration; available: any, tesla-t4"),
         (SLICING.replace("tesla-t4", "tesla-*"), "any", "tesla-*: no label can have this value"),
         (SLICING + "---" + SLICING, "any", "any: two configurations have this name"),
         (

@@ -20,7 +20,7 @@ from muster_plugin.model import advertised, gpu
 
 AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
 GPU: Final = "nvidia.com/gpu"
-FEW_UNHEALTHY = "only a few Unhealthy ones of each resource are listed"
+FEW_UNHEALTHY = "only a few Unhealthy devices of each resource are listed"
 UUIDS: Final = tuple(sorted(advertised.gpu_uuid("n1", index) for index in range(8)))
 RULE: Final = resources.Resource(name=GPU, groups=(), env="")
 
@@ -123,7 +123,7 @@ def nodes(count: int, bad: int, *, reason: str = "/dev/x is gone") -> list[Devic
     ("devices", "entries", "words"),
     [
         (nodes(100, 10), 100, ""),
-        (nodes(10_000, 10), 11, "Healthy ones are only counted"),
+        (nodes(10_000, 10), 11, "Healthy devices are only counted"),
         (nodes(10_000, 9_000), 22, FEW_UNHEALTHY),
         (nodes(10_000, 9_000, reason="\0" * 900), 22, FEW_UNHEALTHY),
     ],

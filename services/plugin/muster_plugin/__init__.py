@@ -1,7 +1,7 @@
 """The node's agent: serves devices to the kubelet and reports to the bus.
 
-`__main__` is the process and `node` its wiring. `device_updates` records and publishes changes,
-`bus_reporter` and `metrics` report to the bus and to Prometheus, and `muster.service.lean` keeps
-the process small. Packages, top to bottom: `cli`, `kubelet`, `inventory`, `gpu`, `discovery`,
-`config`, `model`.
+`__main__` runs the process and `node` wires its parts together. `device_updates` records and
+publishes changes, `bus_reporter` and `metrics` report to the bus and to Prometheus, and
+`muster.service.lean` keeps the process small. Packages, top to bottom: `cli`, `kubelet`,
+`inventory`, `gpu`, `discovery`, `config`, `model`.
 """

@@ -1,7 +1,7 @@
-"""Adapter: the process, from its settings to its end; reloads the settings while it runs.
+"""Adapter: runs the plugin's process, and reloads its settings when they change.
 
 Sockets and registration come first, because they make devices usable. The bus and the HTTP probes
-are imported and connected afterwards; the bus may stay unreachable for ever.
+are imported and connected afterwards. The plugin also works without the bus.
 """
 
 from muster.service import lean  # isort: skip  # before everything else
@@ -39,7 +39,7 @@ _LISTED_TIMEOUT_S: Final = 10.0
 """Shorter than the time that a predecessor waits for its successor."""
 _FILES_OF_PROCESS: Final = 128
 _FILES_PER_RESOURCE: Final = 8
-"""Three for lock, socket and stream; a probe and a registration briefly need more."""
+"""A lock, a socket and a stream; a probe and a registration briefly need more."""
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
 _SETTLE_S: Final = 0.05
@@ -73,7 +73,7 @@ async def serve(chosen: settings.Settings, source: entry.Source[settings.Setting
     if source.file:
         tasks.append(Reloader(chosen, source.file, source.read, node).run())
     try:
-        # SIGTERM may come while this process waits for another plugin to end
+        # SIGTERM may arrive while this process waits for another plugin to exit
         await runtime.run(*tasks, stop=node.stopping)
     finally:
         await node.close()
@@ -118,7 +118,7 @@ def _for_this_node(
 
 
 def _node(chosen: settings.Settings) -> node_wiring.Node:
-    """Create the node, whose devices are not scanned yet. Raises CannotStart."""
+    """Create the node without scanning its devices. Raises CannotStart."""
     name, configuration = _for_this_node(chosen)
     logs.configure("plugin", level=chosen.log.level, node=name)
     if not chosen.labels and any(not isinstance(each.match, str) for each in chosen.nodes):
@@ -365,7 +365,7 @@ class Reloader:
 
 
 def _stamp(file: Path) -> _Stamp | None:
-    """Return a stamp that changes when the file is written or replaced; None without a file."""
+    """Return a stamp that changes when the file is written or replaced; None if it is missing."""
     try:
         status = file.stat()
     except OSError:

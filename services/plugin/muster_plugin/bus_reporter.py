@@ -52,7 +52,7 @@ class BusReporter:
 
     @property
     def config_hash(self) -> str:
-        """The hash of the configuration in force."""
+        """The hash of the current configuration."""
         return self._node.config_hash
 
     @property
@@ -61,7 +61,7 @@ class BusReporter:
         return self._node.inventory.resources
 
     def heartbeat(self, sender: heartbeat_sender.Sender) -> vocabulary.Heartbeat:
-        """Return the node's present status."""
+        """Return the node's current status."""
         node, now = self._node, time.monotonic()
         return vocabulary.Heartbeat(
             node=node.name,
@@ -88,7 +88,7 @@ class BusReporter:
         return self._node.snapshot(at)
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Publish changes from now on by this function."""
+        """Publish all later changes with this function."""
         self._node.event_log.publish_to(publish)
 
     def stop_reason(self) -> vocabulary.StopReason | None:

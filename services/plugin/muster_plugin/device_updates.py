@@ -1,9 +1,9 @@
-"""Adapter: publishes changes of devices and of the pods that hold them, and records events.
+"""Adapter: publishes changes to devices and to the pods that hold them, and records events.
 
 Changes go to the kubelet first, then to the log and the bus, so that no pod gets a device that
-subscribers already know to be broken. The kubelet's podresources API says which pod holds which
-device, and where the kubelet's listing differs. Events are buffered until the bus is connected,
-then published in order.
+subscribers already know to be broken. The kubelet's podresources API reports which pod holds which
+device, and so shows differences from the plugin's list. Events are buffered until the bus is
+connected, then published in order.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _WARNINGS: Final = frozenset({"device_unhealthy", "device_degraded", "device_unm
 
 
 class EventLog:
-    """Records what one plugin observes on one node; a lasting state when it begins and ends."""
+    """Records the events of one plugin on one node; a lasting state when it begins and ends."""
 
     def __init__(self, node: str, plugin: str) -> None:
         self._node = node
@@ -59,7 +59,7 @@ class EventLog:
     def record_registration(
         self, resource: str, change: registration_signals.ListingChange, endpoint: str
     ) -> None:
-        """Record that the kubelet has listed a resource or no longer lists it."""
+        """Record that the kubelet lists a resource, or no longer lists it."""
         match change:
             case registration_signals.Listed(reason=reason, registrations=registrations):
                 self._publish(
@@ -96,7 +96,7 @@ class EventLog:
         self._publish(event)
 
     def record_watched(self, event: vocabulary.PluginObserved) -> None:
-        """Record what is observed of a plugin that muster does not run."""
+        """Record an observation of a plugin that muster does not run."""
         watched, nothing = event.watched, vocabulary.WatchedFinding.NONE
         before = self._findings.pop(watched.name, None)
         if not event.gone:
@@ -243,8 +243,7 @@ class UpdatePublisher:
     """Publishes changes in order; calls `on_published` after each batch.
 
     Changes that arrive during a batch are published together, because the kubelet needs only the
-    newest version of a long list. `reason` is the reason for registering resources that a change
-    adds.
+    newest version of a long list. `reason` is used to register resources that a change adds.
     """
 
     def __init__(
@@ -273,7 +272,7 @@ class UpdatePublisher:
         self._publish_soon.set()
 
     async def publish(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Publish changes; return when the kubelet has them, or after a timeout."""
+        """Publish changes; return when the kubelet has received them, or after a timeout."""
         self._pending += events
         try:
             async with self._lock:
@@ -315,9 +314,10 @@ class UpdatePublisher:
 
 
 class PodDevices:
-    """Polls the kubelet and publishes changes; calls `on_polled` after each answer.
+    """Polls the kubelet for the devices of pods and publishes changes.
 
-    `on_listing` gets what the kubelet lists, also of other plugins.
+    `on_polled` is called after each answer. `on_listing` receives the kubelet's whole list, which
+    includes other plugins.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class PodDevices:
         self._checkpointed_at: int | None = None
 
     def poll_if_listed(self) -> None:
-        """Poll soon if any plugin has sent the kubelet a list: it may displace this plugin's."""
+        """Poll soon if any plugin has sent the kubelet a list, which may displace this plugin's."""
         before = self._checkpointed_at
         self._checkpointed_at = socket_directory.checkpointed_at(self._sockets)
         if self._checkpointed_at != before:
@@ -383,6 +383,6 @@ class PodDevices:
                 self._plugins[resource].on_compared(displaced, rivals)
 
     def _sent_at(self, resource: str, now: float) -> float | None:
-        """Return when the kubelet was sent the device list, if it has had time to process it."""
+        """Return when the device list was sent, if the kubelet has had time to process it."""
         plugin = self._plugins.get(resource)
         return plugin.counters.sent_at if plugin and plugin.machine.has_settled(now) else None

@@ -1,6 +1,6 @@
 """Adapter: watches plugins that muster does not run, once its own resources are registered.
 
-The package `watch` is imported only if that is enabled (see `lean`).
+The package `watch` is imported only if watching is enabled (see `lean`).
 """
 
 from collections.abc import Callable, Coroutine
@@ -17,7 +17,7 @@ _PERIOD_S: Final = 2.5
 
 
 class ForeignPlugins:
-    """Watches a node's other plugins if that is configured; `on_change` gets each change."""
+    """Watches a node's other plugins, if so configured; `on_change` receives each change."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ForeignPlugins:
 
     @property
     def poll_period_s(self) -> float:
-        """How often the kubelet should be asked what it lists."""
+        """The interval at which to poll the kubelet's device list."""
         return _PERIOD_S if self._chosen.watch.enabled else podresources.PERIOD_S
 
     @property
@@ -47,12 +47,12 @@ class ForeignPlugins:
         return self.watcher.watched if self.watcher is not None else ()
 
     def on_listing(self, listing: podresources.Listing | None) -> None:
-        """Record what the kubelet lists; None if it does not answer."""
+        """Record the kubelet's device list; None if the kubelet does not answer."""
         if self.watcher is not None:
             self.watcher.on_listing(listing)
 
     def tasks(self) -> tuple[Coroutine[object, object, None], ...]:
-        """Return the task that watches; none if watching is disabled."""
+        """Return the watch task; empty if watching is disabled."""
         return (self._run(),) if self._chosen.watch.enabled else ()
 
     async def _run(self) -> None:

@@ -1,6 +1,6 @@
 """Adapter: Prometheus metrics of the plugin, collected from the node's state at each scrape.
 
-It is imported after the registration (see `lean`).
+This module is imported after the registration (see `lean`).
 """
 
 import functools
@@ -24,7 +24,7 @@ def register(node: node_wiring.Node, heartbeat_at: Callable[[], float]) -> None:
 
 
 class Collector(registry.Collector):
-    """Turns the state of a node into metrics."""
+    """Exports the state of a node as metrics."""
 
     def __init__(self, node: node_wiring.Node, heartbeat_at: Callable[[], float]) -> None:
         self._node = node

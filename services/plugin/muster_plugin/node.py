@@ -1,4 +1,4 @@
-"""Adapter: one node: wires device discovery, inventory, the kubelet and publishing together."""
+"""Adapter: wires a node's device discovery, inventory, kubelet plugins and publishing together."""
 
 import asyncio
 import contextlib
@@ -37,13 +37,13 @@ _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _LEAVE_BUS_TIMEOUT_S: Final = 1.0
 _STUCK_S: Final = 120.0
-"""Three of the longer periods, and the time that a check may take."""
+"""Three of the longer check periods, plus the time that a check may take."""
 
 Acquire = Callable[[], Awaitable[None]]
 
 
 class Node:
-    """Everything the plugin does on its node, except for the bus and the HTTP probes.
+    """Runs everything that the plugin does on its node, except the bus and the HTTP probes.
 
     `new_runner` creates a machine's runner. Raises ValueError if the node's resources conflict.
     """
@@ -126,7 +126,7 @@ class Node:
 
     @property
     def checked_at(self) -> Mapping[str, float]:
-        """When each kind of check was last done, in monotonic seconds."""
+        """When each kind of check last ran, in monotonic seconds."""
         return {**self._checked_at, **(self._gpus.source.checked_at if self._gpus else {})}
 
     @property
@@ -140,7 +140,7 @@ class Node:
         return self._gpus is not None
 
     def stuck(self, now: float) -> str | None:
-        """Return the periodic check that has not been done for too long, or None."""
+        """Return the periodic check that has not run for too long, or None."""
         for kind in (_SOCKETS, _DEVICES):
             age_s = now - self._checked_at.get(kind, now)
             if age_s > _STUCK_S:
@@ -148,7 +148,7 @@ class Node:
         return None
 
     def snapshot(self, at: datetime) -> vocabulary.InventoryReported:
-        """Return the whole inventory as an event; report as a problem if it does not fit."""
+        """Return the whole inventory as an event; report a problem if it does not fit."""
         event, problem = self.inventory.snapshot(at)
         if problem != self._snapshot_problem:
             self._snapshot_problem = problem
@@ -158,7 +158,7 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise that host paths are gone; return them as text, empty if there are none."""
+        """Return the missing host paths as text, after advertising their loss; empty if none."""
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""
@@ -174,7 +174,7 @@ class Node:
     def on_listing_changed(
         self, resource: str, change: registration_signals.ListingChange, endpoint: str
     ) -> None:
-        """Publish that the kubelet has listed a resource or no longer lists it."""
+        """Publish that the kubelet lists a resource, or no longer lists it."""
         self.resource_plugins.on_answered(resource)
         self.event_log.record_registration(resource, change, endpoint)
 
@@ -254,14 +254,14 @@ class Node:
         )
 
     def set_gpu_policy(self, policy: "xid_policy.Policy", health: "gpus.Health") -> None:
-        """Evaluate the health of GPUs by these rules from now on."""
+        """Evaluate the health of GPUs by new rules from now on."""
         if self._gpus is not None:
             self._gpus.use_rules(policy, health)
 
     # Handover to a successor, see kubelet.handover
 
     async def hand_over(self) -> tuple[str, ...]:
-        """Leave the bus and give up the resources; return the sockets that are still served."""
+        """Leave the bus and release the resources; return the sockets that are still served."""
         self.taken_back.clear()
         self.handed_over.set()
         with contextlib.suppress(TimeoutError):
@@ -325,7 +325,7 @@ class Node:
                 self._start_if_all_seen()
             case gpu.FaultBegan() | gpu.FaultEnded():
                 self._updates.publish_soon(self.inventory.apply_fault(update))
-                # hundreds of faults may come at once: let other tasks run
+                # hundreds of faults may arrive at once: let other tasks run
                 await asyncio.sleep(0)
             case _:
                 assert_never(update)

@@ -1,6 +1,6 @@
 """Adapter: the command line `muster config`: validate, show, schema, import, daemonsets.
 
-Exit codes: 0 if the file can be used, 1 if an import would lose something, 2 if the file cannot be
+Exit codes: 0 if the file can be used, 1 if an import would lose settings, 2 if the file cannot be
 used (one line for each problem on stderr). The output on stdout can be saved as a file; hints for
 people go to stderr.
 """
@@ -67,7 +67,7 @@ _Default = Annotated[
     str,
     Parameter(
         show_default=False,
-        help="The one of NVIDIA's several configurations that nodes without a label get.",
+        help="Which of NVIDIA's configurations applies to nodes without a label.",
     ),
 ]
 
@@ -91,9 +91,7 @@ class Options:
     ] = ()
     kubelet_directory: Annotated[
         str,
-        Parameter(
-            show_default=False, help="The kubelet's socket directory, instead of the file's."
-        ),
+        Parameter(show_default=False, help="The kubelet's socket directory; overrides the file."),
     ] = ""
 
 
@@ -118,7 +116,7 @@ def _reporting(command: Callable[_Arguments, int | None]) -> Callable[_Arguments
 @app.command
 @_reporting
 def validate(file: _File, /, options: Options = _DEFAULTS) -> None:
-    """Check whether a file can be used, and print everything that is wrong with it."""
+    """Check whether a file can be used, and print every problem."""
     configuration = _read(file, options)
     on_node = _on_node(file, options, configuration)
     gpu_warnings = [*xid_policy.warnings(configuration.gpus)]
@@ -193,11 +191,11 @@ def import_file(
         Parameter(
             negative="",
             show_default=False,
-            help="Print the configuration although it lost something.",
+            help="Print the configuration even if settings were lost.",
         ),
     ] = False,
 ) -> int:
-    """Print another plugin's configuration as muster's; differences and losses go to stderr."""
+    """Convert another plugin's configuration; differences and losses go to stderr."""
     form = config_settings.Format(peer)
     imported = files.import_peer(
         _text(file),
@@ -217,7 +215,7 @@ def import_file(
 @app.command(name="daemonsets")
 @_reporting
 def print_daemonsets(file: _File, manifests: _Manifests, /) -> None:
-    """Print muster's DaemonSet, and one for each label value that the file's `nodes` match."""
+    """Print muster's DaemonSet, and another for each label value in the file's `nodes`."""
     configuration = _read(file, _DEFAULTS)
     objects = daemonsets.objects_of(settings.parse(_text(manifests), source=manifests))
     plugins = daemonsets.plugins_of(objects)
@@ -340,7 +338,7 @@ def _show_matches(
     fake: config_settings.SimulatedGpus | None,
     node: str,
 ) -> None:
-    """Print which devices of this machine the rules match, scanned once as the plugin does."""
+    """Scan this machine once, as the plugin does, and print the devices that match the rules."""
     entries = [nodes for resource in on_node.resources for _, nodes in resource.entries()]
     plan = resource_plan.plan(on_node.resources, devfs.scan(entries).result)
     present: tuple[vocabulary.Gpu, ...] = ()

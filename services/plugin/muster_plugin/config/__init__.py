@@ -1,5 +1,5 @@
-"""The configuration of the plugin.
+"""Defines, reads and imports the plugin's configuration.
 
-`settings` has all of it, with `resources` for device nodes and `gpus` for GPUs. `files` reads them;
-`importers` convert the configuration of other plugins.
+`settings` defines all settings, with `resources` for device nodes and `gpus` for GPUs. `files`
+reads configuration files, and `importers` converts those of other plugins.
 """

@@ -1,9 +1,10 @@
-"""Pure: makes one DaemonSet of the plugin into several, one for each label value in `nodes`.
+"""Pure: generates a DaemonSet of the plugin for each label value in `nodes`.
 
-The plugin has no right on the Kubernetes API, so it cannot read its node's labels. Each DaemonSet
-selects the nodes with one value, and its pods get that value in `labels`; the first one keeps off
-these nodes. Each has a plugin name of its own, because health expects a plugin wherever one
-DaemonSet places it; the gate admits eight names, and only those in its settings.
+The plugin has no access to the Kubernetes API, so it cannot read its node's labels. Each generated
+DaemonSet selects the nodes with one value and sets that value in the plugin's `labels`; the
+original DaemonSet avoids these nodes. Each DaemonSet has its own plugin name, because health
+expects a plugin on every node that its DaemonSet selects. The gate admits at most eight names, and
+only those in its settings.
 """
 
 import copy
@@ -35,7 +36,7 @@ _PATTERN: Final = re.compile(r"[*?\[]")
 
 
 def objects_of(documents: Sequence[object]) -> list[Manifest]:
-    """Return the objects of manifests, also those in a List."""
+    """Return the objects in manifests, including those in a List."""
     listed: list[object] = []
     for document in documents:
         items = document.get("items") if isinstance(document, Mapping) else None
@@ -49,10 +50,10 @@ def plugins_of(objects: Sequence[Manifest]) -> list[Manifest]:
 
 
 def for_labels(document: settings.Document, daemonset: Manifest) -> list[Manifest]:
-    """Return the DaemonSet for all other nodes, and one for each value. Raises Refused.
+    """Return the DaemonSet for all other nodes, then one for each value. Raises Refused.
 
-    An override that matches by the node's name needs no DaemonSet. The result of an earlier call
-    may be given again.
+    An override that matches by the node's name needs no DaemonSet. `daemonset` may be the result of
+    an earlier call.
     """
     key, values = _label(document.nodes)
     base = _plain(daemonset)
@@ -88,7 +89,7 @@ def _label(nodes: Sequence[settings.NodeOverride]) -> tuple[str, list[str]]:
             continue
         (key, value), *more = node.match.items()
         if more or _PATTERN.search(value):
-            problems.append(f"nodes[{at}].match: only one label with a plain value has a DaemonSet")
+            problems.append(f"nodes[{at}].match: a DaemonSet needs one label with a plain value")
         keys[key] = values[value] = None
     if len(keys) > 1:
         problems.append(f"nodes: they match by several labels: {', '.join(keys)}")
@@ -125,7 +126,7 @@ def _for_value(base: Manifest, key: str, value: str) -> Manifest:
 
 
 def _plain(daemonset: Manifest) -> Manifest:
-    """Return a copy without what the API server adds."""
+    """Return a copy without the fields that the API server adds."""
     made = copy.deepcopy(daemonset)
     made.pop("status", None)
     metadata = _below(made, "metadata")
@@ -159,7 +160,7 @@ def _let_on(made: Manifest, key: str) -> None:
 
 
 def _without_last(term: Manifest, key: str) -> Manifest:
-    """Return a node selector term without the expression that `_keep_off` adds as the last."""
+    """Return a node selector term without the last expression, which `_keep_off` adds."""
     expressions = term.get("matchExpressions")
     *others, last = expressions if isinstance(expressions, list) and expressions else [{}]
     if (last.get("key"), last.get("operator")) != (key, "NotIn"):

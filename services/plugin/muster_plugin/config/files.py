@@ -1,6 +1,6 @@
 """Adapter: reads device configuration files, muster's or another plugin's.
 
-A file may also be the Kubernetes manifest that holds the configuration. Unusable content raises
+A file may also be the Kubernetes manifest that contains the configuration. Unusable content raises
 settings.BadSettings with every problem, and no other exception.
 """
 
@@ -63,9 +63,9 @@ def import_peer(
 ) -> peer_file.ImportedConfiguration:
     """Return another plugin's configuration, converted to muster's. Raises settings.BadSettings.
 
-    `domain` replaces the domain in generic-device-plugin's file or flags. `default` names the one
-    of several configurations of NVIDIA's plugin that nodes without a label get; `environment` are
-    the variables of the process, if it runs in place of NVIDIA's plugin.
+    `domain` replaces the domain in generic-device-plugin's file or flags. `default` names the
+    configuration for nodes without a label if NVIDIA's plugin has several. `environment` contains
+    the process's variables if it runs in place of NVIDIA's plugin.
     """
     variables: nvidia.Variables = ()
     if environment is not None and peer is config_settings.Format.NVIDIA:
@@ -119,7 +119,7 @@ def _imported(
 def _nvidia(
     text: bytes, source: str, default: str, variables: nvidia.Variables
 ) -> peer_file.ImportedConfiguration:
-    """Import NVIDIA's file, manifests or Helm values. `variables` take precedence over theirs."""
+    """Import NVIDIA's file, manifests or Helm values; `variables` override variables in them."""
     peer = config_settings.Format.NVIDIA
     documents = settings.parse(text, source=source)
     content = _nvidia_content(documents)

@@ -1,9 +1,10 @@
-"""Pure: the configuration of GPUs: names, sharing, what containers get, placement and health.
+"""Pure: the configuration of GPUs: names, sharing, container options, placement and health.
 
-It has every setting of NVIDIA's device plugin; `importers.nvidia` translates them. A selector
-(`model.gpu`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both,
-"GPU-..." and "MIG-..." by uuid, and where a pattern is allowed, `*` matches anything in a product's
-name. In a file, keys are in camel case (`migStrategy`), except for a unit (`poll_s`).
+It covers every setting of NVIDIA's device plugin, which `importers.nvidia` converts. A selector
+(`model.gpu`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by the GPU's index
+and its own, "GPU-..." and "MIG-..." by uuid, and where a pattern is allowed, `*` matches anything
+in a product's name. In a file, keys are in camel case (`migStrategy`), except for a unit
+(`poll_s`).
 """
 
 import enum
@@ -69,7 +70,7 @@ class DeviceList(enum.StrEnum):
 
 
 class DeviceIds(enum.StrEnum):
-    """What the container runtime gets to identify a GPU: its UUID or its index."""
+    """How a GPU is identified to the container runtime: by UUID or by index."""
 
     UUID = "uuid"
     INDEX = "index"
@@ -78,8 +79,8 @@ class DeviceIds(enum.StrEnum):
 class Placement(enum.StrEnum):
     """Which GPUs are preferred for a request.
 
-    `aligned` takes the best connected GPUs and spreads replicas; `exclusive` spreads replicas and
-    refuses two replicas of one GPU in one request.
+    `aligned` prefers the best connected GPUs and spreads replicas; `exclusive` spreads replicas and
+    rejects a request for two replicas of one GPU.
     """
 
     ALIGNED = "aligned"
@@ -89,7 +90,7 @@ class Placement(enum.StrEnum):
 
 
 class Preset(enum.StrEnum):
-    """The XIDs that take a GPU out of use: from NVIDIA's device plugin or NVIDIA's catalogue."""
+    """Which XIDs make a GPU Unhealthy: those of NVIDIA's device plugin or NVIDIA's catalogue."""
 
     NVIDIA_COMPATIBLE = "nvidia-compatible"
     CATALOGUE = "catalogue"
@@ -98,7 +99,7 @@ class Preset(enum.StrEnum):
 class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """The resource name for GPUs of a product, or for MIG devices of a profile.
 
-    The first match counts; a device without a match keeps its default name.
+    The first match applies; a device without a match keeps its default name.
     """
 
     name: vocabulary.Name
@@ -122,8 +123,8 @@ class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """A shared resource: `replicas` of each device, or one per GB of memory.
 
-    `devices` says how many devices are shared, or which, or all; the others stay unshared under
-    `name`. An empty `rename` keeps that name for the shared devices too.
+    `devices` selects the shared devices: all, a number of them, or a list. The others stay unshared
+    under `name`. An empty `rename` keeps that name for the shared devices too.
     """
 
     name: vocabulary.Name
@@ -150,7 +151,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """Time-slicing. Each entry for a name uses the devices that earlier entries left."""
+    """Time-slicing. Each entry for a name shares devices that no earlier entry shares."""
 
     resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
     rename_by_default: bool = False
@@ -199,7 +200,7 @@ class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class ContainerOptions(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """What containers get with their GPUs. An empty `dev_root` means the driver root."""
+    """The options for containers with GPUs. An empty `dev_root` means the driver root."""
 
     device_list: Annotated[tuple[DeviceList, ...], msgspec.Meta(min_length=1)] = (
         DeviceList.ENVVAR,
@@ -248,7 +249,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """The NVIDIA GPUs of a node; without `resources` they are `nvidia.com/gpu`.
+    """The NVIDIA GPUs of a node, advertised as `nvidia.com/gpu` unless `resources` names them.
 
     `library` is the path of libnvidia-ml.so.1, needed if it is neither below the driver root nor
     found by the loader. `expect` is the number of GPUs or MIG devices, not replicas, by resource.
@@ -298,7 +299,7 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
                     pattern = naming.product or naming.mig
                     yield (
                         f"resources[{at}]: resources[{before}] matches all that "
-                        f"{errors.quoted(pattern)} does; write the narrower one first"
+                        f"{errors.quoted(pattern)} does; put the narrower one first"
                     )
                     break
         yield from _path_problems("library", self.library)

@@ -1,8 +1,8 @@
-"""Pure: one resource of schema v1: which device nodes it consists of, and how containers get them.
+"""Pure: the configuration of one resource: its device nodes, and how containers get them.
 
-A resource is one or several groups; the devices of a group are allocated together, as one unit.
-Mistakes are rejected here, before any scan, with texts that name the key. `patterns` defines globs
-and regular expressions.
+A resource consists of groups; the devices of a group are allocated together, as one unit. Mistakes
+are rejected here, before any scan, with messages that name the key. `patterns` defines globs and
+regular expressions.
 """
 
 import enum
@@ -86,7 +86,7 @@ class Entry(
 ):
     """Device nodes or mounts chosen by one selector, and how a container gets them.
 
-    `limit` is how often one match may be used if other entries of its group have more matches. An
+    `limit` is how many units may use one match if other entries of its group have more matches. An
     `optional` entry may have no match. A `shared` entry, such as a control node, may also belong to
     another resource.
     """
@@ -148,7 +148,7 @@ class Entry(
     def _permission_problems(self) -> Iterator[str]:
         if not _PERMISSIONS.fullmatch(self.permissions):
             # with anything else runc refuses to start the container
-            yield f"permissions: {self.permissions!r} is not r, w, m or several, each once"
+            yield f"permissions: {self.permissions!r} is not a combination of r, w and m"
 
     def _type_problems(self) -> Iterator[str]:
         match self.type:

@@ -1,4 +1,4 @@
-"""Pure: the settings of the plugin: which devices to advertise, and where kubelet and bus are.
+"""Pure: the settings of the plugin: the devices to advertise, the kubelet and the bus.
 
 The devices are in schema v1 (`Document`): for every node, with overrides for some nodes. The other
 keys of the file concern the process; changing those requires a restart.
@@ -202,7 +202,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
-    """Yield each pair of entries of different resources where the second matches all of the first.
+    """Yield each pair of entries of two resources where the second matches all that the first does.
 
     A pattern is compared only with single paths and single USB devices; whether two patterns
     overlap can only be seen on the node.
@@ -331,10 +331,9 @@ class Settings(
         return self.for_node(node, self.labels)
 
     def hash_for(self, node: str) -> str:
-        """Return a hash of one node's device configuration alone.
+        """Return a hash of one node's device configuration, without other settings.
 
-        A new hash shows health why a node has fewer devices; other settings do not matter. Raises
-        ValueError like `at`.
+        Health takes a new hash as an explanation for fewer devices. Raises ValueError like `at`.
         """
         canonical = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:12]
@@ -379,18 +378,18 @@ class Settings(
 
 
 def endpoint(resource: str, *, process: str, serial: int) -> str:
-    """Return the file name of a socket: one resource, one process (in hex), one generation."""
+    """Return the socket's file name, unique to its resource, process (in hex) and generation."""
     return f"muster-{slug(resource)}-{process}-{serial}.sock"
 
 
 def slug_of(endpoint: str) -> str:
-    """Return the slug in this socket's name; empty if it is not a socket of muster's."""
+    """Return the slug in a socket's name; empty if the socket is not muster's."""
     match = _ENDPOINT.fullmatch(endpoint)
     return match[1] if match else ""
 
 
 def slug(resource: str) -> str:
-    """Return a resource name for use in a file name: unique, at most 40 characters."""
+    """Convert a resource name to a unique part of a file name, at most 40 characters."""
     plain = resource.replace("/", "_")
     if len(plain) <= _SLUG_MAX:
         return plain

@@ -21,9 +21,9 @@ Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=_PATTERN_MAX)]
 class Watch(errors.Checked, frozen=True, kw_only=True):
     """Whether and how to watch the node's plugins that muster does not run.
 
-    `expect` is how many devices of a resource the kubelet should list, instead of what is learned;
-    0 means that the resource may have no devices. `ignore` has shell patterns of resources, drivers
-    and sockets.
+    `expect` is how many devices of a resource the kubelet should list, instead of the learned
+    number; 0 means that the resource may have no devices. `ignore` lists shell patterns for
+    resources, drivers and sockets.
     """
 
     enabled: bool = False

@@ -30,7 +30,7 @@ _FEW_NODES: Final = 200
 _PERIOD_S: Final = 30.0
 _SETTLE_S: Final = 0.002
 _SHARE: Final = 0.2
-"""The largest share of CPU time for scans, even if devices come and go all the time."""
+"""The largest share of CPU time for scans, even if devices change all the time."""
 
 
 class HostScanner:
@@ -47,13 +47,13 @@ class HostScanner:
 
     @property
     def is_dev_hanging(self) -> bool:
-        """Whether not even /dev can be scanned."""
+        """Whether the scan of /dev itself hangs."""
         return self._dev.is_hanging
 
     def scan_times(
         self, others: Callable[[], Iterable[Path]]
     ) -> contextlib.aclosing[AsyncGenerator[None, None]]:
-        """Open a stream that yields whenever a scan is due, also after changes in `others`."""
+        """Open a stream that yields whenever a scan is due, including after changes in `others`."""
         return contextlib.aclosing(
             inotify.scan_times(
                 lambda: self.directories.union(others()),

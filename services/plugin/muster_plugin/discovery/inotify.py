@@ -1,10 +1,10 @@
-"""Adapter: inotify: decides when directories have to be scanned again.
+"""Adapter: uses inotify to decide when directories have to be scanned again.
 
-It does not report what changed; the caller scans the present state. A lost or repeated notice
+Events are not parsed: any event makes the caller scan the current state. A lost or repeated event
 therefore does no harm, and periodic scans cover changes that inotify cannot see (another mount, an
-overflow, no instances left: fs.inotify.max_user_instances). Two calls of the C library are enough,
-without parsing events; a package for them would cost 10 ms and a mebibyte. The calls run in a
-thread: watching a directory reads it, which may hang.
+overflow, no instances left: fs.inotify.max_user_instances). Two calls of the C library are enough;
+a package for them would cost 10 ms and 1 MiB. The calls run in a thread, because watching a
+directory reads it, which may hang.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _ONLYDIR: Final = 0x01000000
 NAME_EVENTS: Final = (
     _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
 )
-"""Files that come and go. Writes are left out: some process always writes to /dev/null."""
+"""Files created, removed or renamed; no writes, because /dev/null is written all the time."""
 CONTENT_EVENTS: Final = NAME_EVENTS | _MODIFY | _CLOSE_WRITE
 
 _WITHOUT_INOTIFY_S: Final = 1.0

@@ -1,13 +1,14 @@
 """Pure: plans the units of every resource from its rules and the scanned nodes.
 
 A unit is one row: a match of each entry of its group. Unlike in generic-device-plugin, two
-identical USB sticks are two units, and a group can have USB entries and others. A group has as many
-rows as its shortest list of matches allows when each match is used `limit` times, and at most as
-many as its longest list has matches. An optional entry without matches is left out; with matches it
-counts like any other (generic-device-plugin, deviceplugin/path.go).
+identical USB sticks are two units, and a group can have USB entries and others. Each match is used
+in at most `limit` rows, so the shortest list of matches limits the number of rows. A group has at
+most as many rows as its longest list has matches. An optional entry without matches is left out;
+with matches it counts like any other (generic-device-plugin, deviceplugin/path.go).
 
 An id consists of the device's stable name and the number of the replica, never of the device's
-position in a list or its device number: other devices that come or go do not change it.
+position in a list or its device number. Other devices therefore do not change it when they appear
+or disappear.
 """
 
 import itertools
@@ -80,7 +81,7 @@ def plan(
 
 
 def merged(first: Plan, second: Plan) -> Plan:
-    """Combine two plans; of two resources with one name keep the first, and note a problem."""
+    """Combine two plans; of two resources with the same name keep the first, and add a problem."""
     names_of_first = {resource.name for resource in first.resources}
     added = [resource for resource in second.resources if resource.name not in names_of_first]
     duplicates = [
@@ -197,9 +198,9 @@ def _units(
 def _key(group: resources.Group, row: Row) -> str:
     """Return the key that names a unit.
 
-    A match of a required entry with limit 1 is in one unit only, so that it is enough for the key,
-    and the unit keeps its name when other devices come or go. Without such an entry the key
-    consists of all matches.
+    A match of a required entry with limit 1 belongs to one unit only, so it suffices as the key.
+    The unit then keeps its name when other devices appear or disappear. Without such an entry the
+    key consists of all matches.
     """
     for kind in (resources.NodeType.DEVICE, resources.NodeType.MOUNT):
         for number, entry in enumerate(group.devices):

@@ -1,4 +1,4 @@
-"""Pure: the nodes of a scan, and the nodes that an entry matches, always in the same order.
+"""Pure: the nodes of a scan, and which of them an entry matches, always in the same order.
 
 Paths are those of the host, wherever its root is mounted. A node has several names: its own path
 and the links that lead to it. A node is one match, under its own path if that matches, else under
@@ -37,7 +37,7 @@ class Kind(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True):
-    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` increases each time.
+    """A USB device. `port` is where it is plugged in (`1-1.4`); each plugging in increases `dev`.
 
     Names are as in /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
     """
@@ -96,7 +96,7 @@ _NODES: Final = frozenset({Kind.CHAR, Kind.BLOCK})
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """A node that an entry matches, under the name that matched.
 
-    `is_usb` is whether it matched as a USB device, whatever its path is at the moment.
+    `is_usb` is whether the node matched as a USB device, whatever its current path.
     """
 
     path: str
@@ -105,7 +105,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The stable name of the match: the same after a restart, and when plugged in again."""
+        """The stable name of the match, unchanged by a restart or a new connection."""
         usb = self.node.usb
         if not self.is_usb or usb is None:
             return self.path

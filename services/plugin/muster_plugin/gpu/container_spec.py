@@ -33,7 +33,7 @@ _CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CR
 
 
 class AllocationContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules and the last scan, as an allocation of GPUs needs them."""
+    """The rules and scan results that an allocation of GPUs needs."""
 
     rules: gpus.Gpus = gpus.Gpus()
     scan: gpu.Scan = gpu.Scan()
@@ -49,9 +49,9 @@ def container_response(
 ) -> advertised.ContainerResponse:
     """Return the response for a container that gets these devices, in the order of the request.
 
-    `present` are the `optional_paths` that exist on the host. `annotation` is a name that no other
-    response has, for CDI by annotation. `caps` come from `gpu.Scan`. A device is listed once,
-    however many of its replicas are requested.
+    `present` are the `optional_paths` that exist on the host. `annotation` is a unique name for CDI
+    annotations. `caps` come from `gpu.Scan`. A device is listed once, however many of its replicas
+    are requested.
     """
     devices = tuple({device.uuid: device for device in requested}.values())
     has_index = options.device_ids is gpus.DeviceIds.INDEX
@@ -123,7 +123,7 @@ def device_nodes(
 
 
 def optional_paths(options: gpus.ContainerOptions) -> tuple[str, ...]:
-    """Return the host paths that each Allocate leaves out if they are absent."""
+    """Return the host paths that Allocate omits if they are absent."""
     control = [_on_host(options, path) for path in CONTROL_NODES] if _passes_nodes(options) else []
     return (*control, *(_channel_path(options, number) for number in options.imex.channels))
 

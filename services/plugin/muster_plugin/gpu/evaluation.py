@@ -1,4 +1,4 @@
-"""Adapter: applies the configured XID policy to what a GPU source observes."""
+"""Adapter: applies the configured XID policy to the observations of a GPU source."""
 
 import asyncio
 import functools
@@ -44,7 +44,7 @@ class Source(Protocol):
 
 
 class GpuEvaluator:
-    """Runs `health_state.GpuHealth` on what a source observes, as a `machine.Machine`."""
+    """Runs `health_state.GpuHealth` on a source's observations, as a `machine.Machine`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class GpuEvaluator:
         self.source.set_poll_interval(rules.poll_s)
 
     async def watch(self, act: Callable[[Evaluated], Awaitable[None]]) -> None:
-        """Evaluate everything that is observed until cancelled.
+        """Evaluate every observation until cancelled.
 
         The faults of a GPU are passed on before the scan that lists it, so that a GPU that is
         broken from the start is never reported as Healthy.

@@ -1,4 +1,4 @@
-"""Pure: which faults a poll of a GPU shows or rules out, and when an active fault is over.
+"""Pure: determines which faults a GPU poll shows or rules out, and when an active fault ends.
 
 A signal is something that NVML itself reports about the GPU. A value that NVML does not report is
 unknown: it neither shows a fault nor rules one out. Numbers and names are those of nvml.h 13.3.
@@ -19,8 +19,8 @@ unknown: it neither shows a fault nor rules one out. Numbers and names are those
 
 A good poll is an answer that asks for nothing. Quiet means `cooldown_s` without another fault on
 the part and without an answer that asks for something. Quiet has to last `UNPROVEN_FACTOR` times as
-long if the driver cannot say what it needs and nothing else proves a reset, and it doubles each
-time that the part became unhealthy within `FLAP_WINDOW_S` of its recovery.
+long if the driver cannot report what it needs and nothing else proves a reset. It doubles each time
+the part becomes unhealthy within `FLAP_WINDOW_S` of its recovery.
 """
 
 import enum
@@ -78,7 +78,7 @@ DOUBLINGS_MAX: Final = 5
 QUIET_MAX_S: Final = 3600.0
 """The longest quiet time that may be required, unless `cooldown_s` itself is longer."""
 UNPROVEN_FACTOR: Final = 3
-"""How many times as long the quiet time has to be if it is the only evidence."""
+"""The factor by which the quiet time is extended if it is the only evidence."""
 _REAPPEARED: Final = "it disappeared and came back"
 _COUNTER_RESET: Final = "its error counter was reset"
 
@@ -113,8 +113,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 class PollReading(msgspec.Struct, frozen=True, kw_only=True):
     """The signals that a poll shows, and the fault codes that it rules out.
 
-    A good poll is an answer that asks for nothing. It is proven if the driver can say what it
-    needs, and says that it needs nothing.
+    A good poll is an answer that asks for nothing. It is proven if the driver reports that it needs
+    nothing.
     """
 
     signals: tuple[Signal, ...]
@@ -262,7 +262,7 @@ def _denied(poll: gpu.Poll) -> Iterator[str]:
 
 
 class ActiveFault:
-    """One active fault, and the evidence that it is over."""
+    """One active fault, and the evidence that it has ended."""
 
     def __init__(
         self,
@@ -284,11 +284,11 @@ class ActiveFault:
 
     @property
     def is_unhealthy(self) -> bool:
-        """Whether the fault takes the part out of use."""
+        """Whether the fault makes the part Unhealthy."""
         return self.began.effect is gpu.Effect.UNHEALTHY
 
     def on_repeated(self, now: float) -> None:
-        """Drop all evidence that the fault is over: it was observed again."""
+        """Discard all evidence of recovery, because the fault was observed again."""
         self.on_disturbance(now)
         self._is_away = False
         self._reset_evidence = ""
@@ -317,7 +317,7 @@ class ActiveFault:
         self._repaired_by = by
 
     def on_poll(self, reading: PollReading, now: float) -> None:
-        """Count an answered poll that does not show the fault."""
+        """Evaluate an answered poll that does not show the fault."""
         if self._is_away:
             self._is_away = False
             self._reset_evidence = _REAPPEARED
@@ -331,7 +331,7 @@ class ActiveFault:
         self._proven_polls = self._proven_polls + 1 if reading.is_proven_good else 0
 
     def end_reason(self, now: float, *, rules: gpus.Health, doublings: int) -> str:
-        """Return why the fault is over; empty while it is active."""
+        """Return why the fault has ended; empty while it is active."""
         if self._ends is EndsWhen.NEVER:
             return ""
         if self._repaired_by:
@@ -389,5 +389,5 @@ class FlapHistory:
         return f"unhealthy again {now - self._recovered_at:.0f} s after it recovered"
 
     def on_recovered(self, now: float) -> None:
-        """Note that the part is healthy."""
+        """Record that the part is Healthy."""
         self._recovered_at = now

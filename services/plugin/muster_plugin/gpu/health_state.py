@@ -66,7 +66,7 @@ class GpuHealth:
         return [*self._received(event, now), *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[gpu.FaultChange]:
-        """Return the faults of overdue GPUs; after a stall of ours, restart their deadlines."""
+        """Return the faults of overdue GPUs; if this process was stalled, restart all deadlines."""
         overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
         if any(now - self._due(condition) > _STALL_S for condition in overdue):
             for condition in overdue:
@@ -175,7 +175,7 @@ class GpuCondition:
         yield from self._end(self._whole, UNWATCHED, change.at, "it is monitored again")
 
     def on_overdue(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """Begin `unpolled`: no poll came in time."""
+        """Begin `unpolled`, because no poll arrived in time."""
         assert self.last_heard_at is not None, "only a GPU that was observed can be overdue"
         reason = f"it has not been polled for {now - self.last_heard_at:.0f} s"
         yield from self._begin_unmonitored(UNPOLLED, reason, now, at, "polled")
@@ -249,7 +249,7 @@ class GpuCondition:
             yield from self._begin_unmonitored(UNANSWERED, reason, now, poll.at, "polled")
 
     def _count_ecc(self, poll: gpu.Poll) -> None:
-        """Remember the error counter, which falls only when the GPU is reset."""
+        """Record the error counter, which falls only when the GPU is reset."""
         if poll.ecc_uncorrected is None:
             return
         if self._ecc is not None and poll.ecc_uncorrected < self._ecc:
@@ -260,7 +260,7 @@ class GpuCondition:
     def _apply(
         self, poll: gpu.Poll, reading: faults.PollReading, now: float, *, is_off: bool
     ) -> Iterator[gpu.FaultChange]:
-        """Begin the faults that a poll shows, and count it as evidence for the end of others."""
+        """Begin the faults that a poll shows, and count the poll as evidence that others ended."""
         signals = {signal.code: signal for signal in reading.signals}
         self._is_lost = bool(poll.error)
         for (_, code), fault in self._faults.items():
@@ -336,7 +336,7 @@ class GpuCondition:
 
 
 def _is_exhaustive(scan: gpu.Scan) -> bool:
-    """Return whether unlisted GPUs are gone; an unreadable GPU without a uuid could be one."""
+    """Return whether unlisted GPUs are gone; an unreadable GPU without a uuid may be one."""
     if scan.driver is gpu.Driver.READY:
         return all(failed.uuid for failed in scan.unreadable)
     return scan.driver is gpu.Driver.NOT_LOADED

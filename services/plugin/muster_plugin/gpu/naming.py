@@ -1,7 +1,7 @@
 """Pure: decides which GPUs and MIG devices are advertised, and under which resource name.
 
 The MIG strategies and names are NVIDIA's (internal/rm/device_map.go, internal/lm/mig-strategy.go,
-v0.20). If one GPU does not fit, NVIDIA's plugin gives up all GPUs; muster leaves out only that GPU,
+v0.20). If one GPU does not fit, NVIDIA's plugin advertises none; muster leaves out only that GPU,
 with a problem that names it.
 """
 
@@ -86,7 +86,7 @@ def by_name(
 
 
 def gpu_label(physical: vocabulary.Gpu) -> str:
-    """Return the name of a GPU for use in texts."""
+    """Return the name of a GPU for use in messages."""
     if physical.index is None:
         return physical.uuid
     return f"GPU {physical.index} ({physical.uuid})"
@@ -142,7 +142,7 @@ def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[voca
 
 
 def _uniform(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Return the GPUs that are partitioned like most; a single name needs identical devices.
+    """Return the GPUs partitioned like the majority; a single name requires identical devices.
 
     If two groups are equally large, GPUs in MIG mode are preferred, then the first profile.
     """

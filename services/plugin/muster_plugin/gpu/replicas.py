@@ -1,8 +1,8 @@
-"""Pure: the devices of GPU resources: each GPU or MIG device, or its replicas if it is shared.
+"""Pure: plans the devices of GPU resources: each GPU or MIG device, or the replicas of it.
 
 A device that is not shared is one unit with the uuid as its id. A shared device is several units,
-`<uuid>::0` and so on, as in NVIDIA's plugin (internal/rm/devices.go, v0.20). Nothing raises: an
-impossible device is left out, with a problem that names it.
+`<uuid>::0` and so on, as in NVIDIA's plugin (internal/rm/devices.go, v0.20). These functions never
+raise: an impossible device is left out, with a problem that names it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from muster_plugin.gpu import naming
 from muster_plugin.model import advertised, gpu
 
 _MIB_PER_REPLICA: Final = 1000
-"""What the iktos fork counts as a GB (cmd/nvidia-device-plugin, replicas of -1)."""
+"""The size of a GB in the iktos fork, in MiB (cmd/nvidia-device-plugin, replicas of -1)."""
 _TEXT_MAX: Final = 2048
 
 
@@ -108,7 +108,7 @@ def _make_shares(scan: gpu.Scan, rules: gpus.Gpus) -> _Shares:
 
 
 class _Sharer:
-    """Shares the devices of each resource as configured; notes `problems`."""
+    """Shares the devices of each resource as configured; collects `problems`."""
 
     def __init__(self, sharing: gpus.Sharing, scan: gpu.Scan, problems: list[str]) -> None:
         self._sharing = sharing
@@ -116,7 +116,7 @@ class _Sharer:
         self._problems = problems
 
     def shares(self, name: str, candidates: Sequence[naming.Candidate]) -> Iterator[_Share]:
-        """Yield the shares of one resource; each entry takes from the devices that remain."""
+        """Yield the shares of one resource; each entry uses the devices that remain."""
         remaining = {candidate.device.uuid: candidate for candidate in candidates}
         for at, shared in enumerate(self._sharing.resources):
             if shared.name != name:

@@ -1,4 +1,4 @@
-"""Pure: the best connected set of a given size among the free GPUs.
+"""Pure: chooses the best connected set of a given size among the free GPUs.
 
 As in NVIDIA's allocator (go-gpuallocator 876e7b7, gpuallocator/besteffort_policy.go), all free GPUs
 are partitioned into sets of that size, and a smaller set of the rest, so that the total score is
@@ -8,9 +8,9 @@ Ties between partitions, and between sets, go to the first by position.
 Up to 16 GPUs the answer is exact. At best a GPU is connected to its `size - 1` best partners. The
 slack of a set is how much its members fall short of that, minus the shortfall that every set has.
 Slacks are never negative and add up, so a partition whose slack reaches the best so far is
-abandoned early (branch and bound); the first bound comes from a local search. The local search
-alone answers for more than 16 GPUs, and if the exact search would take too many steps: on no real
-machine, and for 1 in 1000 random matrices.
+abandoned early (branch and bound); the first bound comes from a local search. For more than 16
+GPUs, or if the exact search would take too many steps, the local search alone decides. Too many
+steps occur on no real machine, and for 1 in 1000 random matrices.
 """
 
 import functools
@@ -28,7 +28,7 @@ Matrix: TypeAlias = Sequence[Sequence[int]]
 
 
 class _TooLongError(Exception):
-    """The exact search exceeded its number of steps."""
+    """The exact search exceeded its maximum number of steps."""
 
 
 def best(scores: Matrix, size: int, required: Collection[int] = ()) -> tuple[int, ...]:

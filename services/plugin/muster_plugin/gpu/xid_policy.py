@@ -1,9 +1,9 @@
-"""Pure: which XID takes a GPU out of use, what recovery requires, and which rule decided.
+"""Pure: decides which XIDs make a GPU Unhealthy and what recovery requires, and names the rule.
 
-`policies/xids.json` has the statements of each source about each XID. A preset is a list of rules;
-the first rule that names an XID decides. The user's file overrides the preset, XID by XID, and
-NVIDIA's two lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override both. `evaluation`
-reads them.
+`policies/xids.json` lists what each source states about each XID. A preset is a list of rules; the
+first rule that names an XID decides. The user's file overrides the preset, XID by XID, and NVIDIA's
+two lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override both. `evaluation` reads the
+files.
 """
 
 import enum
@@ -42,7 +42,7 @@ class Action(enum.StrEnum):
 
     @property
     def is_unhealthy(self) -> bool:
-        """Whether the XID takes the GPU out of use."""
+        """Whether the XID makes the GPU Unhealthy."""
         return self.effect is gpu.Effect.UNHEALTHY
 
     @property
@@ -58,7 +58,7 @@ class Action(enum.StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """The rule that decided about an XID: its action, name and source."""
+    """The rule that applies to an XID: its action, name and source."""
 
     action: Action
     title: str
@@ -100,7 +100,7 @@ class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
     """NVIDIA's two lists, parsed; enabled wins over disabled.
 
     `is_off` is true if `all` is disabled and not enabled: then NVML's reports about the GPU itself
-    do not take it out of use either. `xids` concerns XIDs only.
+    do not make it Unhealthy either. `xids` concerns XIDs only.
     """
 
     disabled: frozenset[int] = frozenset()
@@ -205,11 +205,11 @@ class Policy:
 
     @property
     def is_off(self) -> bool:
-        """Whether poll results never take a GPU out of use."""
+        """Whether poll results never make a GPU Unhealthy."""
         return self._lists.is_off
 
     def rule(self, xid: int) -> Rule:
-        """Return the rule for an XID; an unknown XID takes the GPU out of use."""
+        """Return the rule for an XID; an unknown XID makes the GPU Unhealthy."""
         entry = self._catalogue.xids.get(xid)
         action, rule, source = self._override(xid) or self._by_preset(xid, entry)
         if self._lists.disables(xid):

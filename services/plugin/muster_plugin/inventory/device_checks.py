@@ -1,4 +1,4 @@
-"""Adapter: device checks: opens devices or runs check commands, as configured."""
+"""Adapter: checks devices by opening them or by running a command, as configured."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ OnResult = Callable[[str, advertised.Unit, str], Awaitable[None]]
 class DeviceChecker:
     """Checks each device periodically, as configured for its resource, and new devices at once.
 
-    `on_result` gets the resource, the unit and the problem, which is empty if the check passed.
+    `on_result` receives the resource, the unit and the problem, which is empty if the check passed.
     """
 
     def __init__(self, devices: inventory.Inventory, on_result: OnResult) -> None:
@@ -115,7 +115,7 @@ def _open(path: str, flags: int) -> None:
 async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
     """Run the check command, with the device nodes in MUSTER_DEVICES, separated by commas.
 
-    The command counts as ended when its own process has ended, even if that left children running.
+    The command counts as ended when its own process has ended, even if child processes still run.
     """
     paths = ",".join(device.host_path for device in unit.devices)
     program = checks.command[0]

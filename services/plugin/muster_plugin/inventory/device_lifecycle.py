@@ -96,7 +96,7 @@ class TrackedUnit:
         return vocabulary.Health.HEALTHY, HEALTHY, "present and healthy"
 
     def observe(self, unit: advertised.Unit | None, now: float, *, policy: Policy) -> None:
-        """Record one observation: no unit, the same one, or a different one with the same id."""
+        """Record one observation: no unit, the same unit, or a different unit with the same id."""
         if unit is not None and self.unit.is_same(unit):
             self.lost_at = self.successor = None
             self.unit = unit
@@ -107,7 +107,7 @@ class TrackedUnit:
         self.successor = unit
 
     def record_check(self, problem: str, *, policy: Policy) -> None:
-        """Record the result of a check; a missing unit ignores it."""
+        """Record the result of a check, unless the unit is missing."""
         if self.lost_at is not None:
             return
         if problem:
@@ -154,13 +154,13 @@ class AllocationsChanged(msgspec.Struct, frozen=True):
 
 
 class Added(msgspec.Struct, frozen=True):
-    """A unit is advertised from now on."""
+    """A unit is now advertised."""
 
     device: vocabulary.Device
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """A unit is not advertised any more."""
+    """A unit is no longer advertised."""
 
     device_id: vocabulary.DeviceId
     reason: vocabulary.Text
@@ -224,7 +224,7 @@ class DeviceLifecycle:
         )
 
     def device(self, device_id: str) -> vocabulary.Device:
-        """Return the advertised device of an id."""
+        """Return the advertised device with this id."""
         return self._device(self._tracked[device_id])
 
     def offered(self) -> tuple[advertised.Unit, ...]:
@@ -232,7 +232,7 @@ class DeviceLifecycle:
         return tuple(self._tracked[name].unit for name in sorted(self._tracked))
 
     def unit(self, device_id: str) -> advertised.Unit | None:
-        """Return the unit of an id, or None if it is not advertised."""
+        """Return the unit with this id, or None if it is not advertised."""
         tracked = self._tracked.get(device_id)
         return tracked.unit if tracked else None
 

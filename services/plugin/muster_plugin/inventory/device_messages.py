@@ -1,4 +1,4 @@
-"""Pure: messages for the bus about devices: an event for each change, and lists of all devices.
+"""Pure: composes messages about devices: an event for each change, and lists of all devices.
 
 Replicas of one GPU that change in the same way become one event. A list has to fit into a limited
 number of messages: equal replicas are listed once, with their number. If that is not enough, all
@@ -19,7 +19,7 @@ from muster_plugin.inventory import device_lifecycle, resource_devices
 from muster_plugin.model import gpu
 
 _UNHEALTHY_LISTED_MAX: Final = (resource_plan.DEVICES_MAX, 20, 1)
-"""How many Unhealthy devices of a resource are listed one by one if there are too many."""
+"""How many Unhealthy devices of a resource are listed individually if there are too many."""
 _SHORT_REASON_MAX: Final = 100
 Fits = Callable[[tuple[vocabulary.Device, ...]], bool]
 
@@ -157,7 +157,7 @@ class Listing(msgspec.Struct, frozen=True):
 def group_replicas(
     devices: Iterable[tuple[vocabulary.Device, str]],
 ) -> tuple[vocabulary.Device, ...]:
-    """List equal replicas of one physical device once; `devices` has each with its physical device.
+    """List equal replicas of one physical device once; `devices` are pairs with that device.
 
     Subscribers see a GPU as a whole. Device nodes are known by their ids, so only Healthy device
     nodes are combined.
@@ -172,17 +172,17 @@ def group_replicas(
 
 
 def fit_list(devices: Sequence[vocabulary.Device], fits: Fits) -> Listing:
-    """List the devices so that they fit."""
+    """Return the devices as a list, shortened until it fits."""
     if fits(tuple(devices)):
         return Listing(tuple(devices))
     every = sum(device.count for device in devices)
     few, *fewer = (_shortened(devices, named_max) for named_max in _UNHEALTHY_LISTED_MAX)
-    problem = f"{every} devices are too many to list; Healthy ones are only counted"
+    problem = f"{every} devices are too many to list; Healthy devices are only counted"
     if fits(few):
         return Listing(few, problem)
     shortest = next((short for short in fewer if fits(short)), fewer[-1])
     return Listing(
-        shortest, f"{problem}, and only a few Unhealthy ones of each resource are listed"
+        shortest, f"{problem}, and only a few Unhealthy devices of each resource are listed"
     )
 
 

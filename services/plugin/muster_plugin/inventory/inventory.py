@@ -1,4 +1,4 @@
-"""Pure: every device of the node, as planned from rules and scans, and as advertised.
+"""Pure: tracks every device of the node, as planned from rules and scans and as advertised.
 
 Device nodes come from rules and scans (`discovery.resource_plan`), GPUs from rules and NVML
 (`gpu.replicas`); each unit has a life cycle. A fault of a GPU makes every device of it Unhealthy,
@@ -161,7 +161,7 @@ class Inventory:
         return advertised.devices() if advertised else ()
 
     def unit(self, resource: str, device_id: str) -> advertised.Unit | None:
-        """Return the unit of an id, or None if it is not advertised."""
+        """Return the unit with this id, or None if it is not advertised."""
         advertised = self._resources.get(resource)
         return advertised.unit(device_id) if advertised else None
 
@@ -240,7 +240,7 @@ class Inventory:
 
 
 def resource_of(event: vocabulary.PluginEvent) -> str:
-    """Return the resource whose list an event changes; empty if none does."""
+    """Return the resource whose list an event changes; empty if it changes no list."""
     match event:
         case vocabulary.DeviceAdded(device=device):
             return device.resource
@@ -260,7 +260,7 @@ class Planner:
         self._gpu_rules: dict[str, config_resources.Resource] = {}
 
     def configure(self, configuration: settings.NodeConfiguration) -> None:
-        """Use other rules from now on."""
+        """Apply other rules from now on."""
         self._gpu_rules.clear()
         self._configuration = configuration
 

@@ -125,7 +125,7 @@ class ResourceDevices:
         return facts
 
     def invalidate(self, part: gpu.Part) -> None:
-        """Forget the cached devices of a part of a GPU, whose faults have changed."""
+        """Invalidate the cached devices of a part of a GPU whose faults have changed."""
         for unit in self._by_gpu().get(part.gpu, ()):
             self._advertised.pop(unit.id, None)
             self._devices = None
@@ -139,7 +139,7 @@ class ResourceDevices:
         return self._units
 
     def unit(self, device_id: str) -> advertised.Unit | None:
-        """Return the unit of an id, or None if it is not advertised."""
+        """Return the unit with this id, or None if it is not advertised."""
         return self.lifecycle.unit(device_id)
 
     def has(self, uuid: str) -> bool:
@@ -149,7 +149,7 @@ class ResourceDevices:
         return uuid in self._physical
 
     def device(self, device_id: str) -> vocabulary.Device | None:
-        """Return the advertised device of an id, or None if there is none."""
+        """Return the advertised device with this id, or None if there is none."""
         unit = self.unit(device_id)
         return (self._advertised.get(device_id) or self._advertise(unit)) if unit else None
 

@@ -1,15 +1,15 @@
-"""Pure: answers the kubelet's allocation requests, or says why one is refused.
+"""Pure: answers the kubelet's allocation requests, or explains why a request is refused.
 
 Answers come from memory, because the kubelet does not admit any pod on the node while Allocate
 hangs. The kubelet never reports that a device is free again; it only offers the device again.
 
 Among whole GPUs that are not shared, the best connected GPUs are preferred (`topology`), whatever
 the policy, as in NVIDIA's plugin (k8s-device-plugin 1b826ac, internal/rm/nvml_manager.go).
-Otherwise ids are taken one by one: `distributed` and `aligned` take from the physical device with
-the fewest allocated replicas, `packed` from the device with the most (internal/rm/allocate.go);
-`exclusive` is like distributed, but never takes two replicas of one device. Ties are broken by id,
-so that the same request gets the same answer. The driver is never queried, so a lost GPU does no
-harm here.
+Otherwise ids are chosen one by one: `distributed` and `aligned` choose the physical device with the
+fewest allocated replicas, `packed` the device with the most (internal/rm/allocate.go). `exclusive`
+is like distributed, but never chooses two replicas of one device. Ties are broken by id, so that
+the same request gets the same answer. The driver is never queried, so a lost GPU cannot block an
+answer.
 """
 
 import heapq
@@ -56,8 +56,7 @@ class Allocator:
     ) -> tuple[advertised.ContainerResponse, ...]:
         """Answer each container's request, in order; raises AllocationError if one is invalid.
 
-        `present` are the `optional_paths` that exist now, and `annotation` is a name that no other
-        answer has.
+        `present` are the `optional_paths` that exist now, and `annotation` is a unique name.
 
         Health is not checked: the kubelet offers only Healthy devices, and a refusal would make it
         fail one pod after the other (kubelet devicemanager/manager.go).

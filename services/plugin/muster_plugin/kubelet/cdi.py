@@ -1,9 +1,9 @@
-"""Adapter: the container runtime's CDI directory: one spec file for each resource that asks for it.
+"""Adapter: writes CDI specs for the container runtime, one file for each resource that uses CDI.
 
 The runtime reads the spec (Container Device Interface 0.6.0, SPEC.md) and resolves the device names
-that the kubelet hands over; without CDI a runtime cannot start such a container. The files stay
-when the plugin ends: the kubelet keeps the plugin's answers, so a restarted container still has
-device names that only these files explain.
+that the kubelet passes on. A runtime without CDI cannot start such a container. The files remain
+when the plugin ends: the kubelet stores the plugin's answers, so a restarted container still has
+device names that only these files define.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Adapter: gRPC client: registers with the kubelet, and probes the plugin's own sockets.
+"""Adapter: registers with the kubelet over gRPC, and probes the plugin's own sockets.
 
 The kubelet's plugin watcher finds the socket without a call. The self-probe dials the plugin's
 sockets by their paths, as the kubelet would.
@@ -72,10 +72,10 @@ async def wait_for_plugin_watcher(endpoint: server.Endpoint) -> str:
 
 
 class SelfProbe:
-    """Probes the current `endpoint` and keeps the last result.
+    """Probes the current `endpoint` and stores the last result.
 
-    `send` gets a signal for each probe; `on_failure` gets each failure, and whether it is the first
-    failure after a success.
+    `send` receives a signal for each probe. `on_failure` receives each failure, and whether it is
+    the first failure after a success.
     """
 
     def __init__(

@@ -37,13 +37,13 @@ _LINE_BYTES_MAX: Final = 256 * 1024
 
 
 class Request(msgspec.Struct, frozen=True, tag="request"):
-    """The first line of a successor; `host` is its host name (in a cluster the pod's name)."""
+    """The first line that a successor sends; `host` is its host name (in a cluster, its pod)."""
 
     host: str
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """The second line of a successor: the kubelet lists its resources."""
+    """The successor's second line, sent when the kubelet lists its resources."""
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
@@ -67,7 +67,7 @@ class Served(Protocol):
     """The resources of a holder, which can be handed over and taken back."""
 
     async def hand_over(self) -> tuple[str, ...]:
-        """Give up everything but the servers; return the paths of their sockets."""
+        """Release everything except the servers; return the paths of their sockets."""
 
     async def end_handed_over(self) -> None:
         """End the servers that were handed over."""
@@ -88,10 +88,10 @@ class Handover:
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._handing_over: asyncio.Task[None] | None = None
         self._taken_back = asyncio.Event()
-        """Set when the socket must be bound again, because a successor had taken its path."""
+        """Set when the socket must be bound again, because a successor has bound its path."""
 
     async def request(self) -> str:
-        """Ask the holder to hand over; return why it refuses, or an empty text."""
+        """Ask the holder to hand over; return why it refuses, or an empty string."""
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(
@@ -111,7 +111,7 @@ class Handover:
         return ""
 
     async def finish(self) -> None:
-        """Tell the predecessor to end its servers, because the kubelet now lists this plugin's."""
+        """Ask the predecessor to end its servers, because the kubelet now lists this plugin's."""
         if self._connection is None:
             return
         reader, writer = self._connection

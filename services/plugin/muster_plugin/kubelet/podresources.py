@@ -1,8 +1,8 @@
-"""Adapter: the kubelet's podresources socket: polls it, and compares its answers with the plugin's.
+"""Adapter: polls the kubelet's podresources API, and compares its list with the plugin's.
 
-The kubelet answers at most 100 calls a second of all clients together, so it is polled rarely. When
-it is busy (RESOURCE_EXHAUSTED), its last answer stays valid for a while; after any other error no
-answer is valid.
+The kubelet answers at most 100 calls per second, from all clients together, so it is polled rarely.
+When it is busy (RESOURCE_EXHAUSTED), its last answer stays valid for a while; after any other error
+no answer is valid.
 
 The kubelet processes a device list as soon as it arrives (device manager, 1.36), so a difference in
 two listings that are two seconds apart is a mismatch. Some kubelets list unhealthy devices as
@@ -35,7 +35,7 @@ _DEFERRED_MAX: Final = 3
 _LIST: Final = "/v1.PodResourcesLister/List"
 _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Decoded, it takes 20 times as much, and a plugin may have hundreds of thousands of devices."""
+"""A decoded answer takes 20 times as much memory; a plugin may have 100,000s of devices."""
 _UNKNOWN: Final = 2
 _BUSY: Final = 8
 _UNIMPLEMENTED: Final = 12
@@ -54,10 +54,10 @@ _Answer = TypeVar("_Answer", bound=message.Message)
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer of the kubelet: pods (`namespace/name`) by resource and id; allocatable ids.
+    """One answer from the kubelet: pods (`namespace/name`) by resource and id; allocatable ids.
 
-    `allocatable` is None if this kubelet does not report it. `cdi_devices` are what drivers (DRA)
-    gave to containers, by driver.
+    `allocatable` is None if this kubelet does not report it. `cdi_devices` are the CDI devices that
+    DRA drivers assigned to containers, by driver.
     """
 
     holders: Mapping[tuple[str, str], str]
@@ -216,17 +216,17 @@ def _first_few(ids: Iterable[str]) -> str:
 
 
 class Unavailable(Exception):
-    """The kubelet did not answer; `code` is gRPC's, if it gave one."""
+    """The kubelet did not answer; `code` is gRPC's status code, if there was one."""
 
     def __init__(self, text: str, *, code: int | None = None) -> None:
         super().__init__(text)
         self.code = code
         self.is_busy = code == _BUSY
-        """Whether the kubelet only asks for fewer calls."""
+        """Whether the kubelet refused the call only because there are too many."""
 
 
 class PodResourcesPoller:
-    """Polls periodically and soon after an allocation; `on_listing` gets each answer, or None."""
+    """Polls periodically and soon after an allocation; `on_listing` receives each answer."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ def _decoded(kind: type[_Answer], answer: bytes) -> _Answer:
 def listing(
     pods: podres.ListPodResourcesResponse, answer: podres.AllocatableResourcesResponse | None
 ) -> Listing:
-    """Return the kubelet's two answers as one; the second is None if the kubelet has none."""
+    """Combine the kubelet's two answers; the second is None if the kubelet lacks that call."""
     holders = {
         (devices.resource_name, device_id): f"{pod.namespace}/{pod.name}"
         for pod in pods.pod_resources

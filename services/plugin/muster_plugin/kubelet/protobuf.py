@@ -1,4 +1,4 @@
-"""Pure: translation to and from the kubelet's protobuf messages (device plugin API v1beta1)."""
+"""Pure: translates to and from the kubelet's protobuf messages (device plugin API v1beta1)."""
 
 from collections.abc import Iterable
 from typing import Final

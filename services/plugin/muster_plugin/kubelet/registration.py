@@ -35,16 +35,16 @@ would have 0 devices as soon as that stream ends (k/k#121994), so there are neve
 once.
 
 The kubelet opens one stream per registration and never dials again, so a closed stream is a loss.
-It is reported after a short delay: if the kubelet restarts, its new kubelet.sock is the better
+It is reported after a short delay: if the kubelet restarts, its new kubelet.sock is a better
 reason. There is no delay just after a handover: its end closes the newer stream too (up to 1.36).
 
 An open stream does not prove that the resource is listed: the newest registration of a name wins.
 The kubelet then lists another plugin's devices; when that plugin ends, it lists none (up to 1.36)
 or still lists them (since 1.37). `Compared` reports this. The plugin registers again at once. If
-the resource is taken again, another plugin keeps registering it too. Each try then fails the
-admission of pods at that moment, so the next tries are 30 s later, a minute later, and so on, or
-when a plugin that could be the other one has gone. Until then the old stream stays open, because
-its end can remove the other plugin's devices.
+the resource is taken again, another plugin keeps registering it too. Each attempt then fails the
+admission of pods at that moment. The next attempts are therefore 30 s later, a minute later, and so
+on, or when a plugin that may be the other one has gone. Until then the old stream stays open,
+because its end can remove the other plugin's devices.
 """
 
 import math
@@ -111,13 +111,13 @@ class Registration:
         self._losses = 0
         self._probe_failures = 0
         self.displacements = 0
-        """How often another plugin has displaced this one since the last time without a dispute."""
+        """How often another plugin displaced this one since the last time without a conflict."""
         self._futile = 0
         self._others: frozenset[str] = frozenset()
         self._listed_at = math.inf
         self._drop_expected_until = -math.inf
         self._is_kubelet_unreachable = False
-        """Whether kubelet.sock did not answer at the last try to register."""
+        """Whether kubelet.sock did not answer the last attempt to register."""
         self._kubelet_started_at = -math.inf
 
     @property

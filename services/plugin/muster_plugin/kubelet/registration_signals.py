@@ -80,9 +80,9 @@ class OwnSocketLost(_OfGeneration, frozen=True):
 class Compared(_OfGeneration, frozen=True):
     """The devices that the kubelet lists were compared with the advertised devices.
 
-    `displaced` says what the kubelet persistently lists instead; empty if it lists the plugin's
-    devices. `others` are the sockets of plugins that could have registered the resource; empty if
-    the kubelet lists no devices.
+    `displaced` describes the devices that the kubelet persistently lists instead; it is empty if
+    the kubelet lists the plugin's devices. `others` are the sockets of plugins that could have
+    registered the resource; empty if the kubelet lists no devices.
     """
 
     displaced: str
@@ -135,7 +135,7 @@ class Listed(_OfGeneration, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """The kubelet does not list the resource any more, or soon will not."""
+    """The kubelet no longer lists the resource, or will soon stop listing it."""
 
     reason: vocabulary.RegistrationReason
     detail: str

@@ -1,7 +1,7 @@
-"""Adapter: the device plugins of a node: one for each resource, independent of the others.
+"""Adapter: runs the device plugins of a node, one independent plugin for each resource.
 
-What serves a resource, and with it grpcio, is imported with the first resource: a plugin that only
-watches others does without.
+The modules that serve a resource, and with them grpcio, are imported with the first resource. A
+plugin that only watches others does not import them.
 """
 
 import asyncio
@@ -75,8 +75,8 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
     def reconcile(self, reason: vocabulary.RegistrationReason) -> None:
         """Start the plugins of new resources, and stop those of resources that are gone.
 
-        A resource without devices keeps its plugin: the node then offers 0 of it, which is clearer
-        to a scheduler and to people than no entry. A resource named after a matched device is
+        A resource without devices keeps its plugin: the node then offers 0 devices, which is
+        clearer to schedulers and people than no entry. A resource named after a matched device is
         removed with that device. While the resources are handed over, no plugin is started.
         """
         if self._is_handed_over:
@@ -134,7 +134,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
             plugin.machine.expect_drop(until)
 
     async def hand_over(self) -> tuple[str, ...]:
-        """Give up registrations, repairs and locks; return the sockets that are still served."""
+        """End registrations and repairs, and release the locks; return the sockets still served."""
         self._is_handed_over = True
         self._handed_over = [*self._plugins.values()]
         self._plugins.clear()
@@ -161,7 +161,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
         return all(plugin.machine.is_listed for plugin in self._plugins.values())
 
     async def watch_sockets(self, on_checked: Callable[[float], None]) -> None:
-        """Check the sockets of kubelet and plugin whenever their directories change."""
+        """Check the sockets of the kubelet and the plugin whenever their directories change."""
         folders = socket_directory.both(self._root)
         check_times = inotify.scan_times(
             lambda: [folder for folder in folders if folder.is_dir()],

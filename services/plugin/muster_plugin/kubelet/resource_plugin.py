@@ -41,7 +41,7 @@ class Observer(server.Observer, Protocol):
         """React to the kubelet listing a resource, or losing it."""
 
     def on_lock_acquired(self) -> None:
-        """React to having locked a resource that is about to be registered."""
+        """React to the lock on a resource that is about to be registered."""
 
     def on_problem_changed(self) -> None:
         """React to the beginning or end of a problem with registration or self-probe."""
@@ -113,7 +113,7 @@ class ResourcePlugin:
         self._log = logs.logger().bind(resource=resource)
 
     def is_registered_as(self, rule: resources.Resource) -> bool:
-        """Return whether the rule is served without a new registration."""
+        """Return whether the rule can be applied without a new registration."""
         return (self._method, self._pre_start) == (rule.registration, rule.pre_start)
 
     def receive(self, event: model.Signal, now: float) -> list[model.Action]:
@@ -123,7 +123,7 @@ class ResourcePlugin:
         return actions
 
     def tick(self, now: float) -> list[model.Action]:
-        """Make the machine perform what is due."""
+        """Perform the machine's due transitions."""
         actions = self.machine.tick(now)
         self._report_problem_change()
         return actions
@@ -133,7 +133,7 @@ class ResourcePlugin:
         return self.machine.next_deadline()
 
     async def act(self, action: model.Action) -> None:
-        """Execute an action of the machine; its result comes back as a signal."""
+        """Execute an action of the machine; the result is returned to it as a signal."""
         match action:
             case model.Serve(generation=generation):
                 await self._serve(generation)
@@ -161,7 +161,7 @@ class ResourcePlugin:
             await self._endpoint.advertise(_ADVERTISE_TIMEOUT_S)
 
     def check_sockets(self) -> None:
-        """Check whether the sockets of kubelet and plugin are still the same files."""
+        """Check whether the sockets of the kubelet and the plugin are still the same files."""
         if not self._uses_watcher:
             # the plugin watcher of a restarted kubelet finds the socket by itself
             self._send(model.KubeletSocketSeen(socket_directory.identity(self._kubelet)))
@@ -169,7 +169,7 @@ class ResourcePlugin:
             self._send(model.OwnSocketLost(self._endpoint.generation))
 
     def on_compared(self, displaced: str, others: frozenset[str]) -> None:
-        """Tell the machine what the kubelet lists instead of the plugin's devices, if anything."""
+        """Pass on to the machine whether the kubelet lists another plugin's devices."""
         if displaced or self.machine.displacements:
             self._send(model.Compared(self.machine.generation, displaced, others))
 
@@ -193,7 +193,7 @@ class ResourcePlugin:
                 await self.stop()
 
     def hand_over(self) -> str:
-        """End everything but the server, which another process will replace; return its socket."""
+        """End everything except the server, which another process replaces; return its socket."""
         self._is_handed_over = True
         self.stopping.set()
         return str(self._endpoint.path) if self._endpoint else ""
@@ -317,7 +317,7 @@ class ResourcePlugin:
         """Log a failure when it begins or changes, but not its repetitions."""
         failure = f"{event}: {facts}"
         if self._socket_name:
-            # every try has a different socket name
+            # every attempt has a different socket name
             failure = failure.replace(self._socket_name, "")
         if self._last_logged != failure:
             self._last_logged = failure

@@ -1,4 +1,4 @@
-"""Adapter: the plugin's own socket: one gRPC server for one resource and one generation.
+"""Adapter: serves the device plugin API on one socket, for one generation of one resource.
 
 Every generation has its own socket name: gRPC's C-core unlinks a path when the older server on it
 is destroyed, even if a newer server owns the path by then.
@@ -39,7 +39,7 @@ ListContext: TypeAlias = rpc.Context[dp.Empty, dp.ListAndWatchResponse]
 
 
 class ProbeFailed(Exception):
-    """Dialling the socket by its path did not reach this server; the text says what happened."""
+    """Dialling the socket by its path did not reach this server; the message says why."""
 
 
 async def drain_grpc_tasks() -> None:
@@ -75,10 +75,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """The node as the kubelet's calls use it: they check paths and report allocations."""
+    """The node, as the kubelet's calls need it to check paths and to report allocations."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise that host paths are gone; return these paths as text, empty if there are none.
+        """Return the missing host paths as text, after advertising their loss; empty if none.
 
         Raises TimeoutError after about a second. The kubelet sets no deadline, and while Allocate
         hangs it does not admit any pod (1.36.2).
@@ -167,7 +167,7 @@ class Endpoint:
                 task.cancel()
 
     async def stop(self) -> None:
-        """End the streams, then the server, and remove the socket. May be called again."""
+        """End the streams, then the server, and remove the socket. May be called repeatedly."""
         self._is_ending = True
         for stream in self._streams:
             stream.changed.set()

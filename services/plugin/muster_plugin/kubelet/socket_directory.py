@@ -1,4 +1,4 @@
-"""Adapter: the kubelet's socket directories: owners of sockets, stale sockets, and locks.
+"""Adapter: manages the kubelet's socket directories: owners of sockets, stale sockets, and locks.
 
 The locks let only one muster plugin on a node serve a resource. Their files are in a subdirectory
 of the kubelet's socket directory: every plugin that could serve the resource can see it, and a
@@ -32,7 +32,7 @@ def both(kubelet: Path) -> list[Path]:
 
 
 def problem(directory: Path, *, serves: bool) -> str | None:
-    """Return why no socket can be seen here, or with `serves` be made here; None if it can."""
+    """Return why sockets in a directory cannot be seen, or with `serves` created, or None."""
     if not directory.exists():
         return f"{directory}: no such directory; is this the node's kubelet directory, mounted?"
     if not directory.is_dir():
@@ -45,7 +45,7 @@ def problem(directory: Path, *, serves: bool) -> str | None:
 
 
 def identity(path: Path) -> str:
-    """Return a text that identifies the socket at a path; empty if there is none.
+    """Return a string that identifies the socket at a path; empty if there is none.
 
     The inode is not enough: in one out of three restarts the kubelet's socket gets the same number
     (1.36.2).
@@ -58,7 +58,7 @@ def identity(path: Path) -> str:
 
 
 def inode(path: Path) -> tuple[int, int] | None:
-    """Return device and inode number of the file at a path; None without a file."""
+    """Return the device and inode numbers of the file at a path; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -67,7 +67,7 @@ def inode(path: Path) -> tuple[int, int] | None:
 
 
 def checkpointed_at(directories: Iterable[Path]) -> int | None:
-    """Return when the kubelet last wrote its checkpoint, as it does for every device list.
+    """Return when the kubelet last wrote its checkpoint, which it does after every device list.
 
     The time is in nanoseconds; None if there is no checkpoint.
     """
@@ -78,7 +78,7 @@ def checkpointed_at(directories: Iterable[Path]) -> int | None:
 
 
 def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
-    """Return the sockets that a process serves for the resources with these slugs."""
+    """Return the sockets for the resources with these slugs that some process serves."""
     return [
         str(path)
         for path in _ours(directories)
@@ -93,11 +93,12 @@ def other_owner(
     *,
     besides: Collection[str],
 ) -> str:
-    """Return a resource that another plugin serves, with that plugin; empty if there is none.
+    """Name a resource that another plugin serves, and that plugin; empty if there is none.
 
     The sockets in `besides` are those of a predecessor that has handed over.
 
-    Two plugins that start at the same time lock in the same order, so one of them gets everything.
+    Two plugins that start at the same time lock in the same order, so one of them acquires all
+    locks.
     """
     for name in resources:
         owner = locks.acquire(name)
@@ -125,8 +126,8 @@ def others(directories: Iterable[Path]) -> frozenset[str]:
 def remove_stale(directories: Iterable[Path]) -> list[str]:
     """Remove the sockets that earlier muster plugins left behind; return their names.
 
-    A process id in the name would not help: in every pod they start at 1. A socket that refuses a
-    connection is dead.
+    A socket that refuses a connection is dead. A process id in its name would prove nothing,
+    because ids start at 1 in every pod.
     """
     removed = []
     for path in _ours(directories):
@@ -173,9 +174,9 @@ class ResourceLocks:
         self._logged_error = ""
 
     def acquire(self, resource: str) -> str:
-        """Lock a resource; return its other owner, or an empty text. May be called again.
+        """Lock a resource; return its other owner, or an empty string. May be called repeatedly.
 
-        If files cannot be locked, every resource counts as free; then another plugin can be seen
+        If files cannot be locked, every resource counts as free; another plugin is then detected
         only by its sockets.
         """
         path = self._path(settings.slug(resource))

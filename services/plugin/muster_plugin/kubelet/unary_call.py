@@ -1,8 +1,8 @@
-"""Pure: one gRPC call with an empty request over a new HTTP/2 connection, as bytes.
+"""Pure: encodes and decodes one gRPC call with an empty request over a new HTTP/2 connection.
 
-A channel of grpcio costs ten times as much CPU time for one call and several threads, does not
-tell a refused connection from garbage, and hides its socket, by which the kernel names the peer.
-Of the answer's headers only the status is decoded (RFC 9113, RFC 7541;
+A grpcio channel needs ten times as much CPU time for one call, and several threads. It does not
+distinguish a refused connection from an invalid answer, and it hides the socket through which the
+kernel identifies the peer. Of the answer's headers only the status is decoded (RFC 9113, RFC 7541;
 github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 BYTES_MAX: Final = 65_535
-"""The window of HTTP/2: a server may send no more before an update of the window."""
+"""The HTTP/2 window: the most that a server may send before the window is updated."""
 _FRAME_BYTES_MAX: Final = 16_384
 _HEAD_BYTES: Final = 9
 _PREFIX_BYTES: Final = 5
@@ -27,7 +27,7 @@ _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _NO_PUSH: Final = struct.pack(">HI", 2, 0)
 _INITIAL_WINDOW: Final = 4
 _OVERHEAD_BYTES: Final = 65_536
-"""Of frames and headers, beside the message."""
+"""The limit for frames and headers, in addition to the message."""
 _STATUS: Final = frozenset({b"grpc-status", bytes.fromhex("9acac8b21234da8f")})
 """The name of the header, plain and in the Huffman code."""
 _STATUSES: Final = {str(code).encode(): code for code in range(17)} | {
@@ -40,7 +40,7 @@ _SHIFT_MAX: Final = 21
 
 
 def request(path: str, *, timeout_s: float, bytes_max: int = BYTES_MAX) -> bytes:
-    """Return what is sent first: the connection's preface and the whole call."""
+    """Return the bytes to send first: the connection's preface and the whole call."""
     window = b""
     settings = _NO_PUSH
     if bytes_max > BYTES_MAX:
@@ -70,9 +70,9 @@ def request(path: str, *, timeout_s: float, bytes_max: int = BYTES_MAX) -> bytes
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The end of a call: the message of the answer, or what was wrong in words.
+    """The result of a call: the message of the answer, or the problem in words.
 
-    `status` is the code of an error, if the server gave one.
+    `status` is the gRPC code of an error, if the server sent one.
     """
 
     message: bytes = b""
@@ -86,7 +86,7 @@ class UnaryAnswer:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.outcome: Outcome | None = None
         self.to_send = b""
-        """What the server is waiting for; to be sent and emptied."""
+        """Bytes that the server waits for; the caller sends and clears them."""
         self._bytes_max = bytes_max
         self._status: int | None = None
         self._received = bytearray()
@@ -95,7 +95,7 @@ class UnaryAnswer:
         self._has_settings = False
 
     def receive(self, data: bytes) -> None:
-        """Take in what was received; empty means that the server closed the connection."""
+        """Process received data; empty data means that the server closed the connection."""
         if not data:
             self._end(
                 "it closes the connection" if self._total else "it answers nothing and closes"
@@ -146,7 +146,7 @@ class UnaryAnswer:
             self._end(f"it sends a message of {size} bytes")
 
     def end(self) -> Outcome | None:
-        """Return the outcome when the time is up: without the end of the call a message counts."""
+        """Return the outcome after a timeout: a message counts even if the call has not ended."""
         if self.outcome is None and self._is_complete:
             self._end("")
         return self.outcome
@@ -187,7 +187,7 @@ def _grpc_status(block: bytes) -> int | None:
 
 
 class _HeaderBlock:
-    """Reads headers as far as their strings; an indexed name or value is empty."""
+    """Reads headers; only strings are decoded, so an indexed name or value is empty."""
 
     def __init__(self, block: bytes) -> None:
         self._block = block
@@ -198,7 +198,7 @@ class _HeaderBlock:
         return self._at < len(self._block)
 
     def header(self) -> tuple[bytes, bytes]:
-        """Return the next header. Raises IndexError if the block is cut off."""
+        """Return the next header. Raises IndexError if the block is truncated."""
         first = self._block[self._at]
         if first & 0x80:
             self._number(7)

@@ -1,6 +1,6 @@
 """Adapter: makes one gRPC call over a new connection to a socket; see `unary_call`.
 
-A connection is closed in order, and nothing is read beyond a limit or a deadline.
+A connection is closed properly, and nothing is read beyond a limit or a deadline.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from muster_plugin.kubelet import unary_call
 _STEP_S: Final = 0.5
 _LAG_MAX_S: Final = 1.0
 _SERVER_MORE_S: Final = 1.0
-"""A server may take this much longer, lest its own deadline answer in the place of a method."""
+"""Added to the server's timeout, so that its timeout error does not replace the answer."""
 _READ_BYTES: Final = 65_536
 
 
 class Late(Exception):
-    """This process itself was too slow to tell whether the answer came in time."""
+    """This process was too slow to determine whether the answer arrived in time."""
 
 
 def connected(path: Path) -> socket.socket:
@@ -40,9 +40,9 @@ async def call(
     timeout_s: float,
     bytes_max: int = unary_call.BYTES_MAX,
 ) -> unary_call.Outcome | None:
-    """Call a method without arguments; return None if no answer comes in time.
+    """Call a method without arguments; return None if no answer arrives in time.
 
-    Raises OSError if the connection is cut, and Late.
+    Raises OSError if the connection breaks, and Late.
     """
     loop = asyncio.get_running_loop()
     reader = unary_call.UnaryAnswer(bytes_max)
@@ -66,9 +66,9 @@ async def call(
 
 
 async def _readable(connection: socket.socket, timeout_s: float) -> None:
-    """Wait until something can be received, or for so long.
+    """Wait until data can be received, or until the timeout.
 
-    A timeout that cancels sock_recv would lose what was received at the same time.
+    A timeout that cancels sock_recv would lose data that arrives at the same time.
     """
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
@@ -82,7 +82,7 @@ async def _readable(connection: socket.socket, timeout_s: float) -> None:
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
-    """Send what fits. A server that does not read does without; what it has sent is still read."""
+    """Send without waiting: if the server does not read its input, its output is still read."""
     if data:
         with contextlib.suppress(OSError):
             connection.send(data)

@@ -1,4 +1,4 @@
-"""Pure: advertised resources and devices: their names, and what a container gets for a device.
+"""Pure: defines advertised devices and responses to containers, and validates their names.
 
 Names are within the limits of Kubernetes and Linux: Kubernetes v1.36 pkg/apis/core/v1/helper
 IsExtendedResourceName and apimachinery's validation; Linux unix(7) for socket paths.
@@ -29,7 +29,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A device node of the host, and where a container sees it."""
+    """A device node of the host, and its path in a container."""
 
     host_path: str
     container_path: str
@@ -37,7 +37,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or directory of the host, and where a container sees it."""
+    """A file or directory of the host, and its path in a container."""
 
     host_path: str
     container_path: str
@@ -69,7 +69,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocationError(Exception):
-    """A request that cannot or must not be allocated; the pod's event shows the text."""
+    """A request that cannot or must not be allocated; the pod's event shows the message."""
 
 
 class ContainerResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +100,8 @@ def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
         yield f"{name!r} is one name per match; it needs perMatch: true"
     elif not per_match and not _SHORT.fullmatch(short):
         yield (
-            f"{short!r} is not 1 to {LABEL_MAX} of A-Z a-z 0-9 - _ . "
-            "that begin and end with a letter or digit"
+            f"{short!r} must have 1 to {LABEL_MAX} of A-Z a-z 0-9 - _ . "
+            "and begin and end with a letter or digit"
         )
 
 

@@ -1,4 +1,4 @@
-"""Pure: problems of the configuration: one text each, which begins with its key."""
+"""Pure: reports problems of the configuration, one message each, which begins with the key."""
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ def raise_if_any(problems: Iterable[str]) -> None:
 
 
 def prefixed(key: str, problems: Iterable[str]) -> Iterator[str]:
-    """Put the key before each problem."""
+    """Prefix each problem with the key."""
     return (f"{key}: {problem}" for problem in problems)
 
 
@@ -54,7 +54,7 @@ quoted = validation.quoted
 
 
 def listed(items: Sequence[str], *, most: int) -> str:
-    """Return the first few items as text, and how many more there are."""
+    """Return the first few items as text, and the number of the others."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return f"{', '.join(items[:most])}{more}"
 

@@ -1,4 +1,4 @@
-"""Pure: observations of the node's GPUs, and the selectors by which the configuration names GPUs.
+"""Pure: defines observations of the node's GPUs, and the selectors that name GPUs in settings.
 
 The source, NVML or a simulation, reports a scan of all GPUs and later events; other modules
 interpret them. A GPU is named by its uuid, because index and device number change between boots.
@@ -58,7 +58,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     def covers(self, other: "Part") -> bool:
         """Return whether a fault of this part affects the other.
 
-        A fault of an instance affects the whole GPU, which is allocated in one piece.
+        A fault of an instance affects the whole GPU, which is allocated as one unit.
         """
         if self.gpu != other.gpu:
             return False
@@ -99,7 +99,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU that NVML counts but cannot read; with its `uuid` if that is known.
+    """A GPU that NVML counts but cannot read; `uuid` is empty if unknown.
 
     `error` is NVML's name for the error, such as GPU_IS_LOST.
     """
@@ -129,7 +129,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """The active slowdowns, out of HW_SLOWDOWN, SW_THERMAL, HW_THERMAL and POWER_BRAKE."""
     temperature_c: int | None = None
     slowdown_c: int | None = None
-    """The temperature at which it slows down."""
+    """The temperature at which the GPU slows down."""
     nvlinks_down: tuple[int, ...] = ()
     fabric: str | None = None
     """not_supported, not_started, in_progress, completed or failed."""
@@ -144,7 +144,7 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitoringChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU can be monitored, or can no longer be; `problem` is empty if it can."""
+    """A GPU became monitored or unmonitored; `problem` is empty if it is monitored."""
 
     gpu: str
     at: datetime
@@ -220,8 +220,8 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
 def latest_scan(previous: Scan | None, current: Scan) -> Scan:
     """Return the scan that is valid after a new scan.
 
-    While the driver fails to answer, its GPUs stay and are reported as unmonitored. When the driver
-    is gone, its GPUs are gone too.
+    While the driver fails to answer, its GPUs remain and are reported as unmonitored. When the
+    driver is gone, its GPUs are gone too.
     """
     if previous is None or current.driver not in {Driver.SILENT, Driver.FAILED}:
         return current
@@ -261,7 +261,7 @@ Selector: TypeAlias = Index | Uuid | Instance | Product
 def parse_selector(given: int | str, *, products: bool = False) -> Selector:
     """Parse a selector; product selectors are valid only with `products`.
 
-    Raises ValueError with a text that names the value and the valid forms.
+    Raises ValueError with a message that names the value and the valid forms.
     """
     text = str(given)
     if match := _INDEX.fullmatch(text):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PATH_MAX: Final = 4096
 
 GLOB_MAX: Final = 1024
-"""The longest glob."""
+"""The maximum length of a glob."""
 REGEX_MAX: Final = 256
 _DEEP_MAX: Final = 4
 _SHOWN_MAX: Final = 60

@@ -1,9 +1,9 @@
 """Watches the device plugins and drivers on the node that muster does not run.
 
-`node_model` decides from each `observation` what is wrong, with `sockets` (which process serves
-them, when to probe them), `backoff` (for plugins that end after a probe) and `finding` (the state
-machine of one plugin). `naming` maps sockets to resources, `listings` tracks what the kubelet
-lists, `expectation` what it should list, `checkpoint` decodes the kubelet's file, and `hardware`
-decides what should be offered. `watcher` observes, with `socket_files`, `prober`, `processes` and
-`node_files`. It never registers, allocates or opens ListAndWatch.
+`node_model` evaluates each `observation`, with `sockets` (the process behind each socket, and when
+to probe it), `backoff` (for plugins that end after a probe) and `finding` (the state machine of one
+plugin). `naming` maps sockets to resources, `listings` tracks the kubelet's lists, and
+`expectation` the expected counts. `checkpoint` decodes the kubelet's file, and `hardware` decides
+which hardware a plugin should offer. `watcher` observes the node, with `socket_files`, `prober`,
+`processes` and `node_files`. It never registers, allocates or opens ListAndWatch.
 """

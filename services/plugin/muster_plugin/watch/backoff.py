@@ -1,4 +1,4 @@
-"""Pure: decides how rarely to probe a plugin whose process ends whenever something connects to it.
+"""Pure: limits how often to probe a plugin whose process ends whenever a client connects.
 
 A process that ends within a second of a connection may have ended because of it. After two such
 ends in a row, the next process is probed only every five minutes. Each further end doubles that
@@ -30,7 +30,7 @@ class ProbeBackoff:
 
     @property
     def text(self) -> str:
-        """What to add to the description of the failure; empty if connections are not suspected."""
+        """Text to add to the description of the failure; empty if connections are not suspected."""
         if self._ends < _ENDS_MIN:
             return ""
         return f"; its process has ended {self._ends} times in a row just after a connection"

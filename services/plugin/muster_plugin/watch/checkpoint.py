@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 BYTES_MAX: Final = 4 * 1024 * 1024
-"""Decoded, it takes up to 20 times as much memory, and a process on the node can replace it."""
+"""A decoded file takes up to 20 times as much memory, and any process can replace the file."""
 
 
 class Grant(msgspec.Struct, frozen=True):

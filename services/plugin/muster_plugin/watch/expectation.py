@@ -1,4 +1,4 @@
-"""Pure: how many devices of each resource the kubelet should list: configured, or learned.
+"""Pure: tracks how many devices of each resource the kubelet should list: configured or learned.
 
 A count is learned when the kubelet has listed it for a while, or when the kubelet's checkpoint has
 the same count. A learned count never decreases: a plugin that offers fewer devices after a restart
@@ -7,7 +7,8 @@ that they survive restarts of the plugin, the kubelet, the node and this agent.
 
 For a resource that the kubelet has never listed, the count in its checkpoint is expected. Such a
 resource may never be listed: the kubelet leaves out devices whose topology has no NUMA node
-(1.37.2, pkg/kubelet/cm/container_manager.go), such as those of Intel's plugin where it knows none.
+(1.37.2, pkg/kubelet/cm/container_manager.go), such as those of Intel's plugin if it knows no NUMA
+node.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file: expected counts, and the resources of sockets."""
+    """The content of the saved file: expected counts, and the resources of sockets."""
 
     version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
     expected: Annotated[dict[_Resource, _Count], _Most] = {}
@@ -63,7 +64,7 @@ class Expectations:
         return self._registered.get(resource) if known is None else known
 
     def is_listable(self, resource: str) -> bool:
-        """Return whether a list without devices means anything, as the kubelet may omit them."""
+        """Return whether the kubelet would list the devices of a resource, as far as is known."""
         return resource in self.learned or resource not in self._registered
 
     def had(self, resource: str) -> int:

@@ -1,7 +1,7 @@
-"""Pure: what is wrong with one watched plugin, as a state machine.
+"""Pure: decides what is wrong with one watched plugin; a state machine.
 
 A finding begins when its condition has held continuously for a time, and ends as soon as nothing is
-wrong any more. The first row that applies counts:
+wrong any more. The first matching row applies:
 
     server      | what else is known                | finding        | begins after
     ------------|-----------------------------------|----------------|-------------
@@ -48,7 +48,7 @@ class Server(enum.StrEnum):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one plugin now; None means unknown.
+    """The current facts about one plugin; None means unknown.
 
     `listed` and `expected` are how many devices the kubelet lists and should list. `detail` says
     what is wrong with the server; `rival` describes two processes that serve the same resource.
@@ -70,7 +70,7 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True):
     removed_s: float = 2.0
     ended_s: float = 2.0
     halted_s: float = 3.0
-    """Long enough to see it twice: a debugger or a snapshot may stop a process briefly."""
+    """Long enough for two observations: a debugger or a snapshot may stop a process briefly."""
     wrong_s: float = 20.0
     """Long enough for two probes: a plugin that is stopping may break one connection."""
     unregistered_s: float = 8.0
@@ -153,7 +153,7 @@ class FindingMachine:
         self._is_held = False
 
     def observe(self, facts: Facts, now: float) -> None:
-        """Record the facts as of now, and evaluate them."""
+        """Record the current facts, and evaluate them."""
         self._is_held = facts.is_held
         new = suspicion(facts, self._holds)
         is_uncounted = facts.listed is None and self.finding in _ABOUT_COUNTS
@@ -167,7 +167,7 @@ class FindingMachine:
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Change the finding if that is due."""
+        """Change the finding if a change is due."""
         new = self._suspicion
         needs_no_wait = new.finding in {self.finding, _Finding.NONE}
         if needs_no_wait or (not self._is_held and now >= self._since + new.hold_s):

@@ -23,7 +23,7 @@ class PciDevice(msgspec.Struct, frozen=True):
 
 
 class _Accelerator(NamedTuple):
-    """What a plugin offers as `resource`, by vendor, classes and driver."""
+    """Hardware that a plugin offers as `resource`, identified by vendor, classes and driver."""
 
     resource: str
     name: str

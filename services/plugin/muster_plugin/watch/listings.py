@@ -1,4 +1,4 @@
-"""Pure: tracks what the kubelet lists, what it should list, and whether its list can be trusted."""
+"""Pure: tracks the kubelet's device lists, the expected devices, and when a list can be trusted."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ RESOURCES_MAX: Final = 256
 FORGOTTEN_S: Final = 24 * 3600.0
 """A plugin whose socket and devices have been gone for this long counts as uninstalled."""
 AWAY_S: Final = 300.0
-"""A kubelet that is away for longer is not just restarting, and no longer excuses anything."""
+"""A kubelet that is away for longer is not just restarting, so findings begin again."""
 TOGETHER_S: Final = 5.0
-"""What appears or disappears within this time belongs together."""
+"""Sockets and resources that appear or disappear within this time belong together."""
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -25,14 +25,14 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class Listings:
-    """What the kubelet lists, or has listed, of each resource, and what it should list."""
+    """The listed devices of each resource, now and before, and the expected devices."""
 
     def __init__(
         self, expect: Mapping[str, int], learned: Mapping[str, int], *, settles_s: float, now: float
     ) -> None:
         self.expectations = expectation.Expectations(expect, learned)
         self.listed = observation.Listed()
-        """The latest answer."""
+        """The kubelet's latest answer."""
         self.steady_at = now
         """Until then, the kubelet counts as just started."""
         self.has_changed = False
@@ -88,9 +88,10 @@ class Listings:
             self._away_at = now
 
     def zero_until(self, resources: Sequence[str]) -> float:
-        """Return until when the kubelet itself may be why all these resources are at 0.
+        """Return until when the kubelet itself may be the reason that all these resources are at 0.
 
-        That is in the past if the kubelet lists any device, or if they did not disappear together.
+        The result is in the past if the kubelet lists any device, or if they did not disappear
+        together.
         """
         listable = filter(self.expectations.is_listable, resources)
         listings = [self[name] for name in listable if self.expected(name)]
@@ -101,7 +102,7 @@ class Listings:
         return max(times) + self._settles_s
 
     def record_kubelet(self, age_s: float | None, identity: str, now: float) -> None:
-        """Record the age and the identity of the kubelet's socket; no age if it does not exist.
+        """Record the age and the identity of the kubelet's socket; None if there is no socket.
 
         Only the age of a new socket counts: after the clock was set back, an old socket looks new.
         """

@@ -1,4 +1,4 @@
-"""Adapter: files of the node outside the kubelet's directory: the PCI bus, and CDI specs."""
+"""Adapter: reads the node's files outside the kubelet's directory: the PCI bus, and CDI specs."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ _ALL_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 def pci_devices(folder: Path = PCI) -> list[hardware.PciDevice]:
-    """Return the devices on the PCI bus; none if it cannot be read."""
+    """Return the devices on the PCI bus; an empty list if it cannot be read."""
     with contextlib.suppress(OSError):
         folders = itertools.islice(folder.iterdir(), _DEVICES_MAX)
         return [*filter(None, map(_pci_device, folders))]
@@ -40,8 +40,8 @@ def _pci_device(folder: Path) -> hardware.PciDevice | None:
 def undescribed(names: Collection[str], folders: Collection[Path]) -> tuple[str, ...]:
     """Return the CDI devices (`vendor/class=name`) that no spec in these folders describes.
 
-    Returns none if a folder is not visible or there are too many specs, because then nothing is
-    certain. A spec may be JSON or YAML; it describes a device if it contains its kind and name.
+    Empty if a folder is not visible or there are too many specs, because then nothing is certain. A
+    spec may be JSON or YAML; it describes a device if it contains its kind and name.
     """
     if not all(folder.is_dir() for folder in folders):
         return ()

@@ -1,4 +1,4 @@
-"""Pure: determines which socket serves which resource of a node, and what is wrong with each.
+"""Pure: determines which socket serves which resource of a node, and what is wrong with a plugin.
 
 It receives observations, and returns probes to make and changes to report. A plugin is watched
 under the name of its resource or driver, or of its socket while neither is known. These are not
@@ -88,11 +88,11 @@ class NodeModel:
         """The resources of plugins that muster does not run: listed, or expected."""
         self._by_last_part: Mapping[str, Sequence[str]] = {}
 
-    # What is known
+    # Queries
 
     @property
     def memory(self) -> expectation.Memory:
-        """What should be saved to a file."""
+        """The learned data to save to a file."""
         return expectation.Memory(
             expected=self._listings.expectations.learned, resources=self._resource_names
         )
@@ -112,7 +112,7 @@ class NodeModel:
         """How many sockets and plugins are not watched because there are too many."""
         return self._sockets.left_out + self._reports.left_out
 
-    # What happens
+    # Events
 
     def receive(
         self, observed: observation.Observation, now: float
@@ -244,7 +244,7 @@ class NodeModel:
                 return
 
     def _forget_removed(self, groups: Mapping[str, Sequence[sockets.Socket]], now: float) -> None:
-        """Forget removed sockets that have a successor, and plugins that are gone for long."""
+        """Forget removed sockets that have a successor, and plugins gone for a long time."""
         for name, group in groups.items():
             has_other = any(not socket.is_removed for socket in group)
             newest = max((each.file.created_at for each in group if each.is_usable), default=0)
@@ -263,7 +263,7 @@ class NodeModel:
             if all(socket.is_removed for socket in groups.get(name, ())):
                 self._listings.forget_if_old(name, now)
 
-    # What is wrong
+    # Evaluation
 
     def _facts(
         self,

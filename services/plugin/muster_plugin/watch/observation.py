@@ -1,4 +1,4 @@
-"""Pure: the observations that the node's model receives, and the actions that it returns."""
+"""Pure: defines the observations that the node's model receives, and the actions it returns."""
 
 import enum
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Answer(enum.StrEnum):
     SILENT = "silent"
     WRONG = "wrong"
     MISSING = "missing"
-    """It answers, but the driver's endpoint that it gives the kubelet does not exist."""
+    """The socket answers, but the driver's endpoint that it reports does not exist."""
     INCONCLUSIVE = "inconclusive"
     """The probe proves nothing: this process was too slow, or may not connect to the socket."""
 
@@ -71,7 +71,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
-    """What a registration socket says about itself.
+    """The answer of a registration socket to GetInfo.
 
     `endpoint` is the socket on which the driver serves; empty if it is the same socket.
     """
@@ -84,7 +84,7 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one probe of the socket at `path`; `detail` says what was wrong.
 
-    `driver` is what a registration socket says about itself; `answer` is then REFUSED or MISSING if
+    `driver` is a registration socket's own description; `answer` is then REFUSED or MISSING if
     nothing serves the driver's endpoint.
     """
 
@@ -110,7 +110,7 @@ class ProcessesSeen(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kubelet's podresources API lists, by resource.
+    """The devices that the kubelet's podresources API lists, by resource.
 
     `counts` (allocatable devices) and `allocated` are None if the kubelet does not answer, or
     cannot answer that call.
@@ -166,7 +166,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """Save what was learned, because it changed."""
+    """Save the learned data, which has changed."""
 
 
 Action = Probe | Change | Learned

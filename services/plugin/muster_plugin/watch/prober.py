@@ -44,7 +44,7 @@ _Message = TypeVar("_Message", bound=message.Message)
 
 
 class _Result(Exception):
-    """The result of a probe; raised where it ends early."""
+    """The result of a probe; raised to end the probe early."""
 
     def __init__(
         self, answer: _Answer, detail: str = "", *, driver: observation.Driver | None = None
@@ -56,9 +56,9 @@ class _Result(Exception):
 
 
 class Prober:
-    """Probes sockets below `root`, a few at a time; `on_result` gets each result.
+    """Probes sockets below `root`, a few at a time; `on_result` receives each result.
 
-    `on_problem` gets the reason if this process cannot probe a socket.
+    `on_problem` receives the reason if this process cannot probe a socket.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Prober:
         )
 
     async def _ask(self, connection: socket.socket, file: observation.SocketFile) -> _Result:
-        """Make the call, and return the answer if all is well. Raises _Result otherwise."""
+        """Make the call and return a valid answer. Raises _Result for anything else."""
         if file.directory is observation.Directory.REGISTRY:
             answer = await _call(connection, _INFO, self._timeout_s)
             if answer.status is not None:
@@ -135,7 +135,7 @@ class Prober:
         return connection
 
     def _failure(self, path: Path, error: OSError) -> _Result:
-        """Translate an error of connecting to the result of the probe."""
+        """Translate a connection error to the result of the probe."""
         if error.errno == errno.ECONNREFUSED:
             return _Result(_Answer.REFUSED)
         if error.errno == errno.EAGAIN:
@@ -180,7 +180,7 @@ class Prober:
 def _connection(path: Path, identity: str = "") -> socket.socket | None:
     """Return a connection to the socket at `path`, or None if it is not the expected file.
 
-    The file is opened first, so that no other can take its place meanwhile. Raises OSError.
+    The file is opened first, so that no other file can replace it meanwhile. Raises OSError.
     """
     held = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -211,7 +211,7 @@ def _endpoint_answer(path: Path) -> observation.Answer:
 
 
 def identity_of(status: os.stat_result) -> str:
-    """Return what identifies a socket's file; an inode number alone may be reused."""
+    """Return the identity of a socket's file; an inode number alone may be reused."""
     return f"{status.st_ino}.{status.st_ctime_ns}"
 
 
@@ -232,7 +232,7 @@ async def _call(connection: socket.socket, method: str, timeout_s: float) -> una
 
 
 def _driver(answer: bytes, file: observation.SocketFile) -> observation.Driver:
-    """Decode what a registration socket says about itself. Raises _Result."""
+    """Decode a registration socket's answer to GetInfo. Raises _Result."""
     info = _decode(pr.PluginInfo, answer)
     kind = _KINDS.get(info.type)
     is_resource = kind is vocabulary.WatchedKind.DEVICE_PLUGIN

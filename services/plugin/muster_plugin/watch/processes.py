@@ -1,8 +1,8 @@
 """Adapter: identifies the processes that serve sockets, and reports if they are stopped or end.
 
-The kernel gives the PID of a connection's peer (SO_PEERCRED) in this process's PID namespace: 0
-unless the pod has `hostPID`. Since Linux 6.5 it also gives a pidfd of the peer (SO_PEERPIDFD),
-which becomes readable when the process ends, in whichever namespace; since 6.9 the pidfd's inode
+The kernel reports the PID of a connection's peer (SO_PEERCRED) in this process's PID namespace: 0
+unless the pod has `hostPID`. Since Linux 6.5 it also returns a pidfd of the peer (SO_PEERPIDFD),
+which becomes readable when the process ends, in any namespace. Since 6.9 the pidfd's inode
 identifies the process.
 """
 
@@ -29,7 +29,7 @@ _ZOMBIE, _WAITS = "Z", "D"
 
 
 class ProcessWatch:
-    """Watches the processes behind sockets; `on_end` gets each end."""
+    """Watches the processes behind sockets; calls `on_end` when a process has ended."""
 
     def __init__(
         self, on_end: Callable[[observation.ProcessEnded], None], *, proc: Path = Path("/proc")
@@ -72,7 +72,7 @@ class ProcessWatch:
         halted = {}
         for path, pid in self._pids.items():
             state = self._state(pid, "stat")
-            # a process runs on in its other threads after its main thread has ended
+            # a process continues in its other threads after its main thread has ended
             if state in _HALTED and not (state == _ZOMBIE and len(self._threads(pid)) > 1):
                 halted[path] = _HALTED[state]
         return halted
@@ -80,7 +80,8 @@ class ProcessWatch:
     def is_waiting(self, path: str) -> bool:
         """Return whether a thread of the process behind a socket is in an uninterruptible wait.
 
-        Any process that reads from a disk is briefly in this state: it alone is no failure.
+        Any process that reads from a disk is briefly in this state, so the state alone is no
+        failure.
         """
         pid = self._pids.get(path)
         if pid is None:

@@ -1,8 +1,8 @@
-"""Pure: keeps the finding about every watched plugin, and decides which changes to publish.
+"""Pure: stores the finding about every watched plugin, and decides which changes to publish.
 
-A process on the node can make up plugins by creating and removing sockets. So the number of watched
-plugins and the rate of changes are limited: a node that publishes too much is cut off from the bus.
-Plugins in `watch.expect` come first, then those whose devices are listed or expected.
+A process on the node can fake plugins by creating and removing sockets. The number of watched
+plugins and the rate of changes are therefore limited: a node that publishes too much is cut off
+from the bus. Plugins in `watch.expect` come first, then those whose devices are listed or expected.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _BURST: Final = 2 * vocabulary.WATCHED_MAX
 
 
 class _Plugin:
-    """One watched plugin: its finding, and what was last published about it."""
+    """One watched plugin: its finding, and its last published state."""
 
     def __init__(self, holds: finding.Holds) -> None:
         self.machine = finding.FindingMachine(holds)
@@ -78,7 +78,7 @@ class Reports:
         return name not in self._expect, not is_offered, name not in self._plugins, name
 
     def _forget_all_but(self, kept: frozenset[str], now: float) -> list[observation.Action]:
-        """Forget all other plugins; return the changes that say so, within the rate limit."""
+        """Forget all other plugins; return the changes that report this, within the rate limit."""
         actions: list[observation.Action] = []
         for name in sorted(self._plugins.keys() - kept):
             gone = self._plugins[name].published
@@ -93,7 +93,7 @@ class Reports:
     def _observe(
         self, plugin: _Plugin, facts: finding.Facts, watched: vocabulary.Watched, now: float
     ) -> list[float]:
-        """Update a plugin's finding; return when that is due again."""
+        """Update a plugin's finding; return when the next updates are due."""
         machine = plugin.machine
         machine.observe(facts, now)
         plugin.watched = msgspec.structs.replace(

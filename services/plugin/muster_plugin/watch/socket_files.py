@@ -1,6 +1,6 @@
-"""Adapter: the files in the kubelet's directories: sockets, the checkpoint, and what was learned.
+"""Adapter: accesses sockets, the checkpoint and the learned data in the kubelet's directories.
 
-No link is followed, and nothing is read but regular files: a plugin may put anything there.
+No link is followed, and only regular files are read, because a plugin may put anything there.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def _has_usable_name(entry: os.DirEntry[str]) -> bool:
 
 
 def read_checkpoint(root: Path) -> checkpoint.Checkpoint | None:
-    """Return the kubelet's checkpoint; None without one. Raises OSError or ValueError."""
+    """Return the kubelet's checkpoint; None if it is missing. Raises OSError or ValueError."""
     for directory in socket_directory.both(root):
         text = _read(directory / socket_directory.CHECKPOINT, checkpoint.BYTES_MAX)
         if text is not None:
@@ -83,7 +83,7 @@ def read_checkpoint(root: Path) -> checkpoint.Checkpoint | None:
 
 
 def read_memory(root: Path) -> expectation.Memory:
-    """Return what was learned before. Raises OSError or ValueError."""
+    """Return the saved learned data. Raises OSError or ValueError."""
     try:
         with _folder(root) as folder:
             text = _read(Path(_MEMORY), _MEMORY_BYTES_MAX, folder=folder)
@@ -93,7 +93,7 @@ def read_memory(root: Path) -> expectation.Memory:
 
 
 def write_memory(root: Path, text: bytes) -> None:
-    """Save what was learned. Raises OSError."""
+    """Save the learned data. Raises OSError."""
     (root / _MEMORY_FOLDER).mkdir(exist_ok=True)
     with _folder(root) as folder:
         with contextlib.suppress(FileNotFoundError):
@@ -107,7 +107,7 @@ def write_memory(root: Path, text: bytes) -> None:
 
 @contextlib.contextmanager
 def _folder(root: Path) -> Iterator[int]:
-    """Open the folder of the file with what was learned. Raises OSError, for example for a link."""
+    """Open the folder with the learned data. Raises OSError, for example for a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(root / _MEMORY_FOLDER, flags)
     try:
@@ -117,7 +117,7 @@ def _folder(root: Path) -> Iterator[int]:
 
 
 def _read(path: Path, bytes_max: int, *, folder: int | None = None) -> bytes | None:
-    """Return a regular file's content; None without a file. Raises OSError or ValueError."""
+    """Return a regular file's content; None if it is missing. Raises OSError or ValueError."""
     try:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, dir_fd=folder)

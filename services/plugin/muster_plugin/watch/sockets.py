@@ -1,9 +1,9 @@
 """Pure: tracks which process serves each socket, and when to probe it next.
 
-Each probe costs the plugin a connection, so a process gets at most four within a minute. A refused
-connection reaches no process and does not count. Where the kernel can report the end of a process,
-it does (`Process.is_watched`); otherwise one connection a minute is reserved for a probe when the
-kubelet drops the plugin. A plugin that ends after connections gets fewer (`backoff`).
+Each probe costs the plugin a connection, so a process receives at most four within a minute. A
+refused connection reaches no process and does not count. If the kernel cannot report the end of a
+process (`Process.is_watched`), one connection a minute is reserved for a probe when the kubelet
+drops the plugin. A plugin that ends after connections is probed less often (`backoff`).
 """
 
 import collections
@@ -17,7 +17,7 @@ from muster_plugin.watch import backoff, finding, observation
 SOCKETS_MAX: Final = 256
 AT_ONCE_MAX: Final = 32
 PERIOD_S: Final = 15.2
-"""With the timeout of a probe, a plugin that stops answering is noticed within 20 s."""
+"""Together with a probe's timeout, a plugin that stops answering is detected within 20 s."""
 _UNWATCHED_PERIOD_S: Final = 20.0
 _WINDOW_S: Final = 60.0
 CONNECTIONS_MAX: Final = 4
@@ -26,7 +26,7 @@ _BOUND_S: Final = 0.1
 _BIND_S: Final = 1.0
 """How long a starting plugin may take to listen; it may create its socket's file twice."""
 _DROPPED_S: Final = 5.0
-"""How much later than the end of a process the kubelet's list may show it."""
+"""The longest delay before the kubelet's list shows the end of a process."""
 _REFUSED_S: Final = (0.5, 0.5, 1.0, 1.0, 5.0)
 """Delay of the next probe after the first, second, ... refusal in a row."""
 _LOST_S: Final = 30.0
@@ -37,7 +37,7 @@ _Server = finding.Server
 
 
 class Socket:
-    """The socket at one path: its file, and what is known of its server."""
+    """The socket at one path: its file, and the last known state of its server."""
 
     def __init__(self, file: observation.SocketFile, now: float) -> None:
         self.file = file
@@ -56,7 +56,7 @@ class Socket:
         self.rival: observation.Process | None = None
         """The process that served the path before and still runs."""
         self.servers = 0
-        """How many processes have served it."""
+        """How many processes have served this path."""
         self._ended, self._ended_at = "", -math.inf
         """The identity of the last process that ended, and when it did."""
         self._backoff = backoff.ProbeBackoff()
@@ -66,7 +66,7 @@ class Socket:
         self._connected: collections.deque[float] = collections.deque(maxlen=CONNECTIONS_MAX)
 
     def server(self, listed: int | None) -> tuple[_Server, str]:
-        """Return the state of the server, and what is wrong in words.
+        """Return the state of the server, and its problem in words.
 
         An unknown process behind a removed socket counts as ended if no device is `listed`.
         """
@@ -85,7 +85,7 @@ class Socket:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What the finding about the plugin depends on."""
+        """The values that determine the finding about the plugin."""
         outcome = self.file.identity, self.answer, self.detail, self.driver, self.is_removed
         return *outcome, self.process, self.has_ended, self.halted, self.rival
 
@@ -160,7 +160,7 @@ class Socket:
 
     @property
     def is_leftover(self) -> bool:
-        """Whether it is dead and has never answered."""
+        """Whether the socket is dead and has never answered."""
         return self.is_dead and not self.has_answered
 
     @property
@@ -187,7 +187,7 @@ class Socket:
         return observation.Probe(self.file)
 
     def hurry(self, now: float) -> None:
-        """Probe as soon as a connection is allowed, unless the process's end would be reported."""
+        """Schedule a probe as soon as is allowed, unless the process's end would be reported."""
         if self._backoff.pause_s and now - self.changed_at < _DROPPED_S:
             # the kubelet may have dropped the former process
             return
@@ -242,7 +242,7 @@ class Socket:
 
 
 def best(group: Sequence[Socket]) -> Socket | None:
-    """Return the socket that counts: served ones before leftover ones, and newer before older."""
+    """Return the preferred socket: served before leftover, and newer before older."""
 
     def rank(socket: Socket) -> tuple[int, int]:
         answer = socket.answer
@@ -344,14 +344,14 @@ class Sockets:
         self._by_path.pop(path, None)
 
     def stop_watching(self, path: str, now: float) -> None:
-        """Stop watching a dead socket, which makes room for one that waits."""
+        """Stop watching a dead socket, to make room for a waiting socket."""
         self._dead.add((path, self._by_path.pop(path).file.identity))
         self._admit(now)
 
     def due(self, now: float) -> list[observation.Probe]:
         """Return the probes to start now, a few at a time."""
         free = AT_ONCE_MAX - sum(socket.is_being_probed for socket in self)
-        # the most overdue come first, so that sockets which never answer hardly delay the others
+        # the most overdue sockets come first, so that those which never answer hardly delay others
         due = sorted(
             (socket for socket in self if socket.is_due(now)),
             key=lambda socket: socket.next_deadline() or now,
@@ -375,7 +375,7 @@ class Sockets:
 
     @contextlib.contextmanager
     def _observed(self, path: str) -> Iterator[Socket]:
-        """Yield a socket, then note whether its state has changed."""
+        """Yield a socket, then record whether its state has changed."""
         socket = self._by_path[path]
         before = socket.state
         yield socket

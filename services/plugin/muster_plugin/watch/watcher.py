@@ -1,4 +1,4 @@
-"""Adapter: observes the node for the model of watched plugins, and performs its actions."""
+"""Adapter: observes the node for the model of watched plugins, and performs the model's actions."""
 
 import asyncio
 import collections
@@ -29,7 +29,7 @@ from muster_plugin.watch import (
 _RESCAN_S: Final = 30.0
 _SETTLE_S: Final = 0.05
 _SHARE: Final = 0.01
-"""The share of CPU time that scans take at most, however many files come and go."""
+"""The largest share of CPU time for scans, however many files change."""
 _NODE_PERIOD_S: Final = 60.0
 _FILES_TIMEOUT_S: Final = 5.0
 _PROBES_MAX: Final = 64
@@ -37,10 +37,10 @@ _NOTED_MAX: Final = 100
 
 
 class Watcher:
-    """Watches the plugins of one node; `on_change` gets each change.
+    """Watches the plugins of one node; `on_change` receives each change.
 
-    `ours` returns the resources that this process serves, and `new_runner` makes the runner of the
-    model.
+    `ours` returns the resources that this process serves, and `new_runner` creates the model's
+    runner.
     """
 
     def __init__(  # each has its own name
@@ -103,7 +103,7 @@ class Watcher:
             self._processes.close()
 
     def on_listing(self, listing: podresources.Listing | None) -> None:
-        """Record what the kubelet lists; None if it does not answer."""
+        """Record the kubelet's device list; None if the kubelet does not answer."""
         self._model.ours = frozenset(self._ours())
         if listing is None:
             self._note("the kubelet's podresources socket does not answer")
@@ -183,7 +183,7 @@ class Watcher:
             await asyncio.sleep(_NODE_PERIOD_S)
 
     async def _read_checkpoint(self) -> None:
-        """Read what plugins that are down now have offered, from the kubelet's checkpoint."""
+        """Read the devices of plugins that are down from the kubelet's checkpoint."""
         with self._noting("cannot read the kubelet's checkpoint"):
             read = await self._files.run(
                 lambda: socket_files.read_checkpoint(self._root), timeout_s=_FILES_TIMEOUT_S
@@ -219,7 +219,7 @@ class Watcher:
             case _:
                 assert_never(action)
 
-    # What was learned
+    # Learned data
 
     async def _read_memory(self) -> expectation.Memory:
         with self._noting("cannot read what was learned before"):
@@ -251,7 +251,7 @@ class Watcher:
             self._note(f"{text}: {error}")
 
     def _note(self, problem: str) -> None:
-        """Log once what cannot be observed."""
+        """Log, once, a limit of what can be observed."""
         if problem not in self._noted and len(self._noted) < _NOTED_MAX:
             self._noted.add(problem)
             logs.logger().warning("watch_limited", problem=problem)

@@ -1,8 +1,8 @@
 """Pure: imports the configuration of generic-device-plugin and of smarter-device-manager.
 
 generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go): `devices:` (or `device:`) has the same
-content as its `--device` flag: a name and groups. The paths or USB devices of a group go into a
-container together. Before 0.1 the flag was `name,path,path`.
+content as its `--device` flag: a name and groups. The paths or USB devices of a group are allocated
+together. Before 0.1 the flag was `name,path,path`.
 
 smarter-device-manager (v1.20; main.go, findDevicesPattern): a list of `{devicematch,
 nummaxdevices}`: a Go regular expression for the path below /dev, unanchored unless it has anchors,
@@ -164,7 +164,7 @@ def _group(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -
     devices = [_path(reader, item, f"{path}.paths[{at}]") for at, item in enumerate(paths)]
     for at, item in enumerate(usb):
         entry = _usb(reader, item, f"{path}.usb[{at}]", flags=flags)
-        # generic makes a unit of the paths that exist
+        # generic builds a unit from the paths that exist
         devices.append({**entry, "optional": True} if len(usb) > 1 else entry)
     if usb:
         reader.note_difference(

@@ -1,9 +1,9 @@
 """Pure: reads the Helm values of other device plugins' charts, as those charts do.
 
-Sources: NVIDIA's chart nvidia-device-plugin (v0.20; values.yaml, daemonset-device-plugin.yml),
-which sets a variable only for a value of the right type; NVIDIA's chart gpu-operator and its
-ClusterPolicy, whose `spec` has the same keys (devicePlugin, mig, cdi; the operator's DaemonSet sets
-PASS_DEVICE_SPECS itself); the chart of smarter-device-manager, whose `config` is the list.
+NVIDIA's chart nvidia-device-plugin (v0.20; values.yaml, daemonset-device-plugin.yml) sets a
+variable only for a value of the right type. NVIDIA's chart gpu-operator and its ClusterPolicy, in
+`spec`, share the keys devicePlugin, mig and cdi; the operator's DaemonSet sets PASS_DEVICE_SPECS
+itself. In the chart of smarter-device-manager, `config` is the list.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ _OPERATOR_STRATEGY: Final = "single"
 
 
 def of_nvidia(document: object) -> peer_file.ManifestContent | None:
-    """Return the configuration in the values of one of NVIDIA's charts; None if it is neither."""
+    """Return the configuration in the values of NVIDIA's charts; None for other documents."""
     if not isinstance(document, Mapping):
         return None
     if not _OF_FILE.isdisjoint(document):
@@ -66,7 +66,7 @@ def of_operator(spec: Mapping[object, object]) -> peer_file.ManifestContent:
     names = {name for name, _ in given}
     environment = [pair for pair in environment if pair[0] not in names] + given
     if _section(spec, "cdi").get("enabled") is True and "DEVICE_LIST_STRATEGY" not in names:
-        text = "the operator gives GPUs to containers by CDI; set gpus.given.deviceList"
+        text = "the operator passes GPUs to containers by CDI; set gpus.given.deviceList"
         reader.note_loss("cdi.enabled", text)
     return _content(reader, _section(plugin, "config"), "data", "devicePlugin.config", environment)
 
@@ -102,7 +102,7 @@ def _content(
     ]
     name = config.get("name")
     if name and not files:
-        text = f"the ConfigMap {errors.quoted(name)} is not here: give its manifest too"
+        text = f"the ConfigMap {errors.quoted(name)} is missing: add its manifest"
         reader.note_loss(f"{path}.name", text)
     default = config.get("default")
     return peer_file.ManifestContent(

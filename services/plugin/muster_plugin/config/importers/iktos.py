@@ -1,7 +1,7 @@
 """Pure: imports the resource config of the iktos fork of NVIDIA's plugin.
 
-It is `original:new:replicas,...`, where -1 means one replica for each 1000 MiB. muster implements
-what the fork's README says, without its bugs (k8s-gpu-sharing-plugin 9394ddf0).
+The format is `original:new:replicas,...`, where -1 means one replica for each 1000 MiB. muster
+follows the fork's README, without the bugs of its code (k8s-gpu-sharing-plugin 9394ddf0).
 """
 
 import re
@@ -23,7 +23,7 @@ _GENERAL: Final = (
 
 
 def read(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], list[object]]:
-    """Return the shared and renamed resources of the iktos fork in our format."""
+    """Return the fork's shared and renamed resources in muster's format."""
     shared: list[object] = []
     renamed: list[object] = []
     originals: set[str] = set()

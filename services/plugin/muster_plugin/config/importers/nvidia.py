@@ -91,8 +91,8 @@ def read(
 ) -> peer_file.ImportedConfiguration:
     """Return the configuration with a section `gpus`. Raises ImportRejected.
 
-    `elsewhere` are variables of which only the names are known. A configuration that is only a
-    string has the iktos fork's format, `original:new:replicas,...`.
+    `elsewhere` names variables whose values are unknown. A configuration that is a string has the
+    iktos fork's format, `original:new:replicas,...`.
     """
     reader = peer_file.Reader("NVIDIA")
     ours: _Tree = {}
@@ -185,7 +185,7 @@ def _effective(
     arguments: Sequence[str],
     environment: Variables,
 ) -> _Source | None:
-    """Return the value that takes precedence; note other values that differ from it."""
+    """Return the value that takes precedence; report other values that differ from it."""
     values: list[_Source] = []
     is_switch = setting.kind is Kind.FLAG
     for flag in setting.flags:
@@ -205,7 +205,7 @@ def _effective(
 
 
 def _plain(value: _Value) -> str:
-    """Return a value as the text of a flag."""
+    """Return a value as it is written in a flag."""
     return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
@@ -217,7 +217,7 @@ def _dashed(argument: str) -> str:
 def _apply(
     reader: peer_file.Reader, setting: nvidia_settings.Setting, source: _Source, ours: _Tree
 ) -> None:
-    """Set our equivalent of a setting, or note what muster does instead."""
+    """Set muster's equivalent of a setting, or report what muster does instead."""
     before = len(reader.problems)
     value = _value(reader, setting.kind, source)
     if len(reader.problems) > before or value in setting.defaults:
@@ -247,7 +247,7 @@ def _apply(
 
 
 def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, source: _Source) -> object:
-    """Return a value converted to the type that it has in the file; note any problem."""
+    """Return a value converted to the type that it has in the file; report any problem."""
     value, path = source.value, source.path
     match kind:
         case Kind.FLAG:

@@ -1,9 +1,10 @@
-"""Pure: imports several configurations of NVIDIA's plugin, one of which each node's label names.
+"""Pure: imports several configurations of NVIDIA's plugin, each selected by a node label.
 
 NVIDIA's config-manager, a second container of the plugin's pods, reads the node's label
-`nvidia.com/device-plugin.config` and picks the ConfigMap's key of that name, for nodes without the
-label the default (cmd/config-manager/main.go). The default is DEFAULT_CONFIG, or with the chart's
-fallback strategies the key `default`. Flags and variables take precedence over every one of them.
+`nvidia.com/device-plugin.config` and picks the ConfigMap's key of that name
+(cmd/config-manager/main.go). Nodes without the label use the default: DEFAULT_CONFIG, or with the
+chart's fallback strategies the key `default`. Flags and variables override all of these
+configurations.
 """
 
 import re
@@ -31,9 +32,9 @@ def read(
     environment: nvidia.Variables,
     elsewhere: Sequence[str],
 ) -> peer_file.ImportedConfiguration:
-    """Return the default configuration, with an override for each other one. Raises ImportRejected.
+    """Return the default configuration, with the others as overrides. Raises ImportRejected.
 
-    `default` is empty if nothing names one.
+    `default` is empty if the user named no default.
     """
     names = [name for name, _ in files]
     problems = [f"{name}: two configurations have this name" for name in errors.duplicates(names)]
@@ -41,7 +42,7 @@ def read(
     if chosen not in names:
         known = ", ".join(names)
         problems.append(
-            f"{chosen}: no such configuration; there are {known}"
+            f"{chosen}: no such configuration; available: {known}"
             if default
             else f"several configurations: {known}; name the one of nodes without the label "
             f"{LABEL} with `muster config import --default`, or call it `{_NAMED}`"
@@ -80,7 +81,7 @@ def _is_label(name: str) -> bool:
 
 
 def _merged(lines: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the lines that all have, and before them the others with the name."""
+    """Return the lines of each configuration, prefixed with its name, then their common lines."""
     common = set.intersection(*map(set, lines.values()))
     own = [f"{name}: {line}" for name, each in lines.items() for line in each if line not in common]
     first = next(iter(lines.values()))

@@ -289,7 +289,7 @@ def _replicated(reader: peer_file.Reader, item: object, path: str) -> dict[str, 
 
 
 def _devices(reader: peer_file.Reader, value: object, path: str) -> object:
-    """Return how many or which devices are shared, as NVIDIA's parser does."""
+    """Return the number of shared devices, or a list of them, as NVIDIA's parser does."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if not isinstance(value, list) or not value:

@@ -53,18 +53,18 @@ class Reader:
         self._noted: set[str] = set()
 
     def reject(self, path: str, problem: str) -> None:
-        """Note that the file cannot be imported; an empty path means all of it."""
+        """Record why the file cannot be imported; an empty path means the whole file."""
         self.problems.append(_printable(f"{path}: {problem}" if path else problem))
 
     def note_difference(self, path: str, difference: str) -> None:
-        """Note, once, that something will not be exactly the same."""
+        """Record a difference between the two plugins' behaviour, unless it is already recorded."""
         line = _printable(f"{path}: {difference}")
         if line not in self._noted:
             self._noted.add(line)
             self.differences.append(line)
 
     def note_loss(self, path: str, loss: str) -> None:
-        """Note, once, that the other plugin does something that will not be done."""
+        """Record what the other plugin does and muster will not, unless it is already recorded."""
         line = _printable(f"{path}: {loss}")
         if line not in self.losses:
             self.losses.append(line)
@@ -104,7 +104,7 @@ class Reader:
         return ""
 
     def whole(self, value: object, path: str) -> int:
-        """Return a number that is not negative; 0 if it is missing."""
+        """Return a non-negative integer; 0 if it is missing."""
         if value is None:
             return 0
         if isinstance(value, float) and value.is_integer():
@@ -115,7 +115,7 @@ class Reader:
         return 0
 
     def flag(self, value: object, path: str) -> bool:
-        """Return true or false; false if it is missing."""
+        """Return a boolean; false if it is missing."""
         if value is None or isinstance(value, bool):
             return bool(value)
         self.reject(path, f"expected true or false, found {errors.quoted(value)}")
@@ -124,7 +124,7 @@ class Reader:
     def resource(
         self, tree: Mapping[str, object], path: str, keys: Mapping[str, str]
     ) -> resources.Resource | None:
-        """Return the resource, or None after noting why it is invalid.
+        """Return the resource; if it is invalid, record why and return None.
 
         `keys` maps muster's keys to the peer's where they differ, also for nested keys.
         """
@@ -149,7 +149,7 @@ class Reader:
         return self.result(rules)
 
     def result(self, rules: settings.Document) -> ImportedConfiguration:
-        """Return the configuration with everything that was noted."""
+        """Return the configuration with its differences and losses."""
         return ImportedConfiguration(
             rules=rules, differences=tuple(self.differences), losses=tuple(self.losses)
         )
@@ -186,7 +186,7 @@ class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):
 
     `arguments` and `environment` are those of all containers, in the order of the manifests;
     `elsewhere` are the variables whose values are not in the manifests (`valueFrom`, `envFrom`).
-    `default` names the file of nodes without a label, if there are several.
+    `default` names the file for nodes without a label, if there are several files.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -263,7 +263,7 @@ def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 
 
 def variables(container: Mapping[object, object]) -> Iterator[tuple[str, str]]:
-    """Yield the variables in `env` whose values are there."""
+    """Yield the variables in `env` that have values."""
     for variable in _environment(container):
         name, value = variable.get("name"), variable.get("value")
         if isinstance(name, str) and isinstance(value, str) and value:

@@ -62,7 +62,7 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
         return decode.capabilities(_text(self.proc / "driver/nvidia-caps/mig-minors") or "")
 
     def kernel_gpus(self) -> frozenset[str]:
-        """Return the bus ids of the GPUs that the kernel's driver has now."""
+        """Return the bus ids of the GPUs that the kernel's driver currently manages."""
         try:
             return frozenset(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir())
         except OSError:
@@ -76,9 +76,9 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
 class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs that answered, and those that did not.
 
-    `handles` are keyed by uuid. `lost` has the GPUs of an earlier scan that have no handle now,
-    with NVML's name for the error; `unreadable` has the GPUs that were never read. `count` is the
-    number of GPUs that NVML counts.
+    `handles` are keyed by uuid. `lost` maps each GPU of an earlier scan that has no handle now to
+    NVML's name for the error. `unreadable` lists the GPUs that were never read. `count` is the
+    number of GPUs that NVML reports.
     """
 
     gpus: tuple[vocabulary.Gpu, ...] = ()

@@ -1,4 +1,4 @@
-"""Adapter: NVML's events: one thread waits for the events of all GPUs.
+"""Adapter: receives NVML's events; one thread waits for the events of all GPUs.
 
 While this thread runs, no other thread touches the event set. A wait cannot be interrupted, so it
 is divided into short slices. After every error the thread pauses, longer each time. With a lost GPU
@@ -36,7 +36,7 @@ class MonitoringProblems(msgspec.Struct, frozen=True):
 
 
 class PollRequested(msgspec.Struct, frozen=True):
-    """Request to poll a GPU at once after an event; an empty uuid requests all."""
+    """A request to poll a GPU at once after an event; an empty uuid stands for all GPUs."""
 
     gpu: str = ""
 
@@ -72,7 +72,7 @@ class EventListener:
         self.last_success_at = time.monotonic()
         """When a wait last returned without an error."""
         self.waiting_since: float | None = None
-        """When the current call of NVML began; None during a pause."""
+        """When the current call to NVML began; None during a pause."""
         self._nvml = nvml
         self._handles = dict(handles)
         self._uuids = {library.handle_address(handle): uuid for uuid, handle in handles.items()}
@@ -142,7 +142,7 @@ class EventListener:
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
     ) -> tuple[dict[str, str], str | None]:
-        """Return the registration problems, and the GPU whose failure spoiled the event set."""
+        """Return the registration problems, and the GPU whose failure invalidated the event set."""
         problems: dict[str, str] = dict(excluded)
         refused: set[str] = set()
         for uuid, handle in self._handles.items():

@@ -1,4 +1,4 @@
-"""Adapter: libnvidia-ml: loads the library, initialises NVML, explains failures, polls one GPU.
+"""Adapter: loads libnvidia-ml, initialises NVML, explains failures and polls one GPU.
 
 Everything here may block for minutes, so it runs in threads, never on the event loop. `pynvml` and
 `ctypes` (3 MiB, 10 ms) are imported only if there is a library to load. A library stays loaded:
@@ -36,7 +36,7 @@ _FIELDS: Final = (_RECOVERY_ACTION, _RETIRED_PENDING, _REMAP_PENDING, _REMAP_FAI
 
 
 class NvmlUnavailable(Exception):
-    """NVML cannot be used at all; the text says why."""
+    """NVML cannot be used at all; the message says why."""
 
     def __init__(self, driver: gpu.Driver, problem: str) -> None:
         super().__init__(problem)
@@ -73,9 +73,9 @@ def shut_down(nvml: Binding) -> None:
 def call_if_supported(
     nvml: Binding, call: Callable[..., Answer], *arguments: object
 ) -> Answer | None:
-    """Return the call's answer; None if product, driver or our permissions do not support it.
+    """Return the call's answer; None if the product, driver or permissions do not allow the call.
 
-    A text that is not UTF-8 also counts as None. Raises NVMLError for any other failure.
+    A string that is not UTF-8 also counts as None. Raises NVMLError for any other failure.
     """
     try:
         return call(*arguments)
@@ -108,7 +108,7 @@ def handle_address(handle: Handle) -> int:
 
 
 def _load(library: str, driver_root: str) -> None:
-    """Load the library from its configured place; pynvml then finds it by its SONAME."""
+    """Load the library from its configured path; pynvml then finds it by its SONAME."""
     if _loaded:
         return
     import ctypes  # noqa: PLC0415  # not without need
@@ -130,7 +130,7 @@ def _load(library: str, driver_root: str) -> None:
 
 
 class _Lost(Exception):
-    """The GPU cannot be queried; the text is NVML's error name."""
+    """The GPU cannot be queried; the message is NVML's error name."""
 
 
 def poll_gpu(

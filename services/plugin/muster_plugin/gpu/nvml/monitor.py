@@ -2,7 +2,7 @@
 
 Each GPU is polled in a separate thread, so that a GPU that hangs delays only itself. Every call is
 tracked until it has returned, because NVML must not be shut down during a call. A task that waits
-for a thread is therefore never cancelled, although nobody may be awaiting it any more.
+for a thread is therefore never cancelled, even if nothing awaits it any more.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """All timeouts and periods, in seconds."""
 
     answer_s: float = 5.0
-    """Every call of NVML is expected to return within this time."""
+    """Every call to NVML is expected to return within this time."""
     slice_s: float = 0.5
     """A wait for events is divided into slices; stopping takes one slice."""
     guard_s: float = 1.0
@@ -48,7 +48,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InflightCalls:
-    """All calls of NVML that have not returned."""
+    """All calls to NVML that have not returned."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
@@ -106,7 +106,7 @@ class EventQueue:
 
 
 class MonitoringStatus:
-    """Keeps the monitoring problems of each GPU by kind; reports every change."""
+    """Stores the monitoring problems of each GPU by kind; reports every change."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

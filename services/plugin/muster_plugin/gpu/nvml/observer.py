@@ -1,11 +1,11 @@
-"""Adapter: NVML: reports observations of the GPUs in order, without blocking while NVML hangs.
+"""Adapter: reports NVML's observations of GPUs in order, without blocking while NVML hangs.
 
 NVML is never called on the event loop. Calls cannot be interrupted: each is awaited for as long as
-it takes, and reported when it is late, because that GPU is not monitored meanwhile. NVML is shut
-down and initialised again when GPUs come or go, when the driver goes away or when handles are
-stale; at that time no call may be in flight. Between two sessions there is a pause, longer each
-time. A call that never returns is abandoned. NVML counts its initialisations, so a new session can
-monitor the other GPUs, and the missing shutdowns follow once no call is in flight.
+it takes. A late call is reported, because that GPU is not monitored meanwhile. NVML is shut down
+and initialised again when GPUs appear or disappear, when the driver is unloaded or when handles are
+stale; no call may be in flight then. The pause between two sessions grows each time. A call that
+never returns is abandoned. NVML counts its initialisations, so a new session can monitor the other
+GPUs, and the missing shutdowns follow once no call is in flight.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class NvmlSource:
         self._log = logs.logger()
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Scan for the first time; a timeout is a result too, from which `observe` continues."""
+        """Scan for the first time; a scan that timed out is continued by `observe`."""
         starting = self._start()
         await asyncio.wait([starting], timeout=timeout_s)
         self._reported = starting.result().scan if starting.done() else _silent(timeout_s)
@@ -164,7 +164,7 @@ class NvmlSource:
         return await self._monitor.run()
 
     async def _end(self, session: nvml_session.Session, status: monitor.MonitoringStatus) -> None:
-        """Shut NVML down once all calls have returned, and remember the last scan."""
+        """Shut NVML down once all calls have returned, and store the last scan."""
         session.events.stop()
         late_s, abandon_s = self._timeouts.answer_s, self._timeouts.abandon_s
         all_returned = await self._calls.wait_all(late_s)
@@ -191,7 +191,7 @@ class NvmlSource:
             self._open.pop()[1].close()
 
     def _report(self, scan: gpu.Scan, observer: Observer) -> None:
-        """Report a scan, unless there is again nothing to scan for the same reason."""
+        """Report a scan, unless NVML is still unavailable for the same reason."""
         is_repeated = scan is self._reported or (
             scan.driver is not gpu.Driver.READY and scan == self._reported
         )

@@ -1,4 +1,4 @@
-"""Adapter: an NVML session: initialises NVML, scans everything once, then polls each GPU.
+"""Adapter: runs an NVML session: initialises NVML, scans everything once, then polls each GPU.
 
 Everything here blocks and runs in threads. A session may be closed only when no call is in flight.
 """
@@ -16,7 +16,7 @@ from muster_plugin.model import gpu
 
 
 class SessionEnded(Exception):
-    """NVML has to be initialised again; the text says why."""
+    """NVML has to be initialised again; the message says why."""
 
 
 class PreviousScan(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Session:
 
     @property
     def as_previous_scan(self) -> PreviousScan:
-        """The scan results that the next session should remember."""
+        """The scan results for the next session."""
         return PreviousScan(gpus=self._discovered.gpus, links=self._expected_links)
 
     @property
