@@ -48,6 +48,14 @@ def test_a_stopped_plugin_is_found_within_twenty_seconds(phase_s: int) -> None:
     assert delay_s(node, Finding.NO_ANSWER) <= 20
 
 
+def test_devices_that_their_plugin_never_checks_look_healthy() -> None:
+    node = healthy()
+    known = node.model.watched
+    # all of them have failed, and the plugin, whose health checks have ended, lists them as before
+    node.run(3_600)
+    assert (node.model.watched, node.findings()) == (known, {GPU: Finding.NONE})
+
+
 def test_only_a_process_that_stays_stopped_is_a_finding() -> None:
     node = healthy()
     stopped = observation.ProcessesSeen({f"device-plugins/{GPU_SOCKET}": "stopped"})

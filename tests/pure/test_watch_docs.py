@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import pytest
 import yaml
 
 from muster.service import settings
@@ -15,6 +16,31 @@ from tests.worlds import manifests
 
 PAGE: Final = (manifests.ROOT / "docs/watch.md").read_text("utf-8")
 ROWS: Final = re.findall(r"^\| ([a-z]) \| .* \|$", PAGE, re.MULTILINE)
+STORIES: Final = {
+    "a": "wire/test_plugin_watch.py::test_a_killed_plugin_is_published_and_its_return_too",
+    "b": "wire/test_plugin_watch_bad_input.py::"
+    "test_a_method_that_hangs_is_silence_though_its_server_has_a_deadline_too",
+    "c": "pure/test_plugin_watch_model.py::test_a_stopped_plugin_is_found_within_twenty_seconds",
+    "d": "pure/test_plugin_watch_model.py::"
+    "test_a_plugin_that_a_restarted_kubelet_does_not_get_back_is_found",
+    "e": "wire/test_plugin_watch.py::"
+    "test_what_is_wrong_with_a_plugin_is_published_and_so_is_its_recovery",
+    "f": "pure/test_plugin_watch_model.py::test_a_removed_socket_is_found_within_three_seconds",
+    "g": "pure/test_plugin_watch_model.py::test_fewer_devices_are_found_once_that_has_lasted",
+    "h": "pure/test_plugin_watch_model.py::"
+    "test_devices_that_their_plugin_never_checks_look_healthy",
+    "i": "pure/test_health_watched.py::"
+    "test_while_the_agent_is_silent_the_verdict_stays_and_is_shown_as_not_observed",
+    "j": "pure/test_health_watched.py::test_a_node_that_is_down_has_one_alert",
+    "k": "pure/test_health_watched.py::test_a_planned_stop_is_maintenance_and_raises_no_alert",
+    "l": "flow/test_health_classes.py::"
+    "test_when_health_itself_dies_the_notifier_reports_it_and_its_return",
+    "m": "pure/test_health_fleet.py::test_a_skewed_clock_is_an_alert_and_no_verdict",
+    "n": "pure/test_plugin_watch_model.py::test_a_stopped_plugin_is_found_within_twenty_seconds",
+    "o": "pure/test_plugin_watch_model.py::test_two_processes_of_one_resource_are_found",
+    "p": "pure/test_plugin_watch_model.py::"
+    "test_hardware_that_nothing_offers_is_found_after_a_while",
+}
 ALERTS: Final = re.findall(
     r"^\| `([a-z_]+)` \| \[([A-Z_]+)\]\(runbooks/watched_plugin\.md#([a-z_]+)\) \| ",
     PAGE,
@@ -24,6 +50,14 @@ ALERTS: Final = re.findall(
 
 def test_every_class_of_failure_has_a_row() -> None:
     assert [letter for letter in ROWS if letter <= "p"] == [*"abcdefghijklmnop"]
+
+
+@pytest.mark.parametrize(("letter", "story"), STORIES.items())
+def test_every_row_of_the_table_has_a_story(letter: str, story: str) -> None:
+    file, _, name = story.partition("::")
+    text = (manifests.ROOT / "tests" / file).read_text("utf-8")
+    assert letter in ROWS
+    assert re.search(rf"^def {name}\(", text, re.MULTILINE)
 
 
 def test_every_finding_has_its_verdict_with_the_part_of_the_runbook() -> None:

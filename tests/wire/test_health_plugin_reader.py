@@ -13,6 +13,7 @@ from muster.local import kubernetes
 from muster.local.kubernetes import refusals
 from muster_health.kubernetes import plugin_reader
 from muster_health.model import signals
+from tests.worlds import detector_fleet
 
 GPU = "nvidia.com/gpu"
 OLD = "2026-01-01T00:00:00Z"
@@ -37,9 +38,9 @@ async def put_cluster(url: str, usable: str) -> None:
         await put(pods, "plugin-a", {"spec": SPEC, "status": running})
 
 
-async def rounds(
+async def observed(
     directory: Path, *, usable: str = "0", refused: str = "", leads: bool = True
-) -> tuple[list[vocabulary.WatchedFinding], dict[str, str]]:
+) -> tuple[list[signals.ClusterObserved], dict[str, str]]:
     """Return what two rounds hand on, and what could not be read."""
     handed: list[signals.ClusterObserved] = []
 
@@ -58,11 +59,37 @@ async def rounds(
             reader = plugin_reader.PluginReader(client, put, is_leading=lambda: leads)
             await reader.read()
             await reader.read()
-            return [each.watched.finding for each in handed], reader.problems
+            return handed, reader.problems
+
+
+async def rounds(
+    directory: Path, **more: Any
+) -> tuple[list[vocabulary.WatchedFinding], dict[str, str]]:
+    """Return the findings of two rounds, and what could not be read."""
+    handed, problems = await observed(directory, **more)
+    return [each.watched.finding for each in handed], problems
 
 
 def test_a_lost_plugin_is_handed_on_after_two_rounds(tmp_path: Path) -> None:
     assert asyncio.run(rounds(tmp_path)) == ([vocabulary.WatchedFinding.NOT_REGISTERED], {})
+
+
+def test_an_alert_says_what_the_api_alone_shows(tmp_path: Path) -> None:
+    (lost,), _ = asyncio.run(observed(tmp_path))
+    (works,), _ = asyncio.run(observed(tmp_path, usable="8"))
+    world = detector_fleet.World("a")
+    world.run(5.0)
+    (service,) = world.services
+    for each in (works, lost):
+        service.feed(each)
+        world.run(60.0)
+    assert world.alerts() == [("a", vocabulary.AlertKind.DEREGISTERED, "")]
+    alert = next(e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
+    assert (alert.watched, alert.evidence[0].source) == (GPU, "kubernetes")
+    assert alert.evidence[0].observed.startswith(f"{GPU}: offers no {GPU}: NVIDIA ")
+    service.feed(works)
+    world.run(60.0)
+    assert world.alerts() == []
 
 
 def test_a_plugin_that_works_is_handed_on_once(tmp_path: Path) -> None:
