@@ -49,7 +49,7 @@ def test_a_pod_asks_for_the_first_device_and_another_has_the_rights_of_health(
     for key in ("serviceAccountName", "volumes", "securityContext", "priorityClassName"):
         assert test[key] == health[key]
     main = test["containers"][0]
-    assert main["args"] == ["muster.cli.helm_test", "example.com/a"]
+    assert main["args"] == ["muster.cli.verify_installation", "example.com/a"]
     assert main["env"][: len(health["containers"][0]["env"])] == health["containers"][0]["env"]
     # neither is taken for a pod of health, and NATS is open to both
     labels = [item["metadata"]["labels"] for item in made.values()]
@@ -61,7 +61,8 @@ def test_a_pod_asks_for_the_first_device_and_another_has_the_rights_of_health(
 def test_who_only_watches_tests_no_device() -> None:
     made = of_test({"watch": {"enabled": True}})
     assert list(made) == ["muster-test"]
-    assert made["muster-test"]["spec"]["containers"][0]["args"] == ["muster.cli.helm_test"]
+    (main,) = made["muster-test"]["spec"]["containers"]
+    assert main["args"] == ["muster.cli.verify_installation"]
 
 
 @pytest.mark.parametrize(

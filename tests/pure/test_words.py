@@ -87,6 +87,15 @@ def test_no_module_has_an_old_name() -> None:
     assert old == []
 
 
+def test_no_shipped_module_is_named_like_a_test() -> None:
+    named = [
+        str(path.relative_to(ROOT))
+        for path in files(*SHIPPED, "scripts", "bench")
+        if path.stem.startswith("test_") or path.stem.endswith("_test")
+    ]
+    assert named == []
+
+
 def test_no_class_has_an_old_name() -> None:
     old = [
         f"{path.relative_to(ROOT)}: {name}"

@@ -21,7 +21,7 @@ from muster.nats import bus
 POD: Final = """
 import runpy, sys
 sys.modules.update(cyclopts=None, rich=None)
-runpy.run_module("muster.cli.helm_test", run_name="__main__")
+runpy.run_module("muster.cli.verify_installation", run_name="__main__")
 """
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from muster.local import processes, webhook
 from muster.nats import bus, consumers, storage, streams
-from muster_notifier import running, test_message
+from muster_notifier import running, sample_message
 from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
-from muster_notifier.test_message import Attempt
+from muster_notifier.sample_message import Attempt
 from tests.worlds import manifests, muster_in_cluster
 from tests.worlds.muster_in_cluster import World, command, rights
 
@@ -121,7 +121,7 @@ def test_the_message_that_resolves_a_test_is_no_repeat_of_the_first() -> None:
         sent.append(notification)
         return Attempt([], results.Kind.TAKEN, results.Outcome.TAKEN, "HTTP 200", None)
 
-    asyncio.run(test_message.send_by(deliver, "pager", "pagerduty", at=T0))
+    asyncio.run(sample_message.send_by(deliver, "pager", "pagerduty", at=T0))
     first, second = sent
     assert (first.state, second.state) == ("firing", "resolved")
     assert first.group == second.group

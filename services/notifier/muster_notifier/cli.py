@@ -18,7 +18,7 @@ from muster import codec, matching, vocabulary
 from muster.cli import events, output, reach
 from muster.nats import bus, consumers, storage, streams
 from muster.service import settings
-from muster_notifier import receiver_setup, running, test_message
+from muster_notifier import receiver_setup, running, sample_message
 from muster_notifier.config import files, schema
 from muster_notifier.receivers import factory, results
 from muster_notifier.routing import muting, routes
@@ -185,14 +185,14 @@ def _read(file: Path, config_format: str) -> schema.Settings:
     return files.read(file, written_for=config_format, environment=os.environ)
 
 
-async def _test(configured: schema.Settings, name: str) -> list[test_message.Attempt]:
+async def _test(configured: schema.Settings, name: str) -> list[sample_message.Attempt]:
     receivers = {receiver.name: receiver for receiver in configured.receivers}
-    test_message.check(name, receivers)
-    return await test_message.send(receivers[name], configured)
+    sample_message.check(name, receivers)
+    return await sample_message.send(receivers[name], configured)
 
 
 async def _printed(
-    sending: Coroutine[object, object, list[test_message.Attempt]], *, as_json: bool
+    sending: Coroutine[object, object, list[sample_message.Attempt]], *, as_json: bool
 ) -> int:
     try:
         attempts = await sending

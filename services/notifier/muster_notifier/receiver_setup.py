@@ -20,7 +20,7 @@ from cyclopts import Parameter
 from muster import commands
 from muster.cli import output, reach
 from muster.kubernetes import installation
-from muster_notifier import test_message
+from muster_notifier import sample_message
 from muster_notifier.config import receiver_settings, schema, setup_plan
 from muster_notifier.receivers import directory, results
 
@@ -240,7 +240,7 @@ def _validated(plan: setup_plan.Plan, place: Path) -> schema.Settings:
 def _is_taken(name: str, configured: schema.Settings) -> bool:
     """Send the receiver a test message, show its answers, and return whether it accepted it."""
     receiver = next(each for each in configured.receivers if each.name == name)
-    attempts = asyncio.run(test_message.send(receiver, configured))
+    attempts = asyncio.run(sample_message.send(receiver, configured))
     for attempt in attempts:
         output.warn(_NAME, f"test message to {name} {attempt.answer}")
     return attempts[0].kind is results.Kind.TAKEN

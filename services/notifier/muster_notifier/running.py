@@ -15,7 +15,7 @@ from muster.cli import events
 from muster.kubernetes import installation
 from muster.nats import bus, consumers, storage, streams
 from muster.service import settings
-from muster_notifier import test_message
+from muster_notifier import sample_message
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
@@ -70,22 +70,22 @@ async def more_receivers(
     )
 
 
-async def test(name: str, *, at: datetime) -> list[test_message.Attempt]:
+async def test(name: str, *, at: datetime) -> list[sample_message.Attempt]:
     """Let the notifier send a test message, dated `at`. Raises Unusable, ConnectionError."""
     async with connected() as link:
         announced = await _announced(link)
         if name in announced.refused:
             raise Unusable(f"the notifier leaves out {name}, as its log explains")
         try:
-            test_message.check(name, announced.receivers)
+            sample_message.check(name, announced.receivers)
         except ValueError as error:
             raise Unusable(str(error)) from None
 
-        async def deliver(notification: notifications.Notification) -> test_message.Attempt:
+        async def deliver(notification: notifications.Notification) -> sample_message.Attempt:
             return await _deliver(link, notification)
 
         way = announced.receivers[name]
-        return await test_message.send_by(deliver, name, way, at=at)
+        return await sample_message.send_by(deliver, name, way, at=at)
 
 
 async def _announced(link: bus.Bus) -> vocabulary.ReceiversConfigured:
@@ -97,7 +97,9 @@ async def _announced(link: bus.Bus) -> vocabulary.ReceiversConfigured:
     return announced
 
 
-async def _deliver(link: bus.Bus, notification: notifications.Notification) -> test_message.Attempt:
+async def _deliver(
+    link: bus.Bus, notification: notifications.Notification
+) -> sample_message.Attempt:
     """Put a test message into the outbox, and return what became of it."""
     name = notification.receiver
     subject = f"muster.outbox.{name}.test"
@@ -113,10 +115,12 @@ async def _deliver(link: bus.Bus, notification: notifications.Notification) -> t
         await storage.remove_waiting(link.link, streams.OUTBOX, subject)
         detail = f"the notifier has not sent it for {_ANSWER_S:g} s; its log says why"
         outcome = results.Outcome.TIMED_OUT
-        return test_message.Attempt([], outcome.kind, outcome, detail, None)
+        return sample_message.Attempt([], outcome.kind, outcome, detail, None)
 
 
-async def _answer(link: bus.Bus, notification: notifications.Notification) -> test_message.Attempt:
+async def _answer(
+    link: bus.Bus, notification: notifications.Notification
+) -> sample_message.Attempt:
     filters = [f"muster.notification.*.{notification.receiver}.notification.*"]
     since = notification.at - timedelta(seconds=_CLOCKS_S)
     following = consumers.follow(link.link, streams.NOTIFICATIONS, filters=filters, since=since)
@@ -128,7 +132,7 @@ async def _answer(link: bus.Bus, notification: notifications.Notification) -> te
                 outcome, detail = _outcome(failed.outcome), failed.error
             case _:
                 continue
-        return test_message.Attempt([], outcome.kind, outcome, detail, None)
+        return sample_message.Attempt([], outcome.kind, outcome, detail, None)
     raise AssertionError("following never ends")
 
 

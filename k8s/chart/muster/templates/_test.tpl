@@ -6,7 +6,7 @@
 {{- $spec := deepCopy .object.spec.template.spec -}}
 {{- $main := omit (first $spec.containers) "ports" "livenessProbe" "readinessProbe" -}}
 {{- $_ := set $main "name" "test" -}}
-{{- $_ := set $main "args" (list "muster.cli.helm_test") -}}
+{{- $_ := set $main "args" (list "muster.cli.verify_installation") -}}
 {{- with $resources }}{{ $_ := set $main "args" (append $main.args (first .)) }}{{ end -}}
 {{- $_ := set $main "env" (concat $main.env (list
   (dict "name" "NATS_URL" "value" "$(MUSTER_HEALTH__BUS__URL)")
