@@ -1,8 +1,9 @@
 """Pure: removes secrets from texts and trees that leave the operator's machine.
 
 It removes what is known to be secret, and what looks like it: values of keys such as `password`,
-credentials in addresses, paths of addresses (those of webhooks are secrets), tokens and keys by
-their format. It removes too much rather than too little.
+up to the end of the line if they are not quoted; credentials and paths of addresses (those of
+webhooks are secrets); the host, too, if the scheme is not one of muster's own, because Apprise has
+tokens there; tokens and keys by their format. It removes too much rather than too little.
 """
 
 import base64
@@ -26,12 +27,15 @@ _REFERENCES: Final = frozenset({"env", "file", "at"})
 """Where a secret is, instead of the secret itself."""
 # each pattern looks at a run of characters once: logs have lines of many thousand characters
 _NAME: Final = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]+"
+_QUOTED: Final = r"""\\".*?(?<!\\)\\"|"(?:[^"\\\n]|\\.)*"|'(?:[^'\n]|'')*'"""
+_JSON_SCALAR: Final = r"""(?:(?<=":)|(?<=":\s))(?:-?\d[\d.e+-]*|true|false|null)(?=\s*[,}\]])"""
+_UNQUOTED: Final = r"""[^\s](?:(?!(?<!\\)"\s*[,}\]])[^\n])*"""
+"""The rest of the line, which may have several words; but not what follows a string of JSON."""
 _PAIR: Final = re.compile(
-    rf"""(?P<key>{_NAME}\\?["']?\s*(?::|=>?)\s*)(?P<value>"""
-    r"""\\".*?(?<!\\)\\"|"(?:[^"\\\n]|\\.)*"|'(?:[^'\n]|'')*'|[^\s,;&}]+)""",
+    rf"""(?P<key>{_NAME}\\?["']?\s*(?::|=>?)\s*)(?:{_QUOTED}|{_JSON_SCALAR}|{_UNQUOTED})""",
     re.IGNORECASE,
 )
-_OPTION: Final = re.compile(rf"((?<!\S)(?=--){_NAME}\s+)[^\s-]\S*", re.IGNORECASE)
+_OPTION: Final = re.compile(rf"((?<!\S)(?=--){_NAME}\s+)(?:{_QUOTED}|[^\s-]\S*)", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.IGNORECASE)
 _HEADER: Final = re.compile(
     r"((?:authorization|cookie)\\?[\"']?\s*:\s*\\?[\"']?)[^\"'\\\n]+", re.IGNORECASE
@@ -41,12 +45,17 @@ _URL: Final = re.compile(
 )
 _FORMATS: Final = (
     re.compile(r"-----BEGIN [^-\n]+-----.*?(?:-----END [^-\n]+-----|\Z)", re.DOTALL),
-    # a JWT; a seed of an nkey; tokens of Slack, GitLab, NVIDIA and GitHub
+    # a JWT; a seed of an nkey; tokens of Slack, GitLab, NVIDIA, GitHub and Telegram
     re.compile(r"eyJ[\w-]{8,}(?:\.[\w-]*){0,2}"),
     re.compile(r"S[UAONCXP][A-Z2-7]{56}"),
     re.compile(r"(?:xox[a-z]|xapp|glpat|nvapi)-[\w-]+|gh[a-z]_\w{20,}"),
+    re.compile(r"(?<!\d)\d{6,12}:[\w-]{30,}"),
 )
+_SCHEMES: Final = frozenset({"http", "https", "nats", "tls", "ws", "wss"})
+"""What muster itself connects with; any other address is removed as a whole."""
 _HOST: Final = re.compile(r"[\w.-]+(?::\d{1,5})?|\[[\da-f:]+\](?::\d{1,5})?", re.IGNORECASE)
+_IN_CLUSTER: Final = re.compile(r"[\d.]+|[^.]+|.*\.svc(?:\..*)?")
+"""An address of IPv4, a name without dots, a Service of Kubernetes."""
 _PATHS: Final = frozenset({"", "state", "metrics", "readyz", "healthz"})
 """Paths of muster's own pages."""
 
@@ -108,13 +117,23 @@ def _forms(value: str) -> Iterable[str]:
 
 
 def _address(match: re.Match[str]) -> str:
-    """Return an address without credentials and path."""
+    """Return an address without credentials and path; without its host if that may be secret."""
     if match[0].startswith(muster.RUNBOOKS_URL):
         return match[0]
+    scheme = match["scheme"]
+    if scheme.lower() not in _SCHEMES:
+        return f"{scheme}://{REMOVED}"
     # a password may contain anything: the host is behind the last @
     host, *more = re.split(r"[/?#]", match["rest"].rpartition("@")[2], maxsplit=1)
-    where = host if _HOST.fullmatch(host) else REMOVED
+    where = _place(host) if _HOST.fullmatch(host) else REMOVED
     path = "".join(more)
-    return f"{match['scheme']}://{where}" + (
-        f"/{path if path in _PATHS else REMOVED}" if more else ""
-    )
+    return f"{scheme}://{where}" + (f"/{path if path in _PATHS else REMOVED}" if more else "")
+
+
+def _place(host: str) -> str:
+    """Return a host of the cluster as it is; of another, the last two parts of its name."""
+    name = host.partition(":")[0]
+    if host.startswith("[") or _IN_CLUSTER.fullmatch(name):
+        return host
+    *more, domain, top = host.split(".")
+    return f"{REMOVED}.{domain}.{top}" if more else host

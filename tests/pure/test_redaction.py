@@ -45,6 +45,19 @@ PLACES: Final = (
     "muster --bot-token {}",
     "glpat-{}",
     "xapp-1-{}",
+    "tgram://{}/123456",
+    "TGRAM://bot{}/",
+    "tgram://123456789:{}/-1001?format=html",
+    "slack://{}/{}/{}/#ops",
+    "discord://123/{}",
+    "mailto://user:{}@example.com",
+    "pover://user@{}",
+    "my_tgram://{}/1",
+    "https://{}.webhook.office.com/webhookb2/a@b/IncomingWebhook/c/d",
+    "https://a.webhook.office.com/webhookb2/{}@b/IncomingWebhook/{}/d",
+    "POST https://{}.m.example.net answered 404",
+    "muster --password 'a b {}' --x",
+    'muster --password "{} b"',
 )
 KEYS: Final = (
     *("password", "Password", "bot_token", "api-key", "client_secret", "routingKey", "headers"),
@@ -59,6 +72,31 @@ def test_a_text_has_no_secret_where_secrets_are_written(
     assume(secret not in before + after)
     text = f"{before}{place.replace('{}', secret).replace('{{', '{').replace('}}', '}')} {after}"
     assert secret not in BLIND.text(text)
+
+
+@given(
+    words=st.lists(SECRETS.filter(lambda word: word[0] != "-"), min_size=2, max_size=5),
+    by=st.sampled_from([" ", "  ", ", ", "; ", " & ", "' ", "} ", '" ']),
+    key=st.sampled_from(["password: ", "PASSWORD=", "the passphrase = ", "pwd => "]),
+    after=st.sampled_from(["", "\nnode-a is well"]),
+)
+def test_a_secret_of_several_words_is_removed_as_a_whole(
+    words: list[str], by: str, key: str, after: str
+) -> None:
+    clean = BLIND.text(f"login failed, {key}{by.join(words)}{after}")
+    assert [word for word in words if word in clean] == []
+    assert clean.startswith("login failed, ")
+    assert clean.endswith(after)
+
+
+def test_what_follows_a_secret_in_a_line_of_json_stays() -> None:
+    line = (
+        '{"event":"x","error":"the password: a b, c","token_s": 5.0,"secret":null,"node":"node-a"}'
+    )
+    assert BLIND.text(line) == (
+        f'{{"event":"x","error":"the password: {REMOVED}","token_s": {REMOVED},'
+        f'"secret":{REMOVED},"node":"node-a"}}'
+    )
 
 
 @given(secret=SECRETS, key=st.sampled_from(KEYS), wrapped=st.integers(0, 3))
@@ -103,6 +141,9 @@ def test_a_long_run_of_characters_is_looked_at_once(run: str) -> None:
         f"see {muster.RUNBOOKS_URL}plugin_down.md",
         "Secret muster-nats-admin",
         "nats://[::1]:4222",
+        "nats://muster-nats-0.muster-nats.muster.svc.cluster.local:4222",
+        "tls://muster-nats.muster.svc:4222",
+        "https://example.com",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
