@@ -15,6 +15,7 @@ import msgspec
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import installation, port_forward
 from muster.kubernetes.installation import Login, Pod, Role, Unreachable
+from muster.nats.auth import cluster_secrets
 
 _REQUEST_S: Final = 10.0
 _ATTEMPTS: Final = 3
@@ -193,12 +194,15 @@ class Cluster:
             )
         if not answer.is_ok:
             raise _unreachable(answer, f"get the Secret {name} in the namespace {self.namespace}")
-        content = (_decoded(answer.body, installation.Secret, path).data or {}).get(
-            login.secret.key
-        )
-        if not content:
-            raise Unreachable(f"the Secret {name} has no {login.secret.key}")
-        return content.decode("utf-8", "replace")
+        data, key = _decoded(answer.body, installation.Secret, path).data or {}, login.secret.key
+        content = data.get(key, b"").decode("utf-8", "replace")
+        problem = cluster_secrets.damage(key, content) if content.strip() else "missing or empty"
+        if problem:
+            raise Unreachable(
+                f"Secret {name}: {key} is damaged: {problem}; correct it, or delete the Secret: "
+                "then `muster auth cluster` makes it again"
+            )
+        return content
 
     async def config_map(self, name: str) -> dict[str, str]:
         """Return the content of a ConfigMap. Raises Unreachable."""

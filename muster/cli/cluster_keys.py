@@ -166,9 +166,16 @@ async def _read(api: kubernetes_api.Api, namespace: str, part: Part) -> _Held | 
 def _stored(part: Part, held: _Held) -> Stored:
     data = held.data or {}
     if part.kind is Kind.SECRET:
-        decoded = {key: base64.b64decode(value) for key, value in data.items()}
-        data = {key: value.decode("utf-8", "replace") for key, value in decoded.items()}
+        data = {key: _decoded(value) for key, value in data.items()}
     return Stored(data, (held.metadata.annotations or {}).get(cluster_secrets.VERSION))
+
+
+def _decoded(value: str) -> str:
+    """Return the text of a Secret's value; what is not text has a replacement character."""
+    try:
+        return base64.b64decode(value, validate=True).decode("utf-8", "replace")
+    except ValueError:
+        return "\ufffd"
 
 
 async def _write(

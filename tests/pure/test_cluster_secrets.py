@@ -17,10 +17,11 @@ WANTED: Final = Wanted("muster")
 KEYS: Final = WANTED.parts(production=True)
 SEEDS: Final = Stored(keyfiles.new_seeds())
 DERIVED: Final = cluster_secrets.derive(SEEDS, random=secrets.token_bytes, at=0)
+PEM: Final = "-----BEGIN A KEY-----\nAAAA\nBBBB\n-----END A KEY-----\n"
 FILES: Final = {
     **SEEDS.data,
     **DERIVED,
-    **dict.fromkeys(("ca.crt", "ca.key", "tls.crt", "tls.key"), "PEM"),
+    **dict.fromkeys(("ca.crt", "ca.key", "tls.crt", "tls.key"), PEM),
     "password": "p1234",
 }
 
@@ -99,7 +100,10 @@ def test_parts_of_other_keys_are_no_beginning() -> None:
 def test_clients_never_trust_an_authority_that_did_not_sign() -> None:
     text = refused(all_of(WANTED.trust))
     assert "there is no Secret muster-nats-tls, and clients trust an authority whose key" in text
-    other = {**all_of(WANTED.trust), WANTED.authority: Stored({"ca.crt": "other", "ca.key": "k"})}
+    other = {
+        **all_of(WANTED.trust),
+        WANTED.authority: Stored({"ca.crt": PEM.replace("A", "B"), "ca.key": PEM}),
+    }
     assert refused(other) == text
 
 
@@ -109,10 +113,29 @@ def test_clients_never_trust_an_authority_that_did_not_sign() -> None:
         (WANTED.passwords[0], {}, "password is missing"),
         (WANTED.passwords[0], {"password": ""}, "password is empty"),
         (WANTED.passwords[0], {"password": "a\n"}, "such as a line feed"),
-        (WANTED.passwords[0], {"password": "1234"}, "password is a number"),
+        (WANTED.passwords[0], {"password": "1234"}, "password is damaged: a number"),
+        (WANTED.passwords[0], {"password": "a\ufffd"}, "password is damaged: "),
         (WANTED.passwords[0], {"password": "a@b"}, "cannot be part of an address"),
-        (WANTED.gate, {"gate.json": "{}"}, "gate.creds is missing"),
-        (WANTED.gate, {"gate.json": "{}", "gate.creds": "x"}, "no credentials"),
+        (WANTED.gate, {"gate.json": DERIVED["gate.json"]}, "gate.creds is missing"),
+        (
+            WANTED.gate,
+            {"gate.json": "{", "gate.creds": "xyz"},
+            "gate.json is damaged: not the JSON",
+        ),
+        (WANTED.gate, {"gate.json": "{}", "gate.creds": "xyz"}, "gate.json is damaged: not a"),
+        (
+            WANTED.gate,
+            {"gate.json": DERIVED["gate.json"], "gate.creds": "xyz"},
+            "gate.creds is damaged: no credentials",
+        ),
+        (
+            WANTED.accounts_conf,
+            {"accounts.conf": "\ufffdxyz"},
+            "accounts.conf is damaged: not text",
+        ),
+        (WANTED.certificate, {"tls.crt": "xyz"}, "tls.crt is damaged: no PEM"),
+        (WANTED.certificate, {"tls.crt": PEM, "tls.key": PEM[:-9]}, "tls.key is damaged: no PEM"),
+        (WANTED.authority, {"ca.crt": PEM.replace("AAAA", "AAA")}, "its content is not base64"),
         (WANTED.needed[2], {"nats.creds": "x"}, "no credentials"),
         (WANTED.trust, {"ca.crt": "\n"}, "ca.crt is empty"),
         (WANTED.seeds, {**SEEDS.data, "gate.seed": "SU"}, "not a key"),

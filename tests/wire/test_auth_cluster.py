@@ -225,9 +225,9 @@ def test_what_cannot_be_used_is_named_and_stays(tmp_path: Path) -> None:
             2,
             [],
             (
-                "muster auth cluster: Secret muster-nats-health: password is a number, or has a "
-                "character that cannot be part of an address, such as a line feed; correct it, or "
-                "delete the whole object: then it is made again\n"
+                "muster auth cluster: Secret muster-nats-health: password is damaged: a number, or "
+                "has a character that cannot be part of an address, such as a line feed; correct "
+                "it, or delete the whole object: then it is made again\n"
             ),
         )
         assert await world.made() == before
@@ -242,7 +242,8 @@ def test_an_authority_that_cannot_sign_is_named_and_stays(tmp_path: Path) -> Non
     async def story(world: World) -> None:
         await world.run()
         await world.remove(WANTED.certificate, WANTED.trust)
-        garbage = base64.b64encode(b"garbage").decode()
+        block = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+        garbage = base64.b64encode(block).decode()
         await world.change(WANTED.authority, {"data": {"ca.key": garbage}})
         before = await world.made()
         code, lines, errors = await world.command(

@@ -163,6 +163,9 @@ def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path
             await world.api.request("DELETE", path, timeout_s=10)
             code, as_reader, errors = await in_cluster(world)
             assert (code, errors) == (2, "")
+            await world.secret("muster-nats-admin", "password", "")
+            code_damaged, damaged, _ = await in_cluster(world)
+            assert code_damaged == 2
             world.deny("get", "secrets")
             code_without, without, _ = await in_cluster(world)
             assert code_without == 2
@@ -179,6 +182,13 @@ def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path
         assert (as_reader["receivers"], as_reader["configuration"][0]) == (
             ("OK", "ops (slack)"),
             "OK",
+        )
+        assert damaged["streams"] == (
+            "NOT LOOKED AT",
+            (
+                "Secret muster-nats-admin: password is damaged: missing or empty; correct it, or "
+                "delete the Secret: then `muster auth cluster` makes it again"
+            ),
         )
         missing = "missing right: get the Secret muster-nats-reader in the namespace muster ("
         assert without["bus"][1].startswith(missing)
@@ -297,7 +307,7 @@ def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> N
         "group_wait_s": 5,
         "receivers": [
             {"name": "ops", "slack": {"token": {"env": "SLACK_TOKEN"}, "channel": "#ops"}},
-            {"name": "old", "webhook": {"url": "https://hooks.example.com/(removed)"}},
+            {"name": "old", "webhook": {"url": "https://(removed).example.com/(removed)"}},
             {"name": "pager", "pagerduty": {"routing_key": "(removed)"}},
         ],
     }

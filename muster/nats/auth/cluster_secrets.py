@@ -8,12 +8,15 @@ Nothing that is there is ever replaced, with one exception: what lists rights is
 an upgrade, with the same keys. What was made by hand (`muster auth init`) stays as it is.
 """
 
+import base64
 import enum
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from muster.nats.auth import accounts, nkeys, permissions
 
@@ -22,6 +25,7 @@ VERSION: Final = "muster.dev/permissions"
 ROUNDS_MAX: Final = 6
 """How many plans may be needed until all is there: each makes what earlier ones provided for."""
 _PASSWORD: Final = re.compile(r"(?!\d+$)[A-Za-z0-9_.~-]+")
+_PEM: Final = re.compile(r"-----BEGIN ([A-Z ]+)-----\s([A-Za-z0-9+/=\s]+)-----END \1-----")
 _READER_NAME: Final = "cluster"
 
 
@@ -161,7 +165,7 @@ def plan(name: str, existing: Existing, *, production: bool) -> tuple[Step, ...]
     problems = [
         f"{part}: {problem}"
         for part in wanted.parts(production=production)
-        if part in existing and (problem := _problem(wanted, part, existing[part]))
+        if part in existing and (problem := _problem(part, existing[part]))
     ]
     if problems:
         raise Refused(
@@ -203,6 +207,32 @@ def hosts(name: str, namespace: str) -> tuple[str, ...]:
         *(service, f"*.{service}", f"{service}.{namespace}"),
         *(f"*.{service}.{namespace}.svc.cluster.local", "localhost", "127.0.0.1", "::1"),
     )
+
+
+def damage(key: str, text: str) -> str:
+    """Return why the value of a key cannot be used; empty if it can be."""
+    try:
+        match key.rpartition(".")[2]:
+            case "password" if not _PASSWORD.fullmatch(text):
+                return (
+                    "a number, or has a character that cannot be part of an address, such as a "
+                    "line feed"
+                )
+            case "seed":
+                accounts.read_seeds(key.removesuffix(".seed"), text)
+            case "creds":
+                nkeys.read_creds(text)
+            case "json":
+                _check_signing(text)
+            case "crt" | "key":
+                _check_pem(text)
+            case _ if "\ufffd" in text:
+                return "not text"
+            case _:
+                pass
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _secret(name: str, *keys: str) -> Part:
@@ -258,22 +288,34 @@ def _trusts(trust: Stored, authority: Stored) -> bool:
     return trust.data["ca.crt"].split() == authority.data["ca.crt"].split()
 
 
-def _problem(wanted: Wanted, part: Part, stored: Stored) -> str:
+def _problem(part: Part, stored: Stored) -> str:
     """Return why what is there is not what it is to be; empty if nothing is wrong."""
     for key, _ in part.files:
-        if not stored.data.get(key, "").strip():
+        text = stored.data.get(key, "")
+        if not text.strip():
             return f"{key} is {'empty' if key in stored.data else 'missing'}"
-    try:
-        if part == wanted.seeds:
-            ring(stored)
-        elif (password := stored.data.get("password")) and not _PASSWORD.fullmatch(password):
-            return (
-                "password is a number, or has a character that cannot be part of an address, such "
-                "as a line feed"
-            )
-        for key in ("nats.creds", "gate.creds"):
-            if key in dict(part.files):
-                nkeys.read_creds(stored.data[key])
-    except ValueError as error:
-        return str(error)
+        if problem := damage(key, text):
+            return f"{key} is damaged: {problem}"
     return ""
+
+
+def _check_signing(text: str) -> None:
+    """Raise ValueError if a text is not gate.json, quoting none of it."""
+    try:
+        signing = msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.MsgspecError:
+        raise ValueError("not the JSON that muster wrote") from None
+    for name in ("answer_seed", "node_seed"):
+        nkeys.Key.from_seed(signing.get(name, ""), nkeys.Kind.ACCOUNT)
+
+
+def _check_pem(text: str) -> None:
+    """Raise ValueError if a text has no certificate or key, quoting none of it."""
+    blocks = _PEM.findall(text)
+    if not blocks:
+        raise ValueError("no PEM")
+    for _, content in blocks:
+        try:
+            base64.b64decode("".join(content.split()), validate=True)
+        except ValueError:
+            raise ValueError("no PEM: its content is not base64") from None
