@@ -1,7 +1,10 @@
 """The plugin loads no package that it does not use, and no TLS before it is wanted."""
 
+import ast
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,15 +66,50 @@ async def story():
             assert error.reason == "WRONG_VERSION_NUMBER", error
 asyncio.run(story())
 """
+CENTRAL = (
+    *("muster_gate", "muster_health", "muster_labeler", "muster_notifier"),
+    "muster_fuse.admission",
+)
+CENTRAL_SERVICES = f"""
+import gc, importlib, sys
+for service in {CENTRAL}:
+    importlib.import_module(service + ".__main__")
+assert gc.isenabled()
+assert gc.get_freeze_count() > 10_000
+print(*sorted({{"rich", "structlog.dev"}} & sys.modules.keys()))
+"""
 
 
 @pytest.mark.parametrize(
     "program",
-    [ALL_MODULES, BEFORE_REGISTER, WATCHING_ONLY, WITHHELD_MODULES_AFTERWARDS, WITH_TLS_LATER],
-    ids=["all modules", "before the registration", "watching", "afterwards", "TLS when wanted"],
+    [
+        ALL_MODULES,
+        BEFORE_REGISTER,
+        WATCHING_ONLY,
+        WITHHELD_MODULES_AFTERWARDS,
+        WITH_TLS_LATER,
+        CENTRAL_SERVICES,
+    ],
+    ids=[
+        "all modules",
+        "before the registration",
+        "watching",
+        "afterwards",
+        "TLS when wanted",
+        "the others",
+    ],
 )
-def test_the_plugin_loads_nothing_that_it_does_not_use(program: str) -> None:
+def test_a_service_loads_nothing_that_it_does_not_use(program: str) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+@pytest.mark.parametrize("service", CENTRAL)
+def test_what_makes_the_start_quick_is_imported_first(service: str) -> None:
+    spec = importlib.util.find_spec(f"{service}.__main__")
+    assert spec is not None
+    tree = ast.parse(Path(str(spec.origin)).read_text())
+    first = next(node for node in tree.body if isinstance(node, ast.ImportFrom | ast.Import))
+    assert ast.unparse(first) == "from muster.service import start"

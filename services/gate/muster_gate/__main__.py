@@ -4,6 +4,8 @@ The replicas are one queue group, so each request is answered once. If no replic
 existing connections stay, and nats-server refuses new ones; clients retry.
 """
 
+from muster.service import start  # isort: skip  # before everything else
+
 import asyncio
 import contextlib
 import sys
@@ -19,6 +21,8 @@ from muster.nats.auth import permissions
 from muster.service import entry, logs, metrics, probes, runtime
 from muster_gate import callout, cluster_keys, config, issuer, traffic_monitor
 from muster_gate.tokens import Reason
+
+start.end_imports()
 
 _GROUP: Final = "muster-gate"
 _REFETCH_S: Final = 5.0

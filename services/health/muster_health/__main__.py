@@ -4,6 +4,8 @@ Every input goes through one inbox into one state machine. The machine's outputs
 the background, in order. Probes run in the background, too, and their results are inputs.
 """
 
+from muster.service import start  # isort: skip  # before everything else
+
 import asyncio
 import contextlib
 import functools
@@ -26,6 +28,8 @@ from muster_health.fleet import detector
 from muster_health.kubernetes import plugin_reader, watches
 from muster_health.model import config, signals
 from muster_health.replay import recorder
+
+start.end_imports()
 
 _POST_S: Final = 5.0
 

@@ -1,5 +1,7 @@
 """Adapter: the process: wires bus, Kubernetes API and reconciler together."""
 
+from muster.service import start  # isort: skip  # before everything else
+
 import contextlib
 import functools
 import os
@@ -17,6 +19,8 @@ from muster.service import entry, logs, probes, runtime
 from muster_labeler import config
 from muster_labeler.kubernetes import cluster_api
 from muster_labeler.service import decision_publisher, limits, reconciler, stream_reader
+
+start.end_imports()
 
 _INVENTORIES: Final = vocabulary.subject_filters(vocabulary.InventoryReported.TYPE)
 """Plugins of earlier versions publish their inventories on another subject."""

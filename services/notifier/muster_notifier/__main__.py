@@ -4,6 +4,8 @@ At startup, it reads the ledger, the outbox, the silences and the current alerts
 neither loses nor repeats a notification.
 """
 
+from muster.service import start  # isort: skip  # before everything else
+
 import asyncio
 import functools
 import sys
@@ -22,6 +24,8 @@ from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters, dispatcher, without_nats
 from muster_notifier.receivers import directory, endpoint, factory, kubernetes_api
 from muster_notifier.routing import alert_index, grouping, muting, notifications, routes
+
+start.end_imports()
 
 _ALERTS: Final = "muster.alert.>"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"

@@ -1,5 +1,7 @@
 """Adapter: the process: wires certificates, namespaces and the HTTPS server together."""
 
+from muster.service import start  # isort: skip  # before everything else
+
 import contextlib
 import sys
 from typing import Final
@@ -7,6 +9,8 @@ from typing import Final
 from muster.kubernetes import api
 from muster.service import entry, logs, probes, runtime
 from muster_fuse.admission import certificate_store, config, event_reporter, namespaces, server
+
+start.end_imports()
 
 _READ_S: Final = 2.0
 """Short, because the API server waits while a namespace is read."""
