@@ -78,6 +78,40 @@ def test_a_test_message_is_sent_once() -> None:
     assert deliveries.waiting == 0
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 7),
+            st.sampled_from(
+                [vocabulary.NotificationReason.FIRST, vocabulary.NotificationReason.ALL_RESOLVED]
+            ),
+        )
+    )
+)
+def test_a_receiver_gets_one_test_message_of_a_reason_in_five_seconds_and_others_are_refused(
+    tests: list[tuple[float, vocabulary.NotificationReason]],
+) -> None:
+    deliveries, now = make(), 0.0
+    sent_at: dict[vocabulary.NotificationReason, float] = {}
+    for pause_s, reason in tests:
+        now += pause_s
+        a = delivery_of("a")
+        changed = msgspec.structs.replace(a.notification, is_test=True, reason=reason)
+        test = queue.Delivery(number=a.number, notification=changed)
+        (output,) = deliveries.receive(test, now)
+        if reason in sent_at and now < sent_at[reason] + 5:
+            assert isinstance(output, queue.GivenUp)
+            assert (output.delivery, output.attempts) == (test, 0)
+            assert output.result == Result(
+                Outcome.RATE_LIMITED, "not sent: it has just been tested; wait 5 s"
+            )
+        else:
+            assert output == queue.Send(test, 1)
+            sent_at[reason] = now
+            deliveries.receive(answered(test, TAKEN), now)
+    assert deliveries.waiting == 0
+
+
 def test_a_temporary_failure_is_tried_again_until_it_has_taken_too_long() -> None:
     deliveries, a = make(retry_for_s=2.0), delivery_of("a")
     deliveries.receive(a, 0.0)

@@ -32,7 +32,8 @@ async def notifier(
     more = where / "receivers"
     more.mkdir()
     about = f"{{url: '{hook.url}', reach: loopback}}"
-    (more / "ops.yaml").write_text(f"webhook: {about}")
+    for name in ("ops", "gone", "unwell"):
+        (more / f"{name}.yaml").write_text(f"webhook: {about}")
     (more / "bad.yaml").write_text("{")
     (more / "key").write_text("R0")
     pager = f"{{url: '{hook.url}', reach: loopback, routing_key_from: {{file: key}}}}"
@@ -75,8 +76,9 @@ def test_the_running_notifier_sends_the_test_message_and_its_answer_is_printed(
             assert errors == [rights(world, "notify", ADMIN)]
             (sent,) = hook.received()
             assert orjson.loads(sent.body)["data"]["test"] is True
+            names = "console, gone, ops, pager, unwell"
             for name, problem in (
-                ("none", "no receiver is called none; the receivers are: console, ops, pager"),
+                ("none", f"no receiver is called none; the receivers are: {names}"),
                 ("bad", "the notifier leaves out bad, as its log explains"),
             ):
                 code, out, errors = await command(world, "notify", "test", name, *CONTEXT)
@@ -99,14 +101,15 @@ async def others(hook: webhook.WebhookReceiver) -> None:
         attempts: list[Attempt] = await running.test(name, at=T0 + dt.timedelta(seconds=second))
         return [attempt.answer for attempt in attempts]
 
-    for second, status, answer in (
-        (0, 404, "answered: refused (not_found): HTTP 404"),
-        (10, 503, "answered: temporary (unwell): HTTP 503"),
+    # each its own receiver: the notifier sends one test message in 5 s to each
+    for name, status, answer in (
+        ("gone", 404, "answered: refused (not_found): HTTP 404"),
+        ("unwell", 503, "answered: temporary (unwell): HTTP 503"),
     ):
         hook.behave(webhook.Behaviour(status=status))
-        assert await tested("ops", second) == [answer]
-    with pytest.raises(running.Unusable, match="ops has just been tested: wait 5 s"):
-        await tested("ops", 14)
+        assert await tested(name, 10) == [answer]
+    with pytest.raises(running.Unusable, match="unwell has just been tested: wait 5 s"):
+        await tested("unwell", 14)
     count = len(hook.received())
     hook.behave(webhook.Behaviour())
     assert await tested("pager", 0) == ["answered: taken: HTTP 200"] * 2
@@ -145,7 +148,7 @@ def test_an_alert_is_explained_with_the_settings_and_receivers_of_the_running_no
             explain = ("notify", "explain", *CONTEXT, "--labels")
             code, out, errors = await command(world, *explain, "kind=missing")
             assert (code, errors) == (0, [rights(world, "notify", ADMIN)])
-            assert out.splitlines()[-1] == "notified   ops, pager"
+            assert out.splitlines()[-1] == "notified   gone, ops, pager, unwell"
             code, out, _ = await command(world, *explain, "kind=stuck")
             log_alone = "notified   nobody: its only receiver is the notifier's log"
             assert (code, out.splitlines()[-1]) == (1, log_alone)

@@ -17,14 +17,13 @@ from muster.nats import bus, consumers, storage, streams
 from muster.service import settings
 from muster_notifier import sample_message
 from muster_notifier.config import receiver_settings, schema
+from muster_notifier.delivery import queue
 from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
 
 LIMIT_S: Final = 90.0
 """How long a command may take."""
 _ANSWER_S: Final = 30.0
-_EVERY_S: Final = 5
-"""A receiver gets one test message in this time."""
 _CLOCKS_S: Final = 600.0
 """How far this machine's clock may be from the server's."""
 _ANNOUNCED: Final = vocabulary.ReceiversConfigured.SUBJECT.replace("{node}", "*")
@@ -103,11 +102,11 @@ async def _deliver(
     """Put a test message into the outbox, and return what became of it."""
     name = notification.receiver
     subject = f"muster.outbox.{name}.test"
-    period = int(notification.at.timestamp()) // _EVERY_S
+    period = int(notification.at.timestamp()) // queue.TEST_EVERY_S
     key = f"test {name} {notification.reason} {period}"
     body = notifications.encode(notification)
     if not await storage.enqueue(link.link, subject, body, key=key):
-        raise Unusable(f"{name} has just been tested: wait {_EVERY_S} s")
+        raise Unusable(f"{name} has just been tested: wait {queue.TEST_EVERY_S} s")
     try:
         async with asyncio.timeout(_ANSWER_S):
             return await _answer(link, notification)

@@ -6,6 +6,7 @@
 | new | another one of its group is waiting | replaces that one, which is superseded |
 | new | another one of its group is being sent | waits behind it; only the newest waits |
 | new | the same notification is already queued | superseded |
+| new | a test message, `TEST_EVERY_S` after another has not passed | given up, without an attempt |
 | being sent | accepted | delivered |
 | being sent | refused | dead letter |
 | being sent | temporary failure, and a newer delivery waits | superseded by the newer one |
@@ -24,16 +25,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster import pacing
+from muster import pacing, vocabulary
 from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
 
 PARALLEL_MAX: Final = 4
 FAILURES_MAX: Final = 5
+TEST_EVERY_S: Final = 5
+"""A receiver gets one test message in this time, and what resolves it."""
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
 """Delays before resending a message that may have arrived (receivers that show duplicates)."""
 
 _SLOW_PER_S: Final = 10.0
+_TESTED: Final = results.Result(
+    results.Outcome.RATE_LIMITED, f"not sent: it has just been tested; wait {TEST_EVERY_S} s"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +147,7 @@ class DeliveryQueue:
         self._sending = 0
         self._failures = 0
         self._paused_until = 0.0
+        self._tested_at: dict[vocabulary.NotificationReason, float] = {}
 
     def receive(self, event: Input, now: float) -> Sequence[Output]:
         """Add a delivery, or process the result of an attempt."""
@@ -177,6 +184,8 @@ class DeliveryQueue:
     def _add(self, delivery: Delivery, now: float) -> list[Output]:
         slot = self._slots.get(delivery.slot)
         if slot is None:
+            if delivery.notification.is_test and not self._may_test(delivery, now):
+                return [GivenUp(delivery, 0, _TESTED)]
             self._slots[delivery.slot] = _Slot(delivery=delivery, began_at=now, due_at=now)
             self._queue(delivery.slot, now)
             return self._send_due(now)
@@ -192,6 +201,15 @@ class DeliveryQueue:
         out.append(Superseded(slot.delivery))
         slot.delivery, slot.began_at, slot.unknown = delivery, now, 0
         return [*out, *self._send_due(now)]
+
+    def _may_test(self, delivery: Delivery, now: float) -> bool:
+        """Return whether a test message may be sent; if so, others of its reason have to wait."""
+        reason = delivery.notification.reason
+        last = self._tested_at.get(reason)
+        if last is not None and now < last + TEST_EVERY_S:
+            return False
+        self._tested_at[reason] = now
+        return True
 
     def _on_result(self, event: Attempted, now: float) -> list[Output]:
         delivery, result = event.delivery, event.result
