@@ -83,6 +83,42 @@ def test_files_beyond_the_limit_are_named_once(tmp_path: Path) -> None:
     assert content == directory.Content((), {"256.txt": reason})
 
 
+def test_files_are_read_again_only_if_a_name_an_inode_a_size_or_a_time_has_changed(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "ops.yaml"
+    file.write_text("file: {path: /a}")
+    os.utime(file, ns=(1, 1))
+
+    async def story() -> None:
+        receivers = directory.Directory(str(tmp_path))
+        await receivers.read(SETTINGS)
+        assert not await receivers.has_changed()
+        # what only a read would show
+        file.write_text("file: {path: /b}")
+        os.utime(file, ns=(1, 1))
+        assert not await receivers.has_changed()
+        os.utime(file, ns=(2, 2))
+        assert await receivers.has_changed()
+        await receivers.read(SETTINGS)
+        # another time, and the same content
+        os.utime(file, ns=(3, 3))
+        assert not await receivers.has_changed()
+        beside = tmp_path / ".beside"
+        beside.write_text("file: {path: /c}")
+        os.utime(beside, ns=(3, 3))
+        beside.rename(file)
+        assert await receivers.has_changed()
+        await receivers.read(SETTINGS)
+        file.rename(tmp_path / "other.yaml")
+        assert await receivers.has_changed()
+        await receivers.read(SETTINGS)
+        (tmp_path / "other.yaml").unlink()
+        assert await receivers.has_changed()
+
+    asyncio.run(story())
+
+
 def test_a_directory_that_is_absent_has_no_receivers(tmp_path: Path) -> None:
     async def read(path: str | None) -> directory.Content:
         return await directory.Directory(path).read(SETTINGS)

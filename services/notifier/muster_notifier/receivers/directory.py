@@ -21,6 +21,8 @@ _FILES_MAX: Final = 4 * schema.RECEIVERS_MAX
 _FILE_BYTES_MAX: Final = 1024 * 1024
 """As much as a Secret may contain."""
 
+_Signature = tuple[tuple[str, tuple[int, int, int] | None], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -36,6 +38,7 @@ class Directory:
     def __init__(self, path: str | None) -> None:
         self._path = Path(path) if path else None
         self._reads = blocking.Serial()
+        self._signature: _Signature | None = None
         self._stamp = b""
 
     async def read(self, settings: schema.Settings) -> Content:
@@ -44,27 +47,41 @@ class Directory:
             return Content()
         path = self._path
         try:
+            signature = await self._reads.run(lambda: _signature(path), timeout_s=_READ_S)
             texts, content = await self._reads.run(lambda: _read(path, settings), timeout_s=_READ_S)
         except (OSError, TimeoutError) as error:
-            self._stamp = b""
+            self._signature, self._stamp = None, b""
             reason = error.strerror if isinstance(error, OSError) else None
             return Content(refused={str(path): reason or "not read in time"})
-        self._stamp = _stamp(texts)
+        self._signature, self._stamp = signature, _stamp(texts)
         return content
 
     async def changed(self) -> None:
         """Return once the files are no longer those that were read last."""
         while True:
             await asyncio.sleep(_PERIOD_S)
-            if self._path is not None and await self._differs_from_read(self._path):
+            if await self.has_changed():
                 return
 
-    async def _differs_from_read(self, path: Path) -> bool:
+    async def has_changed(self) -> bool:
+        """Return whether the files differ from those that were read last.
+
+        They are read only if a name, an inode, a size or a time has changed.
+        """
+        if self._path is None:
+            return False
+        path = self._path
         try:
+            signature = await self._reads.run(lambda: _signature(path), timeout_s=_READ_S)
+            if signature == self._signature:
+                return False
             texts = await self._reads.run(lambda: _texts(path), timeout_s=_READ_S)
         except (OSError, TimeoutError):
             return False
-        return _stamp(texts) != self._stamp
+        if _stamp(texts) != self._stamp:
+            return True
+        self._signature = signature
+        return False
 
 
 def read(path: Path, settings: schema.Settings) -> Content:
@@ -101,16 +118,37 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
     return texts, Content(tuple(receivers), refused)
 
 
-def _texts(path: Path) -> Mapping[str, bytes]:
-    """Return the files of a directory by name, without hidden files. Raises OSError."""
+def _names(path: Path) -> list[str]:
+    """Return the names of the files that count, without hidden files. Raises OSError."""
     try:
         names = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
     except FileNotFoundError:
-        return {}
+        return []
+    return names[: _FILES_MAX + 1]
+
+
+def _signature(path: Path) -> _Signature:
+    """Return what changes with the files, without reading them. Raises OSError.
+
+    A kubelet that renews a Secret replaces its files: each has another inode.
+    """
+    return tuple((name, _stat(path / name)) for name in _names(path))
+
+
+def _stat(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _texts(path: Path) -> Mapping[str, bytes]:
+    """Return the files of a directory by name. Raises OSError."""
     return {
         # a name that is not text could not be logged or published
         name.encode("ascii", "backslashreplace").decode(): _text(path / name)
-        for name in names[: _FILES_MAX + 1]
+        for name in _names(path)
     }
 
 
