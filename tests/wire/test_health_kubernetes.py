@@ -22,6 +22,7 @@ from muster_health.model import config, signals
 
 GPU = "nvidia.com/gpu"
 SETTINGS = config.Cluster(plugins=(config.Plugin(namespace="kube-system", daemonset="d"),))
+LOCAL = config.Plugin(plugin="local", nodes={"no-node": "has-this"})
 QUERY = signals.AskCluster(node="a", plugin="device-plugin", number=7, timeout_s=2.0)
 PODS = "/api/v1/namespaces/kube-system/pods"
 
@@ -269,6 +270,25 @@ def test_a_query_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None:
         )
 
     play(tmp_path, story)
+
+
+def test_pods_of_a_plugin_without_a_daemonset_in_the_settings_are_no_problem(
+    tmp_path: Path,
+) -> None:
+    async def story(world: World) -> None:
+        settings = config.Cluster(plugins=(LOCAL,))
+        results: asyncio.Queue[watches.ClusterEvent] = asyncio.Queue()
+        watcher = watches.ClusterWatcher(world.client, settings, results.put)
+        local = World(world.api, world.http, world.client, watcher, results)
+        # a laptop has no DaemonSet, and its settings say so by naming none
+        answer = await local.answer(replace(QUERY, plugin="local"))
+        assert answer == signals.Facts(exists=False)
+        other = await local.answer(QUERY)
+        problem = "pods of device-plugin: not in the settings (cluster.plugins)"
+        assert other == signals.Facts(exists=False, problem=problem)
+        await watcher.queries.close()
+
+    play(tmp_path, story, running=False)
 
 
 def test_a_node_that_is_gone_is_distinguished_from_one_that_cannot_be_read(tmp_path: Path) -> None:

@@ -73,8 +73,9 @@ class _LeaseHistory:
 class ClusterQueries:
     """Runs up to `concurrent_max` queries at once; `put` gets the results.
 
-    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown. `more`
-    are plugins that muster does not run, beside the well-known ones.
+    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown; that is
+    empty if the settings name no DaemonSet, and then nobody looks for pods. `more` are plugins that
+    muster does not run, beside the well-known ones.
     """
 
     def __init__(

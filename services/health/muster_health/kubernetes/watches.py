@@ -195,8 +195,10 @@ class ClusterWatcher:
 
     def _locate_pods(self, plugin: str, node: str) -> queries.PodLocation | str:
         settings, selector = self._plugins.get(plugin), self._selectors.get(plugin)
-        if settings is None or not settings.daemonset:
-            return f"pods of {plugin}: no daemonset is configured"
+        if settings is None:
+            return f"pods of {plugin}: not in the settings (cluster.plugins)"
+        if not settings.daemonset:
+            return ""
         if selector is None:
             return (
                 f"pods of {plugin}: daemonset {settings.namespace}/{settings.daemonset} "
