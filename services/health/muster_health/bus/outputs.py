@@ -173,7 +173,7 @@ class RefusalLog:
             return
         self._logged_at[refusal] = now
         count = self._counts.pop(refusal)
-        logs.logger().warning("refused", reason=refusal, node=node, count=count)
+        logs.logger().warning("report_refused", reason=refusal, node=node, count=count)
 
 
 Action = Callable[[], Awaitable[None]]

@@ -117,7 +117,7 @@ class StreamReader:
     def _note_refusal(self, refusal: limits.Refusal, node: str) -> None:
         _REFUSED.labels(refusal).inc()
         if self._lines.try_take(refusal, self._clock()):
-            logs.logger().warning("refused", reason=refusal, node=node)
+            logs.logger().warning("inventory_refused", reason=refusal, node=node)
 
     async def _read_again(self) -> NoReturn:
         """Read from the stream the nodes that are new, or that sent too much a while ago."""

@@ -327,7 +327,9 @@ class ReceiverWorker:
         try:
             return await self._send(notification, data)
         except Exception as error:  # noqa: BLE001  # a bug would end the restarted process, too
-            logs.logger().error("send_failed_by_bug", **_log_fields(notification), exc_info=error)
+            logs.logger().error(
+                "notification_failed_by_bug", **_log_fields(notification), exc_info=error
+            )
             detail = f"a bug in the notifier: {type(error).__name__}"
             return results.Result(results.Outcome.BROKEN, detail)
 
